@@ -32,6 +32,13 @@ class Projections(NamedTuple):
     # Largest |v_b W_i - row| over the norm of the head's rows: a head exchanged at one probe is near one
     row_error: float
 
+    def taking(self, chosen: NDArray[np.intp]) -> "Projections":
+        """Return some of the heads."""
+        parts = (None if part is None else part[chosen] for part in (self.projection, self.readers, self.splits))
+        projection, readers, splits = parts
+        assert projection is not None
+        return self._replace(projection=projection, readers=readers, splits=splits, ranks=self.ranks[chosen])
+
     def figures(self) -> dict[str, float]:
         """Return what a report shows of this stage."""
         return {"condition": self.condition, "sum error": self.sum_error, "row error": self.row_error}

@@ -5,6 +5,7 @@ gates, whose logits are q^T Theta_i v + beta_i^T v. Any rank of the heads will d
 """
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import expit
 
 from manyheads.recovery.oracle.oracle import Oracle
@@ -37,12 +38,15 @@ class PairReader:
         Sketch tokens of one group.
     smallest
         Smallest weight that was read.
+    chosen
+        The heads whose logits are returned.
     """
 
     sketched = 8
 
-    def __init__(self, oracle: Oracle, bias: Array, heads: Projections):
-        self.heads, self.bias, self.smallest = heads, bias, 1.0
+    def __init__(self, oracle: Oracle, bias: Array, heads: Projections, chosen: NDArray[np.intp]):
+        self.heads, self.bias, self.smallest = heads.taking(chosen), bias, 1.0
+        self.chosen, self.projection = chosen, heads.projection
         self.pairs = Pairs.within(oracle, Sums(heads.projection.sum(0), bias), 1, 4, 0.0)
 
     def find_scale(self, rng: np.random.Generator) -> float:
@@ -73,7 +77,7 @@ class PairReader:
     def logits(self, queries: Array, probes: Array) -> Array:
         """Read q^T Theta_i v + beta_i^T v (b, n, m) of all queries (n, d) and probes (b, d)."""
         answers = self.pairs.respond(queries, probes)  # (b, n, K, d)
-        values = np.swapaxes(probes @ self.heads.projection, 0, 1)  # (b, m, d)
+        values = np.swapaxes(probes @ self.projection, 0, 1)  # (b, m, d)
         shifts = self.pairs.shifts
         found = [read_logits(one, value, shifts, SMALLEST) for one, value in zip(answers, values, strict=True)]
-        return np.array(found)
+        return np.array(found)[..., self.chosen]

@@ -227,8 +227,8 @@ def separate_heads(pairs: Pairs, dim: int, rng: np.random.Generator, *, oversamp
 def find_scale(pairs: Pairs, probe: Array, rng: np.random.Generator) -> float:
     """Return the scale of normal queries at which doubling them makes the answers 1.5 to 1.9 times as large.
 
-    Answers that are linear in the query double, saturated ones stay. At most 40 octaves are searched, four rows of logits
-    at each.
+    Answers that are linear in the query double, saturated ones stay. At most 40 octaves are searched, four rows
+    of logits at each.
     """
     pairs = replace(pairs, middle=False)
     directions = rng.standard_normal((4 // pairs.views, len(probe)))

@@ -53,6 +53,8 @@ AGREEMENT = 1e4
 ROUGHEST = 0.05  # disagreement of logits of order one that no noise excuses
 SHORTEST = {True: 5, False: 3}  # tokens of the shortest sequence whose rows show both sketches, by causality
 HIDDEN = 1e-5  # weights below this are lost in the errors of the others: shorter tokens have larger ones
+FEWEST = 4  # distinct tokens beside the zero, if the rank allows it: with two or three, calls are many
+PILOT = 8  # sequences that the choice of a scale takes, about
 SHORTER = 2  # how often tokens are halved because weights were hidden
 
 
@@ -85,8 +87,63 @@ def read_rows(
     *,
     noise: float = 0.0,
 ) -> Attentions:
-    """Read Theta and beta of all heads; heads whose logits are noise have Theta = 0 and beta as measured."""
-    reader = _choose_reader(oracle, bias, heads, settings)
+    """Read Theta and beta of all heads; heads whose logits are noise have Theta = 0 and beta as measured.
+
+    Heads of uneven ranks are read in groups, each with sequences as long as its smallest rank allows.
+    """
+    dim, count = len(bias), len(heads.projection)
+    theta, beta, ranks = np.zeros((count, dim, dim)), np.zeros((count, dim)), np.zeros(count, np.intp)
+    apart, scale, smallest = 0.0, np.inf, 1.0
+    for chosen in _groups(heads, dim, settings):
+        found = _read_group(_choose_reader(oracle, bias, heads, chosen, settings), rng, settings, noise)
+        theta[chosen], beta[chosen], ranks[chosen] = found.theta, found.key_bias, found.ranks
+        apart, scale, smallest = max(apart, found.noise), min(scale, found.scale), min(smallest, found.smallest)
+    return Attentions(theta, beta, ranks, apart, scale, smallest)
+
+
+def _groups(heads: Projections, dim: int, settings: SubspaceSettings) -> list[NDArray[np.intp]]:
+    """Divide heads by their ranks so that the sequences of all groups together are fewest."""
+    order = np.argsort(heads.ranks, kind="stable")
+    if heads.readers is None:
+        return [order]
+
+    def cost(group: NDArray[np.intp]) -> float:
+        ranks = heads.ranks[group]
+        least, widest = int(ranks[ranks > 0].min(initial=dim)), int(ranks.max())
+        wanted = _sketches(widest, dim, settings)
+        if least < 2:
+            return 2.0 * wanted * dim + dim + PILOT
+        sketched, fresh = _split(least, settings)
+        return float(np.ceil(wanted / sketched) * np.ceil(dim / fresh)) + PILOT
+
+    best: list[tuple[float, list[NDArray[np.intp]]]] = [(0.0, [])]  # of the first heads in order
+    for end in range(1, len(order) + 1):
+        options = [
+            (best[start][0] + cost(order[start:end]), [*best[start][1], order[start:end]]) for start in range(end)
+        ]
+        best.append(min(options, key=lambda option: option[0]))
+    return best[-1][1]
+
+
+def _sketches(widest: int, dim: int, settings: SubspaceSettings) -> int:
+    """Return the number of sketch tokens for heads of this rank."""
+    return min(dim, int(np.ceil(settings.sketch * widest)) + 2)
+
+
+def _split(most: int, settings: SubspaceSettings) -> tuple[int, int]:
+    """Return the sketch tokens and the fresh ones of a sequence of which a row shows at most so many weights.
+
+    Calls go as nu / K1 times d / K2, tokens besides as 2 K1 + K2: K1 / (K1 + K2) = sqrt 2 - 1 is least in tokens.
+    """
+    kept = max(2, min(most, FEWEST), round(settings.share * most))
+    sketched = max(1, round((np.sqrt(2) - 1) * kept))
+    return sketched, max(1, kept - sketched)
+
+
+def _read_group(
+    reader: "_Reader | PairReader", rng: np.random.Generator, settings: SubspaceSettings, noise: float
+) -> Attentions:
+    """Read the heads of a group, with shorter tokens where weights are hidden."""
     scale = reader.find_scale(rng)
     for _ in range(SHORTER):
         try:
@@ -108,7 +165,7 @@ def _read_at(
     basis = np.linalg.qr(rng.standard_normal((dim, dim)))[0] * norm
     sketch = np.linalg.qr(rng.standard_normal((dim, dim)))[0] * norm
     widest = int(heads.ranks.max()) if heads.readers is not None else min(dim, max(4, dim // len(heads.projection)))
-    wanted = min(dim, int(np.ceil(settings.sketch * widest)) + 2)
+    wanted = _sketches(widest, dim, settings)
     columns, rows, biases = [], [], []
     first = 0
     while True:
@@ -145,14 +202,15 @@ def _check_agreement(apart: float, heads: Projections, noise: float) -> None:
 
 
 def _choose_reader(
-    oracle: Oracle, bias: Array, heads: Projections, settings: SubspaceSettings
+    oracle: Oracle, bias: Array, heads: Projections, chosen: NDArray[np.intp], settings: SubspaceSettings
 ) -> "_Reader | PairReader":
     """Return the reader of rows, or that of pairs where rows do not show two weights of every head, or are short."""
     count, dim = len(heads.projection), len(bias)
-    least = int(heads.ranks[heads.ranks > 0].min(initial=dim))
+    ranks = heads.ranks[chosen]
+    least = int(ranks[ranks > 0].min(initial=dim))
     if least < 2 or (heads.readers is None and dim // count < 2) or oracle.longest < SHORTEST[oracle.causal]:
-        return PairReader(oracle, bias, heads)
-    return _Reader(oracle, bias, heads, settings)
+        return PairReader(oracle, bias, heads, chosen)
+    return _Reader(oracle, bias, heads.taking(chosen), settings)
 
 
 class _Reader:
@@ -165,10 +223,7 @@ class _Reader:
         least = int(alive.min()) if len(alive) else 0
         self.direct = heads.readers is None  # heads of full rank: the weights of all heads are solved for jointly
         most = dim // count if self.direct else least
-        kept = max(2, round(settings.share * most))
-        # Calls go as nu / K1 times d / K2, tokens besides as 2 K1 + K2: K1 / (K1 + K2) = sqrt 2 - 1 is least in tokens.
-        self.sketched = max(1, round((np.sqrt(2) - 1) * kept))
-        self.fresh = max(1, kept - self.sketched)
+        self.sketched, self.fresh = _split(most, settings)
         longest = oracle.longest - (2 if self.causal else 1)  # beside the zeros
         while self.fresh + (2 if self.causal else 1) * self.sketched > longest:
             if self.sketched > 1 and self.sketched >= self.fresh:
