@@ -2,6 +2,7 @@
 
 from tests.acceptance import (
     _recovery_bounded,
+    _recovery_calls,
     _recovery_campaign,
     _recovery_certificates,
     _recovery_hard,
@@ -16,6 +17,7 @@ from tests.acceptance import (
 
 FIGURES = [
     *_recovery_bounded.FIGURES,
+    *_recovery_calls.FIGURES,
     *_recovery_campaign.FIGURES,
     *_recovery_certificates.FIGURES,
     *_recovery_hard.FIGURES,

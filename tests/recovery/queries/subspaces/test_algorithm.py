@@ -43,6 +43,16 @@ def test_d64_h4_within_the_calls_of_the_specification(rng):
     assert {name for name, counts in oracle.counts.items() if counts.calls} == {"sums", "pairs", "values", "rows"}
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("rank", [None, 5])
+def test_one_head_costs_little_more_than_its_projection(rng, causal, rank):
+    layer = gpt_layer(rng, 24, 1, rank=rank, causal=causal)
+    found, oracle = extract(layer, rng)
+    assert compare_layers(layer, found.layer).worst < 1e-8
+    assert "values" not in oracle.counts
+    assert oracle.total.calls < 25 + 100
+
+
 def test_accurate_settings_spend_more_calls(rng):
     layer = gpt_layer(rng, 24, 3)
     calls = [extract(layer, rng, settings)[1].total.calls for settings in (None, SubspaceSettings.accurate())]

@@ -6,7 +6,13 @@ import pytest
 from manyheads.attention import AttentionLayer
 from manyheads.recovery import Oracle, gpt_layer
 from manyheads.recovery.queries.projection_sum import read_sums
-from manyheads.recovery.queries.subspaces.head_values import find_ranks, rank_by_gap, read_head_values
+from manyheads.recovery.queries.sigmoid_network import fit_nets
+from manyheads.recovery.queries.subspaces.head_values import (
+    find_ranks,
+    rank_by_gap,
+    read_head_values,
+    with_fewer_queries,
+)
 from manyheads.recovery.queries.subspaces.pairs import Pairs, separate_heads
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.refusals import FitError
@@ -17,6 +23,25 @@ def sliced(layer, rng):
     pairs = Pairs(oracle, read_sums(oracle, layer.dim), causal=layer.causal)
     start = separate_heads(pairs, layer.dim, rng, oversampling=1.0, tries=8)
     return read_head_values(pairs, start, rng, SubspaceSettings())
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_fewer_queries_err_as_little_as_predicted(rng, causal):
+    """Those left out are not needed: the error of the values with noise grows by `loss` at most, by prediction."""
+    layer = gpt_layer(rng, 24, 3, causal=causal)
+    oracle = Oracle.of(layer)
+    pairs = Pairs(oracle, read_sums(oracle, 24), causal=causal, both=True, middle=True)
+    start = separate_heads(pairs, 24, rng, oversampling=2.0, tries=8)
+    fewer = with_fewer_queries(pairs, start, rng, 8.0)
+    assert len(fewer.queries) < len(start.queries)
+    sizes = []
+    for chosen in (start, fewer):
+        exact = chosen.design.units(chosen.net.slopes) @ chosen.net.values
+        noisy = exact + 1e-7 * rng.normal(size=(200, *exact.shape))
+        fitted = fit_nets(chosen.design, noisy, chosen.net.slopes)
+        sizes.append(np.sqrt(np.mean((fitted.values - chosen.net.values) ** 2, axis=(0, 2))))
+    assert (sizes[1] / sizes[0]).max() < 8.0 * 1.5
+    assert sizes[1].max() > sizes[0].max()  # and nothing is for nothing
 
 
 def test_rows_are_what_the_heads_read(rng):

@@ -38,6 +38,21 @@ def test_answers_are_the_centred_net_of_the_weights(rng, causal, copies):
         np.testing.assert_allclose(found.reshape(-1, 12), net, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("middle", [True, False])
+def test_both_rows_of_full_attention_are_nets_of_the_same_values(rng, middle):
+    """Rows at q and at q + v in turn, at the logits of either."""
+    layer = gpt_layer(rng, 12, 3, causal=False)
+    pairs = pairs_of(layer, both=True, middle=middle)
+    queries, probe = rng.normal(size=(4, 12)), rng.normal(size=12)
+    answers = pairs.respond(queries, probe)[0]
+    rows = np.stack([queries, queries + probe], 1).reshape(8, 12)
+    logits, values = logits_and_values(layer, rows, probe)
+    units = expit(logits[..., None] - pairs.shifts) - expit(-pairs.shifts)
+    assert answers.shape == (8, 3 if middle else 2, 12)
+    np.testing.assert_allclose(answers, np.einsum("mnk,md->nkd", units, values), rtol=0, atol=1e-13)
+    assert pairs.oracle.counts["other"].calls == 13 + 4 * len(pairs.copies)
+
+
 @pytest.mark.parametrize("factor", [0.05, 1.0, 30.0])
 def test_scale_follows_the_size_of_the_logits(rng, factor):
     """Scaling Theta divides the scale by as much, up to the octave or half octave that the search stops in."""

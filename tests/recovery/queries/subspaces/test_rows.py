@@ -37,6 +37,28 @@ def test_attention_matrices_and_key_biases_come_back(rng, causal, direct):
     assert found.ranks.tolist() == [6, 6, 6]
 
 
+def test_heads_of_uneven_ranks_are_read_in_groups(rng):
+    """Every head comes back, with fewer calls than at the smallest rank for all."""
+    small, large = gpt_layer(rng, 24, 2, rank=3), gpt_layer(rng, 24, 1, rank=14)
+    parts = [np.concatenate([getattr(one, name) for one in (small, large)]) for name in ("theta", "projection")]
+    layer = AttentionLayer(*parts, np.concatenate([small.key_bias, large.key_bias]), small.bias, causal=True)
+    ranks = np.array([3, 3, 14])
+    bases = [np.linalg.svd(part)[2][:rank] for part, rank in zip(layer.projection, ranks, strict=True)]
+    inverse = np.linalg.pinv(np.concatenate(bases))
+    readers, splits = np.zeros((2, 3, 24, 14))
+    for head, (basis, part) in enumerate(zip(bases, np.split(inverse, [3, 6], axis=1), strict=True)):
+        readers[head, :, : len(basis)], splits[head, :, : len(basis)] = layer.projection[head] @ basis.T, part
+    heads = Projections(layer.projection, readers, splits, ranks, 1.0, 0.0, 0.0)
+    oracle = Oracle.of(layer)
+    found = read_rows(oracle, layer.bias, heads, rng, SubspaceSettings())
+    assert error(found.theta, layer.theta) < 1e-7
+    assert error(found.key_bias, layer.key_bias) < 1e-7
+    assert found.ranks.tolist() == [3, 3, 14]
+    together = Oracle.of(layer)
+    reader = _Reader(together, layer.bias, heads, SubspaceSettings())
+    assert oracle.total.calls < -(-20 // reader.sketched) * -(-24 // reader.fresh)
+
+
 def test_full_rank_attention_is_read_from_a_whole_basis(rng):
     layer = planted_layer(rng, 10, 2, causal=True, key_bias=True, bias=True)
     found = read_rows(Oracle.of(layer), layer.bias, known(layer), rng, SubspaceSettings())

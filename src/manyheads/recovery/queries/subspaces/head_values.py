@@ -51,7 +51,7 @@ def read_head_values(pairs: Pairs, start: Separation, rng: np.random.Generator, 
     `ranks` is None where d probes did not exhaust the spaces: heads of full rank.
     """
     dim, heads = len(start.probe), len(start.net.values)
-    start = _with_fewer_queries(pairs, start, rng, settings.loss)
+    start = with_fewer_queries(pairs, start, rng, settings.loss)
     reach = np.linalg.norm(start.probe)
     directions = np.linalg.qr(rng.standard_normal((dim, dim)))[0]
     levels, uniform = predict_levels(start)
@@ -103,7 +103,7 @@ def read_head_values(pairs: Pairs, start: Separation, rng: np.random.Generator, 
     return stack(probe_until(start.net, directions * reach, follow, wanted, first=first))
 
 
-def _with_fewer_queries(pairs: Pairs, start: Separation, rng: np.random.Generator, loss: float) -> Separation:
+def with_fewer_queries(pairs: Pairs, start: Separation, rng: np.random.Generator, loss: float) -> Separation:
     """Choose the fewest queries with which the values err at most `loss` times as much as with all of them.
 
     At known logits the error of a net is known before anything is asked. With K shifts, m heads and n rows of logits,
