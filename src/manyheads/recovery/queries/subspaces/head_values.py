@@ -1,6 +1,7 @@
 r"""Values of every head at as many probes as the output spaces have dimensions, stage S2.
 
-At the probe v_b = v_0 + tau |v_0| b the same few queries are asked as at v_0, and the pair net is fitted from there:
+At the probe v_b = v_0 + tau |v_0| b a few of the queries of v_0 are asked, the fewest with which the predicted error
+of the values stays within a factor of that with all of them, and the pair net is fitted from there:
 its values are v_b W_i. After r + extra probes the rows of head i span its output space, the row space of W_i, and their
 singular values fall from the r-th to the noise: then no further probe is needed. Directions b are an orthonormal basis
 in random rotation; the step tau is halved where the residual or the margin of the heads objects.

@@ -12,6 +12,9 @@ are a net of centred units u(l, s) = sigma(l - s) - sigma(-s) with values C_i = 
 leave it, their values being what the others lack in sum_i C_i = v W_S. Unlike a single shift, two shifts determine the
 signs of all heads.
 
+Where all tokens see each other the rows at q + v are read too: the same values at the logits
+(q + v)^T Theta_i v + beta_i^T v.
+
 Nothing is assumed of the logits at different queries: each is a parameter of its own. With K shifts and m heads, n
 queries give n K m equations for n m logits and m^2 coordinates of values, so that n of the order of m is enough,
 whatever the dimension.
