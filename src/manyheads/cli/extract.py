@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Whole = Annotated[Optional[int], ABSENT]
 Number = Annotated[Optional[float], ABSENT]
 OF_CHECKPOINTS: Mapping[str, Any] = {"layer": None, "through": "attention", "dtype": "float64"}
-OF_FUNCTIONS: Mapping[str, Any] = {"dim": None, "residual": False, "rotary": False}
+OF_FUNCTIONS: Mapping[str, Any] = {"dim": None, "residual": False, "rotary": False, "scores": False}
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ class Extract:
     """The function has a residual connection: it adds its input."""
     rotary: Switch = False
     """The function has rotary positions (RoPE)."""
-    method: Literal["auto", "subspaces", "bounded", "sphere", "rotary"] = "auto"
+    scores: Switch = False
+    """Attention scores of the function depend on positions in another way, or have biases besides."""
+    method: Literal["auto", "subspaces", "bounded", "sphere", "rotary", "scores"] = "auto"
     """Method of extraction; auto chooses one from measured outputs."""
     accurate: Switch = False
     """Use more queries for more digits."""
@@ -224,7 +226,8 @@ class Extract:
                 raise UsageError(f"{self.oracle} has no attribute dim: give the token dimension with --dim")
         found = open_oracle(given, self.dim, self.layer, self.dtype)
         about = self.oracle if self.layer is None else f"layer {self.layer} of {self.oracle}"
-        return replace(found, residual=self.residual or found.residual, rotary=self.rotary or found.rotary, about=about)
+        said = {name: getattr(self, name) or getattr(found, name) for name in ("residual", "rotary", "scores")}
+        return replace(found, **said, about=about)
 
     def _options(self) -> "ExtractionOptions":
         from manyheads.recovery import ExtractionOptions

@@ -43,14 +43,15 @@ def saved(tmp_path_factory, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "qwen2"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_sub_module_is_the_layer_that_its_weights_say(family, saved, rng):
     path = saved(family, **UNBIASED.get(family, {}))
     x = rng.normal(size=(3, 6, SHAPE.width))
     oracle = checkpoint_oracle(path, 1)
     y = oracle(x)
     assert (oracle.dim, oracle.residual, oracle.normalized, y.dtype) == (SHAPE.width, False, False, np.float64)
-    assert oracle.rotary == (family in ("llama", "gpt_neox"))
+    assert oracle.rotary == (family in ("llama", "gpt_neox", "qwen2"))
+    assert oracle.scores == (family == "qwen2")
     assert oracle.causal == (family not in ("bert", "vit"))
     truth = true_layer(path, 1)
     expected = truth(x) if oracle.rotary else evaluate_layer(truth, x)
@@ -83,8 +84,6 @@ def test_what_queries_cannot_tell_is_refused_with_the_reason(saved):
         ("bert", "block"): "after the residual sum",
         ("llama", "block"): "a norm in front of rotary positions",
         ("vit", "block"): "only causal layers",
-        ("qwen2", "attention"): "rotary positions and biases",
-        ("gpt_neox", "attention"): "rotary positions and biases",
     }
     for (family, through), reason in reasons.items():
         with pytest.raises(NotExtractable, match=reason):
@@ -110,6 +109,8 @@ def test_what_queries_cannot_tell_is_refused_with_the_reason(saved):
         ("vit", "attention", {}),
         ("llama", "attention", {}),  # two heads share keys and values
         ("gpt_neox", "attention", UNBIASED["gpt_neox"]),
+        ("gpt_neox", "attention", {}),
+        ("qwen2", "attention", {}),
     ],
 )
 def test_what_transformers_computes_is_extracted_and_its_weights_agree(family, through, changes, seed, tmp_path):
@@ -125,7 +126,7 @@ def test_what_transformers_computes_is_extracted_and_its_weights_agree(family, t
             weight.normal_(0.0, 0.25)
     model.save_pretrained(tmp_path)
     oracle = checkpoint_oracle(tmp_path, 1, through=through)
-    said = {name: getattr(oracle, name) for name in ("causal", "residual", "normalized", "rotary")}
+    said = {name: getattr(oracle, name) for name in ("causal", "residual", "normalized", "rotary", "scores")}
     found = extract_layer(oracle, oracle.dim, seed=seed, options=ExtractionOptions(**said, verify=100))
     summary = summarize_recovery(found, true_layer(tmp_path, 1, through=through))
     assert (summary["heads"], summary["theta_ranks"]) == (4, [8] * 4)

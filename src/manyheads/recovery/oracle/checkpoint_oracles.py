@@ -102,6 +102,7 @@ def checkpoint_oracle(
         residual=block,
         normalized=block,
         rotary=facts.rotary is not None,
+        scores=facts.rotary is not None and has_query_key_biases(config),
         dtype=dtype,
         about=f"{what} of layer {layer} of {about} ({config.family.model_type}), in {dtype}",
     )
@@ -127,6 +128,7 @@ def attention_module_oracle(module: Any, dtype: Floats = "float64") -> LayerOrac
         causal=facts.causal,
         normalized=False,
         rotary=facts.rotary is not None,
+        scores=facts.rotary is not None and has_query_key_biases(config),
         dtype=dtype,
         about=f"{name} of a {config.family.model_type} model, in {dtype}",
     )
@@ -155,12 +157,6 @@ def refuse_what_queries_cannot_tell(config: ModelConfig, facts: AttentionConfig,
         raise NotExtractable(
             f"{name} turns its queries by angles that change with the length of the sequence "
             f"({facts.rotary.scaling['rope_type']}), so that logits are no function of the offset"
-        )
-    if facts.rotary is not None and has_query_key_biases(config):
-        raise NotExtractable(
-            f"{name} has rotary positions and biases on queries and keys: a zero token then has a logit of its own at "
-            "every offset, and the gate of the extraction is not known any more. A model without these biases, such "
-            "as LLaMA, can be extracted"
         )
     if through == "attention":
         return

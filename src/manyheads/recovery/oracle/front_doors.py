@@ -18,7 +18,7 @@ from manyheads.recovery.oracle.attention_modules import widen
 from manyheads.recovery.oracle.checkpoint_oracles import attention_module_oracle, checkpoint_oracle
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
 
-STATED = ("causal", "residual", "normalized", "rotary", "dtype")
+STATED = ("causal", "residual", "normalized", "rotary", "scores", "dtype")
 """Attributes by which a function states its properties."""
 
 
@@ -28,8 +28,8 @@ def open_oracle(given: Any, dim: int | None = None, layer: int | None = None, dt
     Parameters
     ----------
     given
-        A function (n, k, d) -> (n, k, d), whose attributes `dim`, `causal`, `residual`, `normalized`, `rotary` and
-        `dtype` are read where it has them; a module of PyTorch, or one of transformers; a model of transformers or a
+        A function (n, k, d) -> (n, k, d), whose attributes `dim`, `causal`, `residual`, `normalized`, `rotary`,
+        `scores` and `dtype` are read where it has them; a module of PyTorch, or one of transformers; a model of transformers or a
         checkpoint folder, with `layer`; the file of a saved layer.
     dim
         Token dimension, where `given` does not say it.

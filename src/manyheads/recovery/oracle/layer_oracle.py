@@ -25,6 +25,8 @@ class LayerOracle:
         Whether the layer sees its tokens through a norm; None where it is not known.
     rotary
         Whether queries and keys are turned by their positions.
+    scores
+        Whether attention scores depend on positions in another way, or have biases besides.
     dtype
         In which the tokens are handed over.
     about
@@ -37,6 +39,7 @@ class LayerOracle:
     residual: bool = False
     normalized: bool | None = None
     rotary: bool = False
+    scores: bool = False
     dtype: str = "float64"
     about: str = "a function"
 

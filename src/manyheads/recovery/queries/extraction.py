@@ -29,7 +29,7 @@ from manyheads.recovery.queries.options import CERTIFICATES, ExtractionOptions
 from manyheads.recovery.refusals import RankBudgetError, RecoveryRefused, VerificationError
 from manyheads.recovery.results import Extracted, Recovery
 
-Method = Literal["auto", "subspaces", "bounded", "sphere", "rotary"]
+Method = Literal["auto", "subspaces", "bounded", "sphere", "rotary", "scores"]
 
 SELECTION = 20  # sequences on which an attempt is judged before the certificate is drawn
 MATRICES = 12  # matrices (d, d) that an extraction holds at least: W_S, its readings, and Theta and W of a head or two
@@ -67,8 +67,8 @@ def extract_layer(
         Number of a layer of a model, from 0.
     method
         "subspaces" needs O(d) calls and answers exact to rounding in float64; "bounded" needs O(d^2) and bears noise;
-        "sphere" is for functions that normalize their tokens; "rotary" for positions that turn queries and keys.
-        "auto" chooses by what is measured, and the result says which, and why.
+        "sphere" is for functions that normalize their tokens; "rotary" for positions that turn queries and keys;
+        "scores" for these with biases. "auto" chooses by what is measured, and the result says which, and why.
     noise
         Relative noise of the answers; None measures it.
     seed
@@ -125,7 +125,7 @@ def extract_layer(
     check_integer("seed", seed, 0)
     if noise is not None and not 0 < noise < 1:
         raise UsageError(f"noise = {noise}: give the relative noise of the answers, or None to measure it")
-    streams = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(6 + options.tries)]
+    streams = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(7 + options.tries)]
     target = open_oracle(function, dim, layer, options.dtype)
     options = options.knowing(target)
     oracle = Oracle(target.function, target.dim, options.oracle(), options.store)

@@ -15,6 +15,7 @@ from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.queries.bounded.algorithm import BoundedSettings, extract_bounded
 from manyheads.recovery.queries.options import ExtractionOptions
 from manyheads.recovery.queries.rotary.algorithm import RotarySettings, extract_rotary
+from manyheads.recovery.queries.scores.algorithm import ScoreSettings, extract_scores
 from manyheads.recovery.queries.sphere.algorithm import SphereSettings, extract_on_sphere
 from manyheads.recovery.queries.subspaces.algorithm import extract_by_subspaces
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
@@ -52,10 +53,11 @@ def settle(settings: OracleSettings, options: ExtractionOptions, measured: Oracl
             measured=float(measured.causal),
             threshold=float(not measured.causal),
         )
-    if measured.positional and not options.rotary:
+    if measured.positional and not (options.rotary or options.scores):
         raise NotALayer(
             "exchanging two earlier tokens changes the last row: the function adds or turns by positions. If its "
-            "queries and keys are rotated, say rotary=True; other positions are taken out by the caller",
+            "queries and keys are rotated, say rotary=True; if its scores depend on positions otherwise, say "
+            "scores=True; positions that are added to tokens are taken out by the caller",
             measured=measured.order,
             threshold=10 * measured.level,
         )
@@ -111,12 +113,16 @@ def plan_attempts(method: str, level: float, measured: OracleNoise, options: Ext
     if method == "rotary" and level < SINGLE:
         reason = "positions that were turned in single precision"
         plan.append(Attempt(method, True, reason, "refused", SINGLE))
+    if method == "rotary":
+        plan.append(Attempt("scores", options.accurate, "the scores are no plain rotary ones", "refused"))
     if method == "subspaces" and reason != "asked for" and measured.dim <= WIDEST:
         plan.append(Attempt("bounded", True, "the output spaces of the heads are not disjoint", "ranks"))
     return plan
 
 
 def _choose(level: float, measured: OracleNoise, options: ExtractionOptions) -> tuple[str, str]:
+    if options.scores:
+        return "scores", "the scores depend on positions, and may have biases"
     if options.rotary:
         return "rotary", "queries and keys are turned by their positions"
     if options.normalized or (options.normalized is None and measured.normalized):
@@ -149,6 +155,7 @@ METHODS: Mapping[str, Runner] = MappingProxyType(
         "bounded": Method(extract_bounded, BoundedSettings),
         "sphere": Method(extract_on_sphere, SphereSettings),
         "rotary": Method(extract_rotary, RotarySettings),
+        "scores": Method(extract_scores, ScoreSettings),
     }
 )
 

@@ -28,6 +28,8 @@ class ExtractionOptions:
         Whether the function normalizes its tokens first, F(LN(x)); None finds out.
     rotary
         Whether queries and keys are turned by their positions.
+    scores
+        Whether attention scores depend on positions in another way, or have biases besides.
     stochastic
         Accept a function that answers the same question differently each time, as noise.
     accurate
@@ -53,6 +55,7 @@ class ExtractionOptions:
     residual: bool = False
     normalized: bool | None = None
     rotary: bool = False
+    scores: bool = False
     stochastic: bool = False
     accurate: bool = False
     tries: int = 3
@@ -82,6 +85,7 @@ class ExtractionOptions:
             normalized=target.normalized if self.normalized is None else self.normalized,
             residual=self.residual or target.residual,
             rotary=self.rotary or target.rotary,
+            scores=self.scores or target.scores,
             dtype=target.dtype if self.dtype == "float64" else self.dtype,
         )
 

@@ -1,0 +1,169 @@
+r"""Heads of a layer with any attention score, from the Jacobians of sequences of one repeated token.
+
+Let all k tokens be z. All values are equal, so that a change of the attention weights moves nothing, and
+
+.. math:: \frac{\partial y_r}{\partial x_j} = \sum_i a_i(r, j)\, W_i, \qquad
+          a_i(r, j) = \frac{E_i(r - j)}{Z_i(r)}, \quad E_i(t) = e^{s_i(z, z, t)},
+
+whatever the score s_i is, as long as it depends on positions by their offset. Stacked over the rows r, the Jacobians at
+two offsets t and t' are P O and P D O with O the output spaces of the heads and D = E_i(t') / E_i(t) on head i: the
+eigenvalues of (P O)^+ (P D O) come in groups, one for each head, as large as its rank. Heads that share their value
+matrix (grouped queries) are told apart as well, since their columns of P differ.
+
+No parameter of the score is needed, and no token has to have a known score. Derived here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.projection_sum import Sums
+from manyheads.recovery.queries.rotary.forms import gap_rank
+from manyheads.recovery.queries.sigmoid_network import Array
+from manyheads.recovery.refusals import FitError, RankBudgetError
+
+LENGTHS = (1.0, 2.0, 0.5)  # of the repeated tokens that are tried, relative to sqrt(d)
+APART = 1e-3  # eigenvalues, relative to their head's, that are nearer belong to one head
+SPREAD = 10.0  # groups are this much farther apart than wide
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Projections W (m, d, d) of the heads, their ranks, and how well they were told apart."""
+
+    projection: Array
+    ranks: list[int]
+    separation: float  # smallest distance of two heads, in relative weights
+    residual: float  # what the heads leave of the Jacobians, relative
+    condition: float  # of all output spaces together
+
+
+def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generator) -> Heads:
+    """Find the projections of all heads from 4 d k calls of k tokens for every repeated token."""
+    dim = oracle.dim
+    length = int(np.clip(dim // 4, 6, 10))
+    found: Heads | None = None
+    refusal: FitError | RankBudgetError | None = None
+    for scale in LENGTHS:
+        z = rng.standard_normal(dim)
+        z *= scale * np.sqrt(dim) / np.linalg.norm(z)
+        try:
+            one = _split(_jacobians(oracle, z, length, noise), sums, noise, rng)
+        except (FitError, RankBudgetError) as error:
+            refusal = error
+            continue
+        if found is None or (len(one.ranks), one.separation) > (len(found.ranks), found.separation):
+            found = one
+        if found.separation > 30 * APART:
+            break
+    if found is None:
+        assert refusal is not None
+        raise refusal
+    return found
+
+
+def _jacobians(oracle: Oracle, z: Array, length: int, noise: float) -> Array:
+    """Return dy_r / dx_j (r, j, d, d) at the sequence of `length` tokens z, zero for r < j."""
+    dim = len(z)
+    step = max(noise, 1e-16) ** (1 / 5) * np.linalg.norm(z) / np.sqrt(dim)
+    stencil = {1: 2 / 3, -1: -2 / 3, 2: -1 / 12, -2: 1 / 12}
+    jacobians = np.zeros((length, length, dim, dim))
+    for place in range(length):
+        for shift, weight in stencil.items():
+            x = np.tile(z, (dim, length, 1))
+            x[:, place] += shift * step * np.eye(dim)
+            y = oracle(x, read="all")  # (d, k, d)
+            jacobians[:, place] += np.swapaxes(y, 0, 1) * (weight / step)
+    return jacobians
+
+
+def _pencils(jacobians: Array, most: int) -> Iterator[tuple[Array, Array]]:
+    """Yield the stacks over all rows of the Jacobians at two offsets."""
+    length = len(jacobians)
+    for one in range(most):
+        for two in range(one + 1, most):
+            rows = np.arange(two, length)
+            stacks = [jacobians[rows, rows - offset].reshape(-1, jacobians.shape[-1]) for offset in (one, two)]
+            yield stacks[0], stacks[1]
+
+
+def _split(jacobians: Array, sums: Sums, noise: float, rng: np.random.Generator) -> Heads:
+    """Return the heads whose weighted sums are the Jacobians."""
+    dim = jacobians.shape[-1]
+    reach = _reach(jacobians)
+    if reach < 2:
+        raise FitError("a token sees itself only: nothing tells heads apart", measured=float(reach), threshold=2.0)
+    floor = max(1e-8, 1e3 * noise ** (4 / 5))
+    stacked = jacobians.reshape(-1, dim)
+    spectrum = np.asarray(np.linalg.svd(stacked, compute_uv=False), np.float64)
+    rank = gap_rank(spectrum, max(1e-6, 10 * floor))
+    space = np.linalg.svd(stacked, full_matrices=False)[2][:rank]  # (R, d)
+    pencils = []
+    for one, two in _pencils(jacobians, min(reach, 4)):
+        one, two = one @ space.T, two @ space.T
+        pencil, _, seen_rank, values = np.linalg.lstsq(one, two, rcond=None)
+        if seen_rank == rank and values[-1] > 1e2 * floor * values[0]:
+            pencils.append(pencil)
+    if not pencils:
+        raise FitError(
+            "the Jacobians of no offset reach the output spaces of all heads: more heads share their values than "
+            "rows were asked for, or heads write along the same directions",
+            measured=float(rank),
+            threshold=float(dim),
+        )
+    groups, separation = _groups(pencils, floor, rng)
+    return _projections(groups, separation, space, stacked, sums)
+
+
+def _reach(jacobians: Array) -> int:
+    """Return how many of the last tokens the last row sees."""
+    size = np.linalg.norm(jacobians[-1], axis=(1, 2))[::-1]  # by offset
+    return int((size > 1e-6 * size.max()).sum())
+
+
+def _groups(pencils: list[Array], floor: float, rng: np.random.Generator) -> tuple[list[Array], float]:
+    """Return the common invariant row spaces (r_i, R) of all pencils, and the least distance of two of them."""
+    mixed: Array = np.sum([rng.uniform(0.5, 1.0) * one / float(np.linalg.norm(one, 2)) for one in pencils], axis=0)
+    values, vectors = np.linalg.eig(mixed.T)  # columns: left eigenvectors of the pencils
+    order = np.argsort(values.real)
+    values, vectors = values[order], vectors[:, order]
+    gaps = np.diff(values.real)
+    cuts = np.flatnonzero(gaps > max(APART * np.abs(values).max(), floor)) + 1
+    parts = np.split(np.arange(len(values)), cuts)
+    groups = []
+    for part in parts:
+        columns = np.concatenate([vectors[:, part].real, vectors[:, part].imag], axis=1)
+        groups.append(np.linalg.svd(columns, full_matrices=False)[0][:, : len(part)].T)
+    width = max(float(np.ptp(values[part].real) + np.abs(values[part].imag).max()) for part in parts)
+    separation = float(gaps[cuts - 1].min() / np.abs(values).max()) if len(cuts) else 1.0
+    if width * SPREAD > separation * float(np.abs(values).max()):
+        raise FitError(
+            "the weights of heads on a repeated token are too close together to tell the heads apart",
+            measured=width,
+            threshold=separation,
+        )
+    return groups, separation
+
+
+def _projections(groups: list[Array], separation: float, space: Array, stacked: Array, sums: Sums) -> Heads:
+    """Take the projections of the heads out of their sum."""
+    ranks = [len(group) for group in groups]
+    spaces = [group @ space for group in groups]
+    whole = np.concatenate(spaces)
+    condition = float(np.linalg.cond(whole))
+    if sum(ranks) > whole.shape[1] or condition > 1e10:
+        raise RankBudgetError(
+            f"the output spaces of {len(ranks)} heads overlap: their ranks {ranks} do not fit into dimension "
+            f"{whole.shape[1]} beside each other",
+            measured=condition,
+            threshold=1e10,
+        )
+    parts = np.split(sums.projection @ np.linalg.pinv(whole), np.cumsum(ranks)[:-1], axis=1)
+    projection = np.array([part @ one for part, one in zip(parts, spaces, strict=True)])
+    flat = projection.reshape(len(ranks), -1)
+    target = stacked.reshape(-1, flat.shape[1])
+    weights = np.linalg.lstsq(flat.T, target.T, rcond=None)[0]
+    rest = np.linalg.norm(target - weights.T @ flat) / np.linalg.norm(target)
+    return Heads(projection, ranks, separation, float(rest), condition)
