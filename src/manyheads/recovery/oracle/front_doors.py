@@ -29,8 +29,8 @@ def open_oracle(given: Any, dim: int | None = None, layer: int | None = None, dt
     ----------
     given
         A function (n, k, d) -> (n, k, d), whose attributes `dim`, `causal`, `residual`, `normalized`, `rotary`,
-        `scores` and `dtype` are read where it has them; a module of PyTorch, or one of transformers; a model of transformers or a
-        checkpoint folder, with `layer`; the file of a saved layer.
+        `scores` and `dtype` are read where it has them; a module of PyTorch, or one of transformers; a model of
+        transformers or a checkpoint folder, with `layer`; the file of a saved layer.
     dim
         Token dimension, where `given` does not say it.
     layer
