@@ -24,7 +24,9 @@ from manyheads.recovery.queries.rotary.forms import gap_rank
 from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
-LENGTHS = (1.0, 2.0, 0.5)  # of the repeated tokens that are tried, relative to sqrt(d)
+LENGTHS = (1.0, 2.0, 0.5, 1.0, 1.5)  # of the repeated tokens that are tried, relative to sqrt(d)
+RIGHT = 1e-9  # of the Jacobians, that the heads may leave before another token is tried
+ROUNDS = 30  # alternating least squares of weights and projections
 APART = 1e-3  # eigenvalues, relative to their head's, that are nearer belong to one head
 SPREAD = 10.0  # groups are this much farther apart than wide
 
@@ -46,17 +48,21 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generato
     length = int(np.clip(dim // 4, 6, 10))
     found: Heads | None = None
     refusal: FitError | RankBudgetError | None = None
+    seen: list[Array] = []
     for scale in LENGTHS:
         z = rng.standard_normal(dim)
         z *= scale * np.sqrt(dim) / np.linalg.norm(z)
+        seen.append(_jacobians(oracle, z, length, noise))
         try:
-            one = _split(_jacobians(oracle, z, length, noise), sums, noise, rng)
+            one = _split(seen[-1], sums, noise, rng)
         except (FitError, RankBudgetError) as error:
             refusal = error
             continue
-        if found is None or (len(one.ranks), one.separation) > (len(found.ranks), found.separation):
+        if len(seen) > 1:
+            one = _refined(one, np.concatenate([jacobians.reshape(-1, dim, dim) for jacobians in seen]), sums)
+        if found is None or one.residual < found.residual:
             found = one
-        if found.separation > 30 * APART:
+        if found.residual < max(RIGHT, 1e4 * noise):
             break
     if found is None:
         assert refusal is not None
@@ -95,7 +101,7 @@ def _split(jacobians: Array, sums: Sums, noise: float, rng: np.random.Generator)
     reach = _reach(jacobians)
     if reach < 2:
         raise FitError("a token sees itself only: nothing tells heads apart", measured=float(reach), threshold=2.0)
-    floor = max(1e-8, 1e3 * noise ** (4 / 5))
+    floor = max(1e-10, 1e3 * noise ** (4 / 5))
     stacked = jacobians.reshape(-1, dim)
     spectrum = np.asarray(np.linalg.svd(stacked, compute_uv=False), np.float64)
     rank = gap_rank(spectrum, max(1e-6, 10 * floor))
@@ -145,6 +151,24 @@ def _groups(pencils: list[Array], floor: float, rng: np.random.Generator) -> tup
             threshold=separation,
         )
     return groups, separation
+
+
+def _refined(heads: Heads, jacobians: Array, sums: Sums) -> Heads:
+    """Fit weights and projections of given ranks to the Jacobians (c, d, d) of all tokens, in turns.
+
+    Heads with the same values have nearly the same columns P at one token; weights at several tokens differ more.
+    """
+    flat, target = heads.projection.reshape(len(heads.ranks), -1), jacobians.reshape(len(jacobians), -1)
+    target = target[np.linalg.norm(target, axis=1) > 0]
+    spaces: list[Array] = []
+    for _ in range(ROUNDS):
+        weights = np.linalg.lstsq(flat.T, target.T, rcond=None)[0]  # (m, c)
+        fitted = np.linalg.lstsq(weights.T, target, rcond=None)[0].reshape(heads.projection.shape)
+        spaces = [np.linalg.svd(one)[2][:rank] for one, rank in zip(fitted, heads.ranks, strict=True)]
+        flat = np.array([one @ space.T @ space for one, space in zip(fitted, spaces, strict=True)])
+        flat = flat.reshape(len(heads.ranks), -1)
+    found = _projections(spaces, heads.separation, np.eye(sums.projection.shape[1]), target, sums)
+    return found if found.residual < heads.residual else heads
 
 
 def _projections(groups: list[Array], separation: float, space: Array, stacked: Array, sums: Sums) -> Heads:
