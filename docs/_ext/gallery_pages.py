@@ -10,7 +10,7 @@ from api_pages import ROOT, write
 
 from manyheads.study.registry import STUDIES, load
 from manyheads.study.reporting.overview import format_figure
-from manyheads.study.reporting.panels import Drawn, panel_from_json
+from manyheads.study.reporting.panels import Drawn, Multiples, Scatter, panel_from_json
 from manyheads.study.reporting.svg import svg
 from manyheads.study.sources import Source
 
@@ -168,7 +168,9 @@ def study_page(folder, name, entry):
         parts.append(f"## {escape(panel.title)}\n")
         if isinstance(panel, Drawn):
             draw_once(folder / f"{slug}-{position}.svg", panel, folder / f"{slug}.json")
-            parts.append(f":::{{image}} {slug}-{position}.svg\n:alt: {plain(panel.title)}\n:class: gallery\n:::\n")
+            kind = "gallery wide" if isinstance(panel, Multiples | Scatter) else "gallery"
+            image = f":::{{image}} {slug}-{position}.svg\n:alt: {plain(panel.title)}\n:class: {kind}\n:::"
+            parts.append(f"::::{{container}} picture\n{image}\n::::\n")
             position += 1
         else:
             parts.append(table(panel.columns, panel.rows))

@@ -59,6 +59,7 @@ class Overview:
         left = len(self.rows) - MOST_HTML_ROWS
         notes = (*((f"… {left} more rows",) if left > 0 else ()), *self.notes)
         table = f"<table><thead>{head}</thead><tbody>{body}</tbody></table>" if self.columns else ""
+        table = table and f'<div style="overflow-x:auto">{table}</div>'
         remarks = "".join(f"<div><small>{_escaped(note)}</small></div>" for note in notes)
         return f"<div><strong>{_escaped(self.title)}</strong>{table}{remarks}</div>"
 
@@ -146,7 +147,8 @@ def _is_number(value: Any) -> bool:
 
 def _html_row(kind: str, texts: Iterable[str], sides: Sequence[str]) -> str:
     cells = (
-        f'<{kind} style="text-align:{side};padding:0 0.6em">{_escaped(text)}</{kind}>'
+        f'<{kind} style="text-align:{side};padding:0 0.6em{";min-width:16em" * (len(text) > WIDEST_CELL // 2)}">'
+        f"{_escaped(text)}</{kind}>"
         for text, side in zip(texts, sides, strict=True)
     )
     return f"<tr>{''.join(cells)}</tr>"

@@ -166,6 +166,15 @@ def test_a_table_in_a_narrow_terminal_keeps_every_number(capsys, monkeypatch):
     assert numbers[0] == numbers[1]
 
 
+def test_a_table_that_is_a_little_too_wide_leaves_out_the_shares(capsys, monkeypatch):
+    words = ["count", "--layers", "12", "--width", "768", "--heads", "12", "--vocabulary", "50257"]
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(words) == 0
+    header, _, first = capsys.readouterr().out.splitlines()[:3]
+    assert header.split() == ["item", "FLOPs", "elementwise", "transcendental", "bytes"]
+    assert first.split()[0] == "positions"
+
+
 def test_in_a_pipe_a_run_is_one_line(capsys, monkeypatch, store):
     monkeypatch.delenv("COLUMNS", raising=False)
     assert main(["runs", "list", "store"]) == 0

@@ -29,6 +29,7 @@ WRONG_USE = [
     ("study list jomma", "did you mean joma"),
     ("study list nowhere", "no study matches 'nowhere'"),
     ("scale --optimzer sgd", "unknown option --optimzer; did you mean --optimizer?"),
+    ("report --store runs", "unknown option --store; STORE stands without its name"),
     ("count --layer 12", "did you mean --layers?"),
     ("count --layers 12.5", "--layers '12.5': expected an integer"),
     ("study run attention/costs --replicate 2", "did you mean --replicates?"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 
 import tyro
 
-from manyheads.cli.help.wrapping import wrap_output
+from manyheads.cli.help.wrapping import fits, wrap_output
 from manyheads.cli.parsing import ABSENT, Switch, load_function
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Count:
     def _as_text(self, cost: "Cost", extra: dict[str, Any]) -> str:
         from manyheads.costs.comparison import render_comparison
 
-        texts = [cost.table()]
+        texts = [next(filter(fits, (cost.table(), cost.table(shares=False))), cost.table())]
         if extra:
             texts.append(_listed(extra))
         if self.compare:

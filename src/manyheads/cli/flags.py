@@ -33,7 +33,7 @@ def flags_of(kind: Any, default: Any = None) -> list[Flag]:
     """Return the flags of a dataclass; those of nested ones are ``--outer.inner``."""
     texts, found = _attributes(kind.__doc__), []
     for field in dataclasses.fields(kind):
-        if "Positional" in str(field.type):
+        if field.name in positionals(kind):
             continue
         value = getattr(default, field.name, None)
         name = f"--{field.name.replace('_', '-')}"
@@ -43,6 +43,12 @@ def flags_of(kind: Any, default: Any = None) -> list[Flag]:
         else:
             found.append(Flag(name, _value(str(field.type)), value, texts.get(field.name, "")))
     return found
+
+
+def positionals(kind: Any) -> set[str]:
+    """Return the names of what a command takes without a flag."""
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    return {field.name for field in fields if "Positional" in str(field.type)}
 
 
 def list_flags(flags: Sequence[Flag]) -> str:

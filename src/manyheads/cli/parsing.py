@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from manyheads.cli.flags import flags_of, suggest, without_markup
+from manyheads.cli.flags import flags_of, positionals, suggest, without_markup
 from manyheads.cli.help.wrapping import wrap_lines
 from manyheads.errors import UsageError
 
@@ -62,7 +62,9 @@ def parse_flags(
             known = known or [flag.name for flag in flags_of(kind)]
             strange = [word.partition("=")[0] for word in arguments if word.startswith("--")]
             strange = [word for word in strange if word.replace("_", "-") not in known] or text.split()[2:3]
-            text = f"unknown option {strange[0]}{suggest(strange[0], known)}"
+            alone = strange[0][2:] in positionals(kind)
+            hint = f"; {strange[0][2:].upper()} stands without its name" if alone else suggest(strange[0], known)
+            text = f"unknown option {strange[0]}{hint}"
         raise UsageError(f"{text}; '{program} --help' shows the flags") from None
 
 

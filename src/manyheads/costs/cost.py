@@ -240,8 +240,14 @@ class Cost(Shown):
         }
         return {**figures, "convention": convention, "items": known.breakdown(), **extra}
 
-    def table(self) -> str:
-        """Render the breakdown as plain text, one item a line, with the total, the convention and the notes."""
+    def table(self, shares: bool = True) -> str:
+        """Render the breakdown as plain text, one item a line, with the total, the convention and the notes.
+
+        Parameters
+        ----------
+        shares
+            Show the share of each item in the operations as the last column.
+        """
         known = self.lower_bound()
         total = _figures(known)
         unit = self._unit
@@ -251,8 +257,10 @@ class Cost(Shown):
         ]
         label = "at least" if self.unknown else "total"
         rows.append((label, *(f"{total[column]:,}" for column in FIGURES), _share(total["flops"], total["flops"])))
+        columns = ("item", unit, "elementwise", "transcendental", "bytes", f"% of {unit}")
+        last = len(columns) if shares else -1
         lines = [
-            render_table(("item", unit, "elementwise", "transcendental", "bytes", f"% of {unit}"), rows),
+            render_table(columns[:last], [row[:last] for row in rows]),
             f"convention {self.convention.name}: {self.convention.describe()}",
             f"bytes: {BYTES[self.convention.executed]}",
         ]

@@ -40,6 +40,11 @@ def wrap_lines(text: str) -> str:
     return "\n".join(lines)
 
 
+def fits(table: str) -> bool:
+    """Tell whether the head of a table is as narrow as the terminal, if a person reads it."""
+    return not is_watched() or len(table.partition("\n")[0]) <= terminal_width(200)
+
+
 def wrap_output(text: str) -> str:
     """Wrap a result on a terminal, and stack the columns of tables that are too wide; elsewhere keep it for grep."""
     if not is_watched():

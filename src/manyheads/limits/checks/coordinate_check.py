@@ -108,7 +108,7 @@ class Growth:
             return f"{found}: {direction} against {wanted}"
         needed = self.seeds_needed
         more = f"{needed} seeds would decide" if needed else "more seeds are needed"
-        return f"{found}: not decided against {wanted}, {more}"
+        return f"{found}: should be {wanted}; {more}"
 
 
 @dataclass(frozen=True, repr=False)
