@@ -262,6 +262,15 @@ def as_number(label):
     return float(mantissa.rstrip("×").replace("−", "-") or 1) * (10 ** float(exponent) if ten else 1)
 
 
+def test_a_logarithmic_axis_over_a_short_range_has_several_marks():
+    curve = Curve((1.0, 2.0, 3.0), (0.08, 0.11, 0.15), "c")
+    axes = draw(Lines("t", "x", "y", (curve,), log_y=True)).axes[0]
+    shown = [float(text.get_text()) for text in axes.get_yticklabels(which="both") if text.get_text()]
+    low, high = axes.get_ylim()
+    assert sum(low <= mark <= high for mark in shown) >= 3
+    assert axes.get_yscale() == "log"
+
+
 @pytest.mark.parametrize("ends", [(1e-3, 0.1), (1.0, 5e6), (2.0, 30.0)])
 def test_logarithmic_axes_are_labelled_with_plain_numbers(ends):
     figure = draw(Lines("t", "x", "y", (Curve(ends, ends, "c"),), log_x=True, log_y=True))

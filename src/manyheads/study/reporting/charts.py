@@ -67,9 +67,10 @@ def draw_intervals(title: str, x_label: str, estimates: Sequence[Estimate], log:
         figure, axes = _rows(title, x_label, [each.label for each in estimates])
         if log:
             axes.set_xscale("log")
-            write_plainly(axes.xaxis)
         low, high = _extent([value for each in estimates for value in (each.figure, *each.interval, *each.holds)], log)
         axes.set_xlim(low, high)
+        if log:
+            write_plainly(axes.xaxis)
         for place, each in enumerate(estimates):
             start, end = (min(max(value, low), high) for value in each.holds)
             axes.fill_between([start, end], place - 0.35, place + 0.35, color=COLOURS[2], alpha=0.18, linewidth=0)

@@ -38,6 +38,7 @@ PLATE = "#f3f4f6"  # behind the points of a scatter
 MOST_POINTS = 20_000  # more than these are drawn as pixels, which keeps the page small and quick
 MOST_MARKED = 12  # of more points only some carry a marker
 LONGEST_NAME = 16  # characters of a named tick in one row
+SHORT = 4.0  # factor over which a logarithmic axis is marked like a plain one
 X_LABEL, Y_LABEL = 46, 28  # characters of an axis label in one row; twice as many in wide panels
 
 
@@ -248,8 +249,11 @@ def _few_sizes(panel: Lines) -> list[float]:
 
 
 def write_plainly(axis: Axis) -> None:
-    """Label an axis with plain numbers: matplotlib writes mathematics, which is switched off."""
-    from matplotlib.ticker import LogFormatter, LogLocator, ScalarFormatter
+    """Label an axis with plain numbers: matplotlib writes mathematics, which is switched off.
+
+    A logarithmic axis over less than a factor of `SHORT` holds a mark of its own or two: it gets round numbers instead.
+    """
+    from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
     class Powers(LogFormatter):
         def __call__(self, x: float, pos: int | None = None) -> str:
@@ -259,7 +263,12 @@ def write_plainly(axis: Axis) -> None:
         def get_offset(self) -> str:
             return typeset(super().get_offset())
 
-    if isinstance(axis.get_major_locator(), LogLocator):
+    low, high = sorted(axis.get_view_interval())
+    if isinstance(axis.get_major_locator(), LogLocator) and 0 < low < high < SHORT * low:
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda x, pos: number_text(x)))
+    elif isinstance(axis.get_major_locator(), LogLocator):
         axis.set_major_formatter(Powers())
         axis.set_minor_formatter(Powers(labelOnlyBase=False))
     elif isinstance(axis.get_major_formatter(), ScalarFormatter):
