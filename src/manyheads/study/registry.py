@@ -381,5 +381,6 @@ def _load(module: str) -> object:
 def _suggestion(name: str) -> str:
     import difflib
 
-    near = difflib.get_close_matches(name, STUDIES, n=3, cutoff=0.4)
+    near = [one for one in STUDIES if one.startswith(f"{name}/")][:3]
+    near = near or difflib.get_close_matches(name.lower(), STUDIES, n=3, cutoff=0.4)
     return f" (did you mean {' or '.join(near)}?)" if near else ""

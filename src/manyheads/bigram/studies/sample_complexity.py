@@ -260,7 +260,8 @@ class SampleComplexity(Study):
                 basis="the offset is -.2 without noise and 1.3 at this one: 12% of the time at this length, rounded up",
             ),
             Claim(
-                f"The same scaling law holds for a noise-to-signal ratio of {self.noises[-1]:g} (ratio)",
+                "The law T (ln T + 1.3) / (kappa2 K_P K_Q) of the samples holds for a noise-to-signal ratio of "
+                f"{self.noises[-1]:g} (ratio)",
                 lambda predicted, trained: self._at_middle(trained, "time", noise=self.noises[-1]) / scaling_law,
                 **law,
                 expected="refuted",

@@ -63,7 +63,8 @@ class LatentTreeStudy(Study):
 
     def __post_init__(self) -> None:
         if self.depth < 3 or self.branching < 2 or self.branching ** (self.depth - 1) > 4096:
-            raise UsageError(f"depth={self.depth}, branching={self.branching}: 3 and 2 or more, 4096 leaves at most")
+            given = f"depth={self.depth}, branching={self.branching}"
+            raise UsageError(f"{given}: expected a depth of 3 or more, branching of 2 or more, 4096 leaves at most")
         if len(self.samples) < 2 or list(self.samples) != sorted(set(self.samples)) or self.samples[0] < 64:
             raise UsageError(f"samples={self.samples}: expected two sizes or more, 64 or more each, in rising order")
         self._tree("symmetric")  # checks correlation and imbalance

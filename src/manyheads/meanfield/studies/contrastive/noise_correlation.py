@@ -177,7 +177,8 @@ class NoiseCorrelation(Study):
                 basis="the abstract's statement: the gain is positive",
             ),
             Claim(
-                f"At noise {large:g} and learning rate {slow:g} it lowers the cosine by as much as the ODE says",
+                f"At noise {large:g} and learning rate {slow:g} negative correlation lowers the cosine by as much as "
+                "the ODE says",
                 gain(large, slow),
                 quantity="gain of the cosine",
                 target=expected(large, slow),
