@@ -34,7 +34,7 @@ def extracted(layer, dtype="float64", **said):
 
 @pytest.mark.slow
 def test_a_sample_of_random_functions_states_its_errors(seed):
-    """Five, drawn like the four hundred and eighty of the acceptance lane."""
+    """Five, drawn like those of the acceptance row."""
     order = np.random.default_rng([seed, 71]).permutation(len(KINDS) * len(DTYPES) * len(BIASES))
     chosen = [index for index in order if KINDS[index % len(KINDS)] != "rotary"][:5]
     rows = []
