@@ -87,3 +87,9 @@ def test_an_exchanged_probe_is_found(rng):
     values[:, 5] = values[::-1, 5]
     with pytest.raises((FitError, RankBudgetError)):
         split_projections(sums_of(layer), stacks._replace(values=values))
+
+
+def test_heads_below_the_noise_are_refused(rng):
+    layer = gpt_layer(rng, 12, 2)
+    with pytest.raises(FitError, match="below the noise"):
+        split_projections(sums_of(layer), stacks_of(rng, layer, [0, 0]))

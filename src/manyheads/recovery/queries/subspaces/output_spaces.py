@@ -48,6 +48,13 @@ def split_projections(sums: Sums, stacks: Stacks) -> Projections:
     """Read every W_i off W_S and the output spaces; by least squares over d probes where they are not exhausted."""
     dim = len(sums.bias)
     ranks = stacks.ranks
+    if ranks is not None and not ranks.any():
+        raise FitError(
+            f"what {len(ranks)} heads write is below the noise of its readings: no output space is left of it. Give "
+            "answers in a wider type",
+            measured=float(stacks.levels.max()),
+            threshold=float(np.linalg.norm(stacks.values, axis=(1, 2)).max()),
+        )
     if ranks is not None and ranks.sum() <= dim:
         found = _by_spaces(sums, stacks, ranks)
     elif len(stacks.probes) >= dim:
