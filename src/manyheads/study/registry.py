@@ -64,6 +64,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.recovery.studies.noise:Noise",
         "On noisy labels the student attains the parametric rate from random starts",
     ),
+    "recovery/leakage": Entry(
+        "manyheads.recovery.studies.leakage:Leakage",
+        "Extraction from noisy or rounded answers costs the square of the noise",
+    ),
     "recovery/span-cost": Entry(
         "manyheads.recovery.studies.steps.span_cost:SpanCost",
         "Examples for the span grow as d^2, and faster with length and heads",

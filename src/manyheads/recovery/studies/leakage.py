@@ -1,0 +1,408 @@
+r"""`recovery/leakage`: what extraction costs where the answers are noisy, rounded, short, or to small tokens only.
+
+Noise s of the answers, relative to their standard deviation, is to be brought down to the squared error e of what is
+extracted. Least squares on n numbers leaves p s^2 / n, p the number of weights that are fitted, so that
+
+    calls = p s^2 / (e k d),   k tokens a call,
+
+beyond the noise at which the calls of an exact answer suffice. Rounding to b bits is noise of size ~2^-b to questions
+that are all different, hence 4^-b; to the same question, asked again, it is always the same error.
+
+Tokens of size tau: answers without attention are of order tau, a logit beta^T x is too, x^T Theta x of order tau^2.
+Theta is seen in answers of order tau^3, so that its cost grows as tau^-6. The heads of several are told apart by terms
+of second order in the logits: (beta^T x)^2 x^T W is of order tau^3, too; without biases it is tau^5, and tau^-10.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import numpy as np
+import xarray as xr
+
+from manyheads.errors import UsageError
+from manyheads.recovery.queries.refinement import LENGTH
+from manyheads.recovery.source import generator, label, of_cell
+from manyheads.recovery.studies.noisy_extraction import (
+    DITHER,
+    FAMILIES,
+    ROUNDED,
+    START,
+    Server,
+    attack,
+    build_layer,
+    extract_from,
+    least_calls,
+)
+from manyheads.statistics import fit_exponent
+from manyheads.study import Cell, Claim, Lines, Listing, Source, Study
+from manyheads.study.claims import Measure
+from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.verdicts import Expected
+
+QUERIES = Source(
+    "bhattamishra2026",
+    "Provably Learning Attention with Queries",
+    "Satwik Bhattamishra, Kulin Shah, Michael Hahn and Varun Kanade",
+    2026,
+    kind="inproceedings",
+    venue="International Conference on Machine Learning",
+    identifier="2601.16873",
+    locus="abstract: a polynomial number of queries under additive tolerance; powers and attacks are derived here",
+)
+SHAPES = {"gpt2": "GPT-2-shaped", "llama": "LLaMA-shaped", "qwen": "Qwen-shaped"}
+CHEAPER_LOSS: dict[str, Expected] = {"gpt2": "holds", "llama": "refuted", "qwen": "refuted"}
+TENFOLD = 10.0
+NORMS = ("norm", "norm-without-biases")
+
+
+@dataclass(frozen=True)
+class Leakage(Study):
+    """Extraction from noisy answers costs the square of the noise; rounding is noise; small tokens cost the most.
+
+    Attributes
+    ----------
+    families
+        Of gpt2, llama and qwen (refused as long as biases of queries and keys with RoPE are).
+    noises
+        Noise of the answers, relative to their standard deviation.
+    bits
+        Bits to which answers are rounded, over four standard deviations either way.
+    repeats
+        How often each question is asked, where answers are rounded to the most of `bits`.
+    norms
+        Standard deviations of tokens where their norm is limited.
+    lengths
+        Tokens of a call where they are limited.
+    dim, heads
+        Of the layers.
+    target
+        Relative squared error at which a layer counts as extracted.
+    count
+        Calls of which the Cramer-Rao bound is taken, for norms and lengths.
+    """
+
+    name: ClassVar[str] = "recovery/leakage"
+    claim: ClassVar[str] = "Extraction from noisy or rounded answers costs the square of the noise"
+    source: ClassVar[Source] = QUERIES
+
+    families: tuple[str, ...] = ("gpt2", "llama")
+    noises: tuple[float, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2)
+    bits: tuple[int, ...] = (8, 9, 10, 12)
+    repeats: tuple[int, ...] = (4, 16, 64)
+    norms: tuple[float, ...] = (0.025, 0.05, 0.1)
+    lengths: tuple[int, ...] = (2, 4, 8)
+    dim: int = 8
+    heads: int = 2
+    target: float = 1e-7
+    count: int = 200
+
+    def __post_init__(self) -> None:
+        if not set(self.families) <= set(FAMILIES) or "gpt2" not in self.families:
+            raise UsageError(f"families={self.families}: gpt2, and any of {', '.join(FAMILIES[1:])}")
+        for name, least in (("noises", 3), ("bits", 2), ("repeats", 2), ("norms", 2), ("lengths", 2)):
+            given = getattr(self, name)
+            if len(given) < least or list(given) != sorted(set(given)) or not given[0] > 0:
+                raise UsageError(f"{name}={given}: give {least} or more, positive, in rising order")
+        if self.dim % self.heads or (self.dim // self.heads) % 2 or self.heads < 2:
+            raise UsageError(f"dim={self.dim}, heads={self.heads}: two heads or more, of an even dimension each")
+        if not 0 < self.target < 1:
+            raise UsageError(f"target={self.target}: give a relative squared error between 0 and 1")
+
+    @classmethod
+    def full(cls) -> Leakage:
+        """Return the study at 16 dimensions and four heads."""
+        return cls(dim=16, heads=4)
+
+    @classmethod
+    def small(cls) -> Leakage:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(noises=(1e-6, 1e-3, 1e-2), bits=(8, 10), repeats=(4, 16), norms=(0.05, 0.1), lengths=(2, 4), dim=4)
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return every family at every noise, and the other limits for layers of GPT-2's shape."""
+        cells = [Cell(family=f, limit="noise", size=float(s)) for f in self.families for s in self.noises]
+        others = [("bits", self.bits), ("same", self.repeats), ("nearby", self.repeats), ("length", self.lengths)]
+        others += [(name, self.norms) for name in NORMS]
+        return tuple(cells + [Cell(family="gpt2", limit=name, size=float(s)) for name, sizes in others for s in sizes])
+
+    def predict(self, key: jax.Array) -> xr.Dataset:
+        """Return the information limit: free parameters over numbers of a call, times s^2 / e where that is more."""
+        rank = self.dim // self.heads
+        free = 4 * self.heads * rank * (self.dim - rank / 2) + self.dim  # two matrices of rank r each have 2dr - r^2
+        least = free / (LENGTH * self.dim) * np.maximum(1.0, np.square(self.noises) / self.target)
+        return xr.Dataset({"limit": ("noise", least, label("calls"))}, coords={"noise": list(self.noises)})
+
+    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+        """Attack one server, or take the bound of one limit; the layer of a family is the same in all cells."""
+        family, limit, size = str(cell["family"]), str(cell["limit"]), float(cell["size"])
+        for_layer, for_server, for_queries = generator(key).spawn(3)
+        calls = tokens = error = honest = math.nan
+        if limit in (*NORMS, "length"):
+            length, scale = (int(size), 1.0) if limit == "length" else (LENGTH, size)
+            biases = limit != NORMS[1]
+            calls = least_calls(for_layer, self.dim, self.heads, length, scale, self.count, biases)
+            tokens = length * calls
+        else:
+            layer = build_layer(family, for_layer, self.dim, self.heads)
+            bits = {"noise": 0.0, "bits": size}.get(limit, float(self.bits[-1]))
+            server = Server(layer, self.dim, for_server, size if limit == "noise" else 0.0, bits)
+            honest = server.honest()
+            if limit in ("same", "nearby"):
+                _, cost = extract_from(family, server, for_queries, int(size), DITHER if limit == "nearby" else 0.0)
+            else:
+                cost = attack(family, server, for_queries, self.target)
+            calls, tokens, error = cost.calls, cost.tokens, cost.error
+        named = (
+            ("calls", calls, "calls to the target, or in units of s^2 / e"),
+            ("tokens", tokens, "tokens of these calls"),
+            ("error", error, "relative squared error of what was found"),
+            ("honest", honest, "relative squared error of an answer"),
+        )
+        return xr.Dataset({name: ((), float(value), label(words)) for name, value, words in named})
+
+    def _all(self, trained: xr.Dataset, name: str, family: str, limit: str) -> np.ndarray:
+        """Return a variable over the sizes of a limit, (replicates, sizes)."""
+        chosen = (trained["family"].values == family) & (trained["limit"].values == limit)
+        return trained[name].isel(cell=np.flatnonzero(chosen)).transpose("replicate", "cell").values
+
+    def _tenfold(self, trained: xr.Dataset, family: str) -> np.ndarray:
+        """Return the noise, (replicates,), at which calls are ten times the fewest, between sizes in logarithms."""
+        logs = np.log(self._all(trained, "calls", family, "noise"))
+        wanted = logs.min(1) + math.log(TENFOLD)
+        noises = np.log(self.noises)
+        return np.exp([np.interp(w, np.maximum.accumulate(row), noises) for w, row in zip(wanted, logs, strict=True)])
+
+    def claims(self) -> tuple[Claim, ...]:
+        """Compare powers with those derived, and the loss of an honest user with the error of the copy."""
+
+        def power(name: str, sizes: tuple[float, ...], limit: str, family: str = "gpt2", last: int = 0) -> Measure:
+            def measure(predicted: xr.Dataset, trained: xr.Dataset):
+                values = self._all(trained, name, family, limit)[:, -last:]
+                fit = fit_exponent(np.asarray(sizes, float)[-last:], values)
+                return fit.exponent, fit.interval
+
+            return measure
+
+        def per_bit(predicted: xr.Dataset, trained: xr.Dataset):
+            values = self._all(trained, "calls", "gpt2", "bits")
+            fit = fit_exponent(2.0 ** np.asarray(self.bits, float)[:3], values[:, :3])
+            return fit.exponent, fit.interval
+
+        def over_noise(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
+            noisy = np.log10(self._all(trained, "calls", "gpt2", "noise"))
+            rounded = np.log10(self._all(trained, "calls", "gpt2", "bits")[:, 0])
+            at = math.log(ROUNDED * 2.0 ** -self.bits[0])
+            return rounded - np.array([np.interp(at, np.log(self.noises), row) for row in noisy])
+
+        def over_limit(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
+            largest = self.noises[-1]
+            asked = of_cell(trained, "calls", family="gpt2", limit="noise", size=largest)
+            return np.log10(asked / float(predicted["limit"].sel(noise=largest)))
+
+        def loss(family: str) -> Measure:
+            return lambda predicted, trained: np.log10(self._tenfold(trained, family) ** 2 / self.target)
+
+        exact = "a power counted from the orders of the answers"
+        found = [
+            Claim(
+                f"The calls that extract a {SHAPES[family]} layer from noisy answers grow as the square of the noise",
+                power("calls", self.noises, "noise", family, 2 if family == "gpt2" else len(self.noises) - 1),
+                quantity="exponent of calls in the noise",
+                target=2.0,
+                tolerance=0.4,
+                basis="errors are p s^2 / n; a share of the calls is the start's, which steps in whole answers",
+            )
+            for family in self.families
+        ] + [
+            Claim(
+                f"Noise that makes extraction of a {SHAPES[family]} layer cost ten times as much costs an honest user "
+                "more than the copy's error",
+                loss(family),
+                quantity="squared error of the answers over the copy's (log10)",
+                target=0.0,
+                tolerance=(0.0, math.inf),
+                basis="log10; with p s^2 / n it is ten times the calls over the information limit, above one",
+                expected=CHEAPER_LOSS[family],
+            )
+            for family in self.families
+        ]
+        return (
+            *found,
+            Claim(
+                "At the largest noise calls are within a factor of ten of the information limit",
+                over_limit,
+                quantity="calls over the limit (log10), GPT-2-shaped",
+                target=0.0,
+                tolerance=(0.0, 1.0),
+                basis="merged weights over free ones 1.5, as much again for the start, rounded up to ten",
+            ),
+            Claim(
+                "Calls fall by a factor of four with every bit by which answers are rounded less coarsely",
+                per_bit,
+                quantity="exponent of calls in 2^bits",
+                target=-2.0,
+                tolerance=0.4,
+                basis="rounding to b bits is noise of size 2^-b to questions that are all different",
+            ),
+            Claim(
+                "Rounding costs what noise of the same size costs",
+                over_noise,
+                quantity="calls under rounding over calls under noise (log10)",
+                target=0.0,
+                tolerance=math.log10(2.0),
+                basis="a factor of two: noise between its sizes is interpolated",
+            ),
+            Claim(
+                "Asking the same rounded question again does not lower the error",
+                power("error", self.repeats, "same"),
+                quantity="exponent of the error in the number of answers",
+                target=0.0,
+                tolerance=0.1,
+                basis="the answer is the same each time; only what the attack believes of its noise changes",
+            ),
+            Claim(
+                "Asking rounded questions near by lowers the squared error in inverse proportion",
+                power("error", self.repeats, "nearby"),
+                quantity="exponent of the error in the number of answers",
+                target=-1.0,
+                tolerance=0.25,
+                basis="tokens moved by less than a step round independently; what remains of the step's bias, doubled",
+            ),
+            Claim(
+                "With biases the calls grow as the sixth power of the inverse norm of the tokens",
+                power("calls", self.norms, NORMS[0]),
+                quantity="exponent of calls in the norm",
+                target=-6.0,
+                tolerance=0.5,
+                basis=exact,
+            ),
+            Claim(
+                "Without biases two heads are told apart at the tenth power",
+                power("calls", self.norms, NORMS[1]),
+                quantity="exponent of calls in the norm",
+                target=-10.0,
+                tolerance=0.5,
+                basis=exact,
+            ),
+            Claim(
+                "Longer calls save more than their tokens",
+                power("calls", self.lengths, "length"),
+                quantity="exponent of calls in the length",
+                target=-1.0,
+                tolerance=(math.inf, 0.0),
+                basis="the first row of a sequence shows the sum of the projections alone: k - 1 rows of k inform",
+            ),
+        )
+
+    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
+        """Show calls by noise and limit, the loss of an honest user, rounding, repeated questions, norms, lengths."""
+        band = "Bands: full range of the replicates."
+        calls = {family: self._all(trained, "calls", family, "noise") for family in self.families}
+        tokens = {family: self._all(trained, "tokens", family, "noise") for family in self.families}
+        limit = spread_curve(self.noises, predicted["limit"].values[None], "information limit", "reference")
+        loss = np.square(self.noises)
+        rounded = [ROUNDED * 2.0**-b for b in self.bits]
+        target = f"a squared error of {self.target:g}"
+
+        def lines(title: str, x: str, y: str, curves: list, note: str, *shows: str) -> Lines:
+            return Lines(title, x, y, tuple(curves), log_x=True, log_y=True, note=note, shows=shows)
+
+        def of(values: dict[str, np.ndarray], x) -> list:
+            return [spread_curve(x, v, SHAPES[f], group=g) for g, (f, v) in enumerate(values.items())]
+
+        dear = {family: values / values.min(1, keepdims=True) for family, values in calls.items()}
+        ten = spread_curve(loss, np.full((1, len(loss)), TENFOLD), "ten times as much", "reference")
+        by_norm = [self._all(trained, "calls", "gpt2", name) for name in NORMS]
+        by_length = [self._all(trained, name, "gpt2", "length") for name in ("calls", "tokens")]
+        return (
+            lines(
+                f"Calls to {target}",
+                "noise of the answers",
+                "calls",
+                [*of(calls, self.noises), limit],
+                band,
+                "grow as the square of the noise",
+            ),
+            lines(
+                "Cost of extraction by what an honest user loses",
+                "squared error of the answers",
+                "calls over the fewest",
+                [*of(dear, loss), ten],
+                f"{band} The copy's squared error is {self.target:g}.",
+                "costs an honest user",
+            ),
+            lines(
+                "Rounding beside noise",
+                "error of the answers",
+                "calls",
+                [
+                    spread_curve(self.noises, calls["gpt2"], "noise", group=0),
+                    spread_curve(rounded[::-1], self._all(trained, "calls", "gpt2", "bits")[:, ::-1], "bits", group=1),
+                ],
+                f"{band} GPT-2-shaped. {self.bits[0]} to {self.bits[-1]} bits.",
+                "Rounding costs what",
+            ),
+            lines(
+                "Rounded answers, asked for again",
+                "answers to each question",
+                "squared error of what is found",
+                [
+                    spread_curve(self.repeats, self._all(trained, "error", "gpt2", name), words, group=g)
+                    for g, (name, words) in enumerate((("same", "the same question"), ("nearby", "questions near by")))
+                ],
+                f"{band} GPT-2-shaped, {self.bits[-1]} bits.",
+                "Asking the same",
+                "Asking rounded questions",
+            ),
+            lines(
+                "Limit of the norm",
+                "standard deviation of the tokens",
+                "calls [s^2 / e]",
+                [
+                    spread_curve(self.norms, values, words, group=g)
+                    for g, (values, words) in enumerate(zip(by_norm, ("with biases", "without"), strict=True))
+                ],
+                f"{band} Cramer-Rao bound of {self.heads} heads, GPT-2-shaped.",
+                "sixth power",
+                "tenth power",
+            ),
+            lines(
+                "Limit of the length",
+                "tokens of a call",
+                "calls or tokens [s^2 / e]",
+                [
+                    spread_curve(self.lengths, values, words, group=g)
+                    for g, (values, words) in enumerate(zip(by_length, ("calls", "tokens"), strict=True))
+                ],
+                f"{band} Cramer-Rao bound, GPT-2-shaped.",
+                "Longer calls",
+            ),
+            lines(f"Tokens to {target}", "noise of the answers", "tokens", of(tokens, self.noises), band),
+            self._defences(trained),
+        )
+
+    def _defences(self, trained: xr.Dataset) -> Listing:
+        """List the noise, and the bits, that make extraction ten times as dear."""
+        rows = []
+        for family in self.families:
+            noise = float(np.exp(np.log(self._tenfold(trained, family)).mean()))
+            fewest = self._all(trained, "calls", family, "noise").min(1).mean()
+            bits = math.log2(ROUNDED / noise)
+            figures = (
+                f"{fewest:,.0f}",
+                f"{noise:.2g}",
+                f"{bits:.1f}",
+                f"{noise**2:.2g}",
+                f"{noise**2 / self.target:.2g}",
+            )
+            rows.append((SHAPES[family], *figures))
+        return Listing(
+            "What makes extraction ten times as dear",
+            ("layer", "fewest calls", "noise", "as bits", "squared error of answers", "over the copy's"),
+            tuple(rows),
+            note=f"Means of replicates, in logarithms. The answers are averaged to noise {START:g} first.",
+        )

@@ -1,0 +1,235 @@
+r"""Servers that round or add noise, and what an attack on them costs.
+
+Noise s is relative to the standard deviation of the answers on Gaussian sequences of four tokens, and so are the
+answers that are rounded to b bits over four standard deviations either way: their error is uniform, with root mean
+square s = 8 / sqrt(12) 2^-b. What is extracted is worth its squared error on such sequences over the variance.
+
+Asking again averages independent noise, R times leave s / sqrt(R), and leaves deterministic rounding as it is: the same
+question has the same answer. Questions that are moved by less than a rounding step (dither) round independently.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
+
+from manyheads.attention import AttentionLayer
+from manyheads.recovery.layers.evaluation import evaluate_layer, softmax
+from manyheads.recovery.layers.rotary import RotaryLayer
+from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.bounded.algorithm import extract_bounded
+from manyheads.recovery.queries.refinement import LENGTH, refine_layer
+from manyheads.recovery.queries.rotary.algorithm import RotarySettings, extract_rotary
+from manyheads.recovery.refusals import RecoveryRefused
+from manyheads.recovery.results import Extracted
+from manyheads.recovery.task import gpt_layer, sequences
+
+Array = NDArray[np.float64]
+Function = Callable[[Array], Array]
+
+FAMILIES = ("gpt2", "llama", "qwen")
+"""GPT-2-shaped layers (biases, no positions), LLaMA-shaped (RoPE), Qwen-shaped (RoPE, biases on queries and keys)."""
+
+BASE = 1e4  # of the frequencies of RoPE
+KEY_BIAS = 0.3  # standard deviation of the biases of queries and keys
+FRESH = 400  # sequences on which an error is measured
+START = 2e-3  # noise to which answers are averaged before heads are told apart
+DITHER = 0.4  # of a rounding step, in the size of the answers: standard deviation by which tokens are moved
+FASTEST = 64.0  # factor between numbers of answers that are tried one after another
+ATTEMPTS = 16  # numbers of answers, or of sequences, that are tried
+ROUNDED = 8 / 12**0.5  # noise of b bits over four standard deviations either way, times 2^b
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Calls and tokens of an attack, and the relative squared error of what it found; infinite where nothing was."""
+
+    calls: float
+    tokens: float
+    error: float
+
+
+def build_layer(family: str, rng: np.random.Generator, dim: int, heads: int) -> Function:
+    """Return a random layer of a family."""
+    if family == "gpt2":
+        layer = gpt_layer(rng, dim, heads)
+        return lambda x: evaluate_layer(layer, x)
+    rank = dim // heads
+    query, key, value = (rng.standard_normal((heads, dim, rank)) / dim**0.5 for _ in range(3))
+    output = rng.standard_normal((heads, rank, dim)) / dim**0.5
+    biases = (KEY_BIAS if family == "qwen" else 0.0) * rng.standard_normal((2, heads, 1, rank))
+    query, key = (np.concatenate([w, b], axis=1) / rank**0.25 for w, b in zip((query, key), biases, strict=True))
+    frequencies = BASE ** (-np.arange(rank // 2) / (rank // 2))
+    return RotaryLayer.of_projections(query, key, value @ output, frequencies)
+
+
+class Server:
+    """A layer behind noise or rounding.
+
+    Parameters
+    ----------
+    layer
+        The function.
+    dim
+        Token dimension.
+    rng
+        Draws the noise, and the sequences on which errors are measured.
+    noise
+        Relative standard deviation of noise that is added, or 0.
+    bits
+        Bits to which answers are rounded, or 0.
+    """
+
+    def __init__(self, layer: Function, dim: int, rng: np.random.Generator, noise: float = 0.0, bits: float = 0):
+        self.layer, self.dim, self.rng = layer, dim, rng
+        self.x = sequences(rng, FRESH, LENGTH, dim, distribution="gaussian")
+        self.y = layer(self.x)
+        self.size = float(self.y.std())
+        self.bits = bits
+        self.step = 8 * self.size * 2.0**-bits
+        self.noise = ROUNDED * 2.0**-bits if bits else noise
+
+    def __call__(self, x: Array) -> Array:
+        """Answer sequences (n, k, d)."""
+        y = self.layer(x)
+        if self.bits:
+            return np.round(y / self.step) * self.step
+        return y + self.noise * self.size * self.rng.standard_normal(y.shape)
+
+    def averaged(self, repeats: int, dither: float = 0.0) -> Function:
+        """Return the mean of `repeats` answers; tokens are moved by `dither` rounding steps where answers are rounded.
+
+        The mean of independent noise is drawn as such.
+        """
+
+        def quiet(x: Array) -> Array:
+            y = self.layer(x)
+            return y + self.noise * self.size / repeats**0.5 * self.rng.standard_normal(y.shape)
+
+        def moved(x: Array) -> Array:
+            width = dither * self.step / self.size if repeats > 1 else 0.0
+            return sum(self(x + width * self.rng.standard_normal(x.shape)) for _ in range(repeats)) / repeats
+
+        return moved if self.bits else quiet
+
+    def error(self, found: Function) -> float:
+        """Return the relative squared error of a function, on sequences that were used for nothing else."""
+        left = float(np.mean((found(self.x) - self.y) ** 2)) / self.size**2
+        return left if np.isfinite(left) else np.inf
+
+    def honest(self) -> float:
+        """Return the relative squared error of an answer."""
+        return self.error(self)
+
+
+def extract_from(
+    family: str, server: Server, rng: np.random.Generator, repeats: int, dither: float = DITHER
+) -> tuple[Extracted | None, Cost]:
+    """Extract once, from means of `repeats` answers."""
+    oracle = Oracle(server.averaged(repeats, dither), server.dim)
+    noise = max(server.noise / repeats**0.5, 1e-15)
+    found, error = None, np.inf
+    try:
+        with np.errstate(all="ignore"):
+            if family == "gpt2":
+                found = extract_bounded(oracle, noise, rng)
+            else:
+                found = extract_rotary(oracle, noise, rng, RotarySettings.accurate())
+            error = server.error(found)
+    except (RecoveryRefused, np.linalg.LinAlgError):
+        pass
+    asked = oracle.total
+    return found, Cost(repeats * asked.calls, repeats * asked.tokens, error)
+
+
+def attack(family: str, server: Server, rng: np.random.Generator, target: float) -> Cost:
+    """Return the least cost at which the error is `target`, to within the noise of one extraction.
+
+    Layers without positions: heads are told apart at noise `START`, and a joint fit to as many fresh sequences as the
+    target needs does the rest. Rotary layers, for which no joint fit is built: means of as many answers as it needs.
+    """
+    if family == "gpt2":
+        return _fit_until(server, rng, target)
+    return _average_until(family, server, rng, target)
+
+
+def _average_until(family: str, server: Server, rng: np.random.Generator, target: float) -> Cost:
+    """Bracket the number of answers, starting from one, to within a factor of 1.5."""
+    best, low, repeats = Cost(np.inf, np.inf, np.inf), 0, 1
+    for _ in range(ATTEMPTS):
+        _, cost = extract_from(family, server, rng, repeats)
+        # errors fall as 1 / repeats once heads are told apart
+        wanted = repeats * np.clip(1.1 * cost.error / target, 1 / FASTEST, FASTEST)
+        if cost.error <= target:
+            best, high = cost, repeats
+        else:
+            low = repeats
+            high = int(best.calls / cost.calls * repeats) if np.isfinite(best.calls) else 0
+        if high and high <= max(1.5 * low, 1):
+            break
+        inside = np.clip(wanted, 1.2 * low, high / 1.2) if high and low else wanted
+        repeats = max(1, int(np.ceil(inside if not (high and low) or inside < high else (low * high) ** 0.5)))
+    return best
+
+
+def _fit_until(server: Server, rng: np.random.Generator, target: float) -> Cost:
+    repeats = max(1, int(np.ceil((server.noise / START) ** 2)))
+    for _ in range(3):  # seeds
+        found, start = extract_from("gpt2", server, rng, repeats)
+        if start.error <= target:
+            return start
+        if found is not None and start.error < 1e-2:
+            break
+    else:
+        return Cost(np.inf, np.inf, start.error)
+    layer, excess = found.layer, 12.0
+    for _ in range(ATTEMPTS):
+        oracle = Oracle(server, server.dim)
+        layer = refine_layer(oracle, layer, rng, excess=excess).layer
+        error = server.error(lambda x, layer=layer: evaluate_layer(layer, x))
+        asked, share = oracle.total, min(1.0, error / target)
+        if error <= target:
+            return Cost(start.calls + share * asked.calls, start.tokens + share * asked.tokens, error)
+        excess *= float(np.clip(1.1 * error / target, 2, 64))
+    return Cost(np.inf, np.inf, error)
+
+
+def least_calls(
+    rng: np.random.Generator, dim: int, heads: int, length: int, scale: float, count: int, biases: bool = True
+) -> float:
+    r"""Return the calls of an unbiased estimate, for noise s and error e in units of s^2 / e.
+
+    Of `count` calls of `length` tokens of standard deviation `scale` let J be the Jacobian of all answers in the
+    weights, and K that of Gaussian sequences. The Cramer-Rao bound of the error is e = s^2 tr(K (J^T J)^-1 K^T) / n, n
+    the numbers in K's answers.
+    """
+    layer = gpt_layer(rng, dim, heads, key_bias=biases)
+    asked, honest = (sequences(rng, count, k, dim, distribution="gaussian") for k in (length, LENGTH))
+    triangle = np.linalg.qr(_jacobian(layer, scale * asked), mode="r")
+    wide = _jacobian(layer, honest)
+    return count * float(np.sum(solve_triangular(triangle, wide.T, trans="T") ** 2)) / len(wide)
+
+
+def _jacobian(layer: AttentionLayer, x: Array) -> Array:
+    """Return the derivatives (numbers in the answers, weights) of the answers in Theta, W, beta and c."""
+    dim = layer.dim
+    count, length, _ = x.shape
+    rows = count * length
+    seen = np.tril(np.ones((length, length), bool))
+    parts = []
+    biases = np.zeros((layer.heads, dim)) if layer.key_bias is None else layer.key_bias
+    for theta, projection, beta in zip(layer.theta, layer.projection, biases, strict=True):
+        logits = x @ theta @ x.transpose(0, 2, 1) + (x @ beta)[:, None, :]
+        weights = softmax(np.where(seen, logits, -np.inf))  # (n, k, k)
+        mean = weights @ x  # (n, k, d)
+        # d mean / d logits = sum_j p_j (x_j - mean) x_j^T: the covariance of the tokens under the weights
+        covariance = np.einsum("nrj,nja,njb->nrab", weights, x, x) - mean[..., :, None] * mean[..., None, :]
+        by_beta = (covariance @ projection).reshape(rows, dim, dim)  # (row, key coordinate, output)
+        by_theta = np.einsum("ra,rbo->roab", x.reshape(rows, dim), by_beta)
+        by_projection = np.einsum("ra,ob->roab", mean.reshape(rows, dim), np.eye(dim))
+        parts += [by_theta, by_projection]
+        parts += [] if layer.key_bias is None else [by_beta.transpose(0, 2, 1)[..., None]]
+    parts.append(np.broadcast_to(np.eye(dim), (rows, dim, dim))[..., None])
+    return np.concatenate([part.reshape(rows * dim, -1) for part in parts], axis=1)
