@@ -94,6 +94,8 @@ class Extract:
     """Folder for the outputs, from which the same command resumes."""
     output: Path = Path("extracted.safetensors")
     """File for the recovered layer; its certificate (.json) and a report (.html) are written beside it."""
+    report: Switch = False
+    """Leak meter: add calls by stage, the information limit, and what noise, rounding and small tokens would cost."""
     json: Switch = False
     """Print JSON instead of sentences."""
 
@@ -259,12 +261,14 @@ class Extract:
 
     def _summarize(self, target: Target, found: "Recovery", taken: Mapping[str, float]) -> dict[str, Any]:
         """Return everything that is printed and kept, for JSON."""
+        from manyheads.recovery.leak_meter import measure_leak
         from manyheads.recovery.summaries import summarize_recovery
 
         files = {name: str(self.output.with_suffix(f".{name}")) for name in ("safetensors", "json", "html")}
         said = {"oracle": target.oracle.about, "command": shlex.join(["manyheads", *sys.argv[1:]]), "seed": self.seed}
         truth = None if target.truth is None else target.truth()
-        return {**said, **summarize_recovery(found, truth), **taken, "files": files}
+        leak = {"leak": measure_leak(found, self.tolerance)} if self.report else {}
+        return {**said, **summarize_recovery(found, truth), **taken, **leak, "files": files}
 
     def _write(self, target: Target, found: "Recovery", summary: dict[str, Any]) -> None:
         from manyheads.recovery.pictures import recovery_section
@@ -283,6 +287,26 @@ def _say_accuracy(heads: Sequence[Mapping[str, Any]]) -> str:
         max(math.inf if head[name] is None else float(head[name]) for head in heads) for name in ("projection", "theta")
     )
     return f"relative error of a head at most {projection:.2g} in W and {theta:.2g} in Theta"
+
+
+def _say_leak(leak: Mapping[str, Any] | None, stages: Mapping[str, Any]) -> Iterator[str]:
+    """Describe the calls of every stage, and what defences would cost."""
+    said = ", ".join(f"{name} {counts['calls']:,}" for name, counts in stages.items())
+    yield f"stages   {said} calls"
+    if leak is None:
+        yield "leak     not predicted: no law is measured for layers with positions or a norm in front"
+        return
+    yield f"limit    {leak['limit']:,.0f} calls of four tokens, free parameters over numbers"
+    yield (
+        f"leak     predicted, to a squared error of {leak['target']:g}: {leak['calls']:,.0f} calls without noise by "
+        "method 'bounded', and behind"
+    )
+    for one in leak["defences"]:
+        yield (
+            f"         {one['name']}: {one['calls']:,.0f} calls ({one['times']:.3g} times; limit {one['limit']:,.0f}), "
+            f"squared error of an answer {one['loss']:.2g}"
+        )
+    yield f"         tokens of half the norm, where logits are small: {leak['norm_factor']:g} times"
 
 
 def _as_text(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -306,4 +330,6 @@ def _as_text(summary: Mapping[str, Any]) -> Iterator[str]:
     yield f"method   {summary['method']}: {summary['reason']}"
     if errors := summary["against_weights"]:
         yield f"truth    {', '.join(f'{name} {value:.2g}' for name, value in errors.items())}"
+    if "leak" in summary:
+        yield from _say_leak(summary["leak"], summary["asked_by_stage"])
     yield f"written  {files['safetensors']}; its certificate {files['json']}; a report {files['html']}"

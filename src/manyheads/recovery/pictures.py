@@ -30,6 +30,24 @@ def stages_panel(found: Recovery) -> Listing:
     )
 
 
+def leak_panel(leak: Mapping[str, Any]) -> Listing:
+    """Return what the extraction would cost behind every defence, from `measure_leak`."""
+    rows = [
+        (one["name"], *(format_figure(float(f"{one[name]:.3g}")) for name in ("calls", "times", "limit", "loss")))
+        for one in leak["defences"]
+    ]
+    return Listing(
+        "What would make it dearer",
+        ("defence", "calls", "over those of exact answers", "information limit, calls", "squared error of an answer"),
+        tuple(rows),
+        note=(
+            f"Predicted, to a squared error of {leak['target']:g} of the copy, by the law that recovery/leakage "
+            f"measures. Without noise the bounded method takes {leak['calls']:,.0f} calls. Tokens limited to half the "
+            f"norm, where logits are small: calls times {leak['norm_factor']:g}. Errors are relative to the variance."
+        ),
+    )
+
+
 def recovery_section(found: Recovery, summary: Mapping[str, Any]) -> Section:
     """Return the chapter of a report on one recovery, from it and its `summarize_recovery`."""
     asked = summary["asked"]
@@ -47,10 +65,15 @@ def recovery_section(found: Recovery, summary: Mapping[str, Any]) -> Section:
         "tried": "; ".join(summary["tried"]),
     }
     layer = at_offset_one(found.layer)
+    leak = summary.get("leak")
     return Section(
         f"{summary['heads']} heads in {summary['dim']} dimensions, from answers alone",
         summary["certificate"]["statement"],
-        (*layer_panels(layer, summary["rank_tolerance"]), stages_panel(found)),
+        (
+            *layer_panels(layer, summary["rank_tolerance"]),
+            stages_panel(found),
+            *(() if leak is None else (leak_panel(leak),)),
+        ),
         facts=tuple((name, value) for name, value in facts.items() if value),
         command=summary.get("command", ""),
     )

@@ -16,6 +16,7 @@ of second order in the logits: (beta^T x)^2 x^T W is of order tau^3, too; withou
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,23 +25,22 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
+from manyheads.recovery.leak_meter import ROUNDED, START, TENFOLD
 from manyheads.recovery.queries.refinement import LENGTH
 from manyheads.recovery.source import generator, label, of_cell
 from manyheads.recovery.studies.noisy_extraction import (
     DITHER,
     FAMILIES,
-    ROUNDED,
-    START,
     Server,
     attack,
     build_layer,
     extract_from,
     least_calls,
 )
-from manyheads.statistics import fit_exponent
+from manyheads.statistics import Interval, fit_exponent
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.reporting.panels import Curve, Panel, spread_curve
 from manyheads.study.verdicts import Expected
 
 QUERIES = Source(
@@ -55,7 +55,6 @@ QUERIES = Source(
 )
 SHAPES = {"gpt2": "GPT-2-shaped", "llama": "LLaMA-shaped", "qwen": "Qwen-shaped"}
 CHEAPER_LOSS: dict[str, Expected] = {"gpt2": "holds", "llama": "refuted", "qwen": "refuted"}
-TENFOLD = 10.0
 NORMS = ("norm", "norm-without-biases")
 
 
@@ -125,7 +124,12 @@ class Leakage(Study):
     def cells(self) -> tuple[Cell, ...]:
         """Return every family at every noise, and the other limits for layers of GPT-2's shape."""
         cells = [Cell(family=f, limit="noise", size=float(s)) for f in self.families for s in self.noises]
-        others = [("bits", self.bits), ("same", self.repeats), ("nearby", self.repeats), ("length", self.lengths)]
+        others: list[tuple[str, tuple[float, ...]]] = [
+            ("bits", self.bits),
+            ("same", self.repeats),
+            ("nearby", self.repeats),
+            ("length", self.lengths),
+        ]
         others += [(name, self.norms) for name in NORMS]
         return tuple(cells + [Cell(family="gpt2", limit=name, size=float(s)) for name, sizes in others for s in sizes])
 
@@ -180,14 +184,14 @@ class Leakage(Study):
         """Compare powers with those derived, and the loss of an honest user with the error of the copy."""
 
         def power(name: str, sizes: tuple[float, ...], limit: str, family: str = "gpt2", last: int = 0) -> Measure:
-            def measure(predicted: xr.Dataset, trained: xr.Dataset):
+            def measure(predicted: xr.Dataset, trained: xr.Dataset) -> tuple[float, Interval]:
                 values = self._all(trained, name, family, limit)[:, -last:]
                 fit = fit_exponent(np.asarray(sizes, float)[-last:], values)
                 return fit.exponent, fit.interval
 
             return measure
 
-        def per_bit(predicted: xr.Dataset, trained: xr.Dataset):
+        def per_bit(predicted: xr.Dataset, trained: xr.Dataset) -> tuple[float, Interval]:
             values = self._all(trained, "calls", "gpt2", "bits")
             fit = fit_exponent(2.0 ** np.asarray(self.bits, float)[:3], values[:, :3])
             return fit.exponent, fit.interval
@@ -308,10 +312,10 @@ class Leakage(Study):
         rounded = [ROUNDED * 2.0**-b for b in self.bits]
         target = f"a squared error of {self.target:g}"
 
-        def lines(title: str, x: str, y: str, curves: list, note: str, *shows: str) -> Lines:
+        def lines(title: str, x: str, y: str, curves: list[Curve], note: str, *shows: str) -> Lines:
             return Lines(title, x, y, tuple(curves), log_x=True, log_y=True, note=note, shows=shows)
 
-        def of(values: dict[str, np.ndarray], x) -> list:
+        def of(values: dict[str, np.ndarray], x: Iterable[float]) -> list[Curve]:
             return [spread_curve(x, v, SHAPES[f], group=g) for g, (f, v) in enumerate(values.items())]
 
         dear = {family: values / values.min(1, keepdims=True) for family, values in calls.items()}

@@ -10,6 +10,7 @@ question has the same answer. Questions that are moved by less than a rounding s
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from scipy.linalg import solve_triangular
 from manyheads.attention import AttentionLayer
 from manyheads.recovery.layers.evaluation import evaluate_layer, softmax
 from manyheads.recovery.layers.rotary import RotaryLayer
+from manyheads.recovery.leak_meter import ROUNDED, START
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.bounded.algorithm import extract_bounded
 from manyheads.recovery.queries.refinement import LENGTH, refine_layer
@@ -35,11 +37,9 @@ FAMILIES = ("gpt2", "llama", "qwen")
 BASE = 1e4  # of the frequencies of RoPE
 KEY_BIAS = 0.3  # standard deviation of the biases of queries and keys
 FRESH = 400  # sequences on which an error is measured
-START = 2e-3  # noise to which answers are averaged before heads are told apart
 DITHER = 0.4  # of a rounding step, in the size of the answers: standard deviation by which tokens are moved
 FASTEST = 64.0  # factor between numbers of answers that are tried one after another
 ATTEMPTS = 16  # numbers of answers, or of sequences, that are tried
-ROUNDED = 8 / 12**0.5  # noise of b bits over four standard deviations either way, times 2^b
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,10 @@ class Server:
 
         def moved(x: Array) -> Array:
             width = dither * self.step / self.size if repeats > 1 else 0.0
-            return sum(self(x + width * self.rng.standard_normal(x.shape)) for _ in range(repeats)) / repeats
+            answers = np.zeros_like(x)
+            for _ in range(repeats):
+                answers += self(x + width * self.rng.standard_normal(x.shape))
+            return answers / repeats
 
         return moved if self.bits else quiet
 
@@ -188,7 +191,7 @@ def _fit_until(server: Server, rng: np.random.Generator, target: float) -> Cost:
     for _ in range(ATTEMPTS):
         oracle = Oracle(server, server.dim)
         layer = refine_layer(oracle, layer, rng, excess=excess).layer
-        error = server.error(lambda x, layer=layer: evaluate_layer(layer, x))
+        error = server.error(partial(evaluate_layer, layer))
         asked, share = oracle.total, min(1.0, error / target)
         if error <= target:
             return Cost(start.calls + share * asked.calls, start.tokens + share * asked.tokens, error)
