@@ -261,7 +261,7 @@ class Extract:
 
     def _summarize(self, target: Target, found: "Recovery", taken: Mapping[str, float]) -> dict[str, Any]:
         """Return everything that is printed and kept, for JSON."""
-        from manyheads.recovery.leak_meter import measure_leak
+        from manyheads.recovery.queries.leak_meter import measure_leak
         from manyheads.recovery.summaries import summarize_recovery
 
         files = {name: str(self.output.with_suffix(f".{name}")) for name in ("safetensors", "json", "html")}

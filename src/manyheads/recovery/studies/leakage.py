@@ -16,7 +16,6 @@ of second order in the logits: (beta^T x)^2 x^T W is of order tau^3, too; withou
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,12 +24,15 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.recovery.leak_meter import ROUNDED, START, TENFOLD
+from manyheads.recovery.queries.leak_meter import ROUNDED, TENFOLD
 from manyheads.recovery.queries.refinement import LENGTH
 from manyheads.recovery.source import generator, label, of_cell
+from manyheads.recovery.studies.leakage_pictures import leakage_panels
 from manyheads.recovery.studies.noisy_extraction import (
     DITHER,
     FAMILIES,
+    NORMS,
+    SHAPES,
     Server,
     attack,
     build_layer,
@@ -38,9 +40,9 @@ from manyheads.recovery.studies.noisy_extraction import (
     least_calls,
 )
 from manyheads.statistics import Interval, fit_exponent
-from manyheads.study import Cell, Claim, Lines, Listing, Source, Study
+from manyheads.study import Cell, Claim, Source, Study
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Curve, Panel, spread_curve
+from manyheads.study.reporting.panels import Panel
 from manyheads.study.verdicts import Expected
 
 QUERIES = Source(
@@ -53,9 +55,7 @@ QUERIES = Source(
     identifier="2601.16873",
     locus="abstract: a polynomial number of queries under additive tolerance; powers and attacks are derived here",
 )
-SHAPES = {"gpt2": "GPT-2-shaped", "llama": "LLaMA-shaped", "qwen": "Qwen-shaped"}
 CHEAPER_LOSS: dict[str, Expected] = {"gpt2": "holds", "llama": "refuted", "qwen": "refuted"}
-NORMS = ("norm", "norm-without-biases")
 
 
 @dataclass(frozen=True)
@@ -168,14 +168,14 @@ class Leakage(Study):
         )
         return xr.Dataset({name: ((), float(value), label(words)) for name, value, words in named})
 
-    def _all(self, trained: xr.Dataset, name: str, family: str, limit: str) -> np.ndarray:
+    def over_sizes(self, trained: xr.Dataset, name: str, family: str, limit: str) -> np.ndarray:
         """Return a variable over the sizes of a limit, (replicates, sizes)."""
         chosen = (trained["family"].values == family) & (trained["limit"].values == limit)
         return trained[name].isel(cell=np.flatnonzero(chosen)).transpose("replicate", "cell").values
 
-    def _tenfold(self, trained: xr.Dataset, family: str) -> np.ndarray:
+    def tenfold(self, trained: xr.Dataset, family: str) -> np.ndarray:
         """Return the noise, (replicates,), at which calls are ten times the fewest, between sizes in logarithms."""
-        logs = np.log(self._all(trained, "calls", family, "noise"))
+        logs = np.log(self.over_sizes(trained, "calls", family, "noise"))
         wanted = logs.min(1) + math.log(TENFOLD)
         noises = np.log(self.noises)
         return np.exp([np.interp(w, np.maximum.accumulate(row), noises) for w, row in zip(wanted, logs, strict=True)])
@@ -185,20 +185,20 @@ class Leakage(Study):
 
         def power(name: str, sizes: tuple[float, ...], limit: str, family: str = "gpt2", last: int = 0) -> Measure:
             def measure(predicted: xr.Dataset, trained: xr.Dataset) -> tuple[float, Interval]:
-                values = self._all(trained, name, family, limit)[:, -last:]
+                values = self.over_sizes(trained, name, family, limit)[:, -last:]
                 fit = fit_exponent(np.asarray(sizes, float)[-last:], values)
                 return fit.exponent, fit.interval
 
             return measure
 
         def per_bit(predicted: xr.Dataset, trained: xr.Dataset) -> tuple[float, Interval]:
-            values = self._all(trained, "calls", "gpt2", "bits")
+            values = self.over_sizes(trained, "calls", "gpt2", "bits")
             fit = fit_exponent(2.0 ** np.asarray(self.bits, float)[:3], values[:, :3])
             return fit.exponent, fit.interval
 
         def over_noise(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
-            noisy = np.log10(self._all(trained, "calls", "gpt2", "noise"))
-            rounded = np.log10(self._all(trained, "calls", "gpt2", "bits")[:, 0])
+            noisy = np.log10(self.over_sizes(trained, "calls", "gpt2", "noise"))
+            rounded = np.log10(self.over_sizes(trained, "calls", "gpt2", "bits")[:, 0])
             at = math.log(ROUNDED * 2.0 ** -self.bits[0])
             return rounded - np.array([np.interp(at, np.log(self.noises), row) for row in noisy])
 
@@ -208,7 +208,7 @@ class Leakage(Study):
             return np.log10(asked / float(predicted["limit"].sel(noise=largest)))
 
         def loss(family: str) -> Measure:
-            return lambda predicted, trained: np.log10(self._tenfold(trained, family) ** 2 / self.target)
+            return lambda predicted, trained: np.log10(self.tenfold(trained, family) ** 2 / self.target)
 
         exact = "a power counted from the orders of the answers"
         found = [
@@ -304,109 +304,4 @@ class Leakage(Study):
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
         """Show calls by noise and limit, the loss of an honest user, rounding, repeated questions, norms, lengths."""
-        band = "Bands: full range of the replicates."
-        calls = {family: self._all(trained, "calls", family, "noise") for family in self.families}
-        tokens = {family: self._all(trained, "tokens", family, "noise") for family in self.families}
-        limit = spread_curve(self.noises, predicted["limit"].values[None], "information limit", "reference")
-        loss = np.square(self.noises)
-        rounded = [ROUNDED * 2.0**-b for b in self.bits]
-        target = f"a squared error of {self.target:g}"
-
-        def lines(title: str, x: str, y: str, curves: list[Curve], note: str, *shows: str) -> Lines:
-            return Lines(title, x, y, tuple(curves), log_x=True, log_y=True, note=note, shows=shows)
-
-        def of(values: dict[str, np.ndarray], x: Iterable[float]) -> list[Curve]:
-            return [spread_curve(x, v, SHAPES[f], group=g) for g, (f, v) in enumerate(values.items())]
-
-        dear = {family: values / values.min(1, keepdims=True) for family, values in calls.items()}
-        ten = spread_curve(loss, np.full((1, len(loss)), TENFOLD), "ten times as much", "reference")
-        by_norm = [self._all(trained, "calls", "gpt2", name) for name in NORMS]
-        by_length = [self._all(trained, name, "gpt2", "length") for name in ("calls", "tokens")]
-        return (
-            lines(
-                f"Calls to {target}",
-                "noise of the answers",
-                "calls",
-                [*of(calls, self.noises), limit],
-                band,
-                "grow as the square of the noise",
-            ),
-            lines(
-                "Cost of extraction by what an honest user loses",
-                "squared error of the answers",
-                "calls over the fewest",
-                [*of(dear, loss), ten],
-                f"{band} The copy's squared error is {self.target:g}.",
-                "costs an honest user",
-            ),
-            lines(
-                "Rounding beside noise",
-                "error of the answers",
-                "calls",
-                [
-                    spread_curve(self.noises, calls["gpt2"], "noise", group=0),
-                    spread_curve(rounded[::-1], self._all(trained, "calls", "gpt2", "bits")[:, ::-1], "bits", group=1),
-                ],
-                f"{band} GPT-2-shaped. {self.bits[0]} to {self.bits[-1]} bits.",
-                "Rounding costs what",
-            ),
-            lines(
-                "Rounded answers, asked for again",
-                "answers to each question",
-                "squared error of what is found",
-                [
-                    spread_curve(self.repeats, self._all(trained, "error", "gpt2", name), words, group=g)
-                    for g, (name, words) in enumerate((("same", "the same question"), ("nearby", "questions near by")))
-                ],
-                f"{band} GPT-2-shaped, {self.bits[-1]} bits.",
-                "Asking the same",
-                "Asking rounded questions",
-            ),
-            lines(
-                "Limit of the norm",
-                "standard deviation of the tokens",
-                "calls [s^2 / e]",
-                [
-                    spread_curve(self.norms, values, words, group=g)
-                    for g, (values, words) in enumerate(zip(by_norm, ("with biases", "without"), strict=True))
-                ],
-                f"{band} Cramer-Rao bound of {self.heads} heads, GPT-2-shaped.",
-                "sixth power",
-                "tenth power",
-            ),
-            lines(
-                "Limit of the length",
-                "tokens of a call",
-                "calls or tokens [s^2 / e]",
-                [
-                    spread_curve(self.lengths, values, words, group=g)
-                    for g, (values, words) in enumerate(zip(by_length, ("calls", "tokens"), strict=True))
-                ],
-                f"{band} Cramer-Rao bound, GPT-2-shaped.",
-                "Longer calls",
-            ),
-            lines(f"Tokens to {target}", "noise of the answers", "tokens", of(tokens, self.noises), band),
-            self._defences(trained),
-        )
-
-    def _defences(self, trained: xr.Dataset) -> Listing:
-        """List the noise, and the bits, that make extraction ten times as dear."""
-        rows = []
-        for family in self.families:
-            noise = float(np.exp(np.log(self._tenfold(trained, family)).mean()))
-            fewest = self._all(trained, "calls", family, "noise").min(1).mean()
-            bits = math.log2(ROUNDED / noise)
-            figures = (
-                f"{fewest:,.0f}",
-                f"{noise:.2g}",
-                f"{bits:.1f}",
-                f"{noise**2:.2g}",
-                f"{noise**2 / self.target:.2g}",
-            )
-            rows.append((SHAPES[family], *figures))
-        return Listing(
-            "What makes extraction ten times as dear",
-            ("layer", "fewest calls", "noise", "as bits", "squared error of answers", "over the copy's"),
-            tuple(rows),
-            note=f"Means of replicates, in logarithms. The answers are averaged to noise {START:g} first.",
-        )
+        return leakage_panels(self, predicted, trained)

@@ -19,9 +19,9 @@ from scipy.linalg import solve_triangular
 from manyheads.attention import AttentionLayer
 from manyheads.recovery.layers.evaluation import evaluate_layer, softmax
 from manyheads.recovery.layers.rotary import RotaryLayer
-from manyheads.recovery.leak_meter import ROUNDED, START
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.bounded.algorithm import extract_bounded
+from manyheads.recovery.queries.leak_meter import ROUNDED, START
 from manyheads.recovery.queries.refinement import LENGTH, refine_layer
 from manyheads.recovery.queries.rotary.algorithm import RotarySettings, extract_rotary
 from manyheads.recovery.refusals import RecoveryRefused
@@ -31,8 +31,12 @@ from manyheads.recovery.task import gpt_layer, sequences
 Array = NDArray[np.float64]
 Function = Callable[[Array], Array]
 
-FAMILIES = ("gpt2", "llama", "qwen")
+SHAPES = {"gpt2": "GPT-2-shaped", "llama": "LLaMA-shaped", "qwen": "Qwen-shaped"}
+FAMILIES = tuple(SHAPES)
 """GPT-2-shaped layers (biases, no positions), LLaMA-shaped (RoPE), Qwen-shaped (RoPE, biases on queries and keys)."""
+
+NORMS = ("norm", "norm-without-biases")
+"""Limits of the norm of tokens: for layers with query biases, and without."""
 
 BASE = 1e4  # of the frequencies of RoPE
 KEY_BIAS = 0.3  # standard deviation of the biases of queries and keys

@@ -5,7 +5,7 @@ import pytest
 
 from manyheads.recovery import ExtractionOptions, evaluate_layer, extract_layer, gpt_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
-from manyheads.recovery.leak_meter import START, LeakMeter, measure_leak
+from manyheads.recovery.queries.leak_meter import START, LeakMeter, measure_leak
 from manyheads.recovery.studies.noisy_extraction import Server, _jacobian, attack, build_layer, least_calls
 
 QUIET = ExtractionOptions(progress=False, verify=50)
