@@ -108,9 +108,13 @@ class Upgrade:
         from manyheads.study.store.maintenance.upgrade import upgrade
         from manyheads.study.store.run_store import find_paths
 
+        upgraded = 0
         for path in find_paths(_no_linked_run(self.store)):
             if count := upgrade(path, self.drop):
                 print(f"upgraded {printable(path)}: {count} units")
+                upgraded += 1
+        if not upgraded:
+            print(f"no run in {printable(self.store)} is of an older format")
         return 0
 
 

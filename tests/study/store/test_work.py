@@ -20,7 +20,7 @@ from manyheads.study.runner import UnitFailed, WorkersLost, contribute, prepare
 from manyheads.study.store.disk import StoreFull, temporary_beside
 from manyheads.study.store.equality import differences
 from manyheads.study.store.identity import InputChanged
-from manyheads.study.store.leases import STALE, Launch, owners_of
+from manyheads.study.store.leases import NO_LINKS, STALE, Launch, owners_of
 from manyheads.study.store.run_store import find_runs
 
 REPLICATES = 4
@@ -164,6 +164,24 @@ def test_claims_of_another_host_hold_until_it_was_silent_for_long(tmp_path, sile
         claims = launch.claim([5, 6], 2)
         assert [claim.unit for claim in claims] == ([6] if is_alive else [5, 6])
         assert bool(launch.others()) is is_alive
+
+
+@pytest.mark.parametrize("number", sorted(NO_LINKS))
+def test_claims_are_files_where_there_are_no_hard_links(tmp_path, monkeypatch, whole, number):
+    def refused(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refused)
+    runs = prepare(Walk(), REPLICATES, 0, tmp_path)
+    with Launch(runs.path) as first, Launch(runs.path) as second:
+        assert [claim.unit for claim in first.claim(range(5), 3)] == [0, 1, 2]
+        assert [claim.unit for claim in second.claim(range(5), 3)] == [3, 4]
+        first.about = json.dumps(json.loads(first.about) | {"kernel": "another"})
+        first.mine.write_text(first.about)  # from another machine, where silence is all that tells
+        os.utime(first.mine, (time.time() - 2 * STALE,) * 2)
+        assert [claim.unit for claim in second.claim(range(5), 3)] == [0, 1, 2]
+    assert differences(whole, run(Walk(), REPLICATES, store=tmp_path, progress=False)) == []
+    assert not any((runs.path / "leases").iterdir())
 
 
 def test_a_launch_without_room_leaves_nothing(tmp_path, monkeypatch):

@@ -139,9 +139,9 @@ class Launch:
     def sweep(self) -> int:
         """Remove claims and launches of the dead, and return how many there were."""
         now, dead = self._now(), 0
-        for path in _paths(self.folder):
-            if path.name != self.owner and not path.name.startswith(".") and not _read(path, now).alive:
-                path.unlink(missing_ok=True)
+        for name in _names(self.folder):
+            if name != self.owner and not name.startswith(".") and not _read(self.folder / name, now).alive:
+                (self.folder / name).unlink(missing_ok=True)
                 dead += 1
         return dead
 
@@ -193,8 +193,8 @@ class Launch:
 
 def claims_in(folder: Path) -> Iterator[tuple[int, int]]:
     """Yield the number and generation of every claim."""
-    for path in _paths(folder):
-        if match := CLAIM.fullmatch(path.name):
+    for name in _names(folder):
+        if match := CLAIM.fullmatch(name):
             yield int(match[1]), int(match[2])
 
 
@@ -202,7 +202,7 @@ def owners_of(path: Path, now: float | None = None) -> list[Owner]:
     """Return all launches that a run's folder names, by this machine's clock if no other is given."""
     folder = _folder(path)
     now = time.time() if now is None else now
-    return [_read(found, now) for found in _paths(folder) if found.name.startswith(LAUNCH)]
+    return [_read(folder / name, now) for name in _names(folder) if name.startswith(LAUNCH)]
 
 
 def _folder(path: Path) -> Path:
@@ -211,8 +211,9 @@ def _folder(path: Path) -> Path:
     return folder
 
 
-def _paths(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+def _names(folder: Path) -> list[str]:
+    """Return the names in a folder: there may be hundreds of thousands, so no path is made of each."""
+    return sorted(os.listdir(folder)) if folder.is_dir() else []
 
 
 def _read(path: Path, now: float) -> Owner:

@@ -25,7 +25,8 @@ def status(runs: RunStore, replicates: int | None = None) -> dict[str, Any]:
     layout, stored = runs.layout, runs.numbers()
     claimed = {unit for unit, _ in claims_in(runs.path / "leases")} - stored
     last = max((layout.unit(number).last for number in stored | claimed if layout.unit(number).cell), default=0)
-    wanted = range(layout.count(last + 1 if replicates is None else replicates))
+    replicates = last + 1 if replicates is None else replicates
+    wanted = range(layout.count(replicates))
     failed = runs.failures()
     cells: dict[str, dict[str, int]] = {}
     for number in wanted:
@@ -37,6 +38,7 @@ def status(runs: RunStore, replicates: int | None = None) -> dict[str, Any]:
         "run": str(runs.path),
         "format": runs.format,
         "units": len(stored),
+        "replicates": replicates,
         "cells": cells,
         "launches": [
             {"host": owner.host, "pid": owner.pid, "seconds": round(owner.seconds, 1), "alive": owner.alive}
@@ -49,7 +51,9 @@ def status(runs: RunStore, replicates: int | None = None) -> dict[str, Any]:
 
 def describe(found: dict[str, Any]) -> str:
     """Return a status as text, cells in which something is missing first."""
-    lines = [f"{printable(found['run'])}   format {found['format']}, {found['units']} units"]
+    wanted = sum(cell["stored"] + cell["claimed"] + cell["missing"] for cell in found["cells"].values())
+    lines = [f"{printable(found['run'])}   format {found['format']}, {found['units']} units stored"]
+    lines.append(f"  {found['replicates']} replicates, which are {wanted} units:")
     rows = sorted(found["cells"].items(), key=lambda row: -row[1]["missing"])
     width = max(len(name) for name, _ in rows)
     for name, counts in rows[:MOST_CELLS]:
