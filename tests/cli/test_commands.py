@@ -160,7 +160,7 @@ def test_a_run_of_format_1_opens_and_upgrades_to_the_same_bits(call, store):
     assert open_run(path)["trained"]["wall_seconds"].identical(old["trained"]["wall_seconds"])
     assert (path / "summary.json").read_bytes() == summary
     assert (path / ".format1/units").is_dir()
-    assert call("runs", "upgrade")[1] == ""
+    assert call("runs", "upgrade")[1] == "no run in runs is of an older format\n"
     more = run(Walk(), 3, store=store, progress=False)["trained"].to_dataset().isel(replicate=slice(2))
     assert differences(more, new["trained"].to_dataset()) == []
 
