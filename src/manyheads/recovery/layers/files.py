@@ -2,7 +2,8 @@
 
 An attention layer is `theta` (m, d, d) and `projection` (m, d, d), and `key_bias` (m, d) and `bias` (d,) where it has
 them. A layer with rotary positions is `forms` (T, m, d + 1, d + 1), `projection`, perhaps `bias`, and, where it goes on
-beyond T offsets, `left`, `turn`, `first` and `shift` of every head, as `turn.0`. Everything is float64; the metadata
+beyond T offsets, `left`, `turn`, `first` and `shift` of every head, as `turn.0`; a layer with other scores has what its
+class names besides. Everything is float64; the metadata
 say the format and whether the layer is causal. Any reader of safetensors can open it.
 """
 
@@ -17,12 +18,14 @@ from manyheads.attention import AttentionLayer
 from manyheads.errors import FileRefused, UsageError
 from manyheads.models.tensor_file import TensorFile
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
+from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.study.store.disk import room_on_disk, temporary_beside
 
 SavedLayer: TypeAlias = AttentionLayer | RotaryLayer
 
-PLAIN, TURNED = "manyheads attention layer 1", "manyheads rotary layer 1"
+PLAIN, TURNED, SCORED = "manyheads attention layer 1", "manyheads rotary layer 1", "manyheads score layer 1"
 CAUSAL = {True: "yes", False: "no"}
+SCALARS: Mapping[str, Any] = {"cap": float, "window": int}  # of a layer with other scores, as arrays of one number
 TURNS = ("left", "turn", "first", "shift")
 
 
@@ -71,7 +74,7 @@ def save_layer(path: Path | str, layer: SavedLayer, notes: Mapping[str, str] | N
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise UsageError(f"{name} of this layer holds NaN or infinite numbers: there is nothing to keep")
-    kind = TURNED if isinstance(layer, RotaryLayer) else PLAIN
+    kind = SCORED if isinstance(layer, ScoreLayer) else TURNED if isinstance(layer, RotaryLayer) else PLAIN
     metadata = dict(notes or {}) | {"format": kind, "causal": CAUSAL[bool(layer.causal)]}
     temporary = temporary_beside(path)
     with room_on_disk(path):
@@ -117,13 +120,18 @@ def load_layer(path: Path | str, *, follow_links: bool = False) -> SavedLayer:
     if "turn.0" in arrays:
         heads = range(len(arrays["projection"]))
         turns = Turns(*(tuple(arrays[f"{part}.{head}"] for head in heads) for part in TURNS))
-    return RotaryLayer(arrays["forms"], arrays["projection"], arrays.get("bias"), turns)
+    own = (arrays["forms"], arrays["projection"], arrays.get("bias"), turns)
+    if metadata["format"] == TURNED:
+        return RotaryLayer(*own)
+    given: dict[str, Any] = {name: arrays[name] for name in ScoreLayer.shapes(1, 1) if name in arrays}
+    given |= {name: kind(arrays[name][0]) for name, kind in SCALARS.items() if name in arrays}
+    return ScoreLayer(*own, **given)
 
 
 def is_layer_file(path: Path | str) -> bool:
     """Tell whether a file says that it is one of ours; a file that cannot be read is none."""
     try:
-        return TensorFile(path, follow_links=True).metadata.get("format") in (PLAIN, TURNED)
+        return TensorFile(path, follow_links=True).metadata.get("format") in (PLAIN, TURNED, SCORED)
     except FileRefused:
         return False
 
@@ -132,6 +140,10 @@ def _arrays(layer: SavedLayer) -> Iterator[tuple[str, Any]]:
     """Yield the arrays of a layer by name, without those that are None."""
     own = ("forms", "projection", "bias") if isinstance(layer, RotaryLayer) else tuple(_shapes(1, 1))
     yield from ((name, getattr(layer, name)) for name in own if getattr(layer, name) is not None)
+    if isinstance(layer, ScoreLayer):
+        for name in (*ScoreLayer.shapes(1, 1), *SCALARS):
+            if (value := getattr(layer, name)) is not None:
+                yield name, np.atleast_1d(value)
     if isinstance(layer, RotaryLayer) and layer.turns is not None:
         for part in TURNS:
             yield from ((f"{part}.{head}", array) for head, array in enumerate(getattr(layer.turns, part)))
@@ -156,6 +168,15 @@ def _turned_shapes(file: TensorFile, heads: int, dim: int) -> dict[str, tuple[in
     return expected
 
 
+def _score_shapes(file: TensorFile, heads: int, dim: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that the tensors of a layer with other scores have; how many terms there are is its own."""
+    terms = file.entries["position_bias"].shape[1:2] if "position_bias" in file.entries else ()
+    expected = dict.fromkeys(SCALARS, (1,)) | _turned_shapes(file, heads, dim)
+    for name, shape in ScoreLayer.shapes(heads, dim).items():
+        expected[name] = tuple(size for size in shape if size is not None) + (terms if None in shape else ())
+    return expected
+
+
 def _check(file: TensorFile) -> None:
     """Refuse a file whose format, names, shapes or dtypes are not those of a layer."""
 
@@ -163,16 +184,17 @@ def _check(file: TensorFile) -> None:
         raise LayerFileRefused(f"{file.path}: {found}; expected what manyheads.recovery.save_layer writes")
 
     kind = file.metadata.get("format")
-    if kind not in (PLAIN, TURNED):
-        refuse(f"its metadata say format {str(kind)[:80]!r}, not {PLAIN!r} or {TURNED!r}")
+    if kind not in (PLAIN, TURNED, SCORED):
+        refuse(f"its metadata say format {str(kind)[:80]!r}, not {PLAIN!r}, {TURNED!r} or {SCORED!r}")
     if file.metadata.get("causal") not in CAUSAL.values():
         refuse(f"its metadata say causal {str(file.metadata.get('causal'))[:80]!r}, not yes or no")
     shape = file.entries["projection"].shape if "projection" in file.entries else ()
     if len(shape) != 3 or shape[1] != shape[2] or 0 in shape:
         refuse(f"projection has shape {shape}, not (m, d, d)")
     heads, dim, _ = shape
-    expected = _shapes(heads, dim) if kind == PLAIN else _turned_shapes(file, heads, dim)
-    needed = set(expected) - {"key_bias", "bias"}
+    shapes = _turned_shapes if kind == TURNED else _score_shapes
+    expected = _shapes(heads, dim) if kind == PLAIN else shapes(file, heads, dim)
+    needed = set(expected) - {"key_bias", "bias", *SCALARS, *ScoreLayer.shapes(1, 1)}
     if not needed <= set(file.names) <= set(expected):
         refuse(f"it holds the tensors {', '.join(name[:40] for name in file.names[:8])}")
     for name in file.names:

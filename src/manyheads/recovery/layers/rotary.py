@@ -14,7 +14,7 @@ Theta^(t) = L G^(t-1) F with L, F of the rank of the head. The angles of the eig
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -55,7 +55,6 @@ class Turns(ArraysAsShapes):
         return [angle[: (len(angle) + 1) // 2] for angle in angles]
 
 
-@final
 @dataclass(frozen=True, eq=False, repr=False)
 class RotaryLayer(ArraysAsShapes):
     """Causal multi-head attention with one attention form per offset.

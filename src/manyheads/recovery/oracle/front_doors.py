@@ -14,6 +14,7 @@ from manyheads.errors import UsageError
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.files import is_layer_file, load_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
+from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.recovery.oracle.attention_modules import widen
 from manyheads.recovery.oracle.checkpoint_oracles import attention_module_oracle, checkpoint_oracle
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
@@ -96,7 +97,9 @@ def _of_path(path: Path, layer: int | None, dtype: str) -> LayerOracle:
 
 def _of_layer(layer: AttentionLayer | RotaryLayer, about: str) -> LayerOracle:
     if isinstance(layer, RotaryLayer):
-        return LayerOracle(layer, layer.dim, causal=True, rotary=True, about=about)
+        return LayerOracle(
+            layer, layer.dim, causal=True, rotary=True, scores=isinstance(layer, ScoreLayer), about=about
+        )
     plain = layer
     return LayerOracle(lambda x: evaluate_layer(plain, x), plain.dim, causal=bool(plain.causal), about=about)
 

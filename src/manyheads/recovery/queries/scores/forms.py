@@ -38,20 +38,28 @@ class Frame:
         return self.left @ core @ self.right.T
 
 
-def find_frame(columns: tuple[Array, Array], rows: tuple[Array, list[Array]], noise: float) -> Frame:
+def find_frame(columns: tuple[Array, Array], rows: tuple[Array, Array], noise: float) -> Frame:
     """Find the spaces of the forms of one head.
 
     `columns` are queries (N, d) that span, and their scores (N, n) with a few keys; `rows` are keys (N, d) that span,
-    and their scores (n, N) with a few queries, for each of some offsets.
+    and their scores (n, N) with a few queries.
     """
     queries, scores = columns
     left = _range(_solve(queries, scores), scores, noise)
-    keys, tables = rows
-    whole = np.concatenate(tables)
-    right = _range(_solve(keys, whole.T)[:-1], whole, noise)
-    right = np.pad(right, ((0, 1), (0, 1)))
-    right[-1, -1] = 1.0
-    return Frame(left, right)
+    keys, table = rows
+    return Frame(left, beside_one(_range(_solve(keys, table.T)[:-1], table, noise)))
+
+
+def beside_one(space: Array) -> Array:
+    """Return the space (d + 1, r + 1) that a space (d, r) and the last unit vector span."""
+    wide = np.pad(space, ((0, 1), (0, 1)))
+    wide[-1, -1] = 1.0
+    return wide
+
+
+def row_space(table: Array, noise: float) -> Array:
+    """Return the space (d, r) that the rows of a table (n, d) span, but for noise."""
+    return _range(table.T, table, noise)
 
 
 def _solve(tokens: Array, scores: Array) -> Array:

@@ -1,0 +1,125 @@
+r"""Layer with any of the attention scores in use: biases, position terms, norms, caps, windows.
+
+Of a query x_r and a key x_j at the offset t = r - j, with x~ = (x, 1), head i has the score
+
+.. math:: s_i = \mathrm{cap} \tanh\Big(\frac{1}{\mathrm{cap}}
+          \frac{\tilde x_r^\top \Theta_i^{(t)} \tilde x_j}{n_i(x_r)\, n_i'(x_j)}\Big) + b_i(t), \qquad
+          n_i(x)^2 = \tilde x^\top Q_i \tilde x,
+
+and no weight where t >= window. Each part may be absent: n = 1 (no norm of queries and keys), cap infinite, b = 0
+(no position term), no window. What the function determines: of Theta, Q and Q' their products with constants only,
+(Theta, Q, Q') ~ (a b Theta, a^2 Q, b^2 Q') for each head; b up to a constant for each head; the gains of the norms are
+part of Theta.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from manyheads._arrays import as_native
+from manyheads.errors import ShapeError, UsageError
+from manyheads.recovery.layers.rotary import RotaryLayer
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class ScoreLayer(RotaryLayer):
+    """Causal multi-head attention whose scores are more than bilinear forms of tokens.
+
+    Parameters
+    ----------
+    forms, projection, bias, turns
+        As of a `RotaryLayer`. Without rotary positions all forms of a head are the same.
+    query_norm, key_norm
+        Q (m, d + 1, d + 1) of the squares of the norms, or None.
+    cap
+        Bound of the scores before the position term, or None.
+    window
+        How many tokens a token sees, itself included; None for all.
+    position_bias
+        b (m, T) at offsets 0 .. T-1, or None.
+    slopes
+        By how much b grows with every offset beyond T, (m,); None refuses longer sequences.
+
+    Raises
+    ------
+    ShapeError
+        Weights that do not fit together.
+
+    Examples
+    --------
+    A head that prefers near tokens, by a factor e for each step:
+
+    >>> import numpy as np
+    >>> from manyheads.recovery.layers.scores import ScoreLayer
+    >>> layer = ScoreLayer(
+    ...     np.zeros((2, 1, 2, 2)), projection=np.ones((1, 1, 1)), position_bias=np.array([[0.0, -1.0]])
+    ... )
+    >>> layer(np.array([[[1.0], [0.0]]])).round(3)
+    array([[[1.   ],
+            [0.269]]])
+    """
+
+    query_norm: "Float[np.ndarray, 'm d+1 d+1'] | None" = None
+    key_norm: "Float[np.ndarray, 'm d+1 d+1'] | None" = None
+    cap: float | None = None
+    window: int | None = None
+    position_bias: "Float[np.ndarray, 'm offset'] | None" = None
+    slopes: "Float[np.ndarray, ' m'] | None" = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, shape in self.shapes(self.heads, self.dim).items():
+            if (array := getattr(self, name)) is None:
+                continue
+            object.__setattr__(self, name, array := as_native(array, name))
+            given = np.shape(array)
+            if len(given) != len(shape) or any(m not in (n, None) for n, m in zip(given, shape, strict=True)):
+                raise ShapeError(f"{name} of shape {given}: {shape} would fit the projections")
+
+    @staticmethod
+    def shapes(heads: int, dim: int) -> dict[str, tuple[int | None, ...]]:
+        """Return the shapes of what it has beyond a `RotaryLayer`; None for any."""
+        norm = (heads, dim + 1, dim + 1)
+        return {"query_norm": norm, "key_norm": norm, "position_bias": (heads, None), "slopes": (heads,)}
+
+    def logits(self, x: "Float[np.ndarray, 'n k d']") -> "Float[np.ndarray, 'm n k k']":
+        """Return the scores (m, n, k, k) on sequences (n, k, d), -inf for tokens that are not seen."""
+        scores = super().logits(x)
+        length = x.shape[1]
+        tokens = np.concatenate([x, np.ones((*x.shape[:2], 1))], axis=2)
+        if self.query_norm is not None:
+            scores /= _norms(self.query_norm, tokens)[:, :, :, None]
+        if self.key_norm is not None:
+            scores /= _norms(self.key_norm, tokens)[:, :, None, :]
+        if self.cap is not None:
+            scores = self.cap * np.tanh(scores / self.cap)
+        apart = np.arange(length)[:, None] - np.arange(length)
+        if self.position_bias is not None:
+            scores += self.position_terms(length)[:, np.maximum(apart, 0)][:, None]
+        seen = (apart >= 0) & (apart < (self.window or length))
+        return np.where(seen, scores, -np.inf)
+
+    def position_terms(self, length: int) -> np.ndarray:
+        """Return b (m, length)."""
+        known = self.position_bias
+        assert known is not None
+        beyond = min(length, self.window or length) - known.shape[1]
+        if beyond <= 0:
+            return np.pad(known, ((0, 0), (0, max(length - known.shape[1], 0))))
+        if self.slopes is None:
+            raise UsageError(
+                f"a sequence of {length} tokens: position terms are known up to offset {known.shape[1] - 1}"
+            )
+        steps = np.arange(1, length - known.shape[1] + 1)
+        return np.concatenate([known, known[:, -1:] + self.slopes[:, None] * steps], axis=1)
+
+
+def _norms(form: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Return the norms (m, n, k) of tokens (n, k, d + 1)."""
+    squares = np.einsum("nkd,mde,nke->mnk", tokens, form, tokens, optimize=True)
+    return np.sqrt(np.maximum(squares, np.finfo(np.float64).tiny))

@@ -1,0 +1,98 @@
+r"""How scores depend on positions otherwise than by rotations: windows, and terms of the offset (ALiBi, T5).
+
+Where forms do not change with the offset, the scores are x~_r^T Theta x~_j + b(r - j), and b is read offset by offset,
+up to a constant: ln a(q, x, t) less that of the reference gives b(t) - b(t_0) once Theta is known. Terms that are
+linear in the offset (ALiBi) go on beyond what was read; others are known as far as they were read.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.rotary.forms import extend
+from manyheads.recovery.queries.sigmoid_network import Array
+
+if TYPE_CHECKING:
+    from manyheads.recovery.queries.scores.algorithm import _Scores
+
+FARTHEST = 128  # offsets at which terms are read: the longest sequences of a verification
+LONGEST = 160  # tokens of the sequences in which a window shows
+UNSEEN = 1e-13  # change of a row, relative to the largest, of a token that it does not see
+LOWEST = -9.0  # scores, relative to the reference, below which a weight is too small to be read
+REPEATS = 3  # readings of each term
+
+
+def find_window(oracle: Oracle, rng: np.random.Generator) -> int | None:
+    """Return how many tokens a row sees, itself included; None where rows of LONGEST tokens see all."""
+    x = np.zeros((2, LONGEST, oracle.dim))
+    x[0, 0], x[1, 0] = rng.standard_normal((2, oracle.dim))
+    y = oracle(x, read="all")
+    change = np.linalg.norm(y[0] - y[1], axis=1)
+    last = int(np.flatnonzero(change > UNSEEN * change.max()).max())
+    return None if last == LONGEST - 1 else last + 1
+
+
+def zeros_attend_evenly(oracle: Oracle, bias: Array, total: Array, rng: np.random.Generator) -> bool:
+    """Tell whether a zero token attends evenly to all tokens: no biases, no position terms, no sinks."""
+    x = np.zeros((1, 4, oracle.dim))
+    x[0, 0] = rng.standard_normal(oracle.dim)
+    y = oracle(x, read="all")[0] - bias
+    expected = (x[0, 0] @ total) / np.arange(1, 5)[:, None]
+    return bool(np.linalg.norm(y - expected) < 1e-5 * np.linalg.norm(expected))
+
+
+def changed(one: Array, two: Array) -> float:
+    """Return the largest relative change of a form (m, d + 1, d + 1), but for its constant, the last entry."""
+    apart = one - two
+    apart[:, -1, -1] = 0.0
+    size = np.linalg.norm(one[:, :-1, :-1], axis=(1, 2)) + np.finfo(np.float64).tiny
+    return float((np.linalg.norm(apart, axis=(1, 2)) / size).max())
+
+
+def read_terms(scores: "_Scores", form: Array) -> tuple[Array, Array | None, float]:
+    """Return the terms b (m, T) up to a constant of each head, their slopes if they are linear, and the worst misfit.
+
+    `form` (m, d + 1, d + 1) gives the scores at one offset, less those with the reference.
+    """
+    length = min(scores.window or FARTHEST, FARTHEST)
+    terms, seen, spread = np.zeros((len(form), length)), np.zeros((len(form), length), bool), 0.0
+    reader = scores.reader
+    reference = None if reader.reference is None else extend(reader.reference[None])[0]
+
+    def predicted(queries: Array, keys: Array) -> Array:
+        found: Array = np.einsum("nd,mde,ne->nm", extend(queries), form, extend(keys), optimize=True)
+        return found
+
+    def note(t: int, values: Array, raw: Array) -> None:
+        nonlocal spread
+        terms[:, t], seen[:, t] = values.mean(0), raw.min(0) > LOWEST
+        spread = max(spread, float(np.where(seen[:, t], np.ptp(values, axis=0), 0.0).max()))
+
+    shown = [t for t in range(1, length) if reference is None or t > 1]
+    last = length - 1 - (reference is None)  # a zero token stands before the first
+    shown = [t for t in shown if t <= last or scores.window is None]
+    for start in range(0, len(shown), scores.keys):
+        some = shown[start : start + scores.keys]
+        pieces = np.arange(REPEATS * (len(some) + 1)).reshape(REPEATS, -1)
+        found = reader.scores(scores._tokens(pieces.size), pieces[:, 0], pieces[:, 1:], some)
+        for t in [0, *some] if start == 0 else some:
+            queries, keys, values = found.at(t)
+            note(t, values - predicted(queries, keys), values)
+    if reference is not None:
+        pieces = np.arange(2 * REPEATS).reshape(REPEATS, 2)
+        queries, keys, values = reader.scores(
+            scores._tokens(pieces.size), pieces[:, 0], pieces[:, 1:], [1], anchor=2
+        ).at(1)
+        known = np.einsum("nd,mde,e->nm", extend(queries), form, reference)
+        note(1, values - predicted(queries, keys) + known, values)
+    steps = np.arange(length)
+    slopes, uneven = np.zeros(len(form)), 0.0
+    for head, (term, known_at) in enumerate(zip(terms, seen, strict=True)):
+        if known_at.sum() < 2:
+            continue
+        slopes[head], start = np.polyfit(steps[known_at], term[known_at], 1)
+        uneven = max(uneven, float(np.abs(start + slopes[head] * steps - term)[known_at].max()))
+    if uneven > 1e-6 + 10 * spread:
+        return terms, None, spread
+    return slopes[:, None] * steps, slopes, spread

@@ -1,0 +1,99 @@
+"""Norms of queries and keys, caps, windows, terms of position: extracted, saved, and refused where they are others."""
+
+import numpy as np
+import pytest
+from tests.recovery.score_layers import KINDS, planted_score_layer
+
+from manyheads.errors import ShapeError, UsageError
+from manyheads.recovery import ExtractionOptions, RecoveryRefused, extract_layer, load_layer, save_layer
+from manyheads.recovery.layers.evaluation import softmax
+from manyheads.recovery.layers.matching import function_error
+from manyheads.recovery.layers.scores import ScoreLayer
+from manyheads.recovery.queries.scores.links import classify, relative_norms
+from manyheads.recovery.refusals import FitError
+
+DIM, HEADS = 16, 2
+FEW = ExtractionOptions(scores=True, verify=60)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_extracted_and_named(kind, tmp_path):
+    layer = planted_score_layer(np.random.default_rng(1), DIM, HEADS, kind)
+    found = extract_layer(layer, DIM, seed=1, options=FEW)
+    assert (found.heads, found.method) == (HEADS, "scores")
+    assert (found.layer.window, found.layer.cap is None) == (layer.window, layer.cap is None)
+    assert (found.layer.key_norm is None, found.layer.slopes is None) == (layer.key_norm is None, layer.slopes is None)
+    x = np.random.default_rng(2).standard_normal((8, 40, DIM))
+    assert function_error(layer, found.layer, x) < 1e-7
+    again = load_layer(save_layer(tmp_path / "layer.safetensors", found.layer))
+    assert isinstance(again, ScoreLayer)
+    np.testing.assert_array_equal(again(x), found.layer(x))
+
+
+def test_parts_are_found_up_to_what_the_function_determines():
+    """The cap, slopes, and ratios of Theta to norms; a norm alone is free up to a factor."""
+    rng = np.random.default_rng(0)
+    capped = planted_score_layer(rng, DIM, HEADS, "cap")
+    assert extract_layer(capped, DIM, options=FEW).layer.cap == pytest.approx(capped.cap, rel=1e-5)
+    sloped = planted_score_layer(rng, DIM, HEADS, "ALiBi and biases")
+    found = extract_layer(sloped, DIM, options=FEW).layer
+    np.testing.assert_allclose(np.sort(found.slopes), np.sort(sloped.slopes), atol=1e-5)
+    normed = planted_score_layer(rng, DIM, HEADS, "head norms")
+    found = extract_layer(normed, DIM, options=FEW).layer
+    apart = np.linalg.norm(normed.projection[:, None] - found.projection, axis=(2, 3))
+    for head, own in enumerate(apart.argmin(1)):
+        true, mine = normed.key_norm[head, :-1, :-1], found.key_norm[own, :-1, :-1]
+        mine = mine * (np.trace(true) / np.trace(mine))
+        assert np.linalg.norm(true - mine) < 1e-4 * np.linalg.norm(true)
+
+
+def test_scores_of_another_kind_are_refused():
+    """Negative controls: cubes of forms have no link, and a bump over distances is neither turn nor term."""
+    rng = np.random.default_rng(0)
+    base = planted_score_layer(rng, DIM, HEADS, "window")
+
+    def cubed(x):
+        scores = ScoreLayer.logits(base, x)
+        seen = np.isfinite(scores)
+        weights = softmax(np.where(seen, np.where(seen, scores, 0.0) ** 3, -np.inf))
+        return sum((weights[head] @ x) @ base.projection[head] for head in range(HEADS))
+
+    def swelling(x):
+        length = x.shape[1]
+        apart = np.arange(length)[:, None] - np.arange(length)
+        factor = 1 + 0.5 * np.sin(np.maximum(apart, 0) ** 2)
+        scores = np.where(apart >= 0, np.nan_to_num(ScoreLayer.logits(base, x), neginf=0.0) * factor, -np.inf)
+        return sum((softmax(scores)[head] @ x) @ base.projection[head] for head in range(HEADS))
+
+    for function in (cubed, swelling):
+        with pytest.raises(RecoveryRefused):
+            extract_layer(function, DIM, options=ExtractionOptions(scores=True, tries=1, verify=60))
+
+
+def test_links_are_told_apart():
+    scores = np.linspace(-3, 3, 40)[:, None]
+    assert classify(scores, 2 * scores, 1e-15) == ("form", None)
+    assert classify(scores, scores, 1e-15) == ("norm", None)
+    kind, cap = classify(5 * np.tanh(scores / 5), 5 * np.tanh(2 * scores / 5), 1e-15)
+    assert (kind, cap) == ("cap", pytest.approx(5))
+    with pytest.raises(FitError, match="scores of another kind"):
+        classify(scores**3, (2 * scores) ** 3, 1e-15)
+
+
+def test_norms_follow_from_sums_of_keys(rng):
+    theta, keys = rng.standard_normal((5, DIM)), rng.standard_normal((7, DIM))
+
+    def scores(x):
+        return (theta @ x.T / np.linalg.norm(x, axis=1))[:, :, None]
+
+    ratio, rest = relative_norms(scores(keys[:1])[:, 0], scores(keys[1:]), scores(keys[1:] + keys[0]))
+    np.testing.assert_allclose(ratio[:, 0], np.linalg.norm(keys[1:], axis=1) / np.linalg.norm(keys[0]))
+    assert rest < 1e-12
+
+
+def test_a_layer_says_what_does_not_fit():
+    layer = planted_score_layer(np.random.default_rng(0), DIM, HEADS, "buckets")
+    with pytest.raises(ShapeError, match="slopes of shape"):
+        ScoreLayer(layer.forms, layer.projection, slopes=np.zeros(HEADS + 1))
+    with pytest.raises(UsageError, match="position terms are known"):
+        layer(np.zeros((1, 201, DIM)))
