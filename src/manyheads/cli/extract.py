@@ -201,7 +201,7 @@ class Extract:
         """Return a layer of a checkpoint folder."""
         from manyheads.errors import UsageError
         from manyheads.recovery import checkpoint_oracle
-        from manyheads.recovery.oracle.checkpoint_layers import true_layer
+        from manyheads.recovery.oracle.checkpoint_layers import is_stored, true_layer
 
         if unfit := self._given(OF_FUNCTIONS):
             raise UsageError(f"{unfit}: for functions only; {self.oracle} is read from its file, leave it out")
@@ -209,7 +209,8 @@ class Extract:
             raise UsageError(f"--layer is missing: give the number of a layer of {path}, from 0")
         number, through = self.layer, self.through
         oracle = checkpoint_oracle(path, number, through=through, dtype=self.dtype)
-        return Target(oracle, lambda: true_layer(path, number, through=through))
+        known = not oracle.scores or is_stored(path)
+        return Target(oracle, (lambda: true_layer(path, number, through=through)) if known else None)
 
     def _import(self) -> "LayerOracle":
         """Return a function, or a module of PyTorch, with the properties that its attributes and the flags state."""

@@ -17,6 +17,8 @@ import numpy as np
 from manyheads.errors import UsageError
 from manyheads.models.checkpoint import Checkpoint
 from manyheads.models.config import ModelConfig, shown
+from manyheads.models.families.gated import CAPPED
+from manyheads.models.families.plain import SLOPES
 from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, parameter_map
 from manyheads.models.refusals import ConfigInvalid, WeightsMismatch
@@ -106,10 +108,10 @@ class AttentionConfig:
     parallel: bool
 
 
-def attention_config(config: ModelConfig, layer: int) -> AttentionConfig:
-    """Return the configuration of one attention layer."""
+def attention_config(config: ModelConfig, layer: int, *, any_score: bool = False) -> AttentionConfig:
+    """Return the configuration of one attention layer; `any_score` where its weights are not asked for."""
     family, values = config.family, config.values
-    if reason := unread(config):
+    if reason := unread(config, any_score=any_score):
         found = f"attention of the family {family.model_type} is not read: {reason}"
         raise ConfigInvalid(
             config.path, found, "read its weights by `Checkpoint.tensor`, and their roles by parameter_roles"
@@ -145,8 +147,19 @@ _BEYOND = {
 """Role → why a layer with it is not of the form of `AttentionWeights`."""
 
 
-def unread(config: ModelConfig) -> str:
-    """Return why attention is not of the form of `AttentionWeights`; empty where it is."""
+_OF_SCORES = (CAPPED, SLOPES)
+"""Reasons that are of the scores alone, as norms of queries and keys are."""
+
+
+def unread(config: ModelConfig, *, any_score: bool = False) -> str:
+    """Return why attention is not of the form of `AttentionWeights`, or is in more than its scores; empty where it is.
+
+    Norms in front of a layer do not matter to its scores.
+    """
+    if any_score:
+        beyond = "" if config.family.beyond in _OF_SCORES else config.family.beyond
+        others = [module for module in config.family.body if module.role in _BEYOND and module.role != Role.QUERY_NORM]
+        return beyond or next((_BEYOND[module.role] for module in others if config.holds(module.when)), "")
     if config.family.beyond or config.values.get("alibi"):
         return config.family.beyond or "its logits fall with the distance (ALiBi)"
     if config.family.gain_offset:

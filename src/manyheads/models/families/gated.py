@@ -9,7 +9,7 @@ LAYER = "layers.{layer}."
 ATTENTION = LAYER + "self_attn."
 _NEIGHBOURS = "rotary positions pair neighbouring components"
 _BY_LAYER = "some of its layers have other rotary positions than the rest, or none"
-_CAPPED = "its logits are capped"
+CAPPED = "its logits are capped"
 _FIXED = "its logits are multiplied by a number of the configuration"
 
 _BIASED = ("attention_bias",)
@@ -211,7 +211,7 @@ GEMMA2 = decoder(
     gain_offset=1.0,
     root_width=True,
     fixed_scale=True,
-    beyond=_CAPPED,
+    beyond=CAPPED,
 )
 GEMMA3 = decoder(
     "gemma3_text",

@@ -7,7 +7,7 @@ from manyheads.models.modules import ALWAYS, MAYBE, NEVER, Condition, Family, Ke
 
 NECK = "layers.{layer}."
 _NEIGHBOURS = "rotary positions pair neighbouring components"
-_SLOPES = "its logits fall with the distance (ALiBi)"
+SLOPES = "its logits fall with the distance (ALiBi)"
 
 
 def _after_gpt(attention: tuple[Module, ...], parallel: bool, names: tuple[str, str]) -> tuple[Module, ...]:
@@ -172,7 +172,7 @@ def _neox_like(joint_bias: Condition, second: bool) -> tuple[Module, ...]:
 
 BLOOM = Family(
     model_type="bloom",
-    beyond=_SLOPES,
+    beyond=SLOPES,
     prefixes=("", "transformer."),
     fused="heads",
     keys={
@@ -238,7 +238,7 @@ FALCON = Family(
 _MPT_BIAS = ("mpt_bias",)
 MPT = Family(
     model_type="mpt",
-    beyond=_SLOPES,
+    beyond=SLOPES,
     prefixes=("", "transformer."),
     fused="parts",
     keys={

@@ -4,6 +4,7 @@ Where a module stands in a model follows from the roles of its weights (`manyhea
 be called with from its own signature. torch and transformers are imported when they are needed.
 """
 
+import contextlib
 import copy
 import inspect
 import sys
@@ -55,29 +56,37 @@ def _in_memory(saved: dict[str, str], family: Family, module: Module, layer: int
 
 
 def attention_function(
-    module: Any, norm: Any, positions: tuple[Any, float] | None, *, causal: bool, dtype: str
+    module: Any,
+    norm: Any,
+    positions: tuple[Any, float] | None,
+    *,
+    causal: bool,
+    dtype: str,
+    window: int | None = None,
 ) -> Callable[[Any], np.ndarray]:
     """Return the function (n, k, d) -> (n, k, d) of a copy of a sub-module, x + attn(norm(x)) where a norm is given.
 
-    The copy computes in `dtype` by scaled-dot-product attention: the plain one of transformers takes its softmax in
-    float32, whatever the dtype.
+    The copy computes in `dtype`, by scaled-dot-product attention where that knows its scores (no caps). Of a window,
+    a token sees the last `window` tokens, itself included.
     """
     torch = require("torch")
     kind = getattr(torch, dtype)
     module, norm = widen(module, dtype), None if norm is None else widen(norm, dtype)
     for part in module.modules():
         if hasattr(getattr(part, "config", None), "_attn_implementation"):
-            part.config._attn_implementation = "sdpa"
+            capped = getattr(module, "attn_logit_softcapping", None) is not None
+            part.config._attn_implementation = "eager" if capped else "sdpa"
     device = next(module.parameters()).device
 
     def answer(x: np.ndarray) -> np.ndarray:
-        with torch.inference_mode():
+        with torch.inference_mode(), wide_mode(dtype):
             tokens = torch.from_numpy(np.array(x, dtype=dtype)).to(device)
             length = tokens.shape[1]
             mask = None
             if causal:
                 mask = torch.full((length, length), torch.finfo(kind).min, dtype=kind, device=device)
-                mask = mask.triu(1).expand(len(tokens), 1, length, length)
+                mask = mask.triu(1) if window is None else mask.triu(1) + mask.tril(-window)
+                mask = mask.expand(len(tokens), 1, length, length)
             turned = None
             if positions is not None:
                 rates, scaling = positions
@@ -97,8 +106,35 @@ def _call(module: Any, x: Any, mask: Any, positions: Any) -> Any:
         return output.dense(_call(module.self, x, mask, positions))
     taken = inspect.signature(module.forward).parameters
     given = {"attention_mask": mask, "position_embeddings": positions, "alibi": None}
+    source, length = vars(sys.modules[type(module).__module__]), x.shape[1]
+    if "build_mpt_alibi_tensor" in source:
+        slopes = source["build_mpt_alibi_tensor"](module.n_heads, length, device=x.device)
+        given |= {"position_bias": slopes.to(x.dtype), "attention_mask": mask[:, 0, :, :][:, None] < 0}
+    elif "build_alibi_tensor" in source and "residual" in taken:  # BLOOM, which adds what the block is given
+        ones = source["torch"].ones(len(x), length, device=x.device)
+        given |= {"alibi": source["build_alibi_tensor"](ones, module.num_heads, x.dtype), "residual": 0 * x}
     found = module(x, **{name: value for name, value in given.items() if name in taken})
     return found[0] if isinstance(found, tuple | list) else found
+
+
+def wide_mode(dtype: str) -> Any:
+    """Return a context in which float64 stays float64 where code of transformers narrows (norms, softmax, ALiBi)."""
+    torch = require("torch")
+    if dtype != "float64":
+        return contextlib.nullcontext()
+
+    class Wide(torch.overrides.TorchFunctionMode):  # type: ignore[misc, name-defined]
+        def __torch_function__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+            named = dict(named or {})
+            if given and isinstance(given[0], torch.Tensor) and given[0].dtype == torch.float64:
+                if function is torch.Tensor.float:
+                    return given[0]
+                given = tuple(torch.float64 if one is torch.float32 else one for one in given)
+                if named.get("dtype") is torch.float32:
+                    named["dtype"] = torch.float64
+            return function(*given, **named)
+
+    return Wide()
 
 
 def widen(module: Any, dtype: str) -> Any:
@@ -106,11 +142,17 @@ def widen(module: Any, dtype: str) -> Any:
     return copy.deepcopy(module).to(getattr(require("torch"), dtype)).eval()
 
 
-def rotary_frequencies(model: Any, config: Any) -> tuple[Any, float]:
+def rotary_frequencies(model: Any, config: Any, layer: int = 0) -> tuple[Any, float]:
     """Return the angles by which one position turns (N/2,) and the factor of cosines and sines, as the model has them.
 
-    `model` is a model or a part of one; a part without them gets them from the class that its own file defines.
+    `model` is a model or a part of one; a part without them gets them from the class that its own file defines. Layers
+    may have angles of their own, by their type.
     """
+    kinds = getattr(config, "layer_types", None)
+    kind = f"{kinds[layer]}_" if kinds else ""
+    named = next((part for part in model.modules() if hasattr(part, f"{kind}inv_freq")), None)
+    if named is not None and kind:
+        return getattr(named, f"{kind}inv_freq").detach(), float(getattr(named, f"{kind}attention_scaling"))
     rotary = next((part for part in model.modules() if hasattr(part, "inv_freq")), None)
     if rotary is None:
         source = vars(sys.modules[type(model).__module__])
@@ -121,6 +163,8 @@ def rotary_frequencies(model: Any, config: Any) -> tuple[Any, float]:
                 "whole model, with layer="
             )
         rotary = classes[0](config=config)
+        if kind and hasattr(rotary, f"{kind}inv_freq"):
+            return getattr(rotary, f"{kind}inv_freq").detach(), float(getattr(rotary, f"{kind}attention_scaling"))
     return rotary.inv_freq.detach(), float(rotary.attention_scaling)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from manyheads.attention import AttentionLayer, MultiHeadAttention
 from manyheads.errors import UsageError
 from manyheads.models import attention_weights, open_checkpoint
-from manyheads.models.attention import AttentionWeights, Rotary
+from manyheads.models.attention import AttentionWeights, Rotary, unread
 from manyheads.models.checkpoint import Checkpoint
 from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, parameter_map
@@ -36,6 +36,11 @@ def true_layer(
         return found
     gain, shift = _norm(checkpoint, parameters, layer, found.dim)
     return projected(found, gain, shift, centred=weights.config.norm == "layer")
+
+
+def is_stored(path: Path | str) -> bool:
+    """Tell whether a layer of a checkpoint is said by its weights alone, so that `true_layer` gives it."""
+    return not unread(parameter_map(open_checkpoint(path)).config)
 
 
 def _turned(weights: AttentionWeights, rotary: Rotary) -> RotaryLayer:

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from manyheads._extras import require
 from manyheads.errors import UsageError
 from manyheads.models import open_checkpoint
-from manyheads.models.attention import AttentionConfig, attention_config
+from manyheads.models.attention import AttentionConfig, attention_config, unread
 from manyheads.models.config import ModelConfig, read_config
 from manyheads.models.loading import quiet_transformers
 from manyheads.models.parameters import parameter_map
@@ -87,22 +87,24 @@ def checkpoint_oracle(
         if not path.is_dir():
             raise UsageError(f"{path}: give a folder with config.json and safetensors, as save_pretrained writes it")
         config, about = parameter_map(open_checkpoint(path, follow_links=follow_links)).config, path.name
-    facts = attention_config(config, layer)
+    facts = attention_config(config, layer, any_score=through == "attention")
     refuse_what_queries_cannot_tell(config, facts, layer, through)
     if not hasattr(model, "named_parameters"):
         model = _load(path)
     module, norm = find_attention(model, config.family, layer)
-    positions = None if facts.rotary is None else rotary_frequencies(model, model.config)
+    positions = None if facts.rotary is None else rotary_frequencies(model, model.config, layer)
     block = through == "block"
     what = "x + attn(norm(x))" if block else "the attention sub-module"
     return LayerOracle(
-        attention_function(module, norm if block else None, positions, causal=facts.causal, dtype=dtype),
+        attention_function(
+            module, norm if block else None, positions, causal=facts.causal, dtype=dtype, window=facts.window
+        ),
         dim=facts.width,
         causal=facts.causal,
         residual=block,
         normalized=block,
         rotary=facts.rotary is not None,
-        scores=facts.rotary is not None and has_query_key_biases(config),
+        scores=has_other_scores(config, facts),
         dtype=dtype,
         about=f"{what} of layer {layer} of {about} ({config.family.model_type}), in {dtype}",
     )
@@ -118,17 +120,17 @@ def attention_module_oracle(module: Any, dtype: Floats = "float64") -> LayerOrac
             "the whole model with layer="
         )
     layer = next((part.layer_idx for part in module.modules() if getattr(part, "layer_idx", None) is not None), 0)
-    facts = attention_config(config, layer)
+    facts = attention_config(config, layer, any_score=True)
     refuse_what_queries_cannot_tell(config, facts, layer, "attention")
     raw = next(part.config for part in module.modules() if hasattr(part, "config"))
-    positions = None if facts.rotary is None else rotary_frequencies(module, raw)
+    positions = None if facts.rotary is None else rotary_frequencies(module, raw, layer)
     return LayerOracle(
-        attention_function(module, None, positions, causal=facts.causal, dtype=dtype),
+        attention_function(module, None, positions, causal=facts.causal, dtype=dtype, window=facts.window),
         dim=facts.width,
         causal=facts.causal,
         normalized=False,
         rotary=facts.rotary is not None,
-        scores=facts.rotary is not None and has_query_key_biases(config),
+        scores=has_other_scores(config, facts),
         dtype=dtype,
         about=f"{name} of a {config.family.model_type} model, in {dtype}",
     )
@@ -146,13 +148,15 @@ def _configuration(module: Any) -> ModelConfig:
     return read_config(said, type(module).__name__)
 
 
+def has_other_scores(config: ModelConfig, facts: AttentionConfig) -> bool:
+    """Tell whether scores are more than those of plain or of rotary attention: biases, norms, caps, terms, windows."""
+    biased = facts.rotary is not None and has_query_key_biases(config)
+    return biased or facts.window is not None or bool(unread(config))
+
+
 def refuse_what_queries_cannot_tell(config: ModelConfig, facts: AttentionConfig, layer: int, through: Through) -> None:
     """Refuse what no choice of queries could tell, or no method here can."""
     name = f"layer {layer} of a {config.family.model_type} model"
-    if facts.window is not None:
-        raise NotExtractable(
-            f"{name} sees the last {facts.window} tokens only; the layer that is extracted sees all earlier ones"
-        )
     if facts.rotary is not None and facts.rotary.scaling.get("rope_type") in ("dynamic", "longrope"):
         raise NotExtractable(
             f"{name} turns its queries by angles that change with the length of the sequence "
@@ -160,6 +164,11 @@ def refuse_what_queries_cannot_tell(config: ModelConfig, facts: AttentionConfig,
         )
     if through == "attention":
         return
+    if facts.window is not None:
+        raise NotExtractable(
+            f"{name} sees the last {facts.window} tokens only; through a norm, layers are extracted that see all "
+            "earlier ones. Ask with through='attention'"
+        )
     if facts.norm_place == "post":
         raise NotExtractable(
             f"{name} normalizes after the residual sum, norm(x + attn(x)): the norm hides the length of what it is "
@@ -187,5 +196,5 @@ def _load(path: Path) -> Any:
             trust_remote_code=False,
             use_safetensors=True,
             dtype="auto",  # as stored: widening is exact, narrowing would not be
-            attn_implementation="sdpa",
+            attn_implementation="eager",  # every family has it; `attention_function` chooses
         )

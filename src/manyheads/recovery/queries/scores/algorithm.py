@@ -31,6 +31,8 @@ from manyheads.recovery.refusals import FitError, RankBudgetError
 from manyheads.recovery.results import Extracted, StageLog
 
 SIZE = 0.9  # standard deviation of the scores that are read: larger ones leave some weights too small
+LARGEST = 3.0  # the same where the norm of queries and keys keeps them from becoming smaller
+SHORTENED = 20  # times that tokens are halved there
 LARGE = 2.5  # length of the tokens that show a cap, relative to the others
 UNUSED = (7, 24)  # offsets that are read to check how heads turn
 
@@ -94,6 +96,7 @@ class _Scores:
         self.link, self.kind = links.Link(), "form"
         self.reader = ScoreReader(oracle, sums.bias, heads.projection, None)
         self.window: int | None = None
+        self.longer = 1.0  # tokens whose norms are read, relative to the others
         most = min(oracle.dim // len(heads.ranks), *heads.ranks)
         if most < 3:
             raise RankBudgetError(
@@ -125,6 +128,8 @@ class _Scores:
             self.kind, cap = links.classify(*self._doubled(), self.noise)
             if self.kind == "form":  # a cap shows where scores are large
                 self.kind, cap = links.classify(*self._doubled(LARGE), self.noise)
+            if self.kind == "norm":
+                figures["size"] = self._reach_epsilon(figures["size"])
             self.link = links.Link(cap)
             figures["cap"] = cap or 0.0
 
@@ -143,6 +148,16 @@ class _Scores:
             if 0.8 < before / size < 1.25:  # scores do not depend on the length, or have the right size
                 break
             self.length *= float(np.clip(SIZE / max(size, 1e-9), 1 / 16, 16) ** 0.5)
+        return size
+
+    def _reach_epsilon(self, size: float) -> float:
+        """Shorten tokens behind a norm until its epsilon makes large scores small."""
+        for _ in range(SHORTENED):
+            if size < LARGEST:
+                break
+            self.length, self.longer = self.length / 2, 10.0
+            scores = self._random({2: 12}).at(2)[2]
+            size = float(np.abs(scores).mean(0).max()) / 0.8
         return size
 
     def _doubled(self, scale: float = 1.0) -> tuple[Array, Array]:
@@ -290,7 +305,7 @@ class _Scores:
         for bases, width in ((spaces, rank), (whole, self.dim)):
             count = int(1.3 * (width * (width + 1) // 2 + 1)) + 8 - len(tokens)
             if count > 0:
-                drawn = self._tokens(count) * np.exp(self.rng.uniform(np.log(0.03), 0.0, (count, 1)))
+                drawn = self._tokens(count) * np.exp(self.rng.uniform(np.log(0.03), np.log(self.longer), (count, 1)))
                 scores = ask(drawn, some)  # (few, N, m)
                 linear = np.einsum("mnd,Nd->nNm", table[:, : len(some)], drawn)
                 ratio = (linear * scores).sum(0) / (scores**2).sum(0)
