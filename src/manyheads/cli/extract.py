@@ -59,7 +59,7 @@ class Extract:
     rotary: Switch = False
     """The function has rotary positions (RoPE)."""
     scores: Switch = False
-    """Attention scores of the function depend on positions in another way, or have biases besides."""
+    """Other attention scores: RoPE with biases, query-key norms, soft caps, windows, ALiBi, relative biases."""
     method: Literal["auto", "subspaces", "bounded", "sphere", "rotary", "scores"] = "auto"
     """Method of extraction; auto chooses one from measured outputs."""
     accurate: Switch = False

@@ -26,7 +26,7 @@ class LayerOracle:
     rotary
         Whether queries and keys are turned by their positions.
     scores
-        Whether attention scores depend on positions in another way, or have biases besides.
+        Whether attention scores are others: RoPE with biases, norms of queries and keys, caps, windows, ALiBi, tables.
     dtype
         In which the tokens are handed over.
     about

@@ -68,7 +68,8 @@ def extract_layer(
     method
         "subspaces" needs O(d) calls and answers exact to rounding in float64; "bounded" needs O(d^2) and bears noise;
         "sphere" is for functions that normalize their tokens; "rotary" for positions that turn queries and keys;
-        "scores" for these with biases. "auto" chooses by what is measured, and the result says which, and why.
+        "scores" for these with biases, and for other scores. "auto" chooses by what is measured, and the result says
+        which, and why.
     noise
         Relative noise of the answers; None measures it.
     seed

@@ -29,7 +29,7 @@ class ExtractionOptions:
     rotary
         Whether queries and keys are turned by their positions.
     scores
-        Whether attention scores depend on positions in another way, or have biases besides.
+        Whether attention scores are others: RoPE with biases, norms of queries and keys, caps, windows, ALiBi, tables.
     stochastic
         Accept a function that answers the same question differently each time, as noise.
     accurate

@@ -207,7 +207,8 @@ class _Scores:
         figures["other offsets"] = rest
         if rest > self.allowed:
             raise FitError(
-                "scores at other offsets follow neither from rotations of queries and keys nor from terms of position",
+                "scores at other offsets follow neither from rotations of queries and keys nor from terms of "
+                "position, or are so sharp that weights cannot be read well enough",
                 measured=rest,
                 threshold=self.allowed,
             )

@@ -1,0 +1,89 @@
+"""Checkpoints with other scores: transformers' own sub-modules, asked and extracted."""
+
+import numpy as np
+import pytest
+from tests.recovery.score_checkpoints import MODELS, tiny_model
+
+import manyheads as mh
+from manyheads.models.refusals import ConfigInvalid
+from manyheads.recovery import ExtractionOptions, checkpoint_oracle
+
+pytestmark = pytest.mark.torch
+
+WINDOWS = {"Mistral, window": 12, "Gemma 2, local": 12, "Gemma 3, local": 12}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_checkpoint_is_extracted(name, tmp_path):
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    model, layer = tiny_model(name, 0)
+    model.save_pretrained(tmp_path)
+    oracle = checkpoint_oracle(tmp_path, layer)
+    assert oracle.scores
+    found = mh.extract_layer(oracle, seed=0, options=ExtractionOptions(verify=60))
+    assert (found.heads, found.method) == (4, "scores")
+    assert getattr(found.layer, "window", None) == WINDOWS.get(name)
+    if name.startswith("Gemma 2"):
+        assert found.layer.cap == pytest.approx(50.0, rel=1e-3)
+    if name in ("BLOOM", "MPT"):
+        np.testing.assert_allclose(np.sort(-found.layer.slopes), [2.0**-8, 2.0**-6, 2.0**-4, 2.0**-2], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Mistral, window", "Gemma 3, local", "Gemma 2, global", "BLOOM", "MPT"])
+def test_the_sub_module_answers_as_in_its_model(name):
+    """Masks, angles and slopes are those with which the model calls its attention, up to single precision."""
+    import torch
+
+    model, layer = tiny_model(name, 1)
+    seen = {}
+
+    def keep(module, given, named, answer):
+        seen["x"] = named["hidden_states"] if "hidden_states" in named else given[0]
+        seen["residual"] = given[1] if name == "BLOOM" else None
+        seen["y"] = answer[0]
+
+    oracle = checkpoint_oracle(model, layer)
+    inside = next(
+        part
+        for place, part in model.named_modules()
+        if "Attention" in type(part).__name__ and f".{layer}." in f".{place}."
+    )
+    inside.register_forward_hook(keep, with_kwargs=True)
+    with torch.no_grad():
+        model.eval()(input_ids=torch.arange(20)[None] % 29)
+    y = seen["y"] if seen["residual"] is None else seen["y"] - seen["residual"]
+    expected = y.numpy()
+    found = oracle(seen["x"].numpy().astype(np.float64))
+    assert np.abs(found - expected).max() < 1e-5 * max(1.0, np.abs(expected).max())
+
+
+def test_double_precision_stays_double(rng):
+    """Norms of queries and keys are narrowed to float32 by transformers, and are not here."""
+    model, layer = tiny_model("Qwen3", 0)
+    x = rng.standard_normal((2, 6, 32))
+    exact, near = checkpoint_oracle(model, layer)(x), checkpoint_oracle(model, layer, dtype="float32")(x)
+    assert 1e-9 < np.abs(exact - near).max() < 1e-4
+    moved = checkpoint_oracle(model, layer)(x * (1 + 1e-12))
+    assert 0 < np.abs(exact - moved).max() < 1e-9  # float32 would round this away, or to 1e-7
+
+
+def test_sinks_are_refused_with_their_reason():
+    import transformers
+
+    config = transformers.AutoConfig.for_model(
+        "gpt_oss",
+        hidden_size=32,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_hidden_layers=1,
+        intermediate_size=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        vocab_size=29,
+        pad_token_id=0,
+    )
+    with pytest.raises(ConfigInvalid, match="sinks"):
+        checkpoint_oracle(transformers.AutoModel.from_config(config), 0)
