@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from tests.acceptance._lane import ROOT, Figure, Measured
 from tests.acceptance._recovery_model import WIKITEXT
-from tests.recovery.score_checkpoints import MODELS, tiny_model
+from tests.recovery.score_checkpoints import MODELS, t5_attention, tiny_model
 from tests.recovery.score_layers import KINDS, planted_score_layer
 
 from manyheads.data import read_characters
@@ -52,8 +52,8 @@ class Tally:
         refused = ", ".join(f"{name} ({count})" for name, count in self.refused.items()) or "none"
         errors = self.errors or [np.inf]
         return Measured(
-            f"{self.right} of {self.runs} with all heads, {self.wrong} with a wrong number; function {max(errors):.1e}, "
-            f"median {np.median(errors):.1e}",
+            f"{self.right} of {self.runs} with all heads, {self.wrong} with a wrong number; "
+            f"function {max(errors):.1e}, median {np.median(errors):.1e}",
             f"{min(self.calls or [0])} to {max(self.calls or [0])} calls; refused: {refused}",
             ", ".join(map(str, seeds)),
             self.wrong == 0 and self.right >= least * self.runs and max(errors) < limit,
@@ -88,6 +88,8 @@ def random_models(folder: Path, seeds: list[int]) -> Measured:
         for seed in seeds:
             model, layer = tiny_model(name, seed)
             tally.add(name, checkpoint_oracle(model, layer), 4, seed)
+    for seed in seeds:
+        tally.add("T5, decoder", t5_attention(seed), 4, seed)
     return tally.measured(seeds, 0.95)
 
 
@@ -200,7 +202,7 @@ FIGURES = [
     ),
     Figure(
         "scores-models",
-        f"random models of transformers ({', '.join(MODELS)}), d = 32, 4 heads, their own attention in float64",
+        f"random models of transformers ({', '.join(MODELS)}, T5), d = 32, 4 heads, their own attention, float64",
         "no wrong number of heads, 95% accepted, function < 1e-7",
         random_models,
         {"seeds": SEEDS},

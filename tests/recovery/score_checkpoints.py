@@ -49,3 +49,28 @@ def tiny_model(name: str, seed: int, *, language: bool = False):
                 else:
                     weight.normal_(0.0, 0.25)
     return model, layer
+
+
+def t5_attention(seed: int, *, decoder: bool = True):
+    """Return the attention of a random T5 layer with relative biases, 4 heads on 32 dimensions, as a function."""
+    import torch
+    import transformers
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    from manyheads.recovery.oracle.attention_modules import wide_mode
+
+    config = transformers.T5Config(d_model=32, d_kv=8, num_heads=4, is_decoder=decoder, dropout_rate=0.0)
+    torch.manual_seed(seed)
+    module = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).double().eval()
+    with torch.no_grad():
+        for where, weight in module.named_parameters():
+            weight.normal_(0.0, 1.0 if "relative" in where else 0.25)
+
+    def answer(x):
+        length = x.shape[1]
+        mask = torch.full((length, length), torch.finfo(torch.float64).min if decoder else 0.0, dtype=torch.float64)
+        with torch.inference_mode(), wide_mode("float64"):
+            return module(torch.from_numpy(x), mask=mask.triu(1)[None, None])[0].numpy()
+
+    answer.dim = 32
+    return answer

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from tests.recovery.score_checkpoints import MODELS, tiny_model
+from tests.recovery.score_checkpoints import MODELS, t5_attention, tiny_model
 
 import manyheads as mh
-from manyheads.models.refusals import ConfigInvalid
 from manyheads.recovery import ExtractionOptions, checkpoint_oracle
+from manyheads.recovery.refusals import NotALayer, NotExtractable
 
 pytestmark = pytest.mark.torch
 
@@ -69,6 +69,14 @@ def test_double_precision_stays_double(rng):
     assert 0 < np.abs(exact - moved).max() < 1e-9  # float32 would round this away, or to 1e-7
 
 
+def test_the_attention_of_t5_as_a_function():
+    """Tables of relative biases: the decoder's attention is extracted, the encoder's is not causal."""
+    found = mh.extract_layer(t5_attention(0), 32, seed=0, options=ExtractionOptions(scores=True, verify=60))
+    assert (found.heads, found.layer.position_bias.shape, found.layer.slopes) == (4, (4, 128), None)
+    with pytest.raises(NotALayer, match="asks about causal layers"):
+        mh.extract_layer(t5_attention(0, decoder=False), 32, options=ExtractionOptions(scores=True, tries=1))
+
+
 def test_sinks_are_refused_with_their_reason():
     import transformers
 
@@ -85,5 +93,5 @@ def test_sinks_are_refused_with_their_reason():
         vocab_size=29,
         pad_token_id=0,
     )
-    with pytest.raises(ConfigInvalid, match="sinks"):
+    with pytest.raises(NotExtractable, match="learned sinks"):
         checkpoint_oracle(transformers.AutoModel.from_config(config), 0)

@@ -123,7 +123,7 @@ def wide_mode(dtype: str) -> Any:
     if dtype != "float64":
         return contextlib.nullcontext()
 
-    class Wide(torch.overrides.TorchFunctionMode):  # type: ignore[misc, name-defined]
+    class Wide(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined]
         def __torch_function__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
             named = dict(named or {})
             if given and isinstance(given[0], torch.Tensor) and given[0].dtype == torch.float64:

@@ -13,6 +13,7 @@ S4  Spaces of the forms, and forms of two offsets as small linear problems (`for
 Every step is believed only if it predicts scores that were not used. The figures stand in the stages of the result.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,7 @@ from manyheads.recovery.queries.scores import forms, links, positions
 from manyheads.recovery.queries.scores.heads import Heads, find_heads
 from manyheads.recovery.queries.scores.reading import ScoreReader
 from manyheads.recovery.queries.sigmoid_network import Array
-from manyheads.recovery.refusals import FitError, RankBudgetError
+from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 from manyheads.recovery.results import Extracted, StageLog
 
 SIZE = 0.9  # standard deviation of the scores that are read: larger ones leave some weights too small
@@ -57,6 +58,8 @@ def extract_scores(
 ) -> Extracted:
     """Extract a causal layer whose scores depend on positions, with what may stand between forms and scores."""
     settings = settings or ScoreSettings()
+    if not oracle.causal:
+        raise NotALayer("the method for other scores asks about causal layers", measured=0.0, threshold=1.0)
     log = StageLog(oracle)
     with log.stage("sums"):
         sums = read_sums(oracle, oracle.dim)
@@ -70,10 +73,8 @@ def extract_scores(
     with log.stage("scores") as figures:
         layer = scores.read(figures)
     longest = None
-    if layer.turns is None:
-        longest = layer.offsets
-    elif isinstance(layer, ScoreLayer) and layer.position_bias is not None and layer.slopes is None:
-        longest = layer.position_bias.shape[1] if layer.window is None else None
+    if isinstance(layer, ScoreLayer) and layer.position_bias is not None and layer.slopes is None:
+        longest = None if layer.window is not None else layer.position_bias.shape[1]
     return Extracted(layer, tuple(log.stages), "the tokens, offset by offset", predict=layer, longest=longest)  # type: ignore[arg-type]
 
 
@@ -195,15 +196,12 @@ class _Scores:
         slopes: Array | None = None
         if changed < self.allowed:
             turns = _still(both[0])
-            terms, slopes, rest = positions.read_terms(self, both[0])
+            terms, slopes, rest = positions.read_terms(self.reader, both[0], self._tokens, self.keys, self.window)
         else:
             turns = forms.find_turns(frames, cores)
-            unused = [t for t in UNUSED if t + 1 < (self.window or 1000)] or [1]
-            if unused != [1]:
-                fresh = self.link.forms(self._random(dict.fromkeys(unused, 4 * self.keys)))
-                rest = max(turned_residual(turns, fresh).values())
-            else:
-                rest = worst
+            unused = [t for t in UNUSED if self.window is None or t + 1 < self.window]
+            fresh = [self.link.forms(self._random({t: 4 * self.keys})) for t in unused]
+            rest = max([worst, *(max(turned_residual(turns, ledger).values()) for ledger in fresh)])
         figures["other offsets"] = rest
         if rest > self.allowed:
             raise FitError(
@@ -296,7 +294,9 @@ class _Scores:
             for one, two in zip(left, right, strict=True)
         ]
 
-    def _squares(self, ask, sketch: Array, table: Array, spaces: list[Array]) -> tuple[Array, float]:  # type: ignore[no-untyped-def]
+    def _squares(
+        self, ask: Callable[[Array, Array], Array], sketch: Array, table: Array, spaces: list[Array]
+    ) -> tuple[Array, float]:
         """Read the norms of random tokens, and fit their squares on the spaces of the forms, or on the whole space."""
         some = sketch[: max(2, min(len(sketch), 2 * self.keys))]
         rank = max(space.shape[1] for space in spaces)
@@ -311,7 +311,7 @@ class _Scores:
                 linear = np.einsum("mnd,Nd->nNm", table[:, : len(some)], drawn)
                 ratio = (linear * scores).sum(0) / (scores**2).sum(0)
                 tokens, values = np.concatenate([tokens, drawn]), np.concatenate([values, ratio])
-            fits = [links.fit_norm(tokens, values[:, head], basis, self.noise) for head, basis in enumerate(bases)]
+            fits = [links.fit_norm(tokens, values[:, head], basis) for head, basis in enumerate(bases)]
             rest = max(fit[1] for fit in fits)
             if rest < self.allowed:
                 break

@@ -115,7 +115,7 @@ def _split(jacobians: Array, sums: Sums, noise: float, rng: np.random.Generator)
     if not pencils:
         raise FitError(
             "the Jacobians of no offset reach the output spaces of all heads: more heads share their values than "
-            "rows were asked for, or heads write along the same directions",
+            "rows were asked for, heads write along the same directions, or the answers are too noisy",
             measured=float(rank),
             threshold=float(dim),
         )

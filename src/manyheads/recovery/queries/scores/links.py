@@ -87,7 +87,7 @@ def relative_norms(hub: Array, alone: Array, together: Array) -> tuple[Array, fl
     return found[..., 1] / found[..., 0], float(np.median(rest))
 
 
-def fit_norm(tokens: Array, values: Array, space: Array, noise: float) -> tuple[Array, float]:
+def fit_norm(tokens: Array, values: Array, space: Array) -> tuple[Array, float]:
     """Fit Q (d + 1, d + 1) of one head to its norms (N,) at tokens (N, d): a form on a space (d, r), and a constant."""
     inside = tokens @ space
     first, second = np.triu_indices(space.shape[1])

@@ -5,21 +5,20 @@ up to a constant: ln a(q, x, t) less that of the reference gives b(t) - b(t_0) o
 linear in the offset (ALiBi) go on beyond what was read; others are known as far as they were read.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.rotary.forms import extend
+from manyheads.recovery.queries.scores.reading import ScoreReader
 from manyheads.recovery.queries.sigmoid_network import Array
-
-if TYPE_CHECKING:
-    from manyheads.recovery.queries.scores.algorithm import _Scores
 
 FARTHEST = 128  # offsets at which terms are read: the longest sequences of a verification
 LONGEST = 160  # tokens of the sequences in which a window shows
 UNSEEN = 1e-13  # change of a row, relative to the largest, of a token that it does not see
 LOWEST = -9.0  # scores, relative to the reference, below which a weight is too small to be read
+FADED = 1e-9  # the same of the last row that sees it, below which the weights of far tokens fade away without a window
 REPEATS = 3  # readings of each term
 
 
@@ -30,7 +29,9 @@ def find_window(oracle: Oracle, rng: np.random.Generator) -> int | None:
     y = oracle(x, read="all")
     change = np.linalg.norm(y[0] - y[1], axis=1)
     last = int(np.flatnonzero(change > UNSEEN * change.max()).max())
-    return None if last == LONGEST - 1 else last + 1
+    if last == LONGEST - 1 or change[last] < FADED * change.max():
+        return None
+    return last + 1
 
 
 def zeros_attend_evenly(oracle: Oracle, bias: Array, total: Array, rng: np.random.Generator) -> bool:
@@ -50,14 +51,16 @@ def changed(one: Array, two: Array) -> float:
     return float((np.linalg.norm(apart, axis=(1, 2)) / size).max())
 
 
-def read_terms(scores: "_Scores", form: Array) -> tuple[Array, Array | None, float]:
+def read_terms(
+    reader: ScoreReader, form: Array, draw: Callable[[int], Array], kept: int, window: int | None
+) -> tuple[Array, Array | None, float]:
     """Return the terms b (m, T) up to a constant of each head, their slopes if they are linear, and the worst misfit.
 
-    `form` (m, d + 1, d + 1) gives the scores at one offset, less those with the reference.
+    `form` (m, d + 1, d + 1) gives the scores at one offset, less those with the reference; `draw`
+    gives random tokens (n, d), of which a sequence takes `kept` keys.
     """
-    length = min(scores.window or FARTHEST, FARTHEST)
+    length = min(window or FARTHEST, FARTHEST)
     terms, seen, spread = np.zeros((len(form), length)), np.zeros((len(form), length), bool), 0.0
-    reader = scores.reader
     reference = None if reader.reference is None else extend(reader.reference[None])[0]
 
     def predicted(queries: Array, keys: Array) -> Array:
@@ -71,19 +74,17 @@ def read_terms(scores: "_Scores", form: Array) -> tuple[Array, Array | None, flo
 
     shown = [t for t in range(1, length) if reference is None or t > 1]
     last = length - 1 - (reference is None)  # a zero token stands before the first
-    shown = [t for t in shown if t <= last or scores.window is None]
-    for start in range(0, len(shown), scores.keys):
-        some = shown[start : start + scores.keys]
+    shown = [t for t in shown if t <= last or window is None]
+    for start in range(0, len(shown), kept):
+        some = shown[start : start + kept]
         pieces = np.arange(REPEATS * (len(some) + 1)).reshape(REPEATS, -1)
-        found = reader.scores(scores._tokens(pieces.size), pieces[:, 0], pieces[:, 1:], some)
+        found = reader.scores(draw(pieces.size), pieces[:, 0], pieces[:, 1:], some)
         for t in [0, *some] if start == 0 else some:
             queries, keys, values = found.at(t)
             note(t, values - predicted(queries, keys), values)
     if reference is not None:
         pieces = np.arange(2 * REPEATS).reshape(REPEATS, 2)
-        queries, keys, values = reader.scores(
-            scores._tokens(pieces.size), pieces[:, 0], pieces[:, 1:], [1], anchor=2
-        ).at(1)
+        queries, keys, values = reader.scores(draw(pieces.size), pieces[:, 0], pieces[:, 1:], [1], anchor=2).at(1)
         known = np.einsum("nd,mde,e->nm", extend(queries), form, reference)
         note(1, values - predicted(queries, keys) + known, values)
     steps = np.arange(length)
