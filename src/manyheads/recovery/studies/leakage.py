@@ -55,6 +55,9 @@ QUERIES = Source(
     identifier="2601.16873",
     locus="abstract: a polynomial number of queries under additive tolerance; powers and attacks are derived here",
 )
+RISING = {"gpt2": 3e-3, "llama": 1e-5, "qwen": 1e-8}
+"""Noise from which one answer to each question does not suffice, for a target of 1e-7."""
+
 CHEAPER_LOSS: dict[str, Expected] = {"gpt2": "holds", "llama": "refuted", "qwen": "refuted"}
 
 
@@ -65,7 +68,7 @@ class Leakage(Study):
     Attributes
     ----------
     families
-        Of gpt2, llama and qwen (refused as long as biases of queries and keys with RoPE are).
+        Of gpt2, llama and qwen.
     noises
         Noise of the answers, relative to their standard deviation.
     bits
@@ -88,8 +91,8 @@ class Leakage(Study):
     claim: ClassVar[str] = "Extraction from noisy or rounded answers costs the square of the noise"
     source: ClassVar[Source] = QUERIES
 
-    families: tuple[str, ...] = ("gpt2", "llama")
-    noises: tuple[float, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2)
+    families: tuple[str, ...] = ("gpt2", "llama", "qwen")
+    noises: tuple[float, ...] = (1e-10, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2)
     bits: tuple[int, ...] = (8, 9, 10, 12)
     repeats: tuple[int, ...] = (4, 16, 64)
     norms: tuple[float, ...] = (0.025, 0.05, 0.1)
@@ -119,7 +122,15 @@ class Leakage(Study):
     @classmethod
     def small(cls) -> Leakage:
         """Return the smallest configuration in which every claim can change."""
-        return cls(noises=(1e-6, 1e-3, 1e-2), bits=(8, 10), repeats=(4, 16), norms=(0.05, 0.1), lengths=(2, 4), dim=4)
+        return cls(
+            families=("gpt2", "llama"),
+            noises=(1e-6, 1e-3, 1e-2),
+            bits=(8, 10),
+            repeats=(4, 16),
+            norms=(0.05, 0.1),
+            lengths=(2, 4),
+            dim=4,
+        )
 
     def cells(self) -> tuple[Cell, ...]:
         """Return every family at every noise, and the other limits for layers of GPT-2's shape."""
@@ -210,11 +221,14 @@ class Leakage(Study):
         def loss(family: str) -> Measure:
             return lambda predicted, trained: np.log10(self.tenfold(trained, family) ** 2 / self.target)
 
+        def rising(family: str) -> int:
+            return max(2, sum(noise >= RISING[family] for noise in self.noises))
+
         exact = "a power counted from the orders of the answers"
         found = [
             Claim(
                 f"The calls that extract a {SHAPES[family]} layer from noisy answers grow as the square of the noise",
-                power("calls", self.noises, "noise", family, 2 if family == "gpt2" else len(self.noises) - 1),
+                power("calls", self.noises, "noise", family, rising(family)),
                 quantity="exponent of calls in the noise",
                 target=2.0,
                 tolerance=0.4,

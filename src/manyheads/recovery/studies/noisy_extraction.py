@@ -8,6 +8,7 @@ Asking again averages independent noise, R times leave s / sqrt(R), and leaves d
 question has the same answer. Questions that are moved by less than a rounding step (dither) round independently.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from manyheads.recovery.queries.bounded.algorithm import extract_bounded
 from manyheads.recovery.queries.leak_meter import ROUNDED, START
 from manyheads.recovery.queries.refinement import LENGTH, refine_layer
 from manyheads.recovery.queries.rotary.algorithm import RotarySettings, extract_rotary
+from manyheads.recovery.queries.scores.algorithm import ScoreSettings, extract_scores
 from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.recovery.results import Extracted
 from manyheads.recovery.task import gpt_layer, sequences
@@ -142,8 +144,10 @@ def extract_from(
         with np.errstate(all="ignore"):
             if family == "gpt2":
                 found = extract_bounded(oracle, noise, rng)
-            else:
+            elif family == "llama":
                 found = extract_rotary(oracle, noise, rng, RotarySettings.accurate())
+            else:
+                found = extract_scores(oracle, noise, rng, ScoreSettings.accurate())
             error = server.error(found)
     except (RecoveryRefused, np.linalg.LinAlgError):
         pass
@@ -164,20 +168,20 @@ def attack(family: str, server: Server, rng: np.random.Generator, target: float)
 
 def _average_until(family: str, server: Server, rng: np.random.Generator, target: float) -> Cost:
     """Bracket the number of answers, starting from one, to within a factor of 1.5."""
-    best, low, repeats = Cost(np.inf, np.inf, np.inf), 0, 1
+    best, low, high, repeats = Cost(np.inf, np.inf, np.inf), 0.0, math.inf, 1.0
     for _ in range(ATTEMPTS):
-        _, cost = extract_from(family, server, rng, repeats)
-        # errors fall as 1 / repeats once heads are told apart
-        wanted = repeats * np.clip(1.1 * cost.error / target, 1 / FASTEST, FASTEST)
+        _, cost = extract_from(family, server, rng, int(repeats))
         if cost.error <= target:
             best, high = cost, repeats
         else:
             low = repeats
-            high = int(best.calls / cost.calls * repeats) if np.isfinite(best.calls) else 0
-        if high and high <= max(1.5 * low, 1):
+        if high <= max(1.5 * low, 1.0):
             break
-        inside = np.clip(wanted, 1.2 * low, high / 1.2) if high and low else wanted
-        repeats = max(1, int(np.ceil(inside if not (high and low) or inside < high else (low * high) ** 0.5)))
+        # errors fall as 1 / repeats once heads are told apart
+        wanted = float(repeats * np.clip(1.1 * cost.error / target, 1 / FASTEST, FASTEST))
+        if low > 0 and not 1.2 * low < wanted < high / 1.2:
+            wanted = min(wanted, FASTEST * low) if high == math.inf else (low * high) ** 0.5
+        repeats = max(1.0, float(math.ceil(wanted)))
     return best
 
 
