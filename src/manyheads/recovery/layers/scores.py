@@ -87,6 +87,23 @@ class ScoreLayer(RotaryLayer):
         norm = (heads, dim + 1, dim + 1)
         return {"query_norm": norm, "key_norm": norm, "position_bias": (heads, None), "slopes": (heads,)}
 
+    def parts(self) -> list[str]:
+        """Return in words what the scores have beyond forms of tokens.
+
+        Examples
+        --------
+        >>> ScoreLayer(np.zeros((1, 1, 2, 2)), np.ones((1, 1, 1)), cap=50.0, window=8).parts()
+        ['a cap of 50', 'a window of 8 tokens']
+        """
+        linear = "" if self.slopes is None else ", linear in the offset"
+        found = {
+            "norms of queries and keys": self.key_norm,
+            f"a cap of {self.cap or 0.0:.4g}": self.cap,
+            f"a window of {self.window} tokens": self.window,
+            f"terms of position{linear}": self.position_bias,
+        }
+        return [words for words, part in found.items() if part is not None]
+
     def logits(self, x: "Float[np.ndarray, 'n k d']") -> "Float[np.ndarray, 'm n k k']":
         """Return the scores (m, n, k, k) on sequences (n, k, d), -inf for tokens that are not seen."""
         scores = super().logits(x)

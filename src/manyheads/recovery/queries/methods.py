@@ -122,7 +122,7 @@ def plan_attempts(method: str, level: float, measured: OracleNoise, options: Ext
 
 def _choose(level: float, measured: OracleNoise, options: ExtractionOptions) -> tuple[str, str]:
     if options.scores:
-        return "scores", "the scores depend on positions, and may have biases"
+        return "scores", "the attention scores are said to be others than plain or rotary ones"
     if options.rotary:
         return "rotary", "queries and keys are turned by their positions"
     if options.normalized or (options.normalized is None and measured.normalized):

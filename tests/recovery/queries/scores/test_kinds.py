@@ -21,6 +21,7 @@ def test_every_kind_is_extracted_and_named(kind, tmp_path):
     layer = planted_score_layer(np.random.default_rng(1), DIM, HEADS, kind)
     found = extract_layer(layer, DIM, seed=1, options=FEW)
     assert (found.heads, found.method) == (HEADS, "scores")
+    assert found.layer.parts() == layer.parts() != []
     assert (found.layer.window, found.layer.cap is None) == (layer.window, layer.cap is None)
     assert (found.layer.key_norm is None, found.layer.slopes is None) == (layer.key_norm is None, layer.slopes is None)
     x = np.random.default_rng(2).standard_normal((8, 40, DIM))

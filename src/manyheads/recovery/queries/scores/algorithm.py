@@ -75,7 +75,9 @@ def extract_scores(
     longest = None
     if isinstance(layer, ScoreLayer) and layer.position_bias is not None and layer.slopes is None:
         longest = None if layer.window is not None else layer.position_bias.shape[1]
-    return Extracted(layer, tuple(log.stages), "the tokens, offset by offset", predict=layer, longest=longest)  # type: ignore[arg-type]
+    parts = layer.parts() if isinstance(layer, ScoreLayer) else []
+    acts_on = "the tokens, offset by offset" + "".join(f"; {part}" for part in parts)
+    return Extracted(layer, tuple(log.stages), acts_on, predict=layer, longest=longest)  # type: ignore[arg-type]
 
 
 class _Scores:
