@@ -95,8 +95,10 @@ class Launch:
     def close(self) -> None:
         """Give back all claims and end the launch."""
         self.stopped.set()
-        self.release(list(self.claims))
-        self.mine.unlink(missing_ok=True)
+        try:
+            self.release(list(self.claims))
+        finally:
+            self.mine.unlink(missing_ok=True)
 
     def claim(self, wanted: Iterable[int], most: int) -> list[Claim]:
         """Claim up to `most` of the wanted units that no living launch has claimed."""

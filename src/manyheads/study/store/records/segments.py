@@ -130,8 +130,7 @@ class SegmentWriter:
                     self._close()
 
     def __del__(self) -> None:
-        if self.file >= 0:
-            os.close(self.file)
+        self._close()
 
     def _open(self) -> None:
         if self.folder.is_symlink():
@@ -169,8 +168,9 @@ class SegmentWriter:
         self.synced = time.monotonic()
 
     def _close(self) -> None:
-        os.close(self.file)
-        self.file = -1
+        file, self.file = self.file, -1
+        if file >= 0:  # closed already where synchronizing failed
+            os.close(file)
 
 
 def _line(**data: Any) -> bytes:
