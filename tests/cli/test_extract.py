@@ -133,6 +133,18 @@ def test_limits_of_a_server_are_flags(call, oracle, folder):
     assert "bits" in complaint
 
 
+def test_a_vocabulary_is_a_file(call, oracle, folder):
+    table = Path("table.npy")
+    np.save(table, 0.7 * np.random.default_rng(4).normal(size=(60, DIM)))
+    status, said, _ = call(f"{oracle.__name__}:answer", "--vocabulary", table, "--verify", 60, "--json")
+    assert status == 0
+    assert json.loads(said)["method"] == "vocabulary"
+    np.save(table, np.array([{}], object), allow_pickle=True)
+    status, _, complaint = call(f"{oracle.__name__}:answer", "--vocabulary", table)
+    assert status == 2
+    assert "no array could be read" in complaint
+
+
 def test_an_interrupted_extraction_leaves_its_answers_and_no_files(call, oracle):
     words = ("--store", "asked", "--verify", 30)
     status, _, err = call("oracle_of_this_test:interrupted", *words)

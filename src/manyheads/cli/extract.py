@@ -17,6 +17,8 @@ from manyheads.cli.help.wrapping import wrap_output
 from manyheads.cli.parsing import ABSENT, Switch, load_function
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from manyheads.recovery import ExtractionOptions, Recovery, ServerLimits
     from manyheads.recovery.oracle.layer_oracle import LayerOracle
 
@@ -60,7 +62,7 @@ class Extract:
     """The function has rotary positions (RoPE)."""
     scores: Switch = False
     """Other attention scores: RoPE with biases, query-key norms, soft caps, windows, ALiBi, relative biases."""
-    method: Literal["auto", "subspaces", "bounded", "sphere", "rotary", "scores"] = "auto"
+    method: Literal["auto", "subspaces", "bounded", "sphere", "rotary", "scores", "vocabulary", "probes"] = "auto"
     """Method of extraction; auto chooses one from measured outputs."""
     accurate: Switch = False
     """Use more queries for more digits."""
@@ -90,6 +92,8 @@ class Extract:
     """Decimals to which the outputs are rounded."""
     bits: Whole = None
     """Significant bits to which the outputs are rounded."""
+    vocabulary: Annotated[Optional[Path], ABSENT] = None
+    """Embeddings (tokens, d) in a file .npy: the only tokens that the server takes."""
     store: Annotated[Optional[Path], ABSENT] = None
     """Folder for the outputs, from which the same command resumes."""
     output: Path = Path("extracted.safetensors")
@@ -256,6 +260,7 @@ class Extract:
             calls_per_second=self.calls_per_second,
             decimals=self.decimals,
             bits=self.bits,
+            vocabulary=None if self.vocabulary is None else _read_table(self.vocabulary),
         )
 
     # Results
@@ -280,6 +285,21 @@ class Extract:
         write_json(Path(summary["files"]["json"]), summary)
         section = recovery_section(found, summary)
         write_report([section], Path(summary["files"]["html"]), "manyheads: an extracted layer", target.oracle.about)
+
+
+def _read_table(path: Path) -> "np.ndarray":
+    """Return the embeddings of a file; pickled objects are refused."""
+    import numpy as np
+
+    from manyheads.errors import UsageError
+
+    try:
+        table = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"--vocabulary {path}: no array could be read ({error}); give a file .npy") from error
+    if not isinstance(table, np.ndarray) or table.dtype.kind != "f":
+        raise UsageError(f"--vocabulary {path}: give one array of floating-point embeddings (tokens, d)")
+    return table
 
 
 def _say_accuracy(heads: Sequence[Mapping[str, Any]]) -> str:

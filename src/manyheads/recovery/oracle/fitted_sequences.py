@@ -24,6 +24,7 @@ class FittedSequences:
         """Draw `count` sequences."""
         shortest, longest = self.limits.min_length, self.limits.longest
         draw, found = self._cut(), list[np.ndarray]()
+        table = self.limits.vocabulary
         for _ in range(100):
             missing = count - sum(map(len, found))
             if not missing:
@@ -33,6 +34,8 @@ class FittedSequences:
             raise UsageError(
                 f"the distribution draws hardly any sequence of {shortest} to {longest:g} tokens: give another one"
             )
+        if table is not None:
+            return [table[rng.integers(len(table), size=x.shape[:2])] for x in found]
         for x in found:
             norms = np.linalg.norm(x, axis=-1, keepdims=True)
             x *= np.minimum(1.0, self.limits.reach / np.maximum(norms, np.finfo(float).tiny))
@@ -46,6 +49,8 @@ class FittedSequences:
         return GaussianSequences(tuple(lengths.tolist()), self.draw.scales)
 
     def __str__(self) -> str:
+        if self.limits.vocabulary is not None:
+            return f"tokens of the vocabulary, drawn evenly, in the lengths of: {describe_draw(self._cut())}"
         reach = "" if self.limits.max_norm is None else f", tokens shortened to a norm of {self.limits.max_norm:g}"
         lengths = ""
         if not isinstance(self.draw, GaussianSequences):

@@ -11,9 +11,10 @@ Three exact identities of attention without positions let a method ask what a se
 Derived here; every restriction is checked where the function is asked (`Oracle`), and nothing beyond it is asked.
 """
 
+import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,8 @@ class ServerLimits:
         Sequences that may be asked per second; the extraction waits between requests.
     decimals, bits
         Answers are rounded to so many decimals, or to so many significant bits (53 is double precision).
+    vocabulary
+        Table of embeddings (V, d) whose rows are the only tokens; None takes every vector.
 
     Examples
     --------
@@ -59,6 +62,7 @@ class ServerLimits:
     calls_per_second: float | None = None
     decimals: int | None = None
     bits: int | None = None
+    vocabulary: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_integer("min_length", self.min_length)
@@ -78,6 +82,18 @@ class ServerLimits:
             raise UsageError(f"max_length={self.max_length} is below min_length={self.min_length}: no length is left")
         if self.calls_per_second is not None and self.calls_per_second < SLOWEST:
             raise UsageError(f"calls_per_second={self.calls_per_second:g}: one wait would take more than an hour")
+
+        if self.vocabulary is not None:
+            table = np.array(self.vocabulary, np.float64)
+            if table.ndim != 2 or not table.size or not np.isfinite(table).all():
+                raise UsageError(f"vocabulary of shape {table.shape}: give finite embeddings (tokens, d)")
+            object.__setattr__(self, "vocabulary", table)
+
+    @functools.cached_property
+    def _rows(self) -> frozenset[bytes]:
+        """Rows of the table, as they lie in memory."""
+        assert self.vocabulary is not None
+        return frozenset(row.tobytes() for row in self.vocabulary + 0.0)
 
     @property
     def longest(self) -> float:
@@ -116,6 +132,29 @@ class ServerLimits:
                 f"a token of norm {norm:.3g} has to be asked, and the server takes {self.reach:.3g}: choose another "
                 "method, or a distribution of shorter tokens"
             )
+
+        if self.vocabulary is not None:
+            strange = sum(row.tobytes() not in self._rows for row in x.reshape(-1, x.shape[2]) + 0.0)
+            if strange:
+                raise LimitError(
+                    f"{strange} of {x.shape[0] * length} tokens to be asked are no rows of the vocabulary, and the "
+                    "server takes no others: the method 'vocabulary' asks rows alone"
+                )
+
+    def unit(self, dim: int) -> float:
+        """Return the norm of tokens that can be tripled: sqrt(d), or less where norms are limited."""
+        return min(float(np.sqrt(dim)), self.reach / 3)
+
+    def fit(self, x: np.ndarray) -> np.ndarray:
+        """Return normal tokens (..., d) as the server takes them: in its unit, or as rows of its vocabulary."""
+        if self.vocabulary is not None:
+            rows: np.ndarray = self.vocabulary[(1e6 * np.abs(x[..., 0])).astype(int) % len(self.vocabulary)]
+            return rows
+        if self.max_norm is None:
+            return x
+        unit, norms = self.unit(x.shape[-1]), np.linalg.norm(x, axis=-1, keepdims=True)
+        shortened: np.ndarray = x * np.minimum(unit / np.sqrt(x.shape[-1]), 3 * unit / norms)
+        return shortened
 
     def stretch(self, x: np.ndarray, *, pad: bool) -> tuple[np.ndarray, slice]:
         """Return sequences that are long enough, and the rows that answer for those of x (n, k, d).

@@ -170,7 +170,7 @@ class Steadiness:
 
     def __init__(self, oracle: Oracle, level: float, rng: np.random.Generator):
         self.oracle = oracle
-        self.x = _within(rng.standard_normal((4, 3, oracle.dim)), oracle)
+        self.x = oracle.limits.fit(rng.standard_normal((4, 3, oracle.dim)))
         with oracle.stage("noise"):
             self.before = oracle(self.x, read="all")
         self.size = _rms(self.before - self.before.mean((0, 1)))
@@ -190,13 +190,6 @@ class Steadiness:
                 measured=changed,
                 threshold=self.allowed,
             )
-
-
-def _within(x: np.ndarray, oracle: Oracle) -> np.ndarray:
-    """Scale tokens of about norm sqrt(d) to the unit of the oracle, none longer than three units."""
-    norms = np.linalg.norm(x, axis=-1, keepdims=True)
-    shortened: np.ndarray = x * np.minimum(oracle.unit / np.sqrt(oracle.dim), 3 * oracle.unit / norms)
-    return shortened
 
 
 def _frames(rng: np.random.Generator, count: int, dim: int) -> np.ndarray:

@@ -194,7 +194,7 @@ class Oracle:
     @property
     def unit(self) -> float:
         """Norm of a token of which threefold multiples may be asked: sqrt(d), or less where norms are limited."""
-        return min(float(np.sqrt(self.dim)), self.limits.reach / 3)
+        return self.limits.unit(self.dim)
 
     @property
     def counts(self) -> Mapping[str, Counts]:
@@ -219,6 +219,17 @@ class Oracle:
             if not self._chatty:
                 self._report()
             self._name = before
+
+    @contextlib.contextmanager
+    def by_prefixes(self) -> Iterator[None]:
+        """Read rows, while the block runs, as those of a causal layer: where all tokens are seen, prefix by prefix."""
+        before = self.settings
+        if not before.causal:
+            self.settings = replace(before, causal=True, limits=replace(before.limits, last_row=True))
+        try:
+            yield
+        finally:
+            self.settings = before
 
     @contextlib.contextmanager
     def showing(self) -> Iterator[None]:
@@ -328,8 +339,8 @@ class Oracle:
             return self._fresh(x, read)
         if not self.cache.attached:
             with self.stage("fingerprint"):
-                scale = self.unit / np.sqrt(self.dim)
-                self.cache.attach(self.dim, self.settings.dtype, self.ask, scale, self.limits.max_length)
+                longest = self.limits.max_length
+                self.cache.attach(self.dim, self.settings.dtype, self.ask, lambda x: self.limits.fit(x[:, :longest]))
         keys = self.cache.keys(x, read)
         found = self.cache.find(keys)
         missing = np.array([answer is None for answer in found])

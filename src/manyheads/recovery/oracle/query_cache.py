@@ -81,21 +81,21 @@ class QueryCache:
         dim: int,
         dtype: str,
         ask: Callable[[np.ndarray], np.ndarray],
-        scale: float = 1.0,
-        longest: int | None = None,
+        fit: Callable[[np.ndarray], np.ndarray] = np.asarray,
     ) -> None:
         """Check that the stored answers are of this oracle, by asking the probes; the first oracle signs the cache.
 
-        `ask` answers sequences (n, k, d) with all rows, past the cache; `scale` and `longest` make the
-        tokens of the probes and their sequences shorter.
+        `ask` answers sequences (n, k, d) with all rows, past the cache; `fit` makes the probes
+        sequences that the server takes.
         """
         if self.attached:
             return
-        probes = [scale * probe[:, :longest] for probe in _probes(dim)]
+        usual = _probes(dim)
+        probes = [fit(probe) for probe in usual]
         first = [ask(probe) for probe in probes]
         about: dict[str, Any] = {"format": FORMAT, "dim": dim, "tokens": dtype, "dtype": str(first[0].dtype)}
-        about |= {} if scale == 1 else {"scale": scale}
-        about |= {} if longest is None or longest >= max(PROBES) else {"longest": longest}
+        if not all(np.array_equal(*both) for both in zip(probes, usual, strict=True)):
+            about["probed"] = hashlib.sha256(b"".join(probe.tobytes() for probe in probes)).hexdigest()
         if (self.path / HEADER).exists():
             self._compare(about, first)
         else:

@@ -26,10 +26,11 @@ from manyheads.recovery.oracle.noise import OracleNoise, Steadiness, oracle_nois
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries import methods
 from manyheads.recovery.queries.options import CERTIFICATES, ExtractionOptions
+from manyheads.recovery.queries.vocabulary.noise import vocabulary_noise
 from manyheads.recovery.refusals import RankBudgetError, RecoveryRefused, VerificationError
 from manyheads.recovery.results import Extracted, Recovery
 
-Method = Literal["auto", "subspaces", "bounded", "sphere", "rotary", "scores"]
+Method = Literal["auto", "subspaces", "bounded", "sphere", "rotary", "scores", "vocabulary", "probes"]
 
 SELECTION = 20  # sequences on which an attempt is judged before the certificate is drawn
 MATRICES = 12  # matrices (d, d) that an extraction holds at least: W_S, its readings, and Theta and W of a head or two
@@ -68,8 +69,9 @@ def extract_layer(
     method
         "subspaces" needs O(d) calls and answers exact to rounding in float64; "bounded" needs O(d^2) and bears noise;
         "sphere" is for functions that normalize their tokens; "rotary" for positions that turn queries and keys;
-        "scores" for these with biases, and for other scores. "auto" chooses by what is measured, and the result says
-        which, and why.
+        "scores" for these with biases, and for other scores; "probes" for answers in single precision, with fewer calls
+        and digits than "bounded"; "vocabulary" for servers that take the rows of a table of embeddings alone. "auto"
+        chooses by what is measured, and the result says which, and why.
     noise
         Relative noise of the answers; None measures it.
     seed
@@ -133,7 +135,8 @@ def extract_layer(
     _check_memory(oracle.dim, options)
     methods.check_limits(oracle, options)
     with oracle.showing():
-        measured = oracle_noise(oracle, streams[0], stochastic=options.stochastic or noise is not None)
+        measure = oracle_noise if options.limits.vocabulary is None else vocabulary_noise
+        measured = measure(oracle, streams[0], stochastic=options.stochastic or noise is not None)
         oracle.settings = methods.settle(oracle.settings, options, measured)
         level = measured.level if noise is None else noise
         plan = methods.plan_attempts(method, level, measured, options)

@@ -19,6 +19,8 @@ from manyheads.recovery.queries.scores.algorithm import ScoreSettings, extract_s
 from manyheads.recovery.queries.sphere.algorithm import SphereSettings, extract_on_sphere
 from manyheads.recovery.queries.subspaces.algorithm import extract_by_subspaces
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
+from manyheads.recovery.queries.vocabulary.algorithm import VocabularySettings, extract_from_vocabulary
+from manyheads.recovery.queries.vocabulary.noise import check_vocabulary
 from manyheads.recovery.refusals import FitError, LimitError, NotALayer, RecoveryRefused
 from manyheads.recovery.results import Extracted
 
@@ -67,6 +69,13 @@ def settle(settings: OracleSettings, options: ExtractionOptions, measured: Oracl
 def check_limits(oracle: Oracle, options: ExtractionOptions) -> None:
     """Refuse limits within which nothing can be extracted, before anything is asked."""
     limits = options.limits
+    if limits.vocabulary is not None:
+        check_vocabulary(limits.vocabulary, oracle.dim)
+        if options.rotary or options.scores or options.normalized:
+            raise LimitError(
+                "a vocabulary with rotary positions or a norm in front: these methods ask tokens between its rows. "
+                "Give the function without them"
+            )
     if oracle.longest < 3 <= limits.longest:
         raise LimitError(
             f"lengths from {limits.min_length} to {limits.max_length}: three tokens repeated as often have no length "
@@ -77,7 +86,7 @@ def check_limits(oracle: Oracle, options: ExtractionOptions) -> None:
             f"max_length={limits.max_length}: sequences of three tokens are needed. Two show every head at one shift "
             "of its logit, which does not tell a head from one with the opposite signs"
         )
-    if options.rotary and limits.last_row and limits.min_length > 1:
+    if (options.rotary or options.scores) and limits.last_row and limits.min_length > 1:
         raise LimitError(
             f"min_length={limits.min_length} with last_row: positions make what stands in front of a token matter, so "
             "that shorter sequences cannot be lengthened; extract where all rows or shorter sequences are answered"
@@ -85,7 +94,9 @@ def check_limits(oracle: Oracle, options: ExtractionOptions) -> None:
 
 
 # Tokens of the longest sequence, and units sqrt(d) of the largest norm, that a method cannot do without
-ROOM: Mapping[str, tuple[int, float]] = MappingProxyType({"sphere": (10, 2.0), "rotary": (33, np.inf)})
+ROOM: Mapping[str, tuple[int, float]] = MappingProxyType(
+    {"sphere": (10, 2.0), "rotary": (33, np.inf), "scores": (33, np.inf), "vocabulary": (8, 0.0)}
+)
 
 
 def check_room(method: str, oracle: Oracle) -> None:
@@ -121,6 +132,8 @@ def plan_attempts(method: str, level: float, measured: OracleNoise, options: Ext
 
 
 def _choose(level: float, measured: OracleNoise, options: ExtractionOptions) -> tuple[str, str]:
+    if options.limits.vocabulary is not None:
+        return "vocabulary", "the server takes the tokens of a vocabulary alone"
     if options.scores:
         return "scores", "the attention scores are said to be others than plain or rotary ones"
     if options.rotary:
@@ -156,6 +169,7 @@ METHODS: Mapping[str, Runner] = MappingProxyType(
         "sphere": Method(extract_on_sphere, SphereSettings),
         "rotary": Method(extract_rotary, RotarySettings),
         "scores": Method(extract_scores, ScoreSettings),
+        "vocabulary": Method(extract_from_vocabulary, VocabularySettings),
     }
 )
 

@@ -97,7 +97,8 @@ class ExtractionOptions:
     def draw(self) -> Draw:
         """The distribution of the verification, within the limits of the server."""
         limits = self.limits
-        if limits.min_length == 1 and limits.max_length is None and limits.max_norm is None:
+        free = limits.min_length == 1 and limits.max_length is None and limits.max_norm is None
+        if free and (limits.vocabulary is None or not isinstance(self.distribution, GaussianSequences)):
             return self.distribution
         return FittedSequences(self.distribution, limits)
 
@@ -111,5 +112,5 @@ class ExtractionOptions:
             budget=Budget(self.most_calls, self.most_tokens, self.most_seconds),
             progress=self.progress,
             limits=self.limits,
-            pad=bool(self.causal or self.rotary) and not self.limits.last_row,
+            pad=bool(self.causal or self.rotary or self.scores) and not self.limits.last_row,
         )

@@ -98,15 +98,30 @@ class Sketched:
 
 
 def read_sketches(rows: SphereRows, few: int, size: int, spread: float, rng: np.random.Generator) -> Sketched:
-    """Ask about all blocks of sketch tokens against all blocks of fresh ones, `size` distinct tokens a sequence."""
-    group = max(1, round(0.42 * size))  # the split that needs the fewest tokens
-    block = max(1, size - group)
+    """Ask about sketch tokens and fresh ones on the sphere, `size` distinct tokens a sequence."""
+    group, block = _blocks(size)
     few = -(-few // group) * group
     spare = len(rows.basis) + 1 + (-(len(rows.basis) + 1)) % block
-    sketch_tokens = rows.tokens(_directions(rows.basis, few, rng), spread)
     axes = np.concatenate([rows.basis, -rows.basis[: spare - len(rows.basis)]])
-    fresh = rows.tokens(axes, spread)
-    heads = len(rows.projection)
+    sketch = rows.tokens(_directions(rows.basis, few, rng), spread)
+    return read_pairs_of(rows, sketch, rows.tokens(axes, spread), size)
+
+
+def _blocks(size: int) -> tuple[int, int]:
+    """Return the sketch tokens and the fresh ones of a sequence: the split that needs the fewest tokens."""
+    group = max(1, round(0.42 * size))
+    return group, max(1, size - group)
+
+
+def read_pairs_of(rows: SphereRows, sketch_tokens: Array, fresh: Array, size: int) -> Sketched:
+    """Ask about all blocks of sketch tokens (n, d) against all blocks of fresh ones (N, d).
+
+    Tokens are added from the front where a last block is not full.
+    """
+    group, block = _blocks(size)
+    sketch_tokens = np.resize(sketch_tokens, (-(-len(sketch_tokens) // group) * group, sketch_tokens.shape[1]))
+    fresh = np.resize(fresh, (-(-len(fresh) // block) * block, fresh.shape[1]))
+    few, spare, heads = len(sketch_tokens), len(fresh), len(rows.projection)
     forward, back = np.zeros((spare, few, heads)), np.zeros((few, spare, heads))
     least = 1.0
     blocks = np.arange(spare).reshape(-1, block)

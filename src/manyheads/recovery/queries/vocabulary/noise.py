@@ -1,0 +1,80 @@
+"""Noise of an oracle that takes the tokens of a vocabulary: asked again, in another order, and with another last token.
+
+No sum of two tokens is one, so that answers to one token are compared with a linear function where it is read
+(`vocabulary.algorithm`).
+"""
+
+import numpy as np
+
+from manyheads.errors import UsageError
+from manyheads.recovery.oracle.noise import LARGEST, PLAIN, ROUNDING, OracleNoise
+from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.refusals import LimitError, NotALayer
+
+FLATTEST = 1e-8  # smallest singular value of [E, 1] over the largest from which the differences span the space
+SPARE = 8  # tokens beyond those that span
+
+
+def check_vocabulary(table: np.ndarray, dim: int) -> None:
+    """Refuse tables whose tokens do not determine a layer, before anything is asked."""
+    if table.shape[1] != dim:
+        raise UsageError(f"vocabulary of shape {table.shape}: expected embeddings (tokens, {dim})")
+    centred = (table - table.mean(0)) / np.sqrt(np.mean(table**2) or 1.0)
+    singular = np.linalg.svd(centred, compute_uv=False)
+    rank = int((singular > FLATTEST * max(singular[0], 1e-300)).sum())
+    if rank < dim:
+        raise LimitError(
+            f"the differences of the {len(table)} tokens of the vocabulary span {rank} of {dim} dimensions: answers "
+            f"determine the layer on these alone. Give {dim + 1} tokens or more whose differences span, or extract the "
+            f"function of their {rank} coordinates"
+        )
+    if len(table) < 2 * dim + SPARE:
+        raise LimitError(
+            f"the vocabulary has {len(table)} tokens: {2 * dim + SPARE} are needed in {dim} dimensions, as many that "
+            "span, and others whose logits are read with theirs"
+        )
+
+
+def vocabulary_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool = False) -> OracleNoise:
+    """Measure the noise of an oracle on sequences of three tokens of its vocabulary."""
+    table = oracle.limits.vocabulary
+    assert table is not None
+    with oracle.stage("noise"):
+        a, b, e, f = table[np.array([rng.choice(len(table), 4, replace=False) for _ in range(8)])].swapaxes(0, 1)
+        stacks = [np.stack(tokens, 1) for tokens in ((a, b, e), (b, a, e), (a, b, f))]
+        asked = np.concatenate(stacks)
+        rows, exchanged, continued = np.split(oracle(asked, read="all"), 3)
+        again = oracle(asked[:8], read="all")
+    size = _rms(rows - rows.mean((0, 1)))
+    floor = oracle.limits.spacing(_rms(rows) or 1.0, oracle.answer_dtype or np.float64) / max(size, 1e-300)
+    repeat, order, later = (
+        _rms(part) / max(size, 1e-300)
+        for part in (again - rows, exchanged[:, -1] - rows[:, -1], continued[:, :2] - rows[:, :2])
+    )
+    if repeat > ROUNDING * floor and not stochastic:
+        raise NotALayer(
+            "the same question is answered differently each time: say that the answers are noisy, by noise",
+            measured=repeat,
+            threshold=ROUNDING * floor,
+        )
+    known = max(min(1e3 * floor, PLAIN), 10 * repeat)
+    level = max(repeat, order if order <= known else 0.0, floor / 5)
+    if not level <= LARGEST:
+        raise NotALayer("the answers are too noisy to tell heads apart", measured=level, threshold=LARGEST)
+    return OracleNoise(
+        level=level,
+        repeat=repeat,
+        affine=float("nan"),
+        order=order,
+        causal=later <= known,
+        normalized=False,
+        centred=False,
+        positional=order > known,
+        dtype=str(oracle.answer_dtype),
+        dim=oracle.dim,
+        rounding=floor,
+    )
+
+
+def _rms(x: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(x**2)))
