@@ -49,10 +49,21 @@ def read_head_values(pairs: Pairs, start: Separation, rng: np.random.Generator, 
 
     Spaces that together have more than d dimensions do not determine the projections: then all d probes are asked.
 
-    `ranks` is None where d probes did not exhaust the spaces: heads of full rank.
+    `ranks` is None where d probes did not exhaust the spaces: heads of full rank. Where heads cannot be followed with
+    the fewest queries, all are asked.
     """
+    fewer = with_fewer_queries(pairs, start, rng, settings.loss)
+    try:
+        return _read_stacks(pairs, fewer, rng, settings)
+    except FitError:
+        if fewer is start:
+            raise
+    return _read_stacks(pairs, start, rng, settings)
+
+
+def _read_stacks(pairs: Pairs, start: Separation, rng: np.random.Generator, settings: SubspaceSettings) -> Stacks:
+    """Follow the heads from probe to probe."""
     dim, heads = len(start.probe), len(start.net.values)
-    start = with_fewer_queries(pairs, start, rng, settings.loss)
     reach = np.linalg.norm(start.probe)
     directions = np.linalg.qr(rng.standard_normal((dim, dim)))[0]
     levels, uniform = predict_levels(start)
