@@ -18,7 +18,7 @@ from manyheads.recovery.queries.rotary.algorithm import RotarySettings, extract_
 from manyheads.recovery.queries.scores.algorithm import ScoreSettings, extract_scores
 from manyheads.recovery.queries.sphere.algorithm import SphereSettings, extract_on_sphere
 from manyheads.recovery.queries.subspaces.algorithm import extract_by_subspaces
-from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
+from manyheads.recovery.queries.subspaces.settings import ProbeSettings, SubspaceSettings
 from manyheads.recovery.queries.vocabulary.algorithm import VocabularySettings, extract_from_vocabulary
 from manyheads.recovery.queries.vocabulary.noise import check_vocabulary
 from manyheads.recovery.refusals import FitError, LimitError, NotALayer, RecoveryRefused
@@ -165,6 +165,7 @@ Runner = Callable[[Oracle, float, np.random.Generator, bool], Extracted]
 METHODS: Mapping[str, Runner] = MappingProxyType(
     {
         "subspaces": Method(extract_by_subspaces, SubspaceSettings),
+        "probes": Method(extract_by_subspaces, ProbeSettings),
         "bounded": Method(extract_bounded, BoundedSettings),
         "sphere": Method(extract_on_sphere, SphereSettings),
         "rotary": Method(extract_rotary, RotarySettings),

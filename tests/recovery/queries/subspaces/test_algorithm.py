@@ -9,7 +9,7 @@ from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.oracle.oracle import OracleSettings
 from manyheads.recovery.queries.subspaces.algorithm import extract_by_subspaces
-from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
+from manyheads.recovery.queries.subspaces.settings import ProbeSettings, SubspaceSettings
 from manyheads.recovery.refusals import RecoveryRefused
 
 EXACT, DIM = 1e-15, 9
@@ -41,6 +41,26 @@ def test_d64_h4_within_the_calls_of_the_specification(rng):
     assert max(errors.theta, errors.projection) < 1e-8
     assert oracle.total.calls < 700
     assert {name for name, counts in oracle.counts.items() if counts.calls} == {"sums", "pairs", "values", "rows"}
+
+
+def test_probes_bear_single_precision_where_output_spaces_are_nearly_dependent(rng):
+    """The condition of the output spaces multiplies the noise of W, and errors of W hide the rank of Theta."""
+    layer = gpt_layer(rng, 32, 2)
+    left, singular, right = np.linalg.svd(layer.projection)
+    near = np.linalg.qr((right[0, :16] + 3e-3 * right[1, :16]).T)[0].T  # output spaces of condition about a thousand
+    projection = np.stack([layer.projection[0], (left[1, :, :16] * singular[1, :16]) @ near])
+    layer = AttentionLayer(layer.theta, projection, layer.key_bias, layer.bias, causal=True)
+    worst = {}
+    for settings in (SubspaceSettings(), ProbeSettings()):
+        oracle = Oracle(lambda x: evaluate_layer(layer, x).astype(np.float32), 32)
+        try:
+            found = extract_by_subspaces(oracle, 1e-7, np.random.default_rng(3), settings)
+            worst[type(settings)] = error(layer, found, rng)
+        except RecoveryRefused:
+            worst[type(settings)] = 1.0
+    assert worst[ProbeSettings] < 1e-4 < 1e-3 < worst[SubspaceSettings]
+    assert np.linalg.matrix_rank(found.layer.theta, tol=1e-6).tolist() == [16, 16]
+    assert oracle.total.calls < 2000
 
 
 @pytest.mark.parametrize("causal", [True, False])

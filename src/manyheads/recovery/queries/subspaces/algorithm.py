@@ -54,7 +54,7 @@ def extract_by_subspaces(
             stacks = read_head_values(pairs, start, rng, settings)
             figures |= _slice_figures(stacks)
         with log.stage("subspaces") as figures:
-            heads = split_projections(sums, stacks)
+            heads = split_projections(sums, stacks, whole=settings.whole)
             figures |= heads.figures()
     with log.stage("rows") as figures:
         found = read_rows(oracle, sums.bias, heads, rng, settings, noise=noise)

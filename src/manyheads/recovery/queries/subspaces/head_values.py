@@ -28,7 +28,6 @@ SPARE = 2  # rows of answers beyond those that determine a net, in the dimension
 DRAWS = 12  # random sets of queries of one size among which the best is taken
 PLANNED = 1000  # unknowns of a net up to which its error is predicted for other sets of queries
 
-STEP = 0.3  # first step tau from probe to probe, relative to |v_0|
 MISFIT = 8.0  # a fit is right up to this multiple of the residual that noise, or the fit at the first probe, has
 
 
@@ -65,11 +64,12 @@ def _read_stacks(pairs: Pairs, start: Separation, rng: np.random.Generator, sett
     """Follow the heads from probe to probe."""
     dim, heads = len(start.probe), len(start.net.values)
     reach = np.linalg.norm(start.probe)
-    directions = np.linalg.qr(rng.standard_normal((dim, dim)))[0]
+    bases = 2 if settings.whole else 1
+    directions = np.concatenate([np.linalg.qr(rng.standard_normal((dim, dim)))[0] for _ in range(bases)])
     levels, uniform = predict_levels(start)
     expected = dim // max(heads + uniform, 1)
     enough = int(np.ceil((1 + settings.extra) * expected)) + 2
-    first = min(dim, max(4, enough // 2))
+    first = dim if settings.whole else min(dim, max(4, enough // 2))
 
     def ask(displacements: Array) -> Array:
         answers = pairs.respond(start.queries, start.probe + displacements)
@@ -89,7 +89,7 @@ def _read_stacks(pairs: Pairs, start: Separation, rng: np.random.Generator, sett
         return found
 
     def follow(block: Array) -> Followed:
-        found = follow_nets(start.design, ask, start.net, block, step=STEP, allowed=allowed, fit=fit)
+        found = follow_nets(start.design, ask, start.net, block, step=settings.step, allowed=allowed, fit=fit)
         failed = int((~found.accepted).sum())
         if failed > len(block) / 2:
             raise FitError(
@@ -107,6 +107,8 @@ def _read_stacks(pairs: Pairs, start: Separation, rng: np.random.Generator, sett
         return Stacks(rows, values, levels, find_ranks(values, levels), probed.dropped, probed.halvings)
 
     def wanted(probed: Probed) -> int:
+        if settings.whole:
+            return dim + 1 - len(probed.moves)
         count, ranks = len(probed.moves), stack(probed).ranks
         if ranks is not None and ranks.sum() <= dim:
             return int(np.ceil((1 + settings.extra) * ranks.max())) + 2 - count

@@ -14,10 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.recovery.queries.projection_sum import Sums
+from manyheads.recovery.queries.rotary.forms import gap_rank
 from manyheads.recovery.queries.subspaces.head_values import CLEAR, Stacks, rank_by_gap
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 Array = NDArray[np.float64]
+
+CUT = 0.01  # share of the largest singular value of a projection below which there may be noise alone
 
 
 class Projections(NamedTuple):
@@ -44,8 +47,11 @@ class Projections(NamedTuple):
         return {"condition": self.condition, "sum error": self.sum_error, "row error": self.row_error}
 
 
-def split_projections(sums: Sums, stacks: Stacks) -> Projections:
-    """Read every W_i off W_S and the output spaces; by least squares over d probes where they are not exhausted."""
+def split_projections(sums: Sums, stacks: Stacks, *, whole: bool = False) -> Projections:
+    """Read every W_i off W_S and the output spaces; by least squares over d probes where they are not exhausted.
+
+    `whole` takes the least squares in any case, and cuts each W_i at the gap of its singular values.
+    """
     dim = len(sums.bias)
     ranks = stacks.ranks
     if ranks is not None and not ranks.any():
@@ -55,7 +61,9 @@ def split_projections(sums: Sums, stacks: Stacks) -> Projections:
             measured=float(stacks.levels.max()),
             threshold=float(np.linalg.norm(stacks.values, axis=(1, 2)).max()),
         )
-    if ranks is not None and ranks.sum() <= dim:
+    if whole and len(stacks.probes) >= dim:
+        found = _cut_at_gaps(_by_probes(sums, stacks))
+    elif ranks is not None and ranks.sum() <= dim:
         found = _by_spaces(sums, stacks, ranks)
     elif len(stacks.probes) >= dim:
         found = _by_probes(sums, stacks)
@@ -135,6 +143,14 @@ def _by_probes(sums: Sums, stacks: Stacks) -> Projections:
     projection += (sums.projection - projection.sum(0)) / len(projection)
     full = np.full(len(projection), len(sums.bias), np.intp)
     return Projections(projection, None, None, full, float(np.linalg.cond(stacks.probes)), *errors)
+
+
+def _cut_at_gaps(found: Projections) -> Projections:
+    """Cut every projection at the widest gap of its singular values that ends in what may be noise."""
+    left, singular, right = np.linalg.svd(found.projection)
+    ranks = np.array([gap_rank(values, CUT) for values in singular], np.intp)
+    kept = np.arange(singular.shape[1]) < ranks[:, None]
+    return found._replace(projection=(left * (kept * singular)[:, None]) @ right, ranks=ranks)
 
 
 def _errors(projection: Array, sums: Sums, stacks: Stacks) -> tuple[float, float]:

@@ -177,7 +177,8 @@ def _read_at(
             biases.append(b)
             first += len(group)
         data = _Data(basis, sketch[:first], np.concatenate(columns, 2), np.concatenate(rows, 1), np.mean(biases, 0))
-        found = [_solve_head(data, head, noise) for head in range(len(heads.projection))]
+        most = heads.ranks if settings.whole else [None] * len(heads.projection)
+        found = [_solve_head(data, head, noise, rank) for head, rank in enumerate(most)]
         if first >= dim or all(rank is not None and rank <= first - 2 for _, rank, _ in found):
             break
         wanted = min(dim, first + max(reader.sketched, first // 2))
@@ -366,8 +367,12 @@ class _Data(NamedTuple):
     biases: Array
 
 
-def _solve_head(data: _Data, head: int, noise: float) -> tuple[Array, int | None, float]:
-    """Return Theta of a head, its rank (None: no gap), and the noise of an entry of its logits."""
+def _solve_head(data: _Data, head: int, noise: float, most: int | None = None) -> tuple[Array, int | None, float]:
+    """Return Theta of a head, its rank (None: no gap), and the noise of an entry of its logits.
+
+    The logits of answers in single precision err by more than the smallest singular values of a trained Theta, so that
+    no gap shows: then the rank is taken to be that of W, `most`.
+    """
     norm = float((data.basis[0] ** 2).sum())
     columns = data.basis.T @ data.columns[head] / norm  # Theta U^T, (d, nu)
     rows = data.rows[head] @ data.basis / norm  # U Theta, (nu, d)
@@ -378,6 +383,8 @@ def _solve_head(data: _Data, head: int, noise: float) -> tuple[Array, int | None
     width = np.sqrt(len(data.sketch)) + np.sqrt(len(columns))
     floor = max(entry, noise * float(np.abs(columns).max())) * width
     ranks = rank_by_gap(singular, floor), rank_by_gap(others, floor)
+    if most is not None and most < min(columns.shape[1], len(columns)):
+        ranks = min(most, ranks[0] or most), min(most, ranks[1] or most)
     if ranks[0] is None or ranks[1] is None:
         if len(data.sketch) < len(data.basis):
             return np.zeros((len(data.basis),) * 2), None, entry
