@@ -62,7 +62,9 @@ class Extract:
     """The function has rotary positions (RoPE)."""
     scores: Switch = False
     """Other attention scores: RoPE with biases, query-key norms, soft caps, windows, ALiBi, relative biases."""
-    method: Literal["auto", "subspaces", "bounded", "sphere", "rotary", "scores", "vocabulary", "probes"] = "auto"
+    method: Literal[
+        "auto", "subspaces", "bounded", "sphere", "rotary", "rotary-sphere", "scores", "vocabulary", "probes"
+    ] = "auto"
     """Method of extraction; auto chooses one from measured outputs."""
     accurate: Switch = False
     """Use more queries for more digits."""

@@ -82,8 +82,7 @@ def test_float32_is_computed_in_float32(saved, rng):
 def test_what_queries_cannot_tell_is_refused_with_the_reason(saved):
     reasons = {
         ("bert", "block"): "after the residual sum",
-        ("llama", "block"): "a norm in front of rotary positions",
-        ("vit", "block"): "only causal layers",
+        ("qwen2", "block"): "other terms of its scores behind a norm",
     }
     for (family, through), reason in reasons.items():
         with pytest.raises(NotExtractable, match=reason):
@@ -95,8 +94,11 @@ def test_what_queries_cannot_tell_is_refused_with_the_reason(saved):
         checkpoint_oracle(path, 0, through="mlp")
     with pytest.raises(UsageError, match="a folder with config"):
         checkpoint_oracle(path / "config.json", 0)
-    with pytest.raises(UsageError, match="behind a norm and rotary positions"):
-        true_layer(saved("llama"), 0, through="block")
+    neox = saved("gpt_neox", **UNBIASED["gpt_neox"])
+    with pytest.raises(NotExtractable, match="LayerNorm with a shift in front of rotary"):
+        checkpoint_oracle(neox, 0, through="block")
+    with pytest.raises(UsageError, match="a norm with a shift and RoPE"):
+        true_layer(neox, 0, through="block")
 
 
 @pytest.mark.parametrize(
@@ -107,6 +109,8 @@ def test_what_queries_cannot_tell_is_refused_with_the_reason(saved):
         ("opt", "attention", {}),
         ("bert", "attention", {}),
         ("vit", "attention", {}),
+        ("vit", "block", {}),
+        ("llama", "block", {}),
         ("llama", "attention", {}),  # two heads share keys and values
         ("gpt_neox", "attention", UNBIASED["gpt_neox"]),
         ("gpt_neox", "attention", {}),

@@ -28,9 +28,12 @@ def true_layer(
     parameters = parameter_map(checkpoint)
     weights = attention_weights(checkpoint, layer, parameters)
     if weights.config.rotary is not None:
+        gain, shift = np.ones(weights.config.width), np.zeros(weights.config.width)
         if through == "block":
-            raise UsageError(f"layer {layer} of {path}: no layer is defined behind a norm and rotary positions")
-        return _turned(weights, weights.config.rotary)
+            gain, shift = _norm(checkpoint, parameters, layer, len(gain))
+        if shift.any():
+            raise UsageError(f"layer {layer} of {path}: no layer is defined behind a norm with a shift and RoPE")
+        return _turned(weights, weights.config.rotary, gain)
     found = _widened(weights).merged()
     if through == "attention":
         return found
@@ -43,8 +46,8 @@ def is_stored(path: Path | str) -> bool:
     return not unread(parameter_map(open_checkpoint(path)).config)
 
 
-def _turned(weights: AttentionWeights, rotary: Rotary) -> RotaryLayer:
-    """Return a layer with rotary positions in float64."""
+def _turned(weights: AttentionWeights, rotary: Rotary, gain: np.ndarray) -> RotaryLayer:
+    """Return a layer with rotary positions in float64, on tokens before the gain of an RMSNorm."""
     wide = _widened(weights)
     groups, (_, _, rank) = wide.heads // wide.groups, wide.query.shape
     # a checkpoint turns components (i, i + dims/2), the layer (i, i + N/2): both take the same new order.
@@ -55,13 +58,13 @@ def _turned(weights: AttentionWeights, rotary: Rotary) -> RotaryLayer:
 
     def biased(weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:  # (m, d, N) -> (m, d + 1, N)
         row = np.zeros((len(weight), 1, rank)) if bias is None else bias[:, None, :]
-        return np.concatenate([weight, row], axis=1)[..., order]
+        return np.concatenate([gain[:, None] * weight, row], axis=1)[..., order]
 
     merged = wide.merged()  # projections and output bias are the same with and without positions
     return RotaryLayer.of_projections(
         wide.scale * biased(wide.query, wide.query_bias),
         np.repeat(biased(wide.key, wide.key_bias), groups, axis=0),
-        np.asarray(merged.projection),
+        gain[:, None] * np.asarray(merged.projection),
         rotary.frequencies(),
         bias=None if merged.bias is None else np.asarray(merged.bias),
     )

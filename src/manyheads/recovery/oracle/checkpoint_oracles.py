@@ -4,7 +4,7 @@ The model is a checkpoint folder or an object of transformers in memory; an atte
 Two functions of a block can be asked:
 
 * `attention`: y = attn(x), the attention sub-module with its causal mask and its positions;
-* `block`: y = x + attn(norm(x)), where the norm stands in front of a causal attention (GPT-2, OPT), without the MLP.
+* `block`: y = x + attn(norm(x)), where the norm stands in front (GPT-2, OPT, ViT, LLaMA), without the MLP.
 
 torch and transformers are imported when an oracle is made. The layer that the weights themselves say, against which an
 answer can be scored, is in `manyheads.recovery.oracle.checkpoint_layers`.
@@ -186,15 +186,15 @@ def refuse_what_queries_cannot_tell(config: ModelConfig, facts: AttentionConfig,
             f"{name} normalizes after the residual sum, norm(x + attn(x)): the norm hides the length of what it is "
             "given, and its input cannot be subtracted. Ask with through='attention'"
         )
-    if facts.rotary is not None:
+    if facts.rotary is not None and has_other_scores(config, facts):
         raise NotExtractable(
-            f"{name} has a norm in front of rotary positions: zero tokens, with which positions are told apart, cannot "
-            "be sent through the norm. Ask with through='attention'"
+            f"{name} has rotary positions and other terms of its scores behind a norm, where plain ones alone are "
+            "extracted. Ask with through='attention'"
         )
-    if not facts.causal:
+    if facts.rotary is not None and facts.norm == "layer":
         raise NotExtractable(
-            f"{name} lets every token see all others behind a norm; only causal layers are extracted through one, "
-            "because all rows of a sequence are read. Ask with through='attention'"
+            f"{name} has a LayerNorm with a shift in front of rotary positions: what they make of the shift acts "
+            "as biases of queries and keys do. An RMSNorm, as of LLaMA, has none. Ask with through='attention'"
         )
 
 

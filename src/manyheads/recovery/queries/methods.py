@@ -15,6 +15,7 @@ from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.queries.bounded.algorithm import BoundedSettings, extract_bounded
 from manyheads.recovery.queries.options import ExtractionOptions
 from manyheads.recovery.queries.rotary.algorithm import RotarySettings, extract_rotary
+from manyheads.recovery.queries.rotary.normalized import extract_rotary_on_sphere
 from manyheads.recovery.queries.scores.algorithm import ScoreSettings, extract_scores
 from manyheads.recovery.queries.sphere.algorithm import SphereSettings, extract_on_sphere
 from manyheads.recovery.queries.subspaces.algorithm import extract_by_subspaces
@@ -121,7 +122,7 @@ def plan_attempts(method: str, level: float, measured: OracleNoise, options: Ext
     plan = [Attempt(method, options.accurate, reason)] * options.tries
     if not options.accurate:
         plan.append(Attempt(method, True, "more calls for more digits", "unverified"))
-    if method == "rotary" and level < SINGLE:
+    if method.startswith("rotary") and level < SINGLE:
         reason = "positions that were turned in single precision"
         plan.append(Attempt(method, True, reason, "refused", SINGLE))
     if method == "rotary":
@@ -136,9 +137,12 @@ def _choose(level: float, measured: OracleNoise, options: ExtractionOptions) -> 
         return "vocabulary", "the server takes the tokens of a vocabulary alone"
     if options.scores:
         return "scores", "the attention scores are said to be others than plain or rotary ones"
+    normalized = measured.normalized if options.normalized is None else options.normalized
+    if options.rotary and normalized:
+        return "rotary-sphere", "the function normalizes its tokens, and turns queries and keys by their positions"
     if options.rotary:
         return "rotary", "queries and keys are turned by their positions"
-    if options.normalized or (options.normalized is None and measured.normalized):
+    if normalized:
         return "sphere", "the function normalizes its tokens"
     if level <= EXACT:
         return "subspaces", f"the relative noise {level:.1g} is at most {EXACT:g}"
@@ -171,6 +175,7 @@ METHODS: Mapping[str, Runner] = MappingProxyType(
         "rotary": Method(extract_rotary, RotarySettings),
         "scores": Method(extract_scores, ScoreSettings),
         "vocabulary": Method(extract_from_vocabulary, VocabularySettings),
+        "rotary-sphere": Method(extract_rotary_on_sphere, RotarySettings),
     }
 )
 

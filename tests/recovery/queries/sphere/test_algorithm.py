@@ -130,10 +130,18 @@ def test_running_means_behind_a_norm_are_refused(rng):
         extract_on_sphere(Oracle(function, DIM), EPS, rng)
 
 
-def test_an_oracle_that_is_not_causal_is_refused(rng):
-    oracle = Oracle(lambda x: x, DIM, OracleSettings(causal=False))
-    with pytest.raises(NotALayer, match="causal"):
-        extract_on_sphere(oracle, EPS, rng)
+def test_heads_that_see_all_tokens_are_extracted_behind_a_norm(rng, seed):
+    """A ViT block through its residual stream: every number of copies is a sequence of its own."""
+    layer = gpt_layer(np.random.default_rng([seed, 3]), DIM, 2, causal=False)
+    gain, shift, norm = rng.normal(1, 0.3, DIM), rng.normal(0, 0.2, DIM), Normalization(epsilon=1e-6)
+
+    def ask(x):
+        return x + evaluate_layer(layer, norm(x) * gain + shift)
+
+    found = extract_on_sphere(Oracle(ask, DIM, OracleSettings(causal=False, residual=True)), 1e-16, rng)
+    errors = compare_layers(projected(layer, gain, shift), found.layer)
+    assert not found.layer.causal
+    assert errors.worst < 1e-7
 
 
 def test_the_widest_gap_decides_a_rank():

@@ -13,7 +13,7 @@ Without biases of queries and keys. The figures of every step stand in the stage
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -62,12 +62,13 @@ def extract_rotary(
     with log.stage("values") as figures:
         values = _split_values(oracle, sums, noise, rng, settings, figures)
     with log.stage("logits") as figures:
-        layer: Any = _Logits(oracle, noise, rng, settings, sums.bias, values).read(figures)
+        reader = Reader(oracle, sums.bias, values.projection)
+        layer: Any = LogitForms(reader, noise, rng, settings, values, sums.bias, np.eye(oracle.dim)).read(figures)
     longest = layer.offsets if layer.turns is None else None
     return Extracted(layer, tuple(log.stages), "the tokens, offset by offset", predict=layer, longest=longest)
 
 
-class _Values(NamedTuple):
+class Values(NamedTuple):
     """Input and output spaces of the heads: W (m, d, d), their ranks, and a length of tokens at which gates move."""
 
     projection: Array
@@ -98,7 +99,7 @@ def _split_values(
     rng: np.random.Generator,
     settings: RotarySettings,
     figures: dict[str, float],
-) -> _Values:
+) -> Values:
     """Find the heads, follow them through neighbouring directions, and take their projections out of the sum."""
     heads = find_counted_heads(oracle, sums.bias, sums.projection, noise, rng)
     allowed = max(1e-11, 5 * float(heads.net.residual), 30 * noise)
@@ -128,13 +129,17 @@ def _split_values(
     spare = rows.shape[1] - max(ranks)
     figures |= {"heads": len(rows), "probes": rows.shape[1], "dropped": probed.dropped}
     figures["amplification"] = heads.amplification
-    if sum(ranks) > oracle.dim or (spare < 2 and max(ranks) < oracle.dim):
-        raise RankBudgetError(
-            f"the output spaces of {len(rows)} heads have ranks {ranks} in dimension {oracle.dim}: full-rank or "
-            "collinear heads, or answers too noisy to see the ranks",
-            measured=float(sum(ranks)),
-            threshold=float(oracle.dim),
-        )
+    if spare < 2 and max(ranks) < oracle.dim:
+        raise _too_large(ranks, oracle.dim)
+    return share_out(sums, rows, ranks, floor, float(np.median(heads.gate.scales)), figures)
+
+
+def share_out(
+    sums: Sums, rows: Array, ranks: list[int], floor: float, length: float, figures: dict[str, float]
+) -> Values:
+    """Take the projections of the heads out of their sum, from what each reads at probes (m, probes, d)."""
+    if sum(ranks) > len(sums.bias):
+        raise _too_large(ranks, len(sums.bias))
     spaces = [np.linalg.svd(one, full_matrices=False)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]
     parts = np.split(sums.projection @ np.linalg.pinv(np.concatenate(spaces)), np.cumsum(ranks)[:-1], axis=1)
     projection = np.array([part @ space for part, space in zip(parts, spaces, strict=True)])
@@ -142,36 +147,56 @@ def _split_values(
     figures |= {"sum_rule": rest, "condition": float(np.linalg.cond(np.concatenate(spaces)))}
     if rest > max(1e-6, 1e3 * floor):
         raise FitError("the projections of the heads do not add up to their sum", measured=rest, threshold=1e-6)
-    return _Values(projection, ranks, float(np.median(heads.gate.scales)))
+    return Values(projection, ranks, length)
+
+
+def _too_large(ranks: list[int], dim: int) -> RankBudgetError:
+    return RankBudgetError(
+        f"the output spaces of {len(ranks)} heads have ranks {ranks} in dimension {dim}: full-rank or collinear heads, "
+        "or answers too noisy to see the ranks",
+        measured=float(sum(ranks)),
+        threshold=float(dim),
+    )
+
+
+class ReadsLogits(Protocol):
+    """Reader of logits from sequences of tokens[pieces] at positions."""
+
+    def read(self, tokens: Array, pieces: np.ndarray, positions: np.ndarray) -> Ledger:
+        """Ask, and return what the answers show."""
 
 
 @dataclass
-class _Logits:
+class LogitForms:
     """Logits of walks and of random sequences of one length of token, and the forms that explain them."""
 
-    oracle: Oracle
+    reader: ReadsLogits
     noise: float
     rng: np.random.Generator
     settings: RotarySettings
+    values: Values
     bias: Array
-    values: _Values
-    length: float = 0.0  # of the tokens whose logits are read
+    space: Array  # orthonormal rows (b, d) that span the tokens
+    length: float = 0.0  # of the tokens whose logits are read, relative to root d; 0: chosen by the size of logits
+    repeats: int = 1  # sets of spanning tokens that are asked about
 
     def read(self, figures: dict[str, float]) -> RotaryLayer:
         """Read logits, and find the forms of all offsets."""
-        projection, ranks, self.length = self.values
-        dim, heads, most = self.oracle.dim, len(projection), max(ranks)
-        kept = max(2, int(self.settings.share * min(dim / heads, *ranks)))
+        projection, ranks, length = self.values
+        dim, heads, most = len(self.space), len(projection), max(ranks)
+        kept = max(2, int(self.settings.share * min(len(self.bias) / heads, *ranks)))
         kept -= kept % 2 if kept > 2 else 0
         exact = self.noise <= EXACT
         few = min(dim, max(most + self.settings.extra * (1 if exact else 3), kept))
-        reader = Reader(self.oracle, self.bias, projection)
-        figures["size"] = self._shorten(reader, kept)
+        reader = self.reader
+        if not self.length:
+            self.length = length
+            figures["size"] = self._shorten(kept)
         tokens = self._tokens(few), self._basis()
-        walk = reader.read(np.concatenate(tokens), alternate(few, dim, kept), np.arange(1, kept + 1))
+        walk = reader.read(np.concatenate(tokens), alternate(few, len(tokens[1]), kept), np.arange(1, kept + 1))
         spaces = self._spaces(walk, *tokens, None if exact else most)
-        needed = int(self.settings.excess * max(space.rank**2 for space in spaces)) + 4
-        ledger = Ledger.joined([walk, self._random(reader, {0: needed, 2: needed}, kept)])
+        needed = int(self.settings.excess * max(space.rank**2 for space in spaces) * kept / (kept - 1)) + 4
+        ledger = Ledger.joined([walk, self._random({0: needed, 2: needed}, kept)])
         figures.update(tokens=kept, sketches=few, rank=max(space.rank for space in spaces))
         cores = self._cores(spaces, ledger, [0, 2], figures)
         found = forms.find_turns(spaces, cores)
@@ -181,7 +206,7 @@ class _Logits:
         listed = range(self.settings.offsets)
         if max(rest.values()) < max(1e-5, 1e4 * self.noise):
             for offset in () if exact else FAR:
-                far = self._random(reader, {offset: needed}, kept)
+                far = self._random({offset: needed}, kept)
                 more = self._cores(spaces, far, [offset], figures)
                 cores = [known | {offset: core[offset]} for known, core in zip(cores, more, strict=True)]
                 found = forms.refine_turns(spaces, found, cores)
@@ -191,7 +216,7 @@ class _Logits:
         else:
             turns = None
             others = [t for t in listed if t > 2]
-            ledger = Ledger.joined([ledger, self._random(reader, dict.fromkeys(others, needed), kept)])
+            ledger = Ledger.joined([ledger, self._random(dict.fromkeys(others, needed), kept)])
             cores = self._cores(spaces, ledger, [0, *listed[2:]], figures)
         listing = np.array(
             [
@@ -203,41 +228,50 @@ class _Logits:
         )
         return RotaryLayer(listing, projection, self.bias, turns)
 
-    def _shorten(self, reader: Reader, kept: int) -> float:
+    def _shorten(self, kept: int) -> float:
         """Choose the length of tokens at which the logits of the sharpest head have about the size SIZE."""
         size = 0.0
         for _ in range(3):
             pieces = np.arange(4 * kept).reshape(4, kept)
-            logits = reader.read(self._tokens(pieces.size), pieces, np.arange(1, kept + 1)).logits
+            logits = self.reader.read(self._tokens(pieces.size), pieces, np.arange(1, kept + 1)).logits
             size = float(np.median(np.abs(logits), axis=0).max()) / 0.67  # the standard deviation, from the median
             self.length *= float(np.sqrt(np.clip(SIZE / max(size, 1e-9), 1 / 16, 16)))
         return size
 
     def _tokens(self, count: int) -> Array:
-        drawn = self.rng.standard_normal((count, self.oracle.dim))
-        return drawn * (self.length * np.sqrt(self.oracle.dim) / np.linalg.norm(drawn, axis=1, keepdims=True))
+        drawn = self.rng.standard_normal((count, len(self.space))) @ self.space
+        return drawn * (self.length * np.sqrt(len(self.bias)) / np.linalg.norm(drawn, axis=1, keepdims=True))
 
     def _basis(self) -> Array:
-        drawn = np.linalg.qr(self.rng.standard_normal((self.oracle.dim,) * 2))[0]
-        return drawn * (self.length * np.sqrt(self.oracle.dim))
+        size = (len(self.space),) * 2
+        drawn = np.concatenate([np.linalg.qr(self.rng.standard_normal(size))[0] for _ in range(self.repeats)])
+        return drawn @ self.space * (self.length * np.sqrt(len(self.bias)))
 
-    def _random(self, reader: Reader, needed: dict[int, int], kept: int) -> Ledger:
+    def _random(self, needed: dict[int, int], kept: int) -> Ledger:
         """Read sequences of random tokens that show at least so many pairs at every offset."""
         parts = []
         for positions, count in plan(needed, kept):
             pieces = np.arange(count * len(positions)).reshape(count, len(positions))
-            parts.append(reader.read(self._tokens(pieces.size), pieces, positions))
+            parts.append(self.reader.read(self._tokens(pieces.size), pieces, positions))
         return Ledger.joined(parts)
 
     def _spaces(self, walk: Ledger, few: Array, fresh: Array, most: int | None) -> list[forms.Spaces]:
         """Find the form of every head at offset 1 from what a walk shows."""
         near = walk.offset == 1
         table = np.full((len(walk.tokens), len(walk.tokens), walk.logits.shape[1]), np.nan)
+        weight = np.zeros_like(table)
         table[walk.query[near], walk.key[near]] = walk.logits[near]
+        weight[walk.query[near], walk.key[near]] = walk.weights()[near]
         first = len(few)
         noise = max(self.noise, 1e-13)
         return [
-            forms.find_spaces(table[first:, :first, head], table[:first, first:, head], fresh, few, noise, most)
+            forms.find_spaces(
+                (table[first:, :first, head], weight[first:, :first, head]),
+                (table[:first, first:, head], weight[:first, first:, head]),
+                (fresh, few),
+                noise,
+                most,
+            )
             for head in range(walk.logits.shape[1])
         ]
 
@@ -248,9 +282,10 @@ class _Logits:
         cores: list[dict[int, Array]] = [{1: space.core} for space in spaces]
         worst = 0.0
         for offset in offsets:
-            queries, keys, logits = ledger.at(offset)
+            (queries, keys, logits), weight = ledger.at(offset), ledger.weights(offset)
             for head, space in enumerate(spaces):
-                cores[head][offset], rest = forms.find_core(space, queries, keys, logits[:, head])
+                own = weight[:, head]
+                cores[head][offset], rest = forms.find_core(space, queries, keys, logits[:, head], own)
                 worst = max(worst, rest)
         figures["cores"] = worst
         allowed = max(1e-4, 1e5 * self.noise)

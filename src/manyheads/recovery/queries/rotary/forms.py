@@ -50,20 +50,39 @@ class Spaces:
         return self.core.shape[0]
 
 
-def find_spaces(sketch: Array, back: Array, fresh: Array, few: Array, noise: float, most: int | None = None) -> Spaces:
+def find_spaces(
+    sketch: tuple[Array, Array],
+    back: tuple[Array, Array],
+    tokens: tuple[Array, Array],
+    noise: float,
+    most: int | None = None,
+) -> Spaces:
     """Find the form of one head at offset 1 from two sketches.
 
-    Logits (N, n) of fresh queries on sketch keys, and (n, N) of sketch queries on fresh keys; fresh tokens (N, d) span,
-    sketch tokens are (n, d). `most` is the largest rank there can be, for answers so noisy that no gap shows.
+    Logits and their weights, (N, n) of fresh queries on sketch keys, and (n, N) of sketch queries on fresh keys; fresh
+    tokens (N, d) span, sketch tokens are (n, d). `most` is the largest rank there can be, for answers so noisy that no
+    gap shows.
     """
-    columns = np.linalg.lstsq(fresh, sketch, rcond=None)[0]  # Theta U^T, (d, n)
-    rows = np.linalg.lstsq(fresh, back.T, rcond=None)[0].T  # U Theta, (n, d)
-    silent = bool(np.abs(sketch).max() < max(NOTHING, 1e3 * noise))
+    fresh, few = tokens
+    columns = _solve(fresh, *sketch)  # Theta U^T, (d, n)
+    rows = _solve(fresh, back[0].T, back[1].T).T  # U Theta, (n, d)
+    silent = bool(np.abs(sketch[0]).max() < max(NOTHING, 1e3 * noise))
     u, s, v = split_core(rows @ few.T, fresh.shape[1], max(CUT, 100 * noise), silent=silent, most=most)
     left, front = np.linalg.qr(columns @ v.T)
     right, rear = np.linalg.qr((u.T @ rows).T)
     left = np.concatenate([left, np.zeros((1, len(s)))])  # no biases: nothing in the last row
     return Spaces(left, right, front / s @ rear.T)
+
+
+def _solve(tokens: Array, logits: Array, weight: Array) -> Array:
+    """Return the weighted least squares solutions (d, n) of tokens (N, d) on logits (N, n)."""
+    if (weight == 1).all():
+        return np.asarray(np.linalg.lstsq(tokens, logits, rcond=None)[0])
+    columns: list[Array] = [
+        np.linalg.lstsq(tokens * own[:, None], one * own, rcond=1e-12)[0]
+        for one, own in zip(logits.T, weight.T, strict=True)
+    ]
+    return np.asarray(np.stack(columns, axis=1), np.float64)
 
 
 def split_core(
@@ -106,11 +125,14 @@ def gap_rank(values: Array, cut: float) -> int:
     return rank if gap > np.log(20.0) else len(values)
 
 
-def find_core(spaces: Spaces, queries: Array, keys: Array, logits: Array) -> tuple[Array, float]:
+def find_core(
+    spaces: Spaces, queries: Array, keys: Array, logits: Array, weight: Array | float = 1.0
+) -> tuple[Array, float]:
     """Return the core (r, r) that explains the logits (N,) of pairs of tokens (N, d), and the relative residual."""
     left = extend(queries) @ spaces.left
     right = keys @ spaces.right
-    features = (left[:, :, None] * right[:, None, :]).reshape(len(logits), -1)
+    features = (left[:, :, None] * right[:, None, :]).reshape(len(logits), -1) * np.reshape(weight, (-1, 1))
+    logits = logits * weight
     size = np.linalg.norm(features, axis=0) + np.finfo(np.float64).tiny
     core = np.linalg.lstsq(features / size, logits, rcond=1e-12)[0]
     rest = np.linalg.norm(features / size @ core - logits)
@@ -179,8 +201,9 @@ def turned_residual(turns: Turns, ledger: Ledger) -> dict[int, float]:
     """Return, for every offset of a ledger, the worst relative error of a head of the logits that the turns predict."""
     found = {}
     for offset in np.unique(ledger.offset).tolist():
-        queries, keys, logits = ledger.at(offset)
+        (queries, keys, logits), weight = ledger.at(offset), ledger.weights(offset)
         predicted = np.einsum("nd,mde,ne->nm", extend(queries), turns.form(offset), extend(keys), optimize=True)
+        predicted, logits = predicted * weight, logits * weight
         size = np.linalg.norm(logits, axis=0) + 1e-3 * np.linalg.norm(logits) + np.finfo(np.float64).tiny
         found[offset] = float((np.linalg.norm(predicted - logits, axis=0) / size).max())
     return found

@@ -23,13 +23,18 @@ LEAST = 1e-12  # weights below are put here: their logits are lost, and the chec
 
 @dataclass(frozen=True)
 class Ledger:
-    """Logits that were read: the query (N,) and the key (N,) among the tokens, the offset (N,), and logits (N, m)."""
+    """Logits that were read: the query (N,) and the key (N,) among the tokens, the offset (N,), and logits (N, m).
+
+    `weight` (N, m) multiplies them in least squares: small where the attention weights were so small that digits are
+    lost.
+    """
 
     tokens: Array
     query: np.ndarray
     key: np.ndarray
     offset: np.ndarray
     logits: Array
+    weight: Array | None = None
 
     @classmethod
     def joined(cls, parts: Sequence["Ledger"]) -> "Ledger":
@@ -41,12 +46,18 @@ class Ledger:
             np.concatenate([part.key + start for part, start in zip(parts, starts, strict=True)]),
             np.concatenate([part.offset for part in parts]),
             np.concatenate([part.logits for part in parts]),
+            np.concatenate([part.weights() for part in parts]),
         )
 
     def at(self, offset: int) -> tuple[Array, Array, Array]:
         """Return queries (N, d), keys (N, d) and logits (N, m) at one offset."""
         rows = self.offset == offset
         return self.tokens[self.query[rows]], self.tokens[self.key[rows]], self.logits[rows]
+
+    def weights(self, offset: int | None = None) -> Array:
+        """Return the weights (N, m), of one offset or of all; ones where none were given."""
+        rows = slice(None) if offset is None else self.offset == offset
+        return np.ones_like(self.logits[rows]) if self.weight is None else self.weight[rows]
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ to functions of the query alone, so what is found is the layer that acts on u,
 
 S0  Single tokens of the sphere, and short ones: W_S, c, epsilon, and which normalization it is. d + 8 calls.
 S1  Pairs with a fixed difference, copies of the query: all heads from ten sequences (`sphere.pairs`).
-S2  The same queries at other differences, until the output spaces are exhausted. About (r + few) (m + 3) calls.
+S2  The same queries at other differences, until the output spaces are exhausted. About (r + few) (m + 3) calls, and as
+    many times more as there are copies where every token sees all others.
 S3  Projections from W_S and the output spaces (`subspaces`). No calls.
-S4  Sketches of the attention matrices from all rows of causal sequences (`sphere.rows`).
+S4  Sketches of the attention matrices from all rows of sequences (`sphere.rows`).
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from manyheads.recovery.queries.sphere.rows import SphereRows, choose_base, read
 from manyheads.recovery.queries.subspaces.head_values import Stacks, find_ranks
 from manyheads.recovery.queries.subspaces.output_spaces import split_projections
 from manyheads.recovery.queries.warm_start import Followed, follow_nets
-from manyheads.recovery.refusals import NotALayer, RankBudgetError
+from manyheads.recovery.refusals import RankBudgetError
 from manyheads.recovery.results import Extracted, StageLog
 
 QUERIES = 12  # dimensions in which the w of all pairs lie; the differences have the others
@@ -54,21 +55,14 @@ class SphereSettings:
 def extract_on_sphere(
     oracle: Oracle, noise: float, rng: np.random.Generator, settings: SphereSettings | None = None
 ) -> Extracted:
-    """Extract a causal layer behind a LayerNorm or RMSNorm that cannot be bypassed."""
-    if not oracle.causal:
-        raise NotALayer(
-            "a layer behind a normalization that cannot be bypassed is extracted where it is causal, and this one is "
-            "not: give the function without the normalization",
-            measured=0.0,
-            threshold=1.0,
-        )
+    """Extract a layer behind a LayerNorm or RMSNorm that cannot be bypassed."""
     settings = settings or SphereSettings()
     log = StageLog(oracle)
     with log.stage("sums") as figures:
         sums, norm, basis = read_normalized_sums(oracle, oracle.dim, noise, rng)
         figures |= {"epsilon": norm.epsilon, "centred": norm.centred}
     few = min(max(4, len(basis) // 4), len(basis) // 2, QUERIES)
-    pairs = SpherePairs(oracle, sums, basis[few:], basis[:few], max(noise, EPS))
+    pairs = SpherePairs(oracle, sums, basis[few:], basis[:few], max(noise, EPS), oracle.causal)
     with log.stage("pairs") as figures:
         heads = find_sphere_heads(pairs, rng)
         figures |= heads.figures()
@@ -85,10 +79,10 @@ def extract_on_sphere(
         projection, ranks = split.projection, split.ranks.tolist()
     with log.stage("rows") as figures:
         base = np.sqrt(oracle.dim) * basis[0]
-        rows = SphereRows(oracle, sums, projection, basis, base)
+        rows = SphereRows(oracle, sums, projection, basis, base, oracle.causal)
         theta, beta = _read_forms(rows, ranks, noise, rng, settings, figures)
     size = np.sqrt(1 + norm.epsilon)  # tokens of the sphere are u times this
-    layer = AttentionLayer(theta * size**2, projection * size, beta * size, sums.bias, causal=True)
+    layer = AttentionLayer(theta * size**2, projection * size, beta * size, sums.bias, causal=oracle.causal)
     off = "(x - mean) / sqrt(variance" if norm.centred else "x / sqrt(mean square"
     acts_on = f"u = {off} + {norm.epsilon:.1e}), what a {norm.name} without weights makes of the tokens"
     return Extracted(layer, tuple(log.stages), acts_on, prepare=norm)

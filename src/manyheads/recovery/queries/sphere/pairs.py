@@ -17,8 +17,9 @@ z_k = y_k - (w - v/2) W_S - c and z_0 = v W_S,
 .. math:: k z_k = (z_0 - z_k) M, \qquad M = \sum_i a_i w_i^+ w_i,\quad w_i = v W_i
 
 is linear in M, whose eigenvalues are the a_i and whose left eigenvectors are the w_i: one sequence of m + 1 tokens
-shows m heads. Several queries share the w_i; the net of all of them has one free logit per head and query. A head that
-ignores the tokens is one with a_i = 1. Derived here.
+shows m heads. Without a causal mask every number of copies is a sequence of its own. Several queries share the w_i; the
+net of all of them has one free logit per head and query. A head that ignores the tokens is one with a_i = 1. Derived
+here.
 """
 
 from collections.abc import Callable
@@ -55,6 +56,7 @@ class SpherePairs:
     near: Array
     far: Array
     noise: float = EPS  # relative error of an answer
+    causal: bool = True
 
     @property
     def radius(self) -> float:
@@ -81,7 +83,11 @@ class SpherePairs:
         own, other = w - v[:, None] / 2, w + v[:, None] / 2  # (b, n, d)
         shape = (len(v) * len(w), 1, w.shape[1])
         x = np.concatenate([other.reshape(shape), np.repeat(own.reshape(shape), copies, axis=1)], axis=1)
-        answers = self.ask(x, read="all")[:, 1:].reshape(len(v), len(w), copies, -1)
+        if self.causal:
+            rows = self.ask(x, read="all")[:, 1:]
+        else:  # every row sees all copies: one sequence for each number of them
+            rows = np.stack([self.ask(x[:, : k + 1], read="last") for k in range(1, copies + 1)], axis=1)
+        answers = rows.reshape(len(v), len(w), copies, -1)
         rest: Array = answers - self.sums.read(own)[:, :, None]
         return rest
 

@@ -9,11 +9,11 @@ with M_i = [Theta_i; beta_i^T] and x~ = (x, 1). Sequences are [u0, U_g, A_p, U_g
 that span. Rows of A show M_i on the sketch tokens, the second rows of U show their logits on all of A, and a form of
 smaller rank than the sketch follows from both as in `rotary.forms`. Logits cannot be made small by short tokens; tokens
 are clustered around u0 instead, which shortens x_j - u0, as little as the smallest weight allows. Tokens of U stand
-twice, and share their weight.
+twice, and share their weight. Without a causal mask the first rows of U see all of A already, and U stands once.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -38,6 +38,7 @@ class SphereRows:
     projection: Array
     basis: Array  # orthonormal rows (b, d) that span the tokens
     base: Array  # u0 (d,), of norm sqrt d
+    causal: bool = True
 
     def tokens(self, directions: Array, spread: float) -> Array:
         """Return tokens on the sphere near the base: directions (n, d) of norm about one, moved by `spread`."""
@@ -67,7 +68,7 @@ def choose_base(rows: SphereRows, length: int, rng: np.random.Generator) -> tupl
     for spread in SPREADS:
         for _ in range(2):
             base = rng.standard_normal(len(rows.basis)) @ rows.basis
-            found = SphereRows(rows.ask, rows.sums, rows.projection, rows.basis, base * radius / np.linalg.norm(base))
+            found = replace(rows, base=base * radius / np.linalg.norm(base))
             x = found.tokens(_directions(rows.basis, 4 * length, rng), spread).reshape(4, length, -1)
             x = np.concatenate([np.repeat(found.base[None, None], 4, axis=0), x], axis=1)
             columns = np.arange(1, length + 1)
@@ -129,16 +130,17 @@ def read_pairs_of(rows: SphereRows, sketch_tokens: Array, fresh: Array, size: in
         mine = np.arange(first, first + group)
         own = np.repeat(sketch_tokens[None, mine], len(blocks), axis=0)
         base = np.repeat(rows.base[None, None], len(blocks), axis=0)
-        x = np.concatenate([base, own, fresh[blocks], own], axis=1)
+        x = np.concatenate([base, own, fresh[blocks], *([own] if rows.causal else [])], axis=1)
         y = rows.answers(x)
         for j in range(block):
             row = 1 + group + j
-            logits, smallest = rows.read(x, row, np.arange(1, row + 1), np.ones(row), y)
+            seen = np.arange(1, (row if rows.causal else group + block) + 1)
+            logits, smallest = rows.read(x, row, seen, np.ones(len(seen)), y)
             forward[blocks[:, j][:, None], mine] = logits[:, :group]
             least = min(least, smallest)
         for j in range(group):
-            row, columns = 1 + group + block + j, np.arange(1, 1 + group + block)
-            copies = np.where(columns <= j + 1, 2.0, 1.0)
+            row, columns = 1 + group + block + j if rows.causal else 1 + j, np.arange(1, 1 + group + block)
+            copies = np.where((columns <= j + 1) & rows.causal, 2.0, 1.0)
             logits, smallest = rows.read(x, row, columns, copies, y)
             back[mine[j], blocks] = logits[:, group:]
             least = min(least, smallest)

@@ -1,0 +1,161 @@
+r"""Extraction of a layer with rotary positions behind a norm: a LLaMA block through its residual stream.
+
+On the sphere of a norm there is no zero token. Heads come from sequences of one repeated token (`repeated_tokens`),
+their projections from W_S and the output spaces as elsewhere. Logits are read from sequences of distinct tokens
+relative to the row's own one: with the weights a_j of earlier tokens and a_r of the row's own,
+
+.. math:: y_r - c - x_r W_S = \sum_i \sum_{j<r} a_{ij} (x_j - x_r) W_i, \qquad
+          \lambda_j = \ln a_j - \ln a_r = \ell(x_r, x_j, r - j) - q(x_r),\quad q(x) = x^\top \Theta^{(0)} x .
+
+-x is on the sphere when x is: with the signs of every other token changed, the logits of neighbours change sign and q
+does not, which gives both. Forms follow as without a norm (`forms`). Identifiable are P G Theta^(t) G P at offsets
+t >= 1, its symmetric part at 0, P G W_i and c, for a norm without a shift; a shift acts as biases of queries and keys
+do, and is refused, since logits are then not odd in the key. Derived here.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from manyheads.recovery.layers.rotary import RotaryLayer
+from manyheads.recovery.oracle.normalization import Normalization
+from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.projection_sum import Sums
+from manyheads.recovery.queries.rotary.algorithm import LogitForms, RotarySettings, Values, share_out
+from manyheads.recovery.queries.rotary.forms import gap_rank
+from manyheads.recovery.queries.rotary.logits import LEAST, Ledger, solve_weights
+from manyheads.recovery.queries.rotary.repeated_tokens import find_repeated_heads
+from manyheads.recovery.queries.sigmoid_network import Array
+from manyheads.recovery.queries.sphere.pairs import read_normalized_sums
+from manyheads.recovery.refusals import NotALayer, RankBudgetError
+from manyheads.recovery.results import Extracted, StageLog
+
+SURE = 1e-4  # attention weight from which a logit counts fully
+
+REPEATS = 2  # tokens that span, times so many: some of their logits are lost
+
+
+def extract_rotary_on_sphere(
+    oracle: Oracle, noise: float, rng: np.random.Generator, settings: RotarySettings | None = None
+) -> Extracted:
+    """Extract a causal layer behind a norm whose queries and keys are turned by their positions."""
+    if not oracle.causal:
+        raise NotALayer(
+            "rotary positions behind a norm are extracted where the layer is causal, and this one is not: give the "
+            "function without the norm",
+            measured=0.0,
+            threshold=1.0,
+        )
+    settings = settings or RotarySettings()
+    log = StageLog(oracle)
+    with log.stage("sums") as figures:
+        sums, norm, basis = read_normalized_sums(oracle, oracle.dim, noise, rng)
+        figures |= {"epsilon": norm.epsilon, "centred": norm.centred}
+    with log.stage("values") as figures:
+        values = _read_values(oracle, sums, basis, noise, rng, settings, figures)
+    with log.stage("logits") as figures:
+        reader = NormalizedReader(oracle, sums.bias, values.projection, np.sqrt(oracle.dim) * basis[0])
+        forms = LogitForms(reader, noise, rng, settings, values, sums.bias, basis, length=1.0, repeats=REPEATS)
+        layer: Any = _on_u(forms.read(figures), norm)
+    longest = layer.offsets if layer.turns is None else None
+    off = "(x - mean) / sqrt(variance" if norm.centred else "x / sqrt(mean square"
+    acts_on = f"u = {off} + {norm.epsilon:.1e}), offset by offset"
+    return Extracted(layer, tuple(log.stages), acts_on, prepare=norm, predict=lambda x: layer(norm(x)), longest=longest)
+
+
+def _on_u(layer: RotaryLayer, norm: Normalization) -> RotaryLayer:
+    """Return the layer that acts on u, from the one that acts on tokens of the sphere, u times root(1 + epsilon)."""
+    size = 1 + norm.epsilon
+    turns = layer.turns
+    if turns is not None:
+        turns = replace(turns, left=tuple(size * one for one in turns.left))
+    return RotaryLayer(layer.forms * size, layer.projection * np.sqrt(size), layer.bias, turns)
+
+
+def _read_values(
+    oracle: Oracle,
+    sums: Sums,
+    basis: Array,
+    noise: float,
+    rng: np.random.Generator,
+    settings: RotarySettings,
+    figures: dict[str, float],
+) -> Values:
+    """Find the heads, read them at as many directions as their spaces have dimensions, and share out the sum."""
+    heads = find_repeated_heads(oracle, basis, noise, rng)
+    figures |= {"heads": heads.shares.shape[1], "condition of weights": heads.condition, "rank one": heads.residual}
+    floor = min(max(10 * heads.residual, 1e-9), 1e-6)
+    most, wanted = len(basis) - 1, max(4, oracle.dim // heads.shares.shape[1] + settings.extra)
+    directions = heads.token.directions(most, rng)
+    rows: Array = np.zeros((heads.shares.shape[1], 0, oracle.dim))
+    while True:
+        count = min(wanted, most)
+        rows = np.concatenate([rows, heads.values(directions[rows.shape[1] : count])], axis=1)
+        spectra: list[Array] = [np.linalg.svd(one, compute_uv=False) for one in rows]
+        ranks = [gap_rank(one, floor) for one in spectra]
+        if max(ranks) + min(settings.extra, 2) <= count:
+            break
+        if count == most:
+            raise RankBudgetError(
+                f"the output spaces of {len(rows)} heads are not exhausted by {count} directions: heads of full rank",
+                measured=float(max(ranks)),
+                threshold=float(most),
+            )
+        wanted *= 2
+    figures["probes"] = rows.shape[1]
+    return share_out(sums, rows, ranks, max(floor, 1e-9), 1.0, figures)
+
+
+@dataclass(frozen=True)
+class NormalizedReader:
+    """Conversion of answers on the sphere into logits: oracle, c, W (m, d, d), and a token (d,) that fills gaps."""
+
+    ask: Oracle
+    bias: Array
+    projection: Array
+    filler: Array
+
+    def read(self, tokens: Array, pieces: np.ndarray, positions: np.ndarray) -> Ledger:
+        """Ask about the sequences of tokens[pieces] (n, k) at `positions` (k,), twice, with two patterns of signs."""
+        positions, kept = positions - positions[0], pieces.shape[1]
+        chosen, signs = tokens[pieces], np.where(np.arange(kept) % 2, -1.0, 1.0)[:, None]
+        plain, turned = self._relative(chosen, positions), self._relative(chosen * signs, positions)
+        parts = []
+        for row in range(1, kept):
+            (one, first), (two, second) = (
+                plain[row - 1],
+                turned[row - 1],
+            )  # logits and weights (n, row, m), own one last
+            odd = (row - np.arange(row)) % 2 == 1
+            sure = np.minimum(np.minimum(first, second) / SURE, 1.0)
+            sure[:, :-1] = np.minimum(sure[:, :-1], sure[:, -1:])
+            near = sure[:, :-1][:, odd] + LEAST
+            own = -((one + two)[:, odd] * near).sum(1) / near.sum(1) / 2  # q, (n, m)
+            sure[:, -1] = near.max(1)
+            logits = np.where(odd[:, None], (one - two) / 2, (one + two) / 2 + own[:, None])
+            logits = np.concatenate([logits, own[:, None]], axis=1)
+            query = np.repeat(pieces[:, row : row + 1], row + 1, axis=1)
+            offset = np.broadcast_to(positions[row] - positions[: row + 1], query.shape)
+            columns = (query.ravel(), pieces[:, : row + 1].ravel(), offset.ravel())
+            parts.append((*columns, *(one.reshape(-1, one.shape[2]) for one in (logits, sure))))
+        return Ledger(tokens, *(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    def _relative(self, chosen: Array, positions: np.ndarray) -> list[tuple[Array, Array]]:
+        """Return log-ratios (n, row, m) of earlier tokens to the own one, and weights, of every row but the first."""
+        count, kept, dim = chosen.shape
+        x = np.broadcast_to(self.filler, (count, positions[-1] + 1, dim)).copy()
+        x[:, positions] = chosen
+        y = self.ask(x, read="all")[:, positions] - self.bias
+        found = []
+        for row in range(1, kept):
+            own = chosen[:, row]
+            seen = chosen[:, :row]
+            if positions[row] > row:  # gaps before
+                seen = np.concatenate([seen, np.broadcast_to(self.filler, (count, 1, dim))], axis=1)
+            values = np.einsum("nkd,mde->nkme", seen - own[:, None], self.projection, optimize=True)
+            weights = solve_weights(values, y[:, row] - own @ self.projection.sum(0))
+            weights = np.concatenate([weights[:, :row], 1 - weights.sum(1, keepdims=True)], axis=1)
+            weights = np.maximum(weights, LEAST)
+            found.append((np.log(weights[:, :-1]) - np.log(weights[:, -1:]), weights))
+        return found

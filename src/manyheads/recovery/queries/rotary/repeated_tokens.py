@@ -1,0 +1,148 @@
+r"""Heads from sequences of one repeated token, behind a norm and with positions of any kind.
+
+Where all tokens of a sequence are z, all values are equal, and what moving one of them changes in the weights changes
+no answer. So the derivative of row n with respect to the token t places before, along e, is exactly
+
+.. math:: \sum_i p_i(n, t) \; e W_i, \qquad p_i(n, t) = \frac{b_i(t)}{\sum_{s<n} b_i(s)},
+          \qquad b_i(t) = e^{z^\top \Theta_i^{(t)} z},
+
+whatever the logits depend on. On the sphere of a norm e is tangent at z. As a table over n and t every head has rank
+one, u_i(n) b_i(t): two rows n, with more offsets than heads, are a pencil whose eigenvalues are ratios of the u_i and
+whose eigenvectors are the e W_i, and since the p_i(n, .) sum to one their scale is known. Heads that share a value
+matrix (grouped queries) are told apart as well. With p known, one moved token shows e W_i at any e. Derived here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from manyheads.recovery.queries.rotary.forms import gap_rank
+from manyheads.recovery.queries.sigmoid_network import Array
+from manyheads.recovery.refusals import FitError, RankBudgetError
+
+STEP = 2e-3  # angle between the points of a difference, in radians
+STENCIL = (4 / 5, -1 / 5, 4 / 105, -1 / 280)  # central differences of order 8
+OFFSETS, MOST = 8, 64  # offsets at first, and at most; heads must be fewer by two
+RANK = 1e-7  # singular values below are the error of the differences
+ROUGH = 1e-5  # relative error of the rank-one tables from which a token is not used
+TRIES = 4  # tokens z that are tried
+
+
+@dataclass(frozen=True)
+class RepeatedToken:
+    """Asks about sequences of one token z on the sphere in which one place is moved."""
+
+    ask: Callable[..., Array]
+    basis: Array  # orthonormal rows (b, d) that span the tokens
+    axis: Array  # z, of norm one (d,)
+
+    def directions(self, count: int, rng: np.random.Generator) -> Array:
+        """Draw orthonormal directions (count, d) at right angles to z."""
+        drawn = rng.standard_normal((count, len(self.basis))) @ self.basis
+        drawn -= np.outer(drawn @ self.axis, self.axis)
+        return np.linalg.qr(drawn.T)[0].T
+
+    def derivatives(self, directions: Array, places: np.ndarray, length: int) -> Array:
+        """Return the derivatives (a, p, length, d) of all rows, each place moved along each direction (a, d)."""
+        radius, parts = np.sqrt(len(self.axis)), []
+        moved = np.repeat(directions, len(places), axis=0)
+        where = np.tile(places, len(directions))
+        for step, weight in enumerate(STENCIL, start=1):
+            ends = []
+            for angle in (step * STEP, -step * STEP):
+                x = np.tile(radius * self.axis, (len(moved), length, 1))
+                x[np.arange(len(moved)), where] = radius * (np.cos(angle) * self.axis + np.sin(angle) * moved)
+                ends.append(self.ask(x, read="all"))
+            parts.append(weight / STEP * (ends[0] - ends[1]))
+        return np.asarray(sum(parts)).reshape(len(directions), len(places), length, -1) / radius
+
+
+@dataclass(frozen=True)
+class RepeatedHeads:
+    """The heads at one token z: p_i(n, n - 1) of the first token in rows n = 1 .. T, (T, m), and how well they differ.
+
+    `condition` multiplies errors of answers; `residual` is the relative error of the tables of rank one.
+    """
+
+    token: RepeatedToken
+    shares: Array
+    condition: float
+    residual: float
+
+    def values(self, directions: Array) -> Array:
+        """Return e W_i, (m, a, d), at directions (a, d), from one moved token each."""
+        rows = self.token.derivatives(directions, np.array([0]), len(self.shares))[:, 0]  # (a, T, d)
+        return np.einsum("mt,atd->mad", np.linalg.pinv(self.shares), rows)
+
+
+def find_repeated_heads(
+    ask: Callable[..., Array], basis: Array, noise: float, rng: np.random.Generator
+) -> RepeatedHeads:
+    """Find the heads at the best of a few random tokens."""
+    best: RepeatedHeads | None = None
+    offsets, rest = OFFSETS, np.inf
+    for _ in range(TRIES):
+        axis = rng.standard_normal(len(basis)) @ basis
+        token = RepeatedToken(ask, basis, axis / np.linalg.norm(axis))
+        while True:
+            found = _at(token, offsets, max(RANK, 1e2 * noise / STEP), rng)
+            if not isinstance(found, int):
+                break
+            offsets *= 2
+            if offsets > MOST:
+                raise RankBudgetError(
+                    f"the answers to a moved token have {found} dimensions, more heads than {MOST} offsets show: no "
+                    "layer with positions, or too many heads",
+                    measured=float(found),
+                    threshold=float(MOST - 2),
+                )
+        if found is None:
+            continue
+        rest = min(rest, found.residual)
+        if found.residual > ROUGH:
+            continue
+        rank = (found.shares.shape[1], -found.condition)
+        if best is None or rank > (best.shares.shape[1], -best.condition):
+            best = found
+    if best is None:
+        raise FitError(
+            "sequences of one repeated token show no heads: weights that do not depend on positions, or not on them "
+            "alone, or answers too noisy to be differentiated",
+            measured=rest,
+            threshold=ROUGH,
+        )
+    return best
+
+
+def _at(token: RepeatedToken, offsets: int, cut: float, rng: np.random.Generator) -> RepeatedHeads | int | None:
+    """Return the heads at a token; how many there seem to be, where offsets are too few; None if they do not split."""
+    length = 2 * offsets
+    moved = token.derivatives(token.directions(2, rng), np.arange(length), length)  # (2, place, row, d)
+    rows, back = np.arange(offsets - 1, length), np.arange(offsets)
+    table = moved[:, rows[:, None] - back, rows[:, None]]  # (2, n, t, d)
+    table = np.moveaxis(table, 0, 2).reshape(len(rows), offsets, -1)
+    flat = table.reshape(-1, table.shape[2])
+    spectrum, frame = np.linalg.svd(flat, full_matrices=False)[1:]
+    heads = gap_rank(spectrum, cut)
+    if not heads:
+        raise FitError("moved tokens change no answer: no head reads the tokens", measured=0.0, threshold=1.0)
+    if heads > offsets - 2:
+        return heads
+    small = table @ frame[:heads].T  # (n, t, m)
+    pencil = np.linalg.lstsq(small[-1], small[0], rcond=None)[0]
+    values, vectors = np.linalg.eig(pencil)
+    if np.abs(values.imag).max() > 1e-6 * np.abs(values).max():
+        return None
+    tables = small @ vectors.real  # u(n) b(t), scaled
+    weights, worst = [], 0.0
+    for head in range(heads):
+        size, right = np.linalg.svd(tables[:, :, head])[1:]
+        worst = max(worst, float(size[1] / size[0]))
+        weights.append(right[0] * np.sign(right[0].sum()))
+    odds = np.array(weights)  # b_i(t), (m, T), each up to a factor
+    if (odds <= 0).any():
+        return None
+    shares = (odds / np.cumsum(odds, axis=1)).T  # (T, m)
+    condition = float(np.linalg.cond(shares) * np.linalg.cond(vectors.real))
+    return RepeatedHeads(token, shares, condition, worst)

@@ -1,0 +1,78 @@
+"""Rotary positions behind a norm: heads from one repeated token, logits by signs, and what is no such layer."""
+
+import numpy as np
+import pytest
+from tests.recovery.rotary_layers import planted_rotary_layer
+
+import manyheads as mh
+from manyheads.recovery import ExtractionOptions, RotaryLayer, compare_layers
+from manyheads.recovery.oracle.layer_oracle import LayerOracle
+from manyheads.recovery.oracle.normalization import Normalization
+from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.rotary.repeated_tokens import RepeatedToken, find_repeated_heads
+from manyheads.recovery.refusals import RecoveryRefused
+
+DIM, HEADS = 12, 2
+NORM = Normalization(centred=False, epsilon=1e-5)
+
+
+@pytest.fixture
+def layer(seed):
+    return planted_rotary_layer(np.random.default_rng([seed, 8]), DIM, HEADS)
+
+
+def block(layer, norm=NORM, inside=lambda u: u):
+    return LayerOracle(lambda x: x + layer(inside(norm(x))), DIM, True, True, None, True)
+
+
+def test_one_moved_token_shows_the_shares_of_identical_ones(layer, rng):
+    """The derivative of row n is sum_i p_i e W_i with p_i from the logits of identical tokens."""
+    axis = rng.standard_normal(DIM)
+    axis /= np.linalg.norm(axis)
+    token = RepeatedToken(Oracle(layer, DIM), np.eye(DIM), axis)
+    e = token.directions(2, rng)
+    found = token.derivatives(e, np.array([1]), 4)[:, 0]
+    z = np.sqrt(DIM) * axis
+    odds = np.exp([z @ layer.attention(t) @ z for t in range(4)])  # (t, m)
+    shares = np.stack([odds[row - 1] / odds[: row + 1].sum(0) for row in range(1, 4)])  # token 1 in rows 1..3
+    expected = np.einsum("rm,ad,mde->are", shares, e, layer.projection)
+    assert np.abs(found[:, 1:] - expected).max() < 1e-10 * np.abs(expected).max()
+    assert np.abs(found[:, 0]).max() < 1e-10
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_block_is_extracted_and_shared_values_too(layer, shared, seed):
+    """Grouped queries: two heads with one value matrix and different outputs."""
+    if shared:
+        both = layer.projection[0] @ np.linalg.pinv(layer.projection[0]) @ layer.projection[0]
+        spaces = [np.linalg.svd(w)[2][: DIM // HEADS] for w in layer.projection]
+        value = both @ spaces[0].T
+        layer = RotaryLayer(layer.forms, np.array([value @ spaces[0], value @ spaces[1]]), layer.bias, layer.turns)
+    found = mh.extract_layer(block(layer), seed=seed, options=ExtractionOptions(verify=60))
+    assert (found.method, found.heads) == ("rotary-sphere", HEADS)
+    errors = compare_layers(layer, found.layer)
+    assert errors.theta < 1e-4
+    assert errors.projection < 1e-7
+    assert found.certificate.largest_error < 1e-9
+
+
+def test_what_is_no_such_layer_is_refused(layer, rng, seed):
+    """Negative controls: a shift behind the norm, tokens that see later ones, an MLP on the norm."""
+    shift, weights = rng.standard_normal(DIM), rng.standard_normal((DIM, DIM))
+    shifted = block(layer, inside=lambda u: u + shift)
+    mlp = LayerOracle(lambda x: x + np.tanh(NORM(x) @ weights), DIM, True, True, None, True)
+    for oracle in (shifted, mlp):
+        with pytest.raises(RecoveryRefused):
+            mh.extract_layer(oracle, seed=seed, options=ExtractionOptions(verify=40, tries=1))
+
+
+def test_weights_without_positions_show_no_heads(rng):
+    """Where the weights of identical tokens are equal, all heads have the same shares: they count as one."""
+    forms = np.zeros((8, 2, DIM + 1, DIM + 1))
+    same = RotaryLayer(forms, rng.standard_normal((2, DIM, DIM)))
+
+    def ask(x, read):
+        y = np.asarray(x).cumsum(1) / np.arange(1, x.shape[1] + 1)[:, None] @ same.projection.sum(0)
+        return y if read == "all" else y[:, -1]
+
+    assert find_repeated_heads(ask, np.eye(DIM), 1e-16, rng).shares.shape[1] == 1
