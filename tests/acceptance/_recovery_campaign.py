@@ -81,5 +81,5 @@ FIGURES = [
         "float16, output biases to 1e6; no accepted layer wrong by more than it states; 0 unnamed errors",
         random_functions,
         {"functions": 2240, "seed": 0},
-    )
+    ),
 ]

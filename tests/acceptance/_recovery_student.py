@@ -113,6 +113,7 @@ FIGURES = [
         certified,
         {"count": 1000, "seeds": 30},
     ),
+    replicated("recovery/leakage", 8),
     replicated("recovery/noise", 8),
     replicated("recovery/passive-against-queries", 8),
 ]
