@@ -64,12 +64,52 @@ def limited_servers(folder: Path, dim: int, heads: int, seeds: int, first: int) 
     return Measured(figure, extent, f"{first}-{first + seeds - 1}", not wrong)
 
 
+def vocabularies(folder: Path, seeds: int, first: int) -> Measured:
+    """Extract layers from the tokens of random tables, as many heads as there are."""
+    ends: dict[int, list[str]] = {}
+    errors, calls, wrong = [], [], 0
+    for seed in range(first, first + seeds):
+        for dim, heads in ((12, 1), (16, 2), (18, 3), (24, 4), (30, 5), (32, 8)):
+            rng = np.random.default_rng([seed, dim, heads])
+            layer = dataclasses.replace(gpt_layer(rng, dim, heads), causal=seed % 2 == 0)
+            limits = ServerLimits(vocabulary=0.7 * rng.standard_normal((10 * dim, dim)) + 0.1)
+            answer = limits.serve(lambda x, layer=layer: evaluate_layer(layer, x))
+            try:
+                found = mh.extract_layer(answer, dim, seed=seed, options=ExtractionOptions(limits=limits, verify=100))
+            except ManyheadsError:
+                ends.setdefault(heads, []).append("refused")
+                continue
+            right = found.heads == heads
+            wrong += not right
+            ends.setdefault(heads, []).append("found" if right else "wrong")
+            if right:
+                compared = compare_layers(layer, found.layer)
+                errors.append(max(compared.theta, compared.projection))
+                asked = sum(c.calls for stage, c in found.counts.items() if stage not in ("verification", "selection"))
+                calls += [asked / dim] if layer.causal else []
+    said = ", ".join(f"{heads} heads {one.count('found')} of {len(one)}" for heads, one in sorted(ends.items()))
+    figure = (
+        f"found: {said}; {wrong} with a wrong number of heads; error of a weight median {np.median(errors):.0e}, "
+        f"worst {max(errors):.0e}; causal {np.median(calls):.0f} d calls [{min(calls):.0f}, {max(calls):.0f}]"
+    )
+    extent = "random layers, d 12 to 32, tables of 10 d tokens of deviation .7, even seeds causal, odd ones not"
+    few = all(end == "found" for heads, one in ends.items() if heads <= 3 for end in one)
+    return Measured(figure, extent, f"{first}-{first + seeds - 1}", few and not wrong)
+
+
 FIGURES = [
+    Figure(
+        "vocabularies",
+        "extraction from the tokens of a table alone, by number of heads",
+        "all layers of up to three heads; no wrong number of heads",
+        vocabularies,
+        {"seeds": 6, "first": 720},
+    ),
     Figure(
         "limited-servers",
         "extraction within the limits of a server: length, norm, requests, rows, digits",
         "all heads of every layer behind every restriction; servers refuse what is beyond",
         limited_servers,
         {"dim": 32, "heads": 4, "seeds": 8, "first": 700},
-    )
+    ),
 ]
