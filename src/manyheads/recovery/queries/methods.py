@@ -80,7 +80,8 @@ def check_limits(oracle: Oracle, options: ExtractionOptions) -> None:
     if oracle.longest < 3 <= limits.longest:
         raise LimitError(
             f"lengths from {limits.min_length} to {limits.max_length}: three tokens repeated as often have no length "
-            "in between. If the function is causal and shows all rows, say causal=True: then sequences are padded"
+            "in between. If the function is causal and shows all rows, say so by causal=True in the options or as its "
+            "attribute: then sequences are padded"
         )
     if limits.longest < 3:
         raise LimitError(
