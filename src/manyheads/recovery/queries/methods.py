@@ -126,6 +126,8 @@ def plan_attempts(method: str, level: float, measured: OracleNoise, options: Ext
     if method.startswith("rotary") and level < SINGLE:
         reason = "positions that were turned in single precision"
         plan.append(Attempt(method, True, reason, "refused", SINGLE))
+    if method == "scores" and not options.accurate:
+        plan.append(Attempt(method, True, "more calls for more digits", "refused"))
     if method == "rotary":
         plan.append(Attempt("scores", options.accurate, "the scores are no plain rotary ones", "refused"))
     if method == "subspaces" and reason != "asked for" and measured.dim <= WIDEST:

@@ -35,6 +35,7 @@ SIZE = 0.9  # standard deviation of the scores that are read: larger ones leave 
 LARGEST = 3.0  # the same where the norm of queries and keys keeps them from becoming smaller
 SHORTENED = 20  # times that tokens are halved there
 LARGE = 2.5  # length of the tokens that show a cap, relative to the others
+OTHER = 1e-2  # misfit of scores at other offsets beyond which they are of another kind; verification is stricter
 UNUSED = (7, 24)  # offsets that are read to check how heads turn
 
 
@@ -205,12 +206,12 @@ class _Scores:
             fresh = [self.link.forms(self._random({t: 4 * self.keys})) for t in unused]
             rest = max([worst, *(max(turned_residual(turns, ledger).values()) for ledger in fresh)])
         figures["other offsets"] = rest
-        if rest > self.allowed:
+        if rest > OTHER:
             raise FitError(
                 "scores at other offsets follow neither from rotations of queries and keys nor from terms of "
                 "position, or are so sharp that weights cannot be read well enough",
                 measured=rest,
-                threshold=self.allowed,
+                threshold=OTHER,
             )
         listing = np.array([turns.form(t) for t in range(self.settings.offsets)])
         if terms is None and self.window is None and self.kind == "form":
