@@ -29,7 +29,7 @@ TURNED = ("llama", "mistral", "phi3", "arcee", "mixtral", "stablelm", "falcon")
 PLAIN = ("gpt2", "gpt_bigcode", "opt", "biogpt", "distilbert")
 
 
-def tiny(family):
+def tiny(family, seed=3):
     """Return a random model of a family: 16 dimensions, 2 heads, 2 layers."""
     import torch
     import transformers
@@ -45,7 +45,7 @@ def tiny(family):
         "opt": {**sizes, "vocab_size": 29, "ffn_dim": 24, "word_embed_proj_dim": 16},
         "distilbert": {"dim": 16, "n_heads": 2, "n_layers": 2, "hidden_dim": 24, "vocab_size": 29},
     }
-    torch.manual_seed(3)
+    torch.manual_seed(seed)
     model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(family, **given[family]))
     with torch.no_grad():
         for weight in model.parameters():

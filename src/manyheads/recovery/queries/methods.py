@@ -97,7 +97,13 @@ def check_limits(oracle: Oracle, options: ExtractionOptions) -> None:
 
 # Tokens of the longest sequence, and units sqrt(d) of the largest norm, that a method cannot do without
 ROOM: Mapping[str, tuple[int, float]] = MappingProxyType(
-    {"sphere": (10, 2.0), "rotary": (33, np.inf), "scores": (33, np.inf), "vocabulary": (8, 0.0)}
+    {
+        "sphere": (10, 2.0),
+        "rotary": (33, np.inf),
+        "rotary-sphere": (16, 2.0),
+        "scores": (33, np.inf),
+        "vocabulary": (8, 0.0),
+    }
 )
 
 
