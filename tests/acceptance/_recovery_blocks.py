@@ -11,18 +11,8 @@ from manyheads.recovery import RecoveryRefused, checkpoint_oracle, extract_layer
 from manyheads.recovery.layers.matching import function_error
 
 SEEDS = [0, 1, 2]
-BLOCKS = (
-    "gpt2",
-    "gpt_bigcode",
-    "opt",
-    "biogpt",
-    "roberta-prelayernorm",
-    "llama",
-    "mistral",
-    "phi3",
-    "arcee",
-    "mixtral",
-)
+BLOCKS = ("gpt2", "gpt_bigcode", "opt", "biogpt", "roberta-prelayernorm")
+BLOCKS += ("llama", "mistral", "phi3", "arcee", "mixtral")
 
 
 def _extract(families: tuple[str, ...], through: str, seeds: list[int]) -> Measured:
