@@ -21,5 +21,6 @@ FIGURES = [
         "crude-hull": 8,
         "span-cost": 8,
         "thresholds": 8,
+        "layer-and-mlp": 8,
     }.items()
 ]
