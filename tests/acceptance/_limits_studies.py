@@ -34,7 +34,9 @@ FIGURES = (
     fresh("head-diversity", "study-attention-rich", "the same when features move far", "--richness 1.5"),
     fresh("initialization", "study-initialization", "kernels against H, logits of single heads against N, at the init"),
     fresh("weight-movement", "study-weight-movement", "movement of attention matrices against L, both depth exponents"),
-    fresh("logit-exponent", "study-logit-exponent", "which logit exponent larger N favours, at fixed steps and compute"),
+    fresh(
+        "logit-exponent", "study-logit-exponent", "which logit exponent larger N favours, at fixed steps and compute"
+    ),
     fresh("infinite-depth", "study-depth", "deeper and deeper networks, depth exponents 1 and 1/2"),
     fresh("lazy-to-rich", "study-richness", "from kernel descent to features that move"),
     fresh("key-dim-stability", "study-stability", "why infinite key dimension needs logit exponent 1"),
