@@ -113,11 +113,7 @@ FIGURES = (
         revision=2,
     ),
     verdicts_of(
-        "limits/weight-decay",
-        "weight-decay",
-        "AdamW over H: no, coupled and independent decay, table and one rate",
-        24,
-        "--seed 1",
+        "limits/weight-decay", "weight-decay", "AdamW over H: no, coupled and independent decay, table and one rate", 6
     ),
     verdicts_of("limits/batch-and-horizon", "batch-and-horizon", "Adam: batch size and number of steps"),
     verdicts_of("limits/learning-rate-transfer", "transfer-digits", "digits, along N: the optimal learning rate"),

@@ -111,9 +111,7 @@ AT_LARGER = (
 BESIDE_ADAMW = "--axes heads --parametrizations muon mup standard --seed 4"
 
 FIGURES = (
-    verdicts_of(
-        "limits/muon-coordinates", "muon-coordinates", "Muon, 1 and 25 steps: what is flat, what breaks", 12, "--seed 1"
-    ),
+    verdicts_of("limits/muon-coordinates", "muon-coordinates", "Muon, 1 and 25 steps: what is flat, what breaks", 6),
     Figure(
         "muon-slopes",
         "exponents of updates by weights, stream and outputs under Muon's table and common recipes",
