@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from manyheads._user_modules import load_file
+from manyheads.errors import UsageError
 from manyheads.study.cells import Cell
 from manyheads.study.sources import Source
 
@@ -147,3 +150,18 @@ def is_default(study: Study) -> bool:
 def configuration(study: Study) -> dict[str, object]:
     """Return a study's fields by name, in order."""
     return {field.name: getattr(study, field.name) for field in dataclasses.fields(study)}  # type: ignore[arg-type]
+
+
+def only_study(file: str) -> type[Study]:
+    """Return the study that a file defines when it defines one; otherwise say which there are."""
+    module = load_file(Path(file))
+    found = {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Study) and value.__module__ == Path(file).stem
+    }
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if not found:
+        raise UsageError(f"{file} defines no study: expected a class that derives from manyheads.Study")
+    raise UsageError(f"{file} defines {len(found)} studies; name one, as {' or '.join(f'{file}:{n}' for n in found)}")

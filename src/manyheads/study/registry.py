@@ -200,6 +200,22 @@ STUDIES: dict[str, Entry] = {
         "manyheads.joma.studies.scan_and_snap:ScanAndSnap",
         "Attention logits of exchangeable next tokens follow one trajectory, then stop",
     ),
+    "joma/real-text-variants": Entry(
+        "manyheads.joma.studies.networks.real_text_variants:RealTextVariants",
+        "On words too the attention entropy of the bottom layer rebounds",
+    ),
+    "joma/shuffled-labels": Entry(
+        "manyheads.joma.studies.networks.shuffled_labels:ShuffledLabels",
+        "Images that class means decide are learned first, with shuffled labels too",
+    ),
+    "joma/hierarchical-prior": Entry(
+        "manyheads.joma.studies.networks.hierarchical_prior:HierarchicalPrior",
+        "A pattern that c labels share is won c times sooner in the layer of theorem 2",
+    ),
+    "joma/wide-networks": Entry(
+        "manyheads.joma.studies.networks.wide_networks:WideNetworks",
+        "The first of n neurons is won after a time ~ 1/(n + 1), if attention is aligned",
+    ),
     "joma/real-text": Entry(
         "manyheads.joma.studies.real_text:RealText",
         "Attention entropy of the bottom layer drops and rebounds in training on text",
@@ -342,7 +358,9 @@ def load(name: str) -> type[Study]:
     elif ":" in name:
         place = name
     elif name.endswith(".py"):
-        return _only_study(name)
+        from manyheads.study.base import only_study
+
+        return only_study(name)
     else:
         raise UsageError(f"no study is called {name!r}{_suggestion(name)}; 'manyheads study list' shows all")
     module, _, attribute = place.rpartition(":")
@@ -353,23 +371,6 @@ def load(name: str) -> type[Study]:
     if not (isinstance(found, type) and issubclass(found, Study)):
         raise UsageError(f"{module} has no study {attribute!r}: expected a class that derives from manyheads.Study")
     return found
-
-
-def _only_study(file: str) -> type[Study]:
-    """Return the study that a file defines when it defines one; otherwise say which there are."""
-    from manyheads.study.base import Study
-
-    module = load_file(Path(file))
-    found = {
-        name: value
-        for name, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, Study) and value.__module__ == Path(file).stem
-    }
-    if len(found) == 1:
-        return next(iter(found.values()))
-    if not found:
-        raise UsageError(f"{file} defines no study: expected a class that derives from manyheads.Study")
-    raise UsageError(f"{file} defines {len(found)} studies; name one, as {' or '.join(f'{file}:{n}' for n in found)}")
 
 
 def _load(module: str) -> object:

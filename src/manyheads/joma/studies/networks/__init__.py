@@ -1,0 +1,1 @@
+"""Studies of wide layers and of small transformers on text, images and hierarchies."""

@@ -1,0 +1,78 @@
+r"""Wide layers with a random initialization, trained by SGD: which neurons win which token, and when.
+
+Each neuron k attends to tokens l by its own logits :math:`z_{kl}`, a context holds one token, and the output of a
+neuron is :math:`h_{kl} = v_{kl} e^{z_{kl}}`. With a constant gain the loss is :math:`-\sum_k \Delta_l h_{kl}`
+(theorem 2); with a shared one it is :math:`\frac12 (y - \sum_k (h_{kl} - h_{kl}(0)))^2`, for one token.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from manyheads._arrays import takes_arrays
+
+
+class WideTraining(NamedTuple):
+    """Plain SGD over batches of contexts; `learning_rate * steps` is the time of the gradient flow."""
+
+    learning_rate: float
+    steps: int
+    batch: int
+    level: float  # a weight is frozen from here on
+
+
+@partial(jax.jit, static_argnames="training")
+def _train_alone(
+    weights: jax.Array, logits: jax.Array, gains: jax.Array, training: WideTraining, key: jax.Array
+) -> jax.Array:
+    tokens = weights.shape[-1]
+
+    def step(state: Any, number: jax.Array) -> tuple[Any, None]:
+        v, z, times = state
+        seen = jax.random.randint(jax.random.fold_in(key, number), (training.batch,), 0, tokens)
+        counts = (seen[:, None] == jnp.arange(tokens)).mean(0) * tokens  # (M,), of mean one
+        running = v < training.level
+        push = jnp.where(running, training.learning_rate * gains * counts * jnp.exp(z), 0.0)
+        return (v + push, z + push * v, jnp.where(running, number + 1.0, times)), None
+
+    state = (weights, logits, jnp.zeros_like(weights))
+    (v, _, times), _ = jax.lax.scan(step, state, jnp.arange(training.steps))
+    return jnp.where(v < training.level, jnp.inf, times * training.learning_rate)
+
+
+@takes_arrays
+def train_alone(
+    weights: Float[Array, "networks neurons tokens"],
+    logits: Float[Array, "networks neurons tokens"],
+    gains: Float[Array, " tokens"],
+    training: WideTraining,
+    key: jax.Array,
+) -> Float[Array, "networks neurons tokens"]:
+    """Train with constant gains and return the time at which each weight reaches the level, inf if it does not."""
+    return _train_alone(weights, logits, gains, training, key)
+
+
+@partial(jax.jit, static_argnames="training")
+def _train_together(weights: jax.Array, target: jax.Array, training: WideTraining, key: jax.Array) -> jax.Array:
+    def step(state: Any, number: jax.Array) -> tuple[Any, None]:
+        v, z = state
+        seen = jax.random.bernoulli(jax.random.fold_in(key, number), 0.5, (training.batch,)).mean() * 2
+        missing = target - (v * jnp.exp(z) - weights).sum(-1, keepdims=True)
+        push = training.learning_rate * seen * missing * jnp.exp(z)
+        return (v + push, z + push * v), None
+
+    (v, z), _ = jax.lax.scan(step, (weights, jnp.zeros_like(weights)), jnp.arange(training.steps))
+    return v * jnp.exp(z) - weights
+
+
+@takes_arrays
+def train_together(
+    weights: Float[Array, "networks neurons"], target: Float[Array, ""], training: WideTraining, key: jax.Array
+) -> Float[Array, "networks neurons"]:
+    """Train on a shared squared loss from uniform attention and return the change of each neuron's output."""
+    return _train_together(weights, target, training, key)
