@@ -202,7 +202,7 @@ STUDIES: dict[str, Entry] = {
     ),
     "joma/real-text-variants": Entry(
         "manyheads.joma.studies.networks.real_text_variants:RealTextVariants",
-        "On words too the attention entropy of the bottom layer rebounds",
+        "On words the bottom layer's entropy drops first; it rebounds in post-norm blocks",
     ),
     "joma/shuffled-labels": Entry(
         "manyheads.joma.studies.networks.shuffled_labels:ShuffledLabels",
