@@ -135,6 +135,8 @@ def layer_statistics(model: Transformer, inputs: jax.Array) -> dict[str, jax.Arr
     scale = model.scaling.logit(model.config.shape.key_dim)
     mask = causal if model.config.causal else None
     entropy, _ = attention_entropy(layers.queries, layers.keys, scale=scale, mask=mask)  # (L, B, H, T)
+    assert blocks.mlp_in is not None
+    assert blocks.mlp_out is not None
     # One batch of eigenvalues for both matrices: they have one Gram size.
     ranks = traced_stable_rank(jnp.stack([blocks.mlp_in, jnp.swapaxes(blocks.mlp_out, -1, -2)]))  # (2, L)
     return {"entropy": entropy.mean((1, 2, 3)), "lower_rank": ranks[0], "upper_rank": ranks[1]}

@@ -103,11 +103,15 @@ class HierarchicalPrior(Study):
 
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the time of theorem 2 for shared and for own patterns."""
-        shared = [reaching_time([count / (2 * LABELS)], LEVEL) for count in SHARED]
+        shared = [reaching_time(np.array([count / (2 * LABELS)]), LEVEL) for count in SHARED]
         return dataset(
             {
                 "shared_time": ("shared", shared, "time until a shared pattern is won"),
-                "own_time": ((), reaching_time([1 / (2 * LABELS)], LEVEL), "time until a pattern of one label is won"),
+                "own_time": (
+                    (),
+                    reaching_time(np.array([1 / (2 * LABELS)]), LEVEL),
+                    "time until a pattern of one label is won",
+                ),
             },
             coords={"shared": list(SHARED)},
         )
@@ -116,7 +120,7 @@ class HierarchicalPrior(Study):
         """Train one layer or one transformer; NaN for what the other measures."""
         accuracy, shared, own, bayes = np.full(self.snapshots + 1, np.nan), np.nan, np.nan, np.nan
         if cell["system"] == "layer":
-            steps = round(1.5 * reaching_time([1 / (2 * LABELS)], LEVEL) / self.learning_rate)
+            steps = round(1.5 * reaching_time(np.array([1 / (2 * LABELS)]), LEVEL) / self.learning_rate)
             training = WideTraining(self.learning_rate, steps, self.batch, LEVEL)
             own, shared = map(float, winning_times(LABELS, int(cell["shared"]), training, key))
         else:

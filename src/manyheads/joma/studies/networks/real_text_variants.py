@@ -271,8 +271,8 @@ class RealTextVariants(Study):
                 shows = ((f"The attention entropy of the {words} {claim}" if name == "entropy" else claim),)
                 shown.append(_lines(trained, name, place, (f"{title}, {words}", label), REBOUNDING, shows))
         others = [name for name in VARIANTS if name not in REBOUNDING]
-        words = ("Attention entropy, bottom layer: width, heads, words in random order", "entropy [nat]")
-        shown.append(_lines(trained, "entropy", 0, words, tuple(others), ("On words in random order",)))
+        caption = ("Attention entropy, bottom layer: width, heads, words in random order", "entropy [nat]")
+        shown.append(_lines(trained, "entropy", 0, caption, tuple(others), ("On words in random order",)))
         return (*shown, self._table(predicted, trained))
 
     def _table(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:
