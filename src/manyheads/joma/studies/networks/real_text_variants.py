@@ -268,7 +268,10 @@ class RealTextVariants(Study):
         shown: list[Panel] = []
         for name, title, label, claim in titles:
             for place, words in ((0, "bottom layer"), (-1, "top layer")):
-                shows = ((f"The attention entropy of the {words} {claim}" if name == "entropy" else claim),)
+                # The claims on ranks are means over layers: the first picture of each is titled by its claim.
+                shows = (
+                    (f"The attention entropy of the {words} {claim}",) if name == "entropy" else (claim,) * (place == 0)
+                )
                 shown.append(_lines(trained, name, place, (f"{title}, {words}", label), REBOUNDING, shows))
         others = [name for name in VARIANTS if name not in REBOUNDING]
         caption = ("Attention entropy, bottom layer: width, heads, words in random order", "entropy [nat]")
