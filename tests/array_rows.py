@@ -253,6 +253,9 @@ ROWS = {
     "joma.drop_and_rise.drop_and_rise": ({"curves": some(4, 6)}, fixed()),
     "joma.drop_and_rise.replicated_drop_and_rise": ({"curves": some(4, 6)}, fixed()),
     "joma.drop_and_rise.forward_fill": ({"curves": some(4, 6)}, fixed()),
+    "joma.theory.lucky_neurons.shared_output": ({"init": some(2, 3)}, fixed(target=4.0, level=8.0)),
+    "joma.theory.lucky_neurons.some_neuron": ({"width": of(np.array([1, 2]))}, fixed(probability=0.25)),
+    "joma.theory.lucky_neurons.winning_time": ({"init": some(4)}, fixed(gain=1.0, level=8.0)),
     "joma.theory.gaussian_mixture.mixture_coefficients": (CLOUDS, fixed(activation=NONLINEARITIES["square"])),
     "joma.theory.gaussian_mixture.expected_gradient": (CLOUDS, fixed(activation=NONLINEARITIES["square"])),
     "joma.theory.gaussian_mixture.gradient_covariance": (CLOUDS, fixed(activation=NONLINEARITIES["square"])),
@@ -419,6 +422,7 @@ EXPENSIVE = {
 
 TRACED = "called by compiled programs, on what their callers have checked"
 OPAQUE = "takes no arrays: a model, a configuration, text or settings"
+ASKED = "called by the oracle, on sequences and answers that it has checked"
 FILES = "reads tensors from files; rows are whole numbers"
 # Functions whose arrays may hold labels of any kind: text and objects are taken.
 TAKES_LABELS = {"bigram.fit_lags", "bigram.lag_information", "bigram.LagFit.predict"}
@@ -452,6 +456,14 @@ EXEMPT = {
     "recovery.ExtractionOptions": OPAQUE,
     "recovery.Oracle": OPAQUE,
     "recovery.Oracle.of": OPAQUE,
+    "recovery.ServerLimits": "takes settings, and a table of embeddings that it converts and checks itself",
+    "recovery.ServerLimits.check": ASKED,
+    "recovery.ServerLimits.fit": ASKED,
+    "recovery.ServerLimits.round": ASKED,
+    "recovery.ServerLimits.serve": OPAQUE,
+    "recovery.ServerLimits.spacing": OPAQUE,
+    "recovery.ServerLimits.stretch": ASKED,
+    "recovery.checkpoint_oracle": OPAQUE,
     "recovery.extract_layer": OPAQUE,
     "study.Verdict.from_json": OPAQUE,
     "study.run": "settings are fields of a study, which the identity of a run admits: no arrays",

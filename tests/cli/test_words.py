@@ -63,7 +63,9 @@ def test_every_command_has_examples_that_parse(name):
 def test_completion_offers_commands_studies_and_flags():
     assert candidates(["st"], COMMANDS) == ["study"]
     assert candidates(["study", "r"], COMMANDS) == ["run"]
-    assert candidates(["study", "show", "joma/re"], COMMANDS) == ["joma/real-text", "joma/rebound"]
+    assert candidates(["study", "show", "joma/re"], COMMANDS) == [
+        *("joma/real-text", "joma/real-text-variants", "joma/rebound")
+    ]
     assert candidates(["runs", "clean", "--d"], COMMANDS) == ["--dry-run"]
     assert "--workers" in candidates(["study", "run", "attention/costs", "--w"], COMMANDS)
     assert "--width" in candidates(["study", "run", "attention/costs", "--w"], COMMANDS)

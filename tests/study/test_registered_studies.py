@@ -24,7 +24,7 @@ QUICK = {
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in STUDIES]
 
 # Distances stand out from the noise with more replicates than two.
-REPLICATES = {"limits/approach": 4, "limits/forecast": 3, "limits/key-dim-stability": 3}
+REPLICATES = {"limits/approach": 4, "limits/forecast": 3, "limits/key-dim-stability": 3, "recovery/leakage": 4}
 
 
 @pytest.fixture(scope="module")

@@ -98,10 +98,11 @@ def test_many_heads_are_refused_before_they_take_minutes(rng):
     assert time.process_time() - start < 10
 
 
-def test_a_layernorm_that_is_not_causal_is_a_refusal(rng):
+def test_a_layernorm_in_front_of_full_attention_is_found_out(rng):
     layer = gpt_layer(rng, 12, 2, causal=False)
-    with pytest.raises(NotALayer, match="causal"):
-        extract_layer(lambda x: evaluate_layer(layer, normalize(x)), 12, options=QUIET)
+    found = extract_layer(lambda x: evaluate_layer(layer, normalize(x)), 12, options=QUIET)
+    assert (found.method, found.heads, found.layer.causal) == ("sphere", 2, False)
+    assert found.certificate.largest_error < 1e-12
 
 
 def test_a_window_shows_in_long_sequences(rng):

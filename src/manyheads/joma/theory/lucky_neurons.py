@@ -98,14 +98,12 @@ def winning_probability(
 
 
 @takes_arrays
-def some_neuron(
-    probability: Float[ArrayLike, ""], width: Int[ArrayLike, "*shape"] | tuple[int, ...] | list[int] | int
-) -> Float[np.ndarray, "*shape"]:
+def some_neuron(probability: Float[ArrayLike, ""], width: Int[ArrayLike, "*shape"]) -> Float[np.ndarray, "*shape"]:
     """Compute the probability that at least one of `width` neurons is won, 1 - (1 - p)^n.
 
     Examples
     --------
-    >>> some_neuron(0.25, [1, 2]).round(12).tolist()
+    >>> some_neuron(0.25, np.array([1, 2])).round(12).tolist()
     [0.25, 0.4375]
     """
     return np.asarray(-np.expm1(np.asarray(width, np.float64) * np.log1p(-np.asarray(probability, np.float64))))

@@ -48,7 +48,7 @@ from manyheads.study.verdicts import Expected
 QUERIES = Source(
     "bhattamishra2026",
     "Provably Learning Attention with Queries",
-    "Satwik Bhattamishra, Kulin Shah, Michael Hahn and Varun Kanade",
+    "Satwik Bhattamishra and Kulin Shah and Michael Hahn and Varun Kanade",
     2026,
     kind="inproceedings",
     venue="International Conference on Machine Learning",

@@ -123,7 +123,7 @@ class WideNetworks(Study):
                 "weaker": ("setting", list(shares.values()), "share of neurons that the weaker token wins"),
                 "some": (
                     ("setting", "width"),
-                    [some_neuron(shares[name], self.widths) for name in settings],
+                    [some_neuron(shares[name], np.array(self.widths)) for name in settings],
                     "share of layers in which the weaker token wins a neuron",
                 ),
                 "luckiest": ("width", luckiest, "share of the luckiest neuron in a shared output"),
