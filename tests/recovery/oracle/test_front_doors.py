@@ -55,6 +55,7 @@ def tiny(family, seed=3):
 
 @pytest.mark.slow
 @pytest.mark.torch
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of transformers
 @pytest.mark.parametrize("family", [*PLAIN, *ENCODERS, *IMAGES, *TURNED])
 def test_attention_is_found_by_the_roles_of_its_weights(family, rng, tmp_path):
     """In memory and from its folder the function is the one that the stored weights say."""

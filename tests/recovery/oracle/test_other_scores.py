@@ -37,6 +37,8 @@ def test_the_sub_module_answers_as_in_its_model(name):
     import torch
 
     model, layer = tiny_model(name, 1)
+    if name.startswith("Gemma 2"):
+        model.set_attn_implementation("eager")  # other kernels leave out the soft cap
     seen = {}
 
     def keep(module, given, named, answer):
