@@ -173,15 +173,15 @@ class Steadiness:
         self.x = oracle.limits.fit(rng.standard_normal((4, 3, oracle.dim)))
         with oracle.stage("noise"):
             self.before = oracle(self.x, read="all")
-        self.size = _rms(self.before - self.before.mean((0, 1)))
-        floor = oracle.limits.spacing(_rms(self.before), oracle.answer_dtype or np.float64)
+        self.size = root_mean_square(self.before - self.before.mean((0, 1)))
+        floor = oracle.limits.spacing(root_mean_square(self.before), oracle.answer_dtype or np.float64)
         self.allowed = max(ROUNDING * floor / self.size, 10 * level) if self.size > 0 else 0.0
 
     def check(self) -> None:
         """Ask again."""
         with self.oracle.stage("noise"):
             now = self.oracle(self.x, read="all")
-        apart = _rms(now - self.before)
+        apart = root_mean_square(now - self.before)
         changed = apart / self.size if self.size > 0 else np.inf if apart > 0 else 0.0
         if not changed <= self.allowed:
             raise NotALayer(
@@ -216,7 +216,7 @@ class _Answers:
         self.rows, self.exchanged, self.continued = np.split(oracle(np.concatenate(stacks), read="all"), 3)
         self._known: dict[bytes, np.ndarray] = {}
         self.constant = 0.5 * (self(self.a) + self(-self.a)).mean(0)  # exact for affine answers, on the sphere too
-        self.size = _rms(self.rows - self.constant)
+        self.size = root_mean_square(self.rows - self.constant)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Answer tokens (n, d), each of them asked once."""
@@ -227,7 +227,7 @@ class _Answers:
 
     def relative_spacing(self) -> float:
         """Return the distance of neighbouring numbers at the size of the answers, relative to their moving part."""
-        spacing = self.oracle.limits.spacing(_rms(self.rows) or 1.0, self.oracle.answer_dtype or np.float64)
+        spacing = self.oracle.limits.spacing(root_mean_square(self.rows) or 1.0, self.oracle.answer_dtype or np.float64)
         if self.size > 0:
             return spacing / self.size
         return np.inf if self.rows.any() else spacing
@@ -239,11 +239,12 @@ class _Answers:
     def relative(self, terms: list[tuple[float, np.ndarray]]) -> tuple[float, np.ndarray]:
         """Return the root mean square of a sum of terms s_j y_j, relative to that of s_j (y_j - c), and the sum."""
         left = sum((s * y for s, y in terms), np.zeros(()))
-        size = np.sqrt(sum((s * max(_rms(y - self.constant), self.size)) ** 2 for s, y in terms))
-        return (_rms(left) / float(size) if size > 0 else 0.0), left
+        size = np.sqrt(sum((s * max(root_mean_square(y - self.constant), self.size)) ** 2 for s, y in terms))
+        return (root_mean_square(left) / float(size) if size > 0 else 0.0), left
 
 
-def _rms(x: np.ndarray) -> float:
+def root_mean_square(x: np.ndarray) -> float:
+    """Return the root of the mean square over all entries."""
     return float(np.sqrt(np.mean(x**2)))
 
 
@@ -252,10 +253,10 @@ def _is_normalized(f: _Answers, least: float) -> tuple[bool, bool]:
     if f.oracle.dim <= 4:
         return False, False
     y = f(f.a)
-    change = _rms(y - f(-f.a)) / 2
-    allowed = max(0.02 * change, 20 * least * max(_rms(y - f.constant), f.size))
-    normalized = change > allowed and _rms(f(3 * f.a) - y) <= allowed
-    return normalized, normalized and _rms(f(f.a + 2 * np.sqrt(np.mean(f.a**2))) - y) <= allowed
+    change = root_mean_square(y - f(-f.a)) / 2
+    allowed = max(0.02 * change, 20 * least * max(root_mean_square(y - f.constant), f.size))
+    normalized = change > allowed and root_mean_square(f(3 * f.a) - y) <= allowed
+    return normalized, normalized and root_mean_square(f(f.a + 2 * np.sqrt(np.mean(f.a**2))) - y) <= allowed
 
 
 def _check_affine(f: _Answers, normalized: bool, least: float) -> float:
@@ -275,7 +276,9 @@ def _check_affine(f: _Answers, normalized: bool, least: float) -> float:
         if correlation > SMOOTH:
             hint = "this is no attention layer, or more than one"
             y = f(f.a)
-            if not f.oracle.residual and _rms(f(3 * f.a) - y - 2 * f.a) <= 0.02 * _rms(f(3 * f.a) - y):
+            if not f.oracle.residual and root_mean_square(f(3 * f.a) - y - 2 * f.a) <= 0.02 * root_mean_square(
+                f(3 * f.a) - y
+            ):
                 hint = "it looks like x + F(LN(x)): if the function adds its input, say residual=True"
             raise NotALayer(
                 f"answers to one token are not affine in it, and by a smooth function (correlation {correlation:.2f} "

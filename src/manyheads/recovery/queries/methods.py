@@ -14,9 +14,10 @@ from manyheads.recovery.oracle.noise import OracleNoise
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.queries.bounded.algorithm import BoundedSettings, extract_bounded
 from manyheads.recovery.queries.options import ExtractionOptions
-from manyheads.recovery.queries.rotary.algorithm import RotarySettings, extract_rotary
+from manyheads.recovery.queries.rotary.algorithm import extract_rotary
+from manyheads.recovery.queries.rotary.forms import FormSettings
 from manyheads.recovery.queries.rotary.normalized import extract_rotary_on_sphere
-from manyheads.recovery.queries.scores.algorithm import ScoreSettings, extract_scores
+from manyheads.recovery.queries.scores.algorithm import extract_scores
 from manyheads.recovery.queries.sphere.algorithm import SphereSettings, extract_on_sphere
 from manyheads.recovery.queries.subspaces.algorithm import extract_by_subspaces
 from manyheads.recovery.queries.subspaces.settings import ProbeSettings, SubspaceSettings
@@ -181,10 +182,10 @@ METHODS: Mapping[str, Runner] = MappingProxyType(
         "probes": Method(extract_by_subspaces, ProbeSettings),
         "bounded": Method(extract_bounded, BoundedSettings),
         "sphere": Method(extract_on_sphere, SphereSettings),
-        "rotary": Method(extract_rotary, RotarySettings),
-        "scores": Method(extract_scores, ScoreSettings),
+        "rotary": Method(extract_rotary, FormSettings),
+        "scores": Method(extract_scores, FormSettings),
         "vocabulary": Method(extract_from_vocabulary, VocabularySettings),
-        "rotary-sphere": Method(extract_rotary_on_sphere, RotarySettings),
+        "rotary-sphere": Method(extract_rotary_on_sphere, FormSettings),
     }
 )
 

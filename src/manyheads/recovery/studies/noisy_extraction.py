@@ -24,8 +24,9 @@ from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.bounded.algorithm import extract_bounded
 from manyheads.recovery.queries.leak_meter import ROUNDED, START
 from manyheads.recovery.queries.refinement import LENGTH, refine_layer
-from manyheads.recovery.queries.rotary.algorithm import RotarySettings, extract_rotary
-from manyheads.recovery.queries.scores.algorithm import ScoreSettings, extract_scores
+from manyheads.recovery.queries.rotary.algorithm import extract_rotary
+from manyheads.recovery.queries.rotary.forms import FormSettings
+from manyheads.recovery.queries.scores.algorithm import extract_scores
 from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.recovery.results import Extracted
 from manyheads.recovery.task import gpt_layer, sequences
@@ -145,9 +146,9 @@ def extract_from(
             if family == "gpt2":
                 found = extract_bounded(oracle, noise, rng)
             elif family == "llama":
-                found = extract_rotary(oracle, noise, rng, RotarySettings.accurate())
+                found = extract_rotary(oracle, noise, rng, FormSettings.accurate())
             else:
-                found = extract_scores(oracle, noise, rng, ScoreSettings.accurate())
+                found = extract_scores(oracle, noise, rng, FormSettings.accurate())
             error = server.error(found)
     except (RecoveryRefused, np.linalg.LinAlgError):
         pass

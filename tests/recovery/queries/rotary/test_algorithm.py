@@ -10,8 +10,9 @@ from tests.recovery.rotary_layers import planted_rotary_layer
 from manyheads.errors import UsageError
 from manyheads.recovery import Oracle, RecoveryRefused, evaluate_layer, gpt_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
-from manyheads.recovery.queries.rotary.algorithm import RotarySettings, extract_rotary
+from manyheads.recovery.queries.rotary.algorithm import extract_rotary
 from manyheads.recovery.queries.rotary.count_gates import CountGate, ask_counts, find_counted_heads
+from manyheads.recovery.queries.rotary.forms import FormSettings
 from manyheads.recovery.queries.rotary.logits import Reader, alternate, plan
 from manyheads.recovery.queries.sigmoid_network import fit_nets
 from manyheads.recovery.refusals import FitError, NotALayer
@@ -54,7 +55,7 @@ def test_forms_turns_and_frequencies(rng):
 
 
 def test_accurate_settings_ask_more():
-    plain, accurate = RotarySettings(), RotarySettings.accurate()
+    plain, accurate = FormSettings(), FormSettings.accurate()
     assert accurate.extra > plain.extra
     assert accurate.excess > plain.excess
     assert accurate.share < plain.share
@@ -67,7 +68,7 @@ def test_logits_of_offsets_without_turns(rng):
     layer = RotaryLayer(
         np.concatenate([layer.forms[:5] * factor, layer.forms[5:]]), layer.projection, layer.bias, layer.turns
     )
-    found = extract(layer, rng, RotarySettings(offsets=5))
+    found = extract(layer, rng, FormSettings(offsets=5))
     assert found.layer.turns is None
     x = rng.standard_normal((4, 5, DIM))
     np.testing.assert_allclose(found(x), layer(x), atol=1e-6)

@@ -23,6 +23,7 @@ from manyheads.recovery.queries.probes import Probed, probe_until
 from manyheads.recovery.queries.projection_sum import Sums, read_sums
 from manyheads.recovery.queries.rotary import forms
 from manyheads.recovery.queries.rotary.count_gates import ask_counts, find_counted_heads
+from manyheads.recovery.queries.rotary.forms import FormSettings
 from manyheads.recovery.queries.rotary.logits import Ledger, Reader, alternate, plan
 from manyheads.recovery.queries.sigmoid_network import EXACT, Array
 from manyheads.recovery.queries.warm_start import Followed, follow_nets
@@ -36,26 +37,11 @@ FAR = (4, 16, 64, 112)
 """Offsets that measure the frequencies where answers are noisy: errors of the turn grow with the offset."""
 
 
-@dataclass(frozen=True)
-class RotarySettings:
-    """Settings of the extraction of a layer with rotary positions."""
-
-    offsets: int = 16  # offsets 0 .. offsets - 1 at which forms are listed in the result.
-    extra: int = 4  # directions, and sketch tokens, beyond the rank
-    excess: float = 1.5  # logits asked for, relative to the unknown numbers of a core
-    share: float = 0.6  # tokens of a sequence, relative to the most whose weights can be separated
-
-    @classmethod
-    def accurate(cls) -> "RotarySettings":
-        """Return settings that spend more calls on better-conditioned readings."""
-        return cls(extra=8, excess=3.0, share=0.4)
-
-
 def extract_rotary(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: RotarySettings | None = None
+    oracle: Oracle, noise: float, rng: np.random.Generator, settings: FormSettings | None = None
 ) -> Extracted:
     """Extract a causal layer whose queries and keys are turned by their positions."""
-    settings = settings or RotarySettings()
+    settings = settings or FormSettings()
     log = StageLog(oracle)
     with log.stage("sums") as figures:
         sums = _read_linear(oracle, noise, rng, figures)
@@ -97,7 +83,7 @@ def _split_values(
     sums: Sums,
     noise: float,
     rng: np.random.Generator,
-    settings: RotarySettings,
+    settings: FormSettings,
     figures: dict[str, float],
 ) -> Values:
     """Find the heads, follow them through neighbouring directions, and take their projections out of the sum."""
@@ -173,7 +159,7 @@ class LogitForms:
     reader: ReadsLogits
     noise: float
     rng: np.random.Generator
-    settings: RotarySettings
+    settings: FormSettings
     values: Values
     bias: Array
     space: Array  # orthonormal rows (b, d) that span the tokens

@@ -22,8 +22,8 @@ from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.rotary.algorithm import LogitForms, RotarySettings, Values, share_out
-from manyheads.recovery.queries.rotary.forms import gap_rank
+from manyheads.recovery.queries.rotary.algorithm import LogitForms, Values, share_out
+from manyheads.recovery.queries.rotary.forms import FormSettings, gap_rank
 from manyheads.recovery.queries.rotary.logits import LEAST, Ledger, solve_weights
 from manyheads.recovery.queries.rotary.repeated_tokens import find_repeated_heads
 from manyheads.recovery.queries.sigmoid_network import Array
@@ -37,7 +37,7 @@ REPEATS = 2  # tokens that span, times so many: some of their logits are lost
 
 
 def extract_rotary_on_sphere(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: RotarySettings | None = None
+    oracle: Oracle, noise: float, rng: np.random.Generator, settings: FormSettings | None = None
 ) -> Extracted:
     """Extract a causal layer behind a norm whose queries and keys are turned by their positions."""
     if not oracle.causal:
@@ -47,7 +47,7 @@ def extract_rotary_on_sphere(
             measured=0.0,
             threshold=1.0,
         )
-    settings = settings or RotarySettings()
+    settings = settings or FormSettings()
     log = StageLog(oracle)
     with log.stage("sums") as figures:
         sums, norm, basis = read_normalized_sums(oracle, oracle.dim, noise, rng)
@@ -79,7 +79,7 @@ def _read_values(
     basis: Array,
     noise: float,
     rng: np.random.Generator,
-    settings: RotarySettings,
+    settings: FormSettings,
     figures: dict[str, float],
 ) -> Values:
     """Find the heads, read them at as many directions as their spaces have dimensions, and share out the sum."""

@@ -14,7 +14,6 @@ Every step is believed only if it predicts scores that were not used. The figure
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from manyheads.recovery.layers.rotary import RotaryLayer, Turns
 from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums, read_sums
-from manyheads.recovery.queries.rotary.forms import turned_residual
+from manyheads.recovery.queries.rotary.forms import FormSettings, turned_residual
 from manyheads.recovery.queries.rotary.logits import Ledger
 from manyheads.recovery.queries.scores import forms, links, positions
 from manyheads.recovery.queries.scores.heads import Heads, find_heads
@@ -39,26 +38,11 @@ OTHER = 1e-2  # misfit of scores at other offsets beyond which they are of anoth
 UNUSED = (7, 24)  # offsets that are read to check how heads turn
 
 
-@dataclass(frozen=True)
-class ScoreSettings:
-    """Settings of the extraction of a layer with any score."""
-
-    offsets: int = 16  # offsets 0 .. offsets - 1 at which forms are listed in the result
-    extra: int = 4  # sketch tokens beyond the rank
-    excess: float = 1.5  # scores asked for, relative to the unknown numbers of a core
-    share: float = 0.6  # tokens of a sequence, relative to the most whose weights can be separated
-
-    @classmethod
-    def accurate(cls) -> "ScoreSettings":
-        """Return settings that spend more calls on better-conditioned readings."""
-        return cls(extra=8, excess=3.0, share=0.4)
-
-
 def extract_scores(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: ScoreSettings | None = None
+    oracle: Oracle, noise: float, rng: np.random.Generator, settings: FormSettings | None = None
 ) -> Extracted:
     """Extract a causal layer whose scores depend on positions, with what may stand between forms and scores."""
-    settings = settings or ScoreSettings()
+    settings = settings or FormSettings()
     if not oracle.causal:
         raise NotALayer("the method for other scores asks about causal layers", measured=0.0, threshold=1.0)
     log = StageLog(oracle)
@@ -89,7 +73,7 @@ class _Scores:
         oracle: Oracle,
         noise: float,
         rng: np.random.Generator,
-        settings: ScoreSettings,
+        settings: FormSettings,
         sums: Sums,
         heads: Heads,
     ):

@@ -7,7 +7,7 @@ No sum of two tokens is one, so that answers to one token are compared with a li
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.recovery.oracle.noise import LARGEST, PLAIN, ROUNDING, OracleNoise
+from manyheads.recovery.oracle.noise import LARGEST, PLAIN, ROUNDING, OracleNoise, root_mean_square
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.refusals import LimitError, NotALayer
 
@@ -45,10 +45,10 @@ def vocabulary_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bo
         asked = np.concatenate(stacks)
         rows, exchanged, continued = np.split(oracle(asked, read="all"), 3)
         again = oracle(asked[:8], read="all")
-    size = _rms(rows - rows.mean((0, 1)))
-    floor = oracle.limits.spacing(_rms(rows) or 1.0, oracle.answer_dtype or np.float64) / max(size, 1e-300)
+    size = root_mean_square(rows - rows.mean((0, 1)))
+    floor = oracle.limits.spacing(root_mean_square(rows) or 1.0, oracle.answer_dtype or np.float64) / max(size, 1e-300)
     repeat, order, later = (
-        _rms(part) / max(size, 1e-300)
+        root_mean_square(part) / max(size, 1e-300)
         for part in (again - rows, exchanged[:, -1] - rows[:, -1], continued[:, :2] - rows[:, :2])
     )
     if repeat > ROUNDING * floor and not stochastic:
@@ -74,7 +74,3 @@ def vocabulary_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bo
         dim=oracle.dim,
         rounding=floor,
     )
-
-
-def _rms(x: np.ndarray) -> float:
-    return float(np.sqrt(np.mean(x**2)))
