@@ -181,7 +181,14 @@ def _swelling(layer: ScoreLayer, x: np.ndarray) -> np.ndarray:
 
 def _sinks(layer: ScoreLayer, x: np.ndarray) -> np.ndarray:
     scores = layer.logits(x)
-    return softmax(np.concatenate([scores, np.zeros((*scores.shape[:-1], 1))], axis=-1))[..., :-1]
+    sinks = np.broadcast_to(np.sin(3 * x[None, :, :, :1]), (*scores.shape[:-1], 1))
+    return softmax(np.concatenate([scores, sinks], axis=-1))[..., :-1]
+
+
+def _growing_sinks(layer: ScoreLayer, x: np.ndarray) -> np.ndarray:
+    scores = layer.logits(x)
+    sinks = np.broadcast_to(np.sqrt(np.arange(x.shape[1]))[:, None], (*scores.shape[:-1], 1))
+    return softmax(np.concatenate([scores, sinks], axis=-1))[..., :-1]
 
 
 def _two_windows(layer: ScoreLayer, x: np.ndarray) -> np.ndarray:
@@ -190,7 +197,13 @@ def _two_windows(layer: ScoreLayer, x: np.ndarray) -> np.ndarray:
     return softmax(scores)
 
 
-_STRANGE = {"cubes": _cubes, "swelling": _swelling, "sinks": _sinks, "two windows": _two_windows}
+_STRANGE = {
+    "cubes": _cubes,
+    "swelling": _swelling,
+    "sinks of queries": _sinks,
+    "growing sinks": _growing_sinks,
+    "two windows": _two_windows,
+}
 
 FIGURES = [
     Figure(
@@ -216,7 +229,8 @@ FIGURES = [
     ),
     Figure(
         "scores-controls",
-        "negative controls: cubes of forms, forms that swell with the offset, sinks, a window of one head only",
+        "negative controls: cubes of forms, forms that swell with the offset, sinks that depend on the query or "
+        "grow with the row, a window of one head only",
         "none accepted",
         controls,
         {"seeds": SEEDS},

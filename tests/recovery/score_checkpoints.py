@@ -15,6 +15,7 @@ _GROUPED = {
 _PLAIN = {name: value for name, value in _GROUPED.items() if name not in ("num_key_value_heads", "head_dim")}
 _WINDOWED = {**_GROUPED, "sliding_window": 12}
 _GEMMA = {**_WINDOWED, "query_pre_attn_scalar": 8, "layer_types": ["sliding_attention", "full_attention"]}
+_OSS = {**_WINDOWED, "intermediate_size": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
 
 MODELS = {
     "Qwen2": ("qwen2", _GROUPED, 0),
@@ -27,6 +28,8 @@ MODELS = {
     "Gemma 3, local": ("gemma3_text", _GEMMA, 0),
     "Gemma 3, global": ("gemma3_text", _GEMMA, 1),
     "BLOOM": ("bloom", {"hidden_size": 32, "n_head": 4, "n_layer": 2, "vocab_size": 29}, 0),
+    "gpt-oss, local": ("gpt_oss", _OSS, 0),
+    "gpt-oss, global": ("gpt_oss", _OSS, 1),
     "MPT": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": 29}, 0),
 }
 """Name -> family, configuration, and the layer that is asked."""

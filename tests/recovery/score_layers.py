@@ -7,7 +7,19 @@ from tests.recovery.rotary_layers import planted_rotary_layer
 
 from manyheads.recovery.layers.scores import ScoreLayer
 
-KINDS = ("head norms", "joint norms", "cap", "window", "window and norms", "ALiBi", "buckets", "ALiBi and biases")
+KINDS = (
+    "head norms",
+    "joint norms",
+    "cap",
+    "window",
+    "window and norms",
+    "ALiBi",
+    "buckets",
+    "ALiBi and biases",
+    "sinks",
+    "sinks, biases and window",
+    "sinks and ALiBi",
+)
 
 
 def planted_score_layer(rng: np.random.Generator, dim: int, heads: int, kind: str) -> ScoreLayer:
@@ -41,4 +53,9 @@ def planted_score_layer(rng: np.random.Generator, dim: int, heads: int, kind: st
         if "buckets" in kind:
             edges = np.searchsorted([1, 2, 3, 4, 6, 9, 13, 20, 30, 50, 80, 110], np.arange(200), side="right")
             given["position_bias"], given["slopes"] = rng.standard_normal((heads, 13))[:, edges], None
+    if "sinks" in kind:
+        given["sink"] = rng.standard_normal(heads)
+        if biased:
+            spaces = [np.linalg.svd(one)[2][: dim // heads] for one in base.projection]
+            given["value_bias"] = np.array([0.5 * rng.standard_normal(dim) @ one.T @ one for one in spaces])
     return ScoreLayer(forms, base.projection, base.bias, turns, **given)

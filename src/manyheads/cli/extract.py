@@ -61,7 +61,7 @@ class Extract:
     rotary: Switch = False
     """The function has rotary positions (RoPE)."""
     scores: Switch = False
-    """Other attention scores: RoPE with biases, query-key norms, soft caps, windows, ALiBi, relative biases."""
+    """Other attention scores: RoPE with biases, query-key norms, soft caps, windows, ALiBi, relative biases, sinks."""
     method: Literal[
         "auto", "subspaces", "bounded", "sphere", "rotary", "rotary-sphere", "scores", "vocabulary", "probes"
     ] = "auto"

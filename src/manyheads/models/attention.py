@@ -148,7 +148,8 @@ _BEYOND = {
 
 
 _OF_SCORES = (CAPPED, SLOPES)
-"""Reasons that are of the scores alone, as norms of queries and keys are."""
+_SCORE_ROLES = (Role.QUERY_NORM, Role.SINK)
+"""Reasons, and roles, that are of the scores alone."""
 
 
 def unread(config: ModelConfig, *, any_score: bool = False) -> str:
@@ -158,7 +159,7 @@ def unread(config: ModelConfig, *, any_score: bool = False) -> str:
     """
     if any_score:
         beyond = "" if config.family.beyond in _OF_SCORES else config.family.beyond
-        others = [module for module in config.family.body if module.role in _BEYOND and module.role != Role.QUERY_NORM]
+        others = [module for module in config.family.body if module.role in _BEYOND and module.role not in _SCORE_ROLES]
         return beyond or next((_BEYOND[module.role] for module in others if config.holds(module.when)), "")
     if config.family.beyond or config.values.get("alibi"):
         return config.family.beyond or "its logits fall with the distance (ALiBi)"

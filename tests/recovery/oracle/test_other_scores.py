@@ -6,11 +6,11 @@ from tests.recovery.score_checkpoints import MODELS, t5_attention, tiny_model
 
 import manyheads as mh
 from manyheads.recovery import ExtractionOptions, checkpoint_oracle
-from manyheads.recovery.refusals import NotALayer, NotExtractable
+from manyheads.recovery.refusals import NotALayer
 
 pytestmark = pytest.mark.torch
 
-WINDOWS = {"Mistral, window": 12, "Gemma 2, local": 12, "Gemma 3, local": 12}
+WINDOWS = {"Mistral, window": 12, "Gemma 2, local": 12, "Gemma 3, local": 12, "gpt-oss, local": 12}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -31,7 +31,9 @@ def test_a_checkpoint_is_extracted(name, tmp_path):
         np.testing.assert_allclose(np.sort(-found.layer.slopes), [2.0**-8, 2.0**-6, 2.0**-4, 2.0**-2], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["Mistral, window", "Gemma 3, local", "Gemma 2, global", "BLOOM", "MPT"])
+@pytest.mark.parametrize(
+    "name", ["Mistral, window", "Gemma 3, local", "Gemma 2, global", "BLOOM", "MPT", "gpt-oss, local"]
+)
 def test_the_sub_module_answers_as_in_its_model(name):
     """Masks, angles and slopes are those with which the model calls its attention, up to single precision."""
     import torch
@@ -79,21 +81,11 @@ def test_the_attention_of_t5_as_a_function():
         mh.extract_layer(t5_attention(0, decoder=False), 32, options=ExtractionOptions(scores=True, tries=1))
 
 
-def test_sinks_are_refused_with_their_reason():
-    import transformers
-
-    config = transformers.AutoConfig.for_model(
-        "gpt_oss",
-        hidden_size=32,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_hidden_layers=1,
-        intermediate_size=8,
-        num_local_experts=2,
-        num_experts_per_tok=1,
-        vocab_size=29,
-        pad_token_id=0,
-    )
-    with pytest.raises(NotExtractable, match="learned sinks"):
-        checkpoint_oracle(transformers.AutoModel.from_config(config), 0)
+@pytest.mark.parametrize("place", [0, 1])
+def test_sinks_of_a_checkpoint_are_found(place):
+    """Logits of sinks are the stored ones, beside YaRN, grouped queries and biases."""
+    model, layer = tiny_model(("gpt-oss, local", "gpt-oss, global")[place], 1)
+    module = model.layers[layer].self_attn
+    found = mh.extract_layer(module, seed=0, options=ExtractionOptions(verify=60)).layer
+    np.testing.assert_allclose(np.sort(found.sink), np.sort(module.sinks.detach().numpy()), atol=1e-5)
+    assert found.value_bias is not None

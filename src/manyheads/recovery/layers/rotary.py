@@ -181,9 +181,13 @@ class RotaryLayer(ArraysAsShapes):
         x = np.asarray(x, np.float64)
         if x.ndim != 3 or x.shape[2] != self.dim:
             raise ShapeError(f"sequences of shape {x.shape}: this layer takes (n, k, {self.dim})")
-        weights = softmax(self.logits(x))
+        weights = self.weights(x)
         y = sum((weights[head] @ x) @ self.projection[head] for head in range(self.heads))
         return np.asarray(y if self.bias is None else y + self.bias)
+
+    def weights(self, x: "Float[np.ndarray, 'n k d']") -> "Float[np.ndarray, 'm n k k']":
+        """Return the attention weights (m, n, k, k) on sequences (n, k, d)."""
+        return softmax(self.logits(x))
 
     @takes_arrays
     def logits(self, x: "Float[np.ndarray, 'n k d']") -> "Float[np.ndarray, 'm n k k']":

@@ -1,4 +1,4 @@
-r"""Layer with any of the attention scores in use: biases, position terms, norms, caps, windows.
+r"""Layer with any of the attention scores in use: biases, position terms, norms, caps, windows, sinks.
 
 Of a query x_r and a key x_j at the offset t = r - j, with x~ = (x, 1), head i has the score
 
@@ -10,6 +10,14 @@ and no weight where t >= window. Each part may be absent: n = 1 (no norm of quer
 (no position term), no window. What the function determines: of Theta, Q and Q' their products with constants only,
 (Theta, Q, Q') ~ (a b Theta, a^2 Q, b^2 Q') for each head; b up to a constant for each head; the gains of the norms are
 part of Theta.
+
+A sink is one more logit z_i of the softmax, whose value is zero: weights are e^s / (e^z + sum e^s) and add up to less
+than one, so that a bias of the values v_i is no constant any more:
+
+.. math:: y_r = c + \sum_i \sum_j a_i(r, j)\, (x_j W_i + v_i).
+
+The function determines s_i - z_i whole, what depends on the query alone included, up to (Theta, z) ~
+(Theta + k e e^T, z + k) with the last unit vector e.
 """
 
 from dataclasses import dataclass
@@ -17,12 +25,14 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from manyheads._arrays import as_native
+from manyheads._arrays import as_native, takes_arrays
 from manyheads.errors import ShapeError, UsageError
+from manyheads.recovery.layers.evaluation import softmax
 from manyheads.recovery.layers.rotary import RotaryLayer
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+    from numpy.typing import ArrayLike
 
 
 @final
@@ -44,6 +54,10 @@ class ScoreLayer(RotaryLayer):
         b (m, T) at offsets 0 .. T-1, or None.
     slopes
         By how much b grows with every offset beyond T, (m,); None refuses longer sequences.
+    sink
+        Logits z (m,) of a value of zero, or None.
+    value_bias
+        v (m, d), or None; without sinks it would be a constant, which is the bias.
 
     Raises
     ------
@@ -70,6 +84,8 @@ class ScoreLayer(RotaryLayer):
     window: int | None = None
     position_bias: "Float[np.ndarray, 'm offset'] | None" = None
     slopes: "Float[np.ndarray, ' m'] | None" = None
+    sink: "Float[np.ndarray, ' m'] | None" = None
+    value_bias: "Float[np.ndarray, 'm d'] | None" = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +101,8 @@ class ScoreLayer(RotaryLayer):
     def shapes(heads: int, dim: int) -> dict[str, tuple[int | None, ...]]:
         """Return the shapes of what it has beyond a `RotaryLayer`; None for any."""
         norm = (heads, dim + 1, dim + 1)
-        return {"query_norm": norm, "key_norm": norm, "position_bias": (heads, None), "slopes": (heads,)}
+        of_positions = {"position_bias": (heads, None), "slopes": (heads,)}
+        return {"query_norm": norm, "key_norm": norm, **of_positions, "sink": (heads,), "value_bias": (heads, dim)}
 
     def parts(self) -> list[str]:
         """Return in words what the scores have beyond forms of tokens.
@@ -101,8 +118,28 @@ class ScoreLayer(RotaryLayer):
             f"a cap of {self.cap or 0.0:.4g}": self.cap,
             f"a window of {self.window} tokens": self.window,
             f"terms of position{linear}": self.position_bias,
+            "a sink for each head": self.sink,
         }
         return [words for words, part in found.items() if part is not None]
+
+    @takes_arrays
+    def __call__(self, x: "Float[ArrayLike, 'n k d']") -> "Float[np.ndarray, 'n k d']":
+        """Apply the layer to sequences (n, k, d), in float64."""
+        y = super().__call__(x)
+        if self.value_bias is None:
+            return y
+        added: np.ndarray = y + np.einsum(
+            "mnr,me->nre", self.weights(np.asarray(x, np.float64)).sum(-1), self.value_bias
+        )
+        return added
+
+    def weights(self, x: "Float[np.ndarray, 'n k d']") -> "Float[np.ndarray, 'm n k k']":
+        """Return the attention weights (m, n, k, k) on sequences (n, k, d), without those of sinks."""
+        scores = self.logits(x)
+        if self.sink is None:
+            return softmax(scores)
+        sinks = np.broadcast_to(self.sink[:, None, None, None], (*scores.shape[:-1], 1))
+        return softmax(np.concatenate([sinks, scores], axis=-1))[..., 1:]
 
     def logits(self, x: "Float[np.ndarray, 'n k d']") -> "Float[np.ndarray, 'm n k k']":
         """Return the scores (m, n, k, k) on sequences (n, k, d), -inf for tokens that are not seen."""

@@ -66,17 +66,18 @@ def attention_function(
 ) -> Callable[[Any], np.ndarray]:
     """Return the function (n, k, d) -> (n, k, d) of a copy of a sub-module, x + attn(norm(x)) where a norm is given.
 
-    The copy computes in `dtype`, by scaled-dot-product attention where that knows its scores (no caps). Of a window,
-    a token sees the last `window` tokens, itself included.
+    The copy computes in `dtype`, by scaled-dot-product attention where that knows its scores (no caps, no sinks). Of a
+    window, a token sees the last `window` tokens, itself included.
     """
     torch = require("torch")
     kind = getattr(torch, dtype)
     module, norm = widen(module, dtype), None if norm is None else widen(norm, dtype)
     for part in module.modules():
         if hasattr(getattr(part, "config", None), "_attn_implementation"):
-            capped = getattr(module, "attn_logit_softcapping", None) is not None
+            capped = getattr(module, "attn_logit_softcapping", None) is not None or hasattr(module, "sinks")
             part.config._attn_implementation = "eager" if capped else "sdpa"
     device = next(module.parameters()).device
+    halved = hasattr(sys.modules[type(module).__module__], "_apply_rotary_emb")  # gpt-oss: one cosine a pair
 
     def answer(x: np.ndarray) -> np.ndarray:
         with torch.inference_mode(), wide_mode(dtype):
@@ -91,7 +92,7 @@ def attention_function(
             if positions is not None:
                 rates, scaling = positions
                 angles = torch.arange(length, dtype=kind, device=device)[:, None] * rates.to(device, kind)  # (k, N/2)
-                angles = torch.cat((angles, angles), -1)[None]
+                angles = (angles if halved else torch.cat((angles, angles), -1))[None]
                 turned = (scaling * angles.cos(), scaling * angles.sin())
             found = _call(module, tokens if norm is None else norm(tokens), mask, turned)
             return (found if norm is None else tokens + found).cpu().numpy()

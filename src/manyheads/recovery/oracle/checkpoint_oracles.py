@@ -20,7 +20,6 @@ from manyheads.models import open_checkpoint
 from manyheads.models.attention import AttentionConfig, attention_config, unread
 from manyheads.models.config import ModelConfig, read_config
 from manyheads.models.loading import quiet_transformers
-from manyheads.models.modules import Role
 from manyheads.models.parameters import parameter_map
 from manyheads.recovery.oracle.attention_modules import (
     attention_function,
@@ -88,7 +87,6 @@ def checkpoint_oracle(
         if not path.is_dir():
             raise UsageError(f"{path}: give a folder with config.json and safetensors, as save_pretrained writes it")
         config, about = parameter_map(open_checkpoint(path, follow_links=follow_links)).config, path.name
-    _refuse_sinks(config)
     facts = attention_config(config, layer, any_score=through == "attention")
     refuse_what_queries_cannot_tell(config, facts, layer, through)
     if not hasattr(model, "named_parameters"):
@@ -122,7 +120,6 @@ def attention_module_oracle(module: Any, dtype: Floats = "float64") -> LayerOrac
             "the whole model with layer="
         )
     layer = next((part.layer_idx for part in module.modules() if getattr(part, "layer_idx", None) is not None), 0)
-    _refuse_sinks(config)
     facts = attention_config(config, layer, any_score=True)
     refuse_what_queries_cannot_tell(config, facts, layer, "attention")
     raw = next(part.config for part in module.modules() if hasattr(part, "config"))
@@ -149,15 +146,6 @@ def _configuration(module: Any) -> ModelConfig:
         )
     said: Mapping[str, Any] = raw.to_dict()
     return read_config(said, type(module).__name__)
-
-
-def _refuse_sinks(config: ModelConfig) -> None:
-    """Refuse learned sinks."""
-    if any(module.role is Role.SINK for module in config.family.body):
-        raise NotExtractable(
-            f"the attention of a {config.family.model_type} model has learned sinks: its weights do not sum to one, "
-            "and every method here takes the sum of the projections from sequences of one token"
-        )
 
 
 def has_other_scores(config: ModelConfig, facts: AttentionConfig) -> bool:

@@ -26,7 +26,8 @@ class LayerOracle:
     rotary
         Whether queries and keys are turned by their positions.
     scores
-        Whether attention scores are others: RoPE with biases, norms of queries and keys, caps, windows, ALiBi, tables.
+        Whether attention scores are others: RoPE with biases, norms of queries and keys, caps, windows, ALiBi, tables,
+        learned sinks.
     dtype
         In which the tokens are handed over.
     about

@@ -82,7 +82,9 @@ class OracleNoise:
     rounding: float
 
 
-def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool = False) -> OracleNoise:
+def oracle_noise(
+    oracle: Oracle, rng: np.random.Generator, *, stochastic: bool = False, sinks: bool = False
+) -> OracleNoise:
     """Measure the noise of an oracle, and whether it is causal, normalized or positional.
 
     Parameters
@@ -93,6 +95,9 @@ def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool =
         Draws the tokens.
     stochastic
         Accept an oracle that answers the same question differently each time.
+    sinks
+        Accept answers to one token that are not affine but smooth, as those of layers with learned sinks: noise is
+        rounding and what repetition shows then.
 
     Raises
     ------
@@ -125,7 +130,7 @@ def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool =
             raise NotALayer(HIDDEN.format(oracle.answer_dtype), measured=floor / 5, threshold=LARGEST)
         least = max(repeat, floor)
         normalized, centred = _is_normalized(f, least)
-        affine = _check_affine(f, normalized, least)
+        affine = _check_affine(f, normalized, least, sinks)
         known = max(min(1e3 * floor, PLAIN), 10 * max(repeat, affine))
         order = f.relative([(1.0, f.rows[:, -1]), (-1.0, f.exchanged[:, -1])])[0]
         later = f.relative([(1.0, f.rows[:, :2]), (-1.0, f.continued[:, :2])])[0]
@@ -259,8 +264,8 @@ def _is_normalized(f: _Answers, least: float) -> tuple[bool, bool]:
     return normalized, normalized and root_mean_square(f(f.a + 2 * np.sqrt(np.mean(f.a**2))) - y) <= allowed
 
 
-def _check_affine(f: _Answers, normalized: bool, least: float) -> float:
-    """Return what is left of the identities, and refuse what is left of a smooth function."""
+def _check_affine(f: _Answers, normalized: bool, least: float, sinks: bool) -> float:
+    """Return what is left of the identities; of a smooth function it is 0 where there may be sinks, or refused."""
     turn = np.array([np.cos(0.1), np.sin(0.1)])
     near_a, near_b = turn[0] * f.a + turn[1] * f.e, turn[0] * f.b + turn[1] * f.f
     identity = _on_the_sphere if normalized else _anywhere
@@ -280,6 +285,8 @@ def _check_affine(f: _Answers, normalized: bool, least: float) -> float:
                 f(3 * f.a) - y
             ):
                 hint = "it looks like x + F(LN(x)): if the function adds its input, say residual=True"
+            elif sinks:
+                return 0.0
             raise NotALayer(
                 f"answers to one token are not affine in it, and by a smooth function (correlation {correlation:.2f} "
                 f"between neighbouring points): {hint}",

@@ -135,8 +135,11 @@ def extract_layer(
     _check_memory(oracle.dim, options)
     methods.check_limits(oracle, options)
     with oracle.showing():
-        measure = oracle_noise if options.limits.vocabulary is None else vocabulary_noise
-        measured = measure(oracle, streams[0], stochastic=options.stochastic or noise is not None)
+        unsteady = options.stochastic or noise is not None
+        if options.limits.vocabulary is None:
+            measured = oracle_noise(oracle, streams[0], stochastic=unsteady, sinks=options.scores)
+        else:
+            measured = vocabulary_noise(oracle, streams[0], stochastic=unsteady)
         oracle.settings = methods.settle(oracle.settings, options, measured)
         level = measured.level if noise is None else noise
         plan = methods.plan_attempts(method, level, measured, options)

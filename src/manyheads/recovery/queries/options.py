@@ -29,7 +29,8 @@ class ExtractionOptions:
     rotary
         Whether queries and keys are turned by their positions.
     scores
-        Whether attention scores are others: RoPE with biases, norms of queries and keys, caps, windows, ALiBi, tables.
+        Whether attention scores are others: RoPE with biases, norms of queries and keys, caps, windows, ALiBi, tables,
+        learned sinks.
     stochastic
         Accept a function that answers the same question differently each time, as noise.
     accurate

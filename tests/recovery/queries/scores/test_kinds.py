@@ -23,7 +23,8 @@ def test_every_kind_is_extracted_and_named(kind, tmp_path):
     assert (found.heads, found.method) == (HEADS, "scores")
     assert found.layer.parts() == layer.parts() != []
     assert (found.layer.window, found.layer.cap is None) == (layer.window, layer.cap is None)
-    assert (found.layer.key_norm is None, found.layer.slopes is None) == (layer.key_norm is None, layer.slopes is None)
+    for part in ("key_norm", "slopes", "sink", "value_bias"):
+        assert (getattr(found.layer, part) is None) == (getattr(layer, part) is None)
     x = np.random.default_rng(2).standard_normal((8, 40, DIM))
     assert function_error(layer, found.layer, x) < 1e-7
     again = load_layer(save_layer(tmp_path / "layer.safetensors", found.layer))
@@ -46,6 +47,42 @@ def test_parts_are_found_up_to_what_the_function_determines():
         true, mine = normed.key_norm[head, :-1, :-1], found.key_norm[own, :-1, :-1]
         mine = mine * (np.trace(true) / np.trace(mine))
         assert np.linalg.norm(true - mine) < 1e-4 * np.linalg.norm(true)
+
+
+@pytest.mark.parametrize("kind", ["sinks", "sinks, biases and window", "sinks and ALiBi"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_sinks_make_scores_known_whole(kind, seed):
+    """The logit of the sink, biases of values, and the forms with what depends on the query alone."""
+    layer = planted_score_layer(np.random.default_rng(seed), DIM, HEADS, kind)
+    found = extract_layer(layer, DIM, seed=seed, options=FEW).layer
+    order = np.linalg.norm(layer.projection[:, None] - found.projection, axis=(2, 3)).argmin(1)
+    np.testing.assert_allclose(found.sink[order], layer.sink, atol=1e-6)
+    for offset in (1, 2, 9):
+        np.testing.assert_allclose(found.form(offset)[order], layer.form(offset), atol=1e-5)
+    if "biases" in kind:
+        np.testing.assert_allclose(found.value_bias[order], layer.value_bias, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "logit", [lambda x: np.sin(3 * x[..., 0]), lambda x: np.arange(x.shape[1]) ** 0.5 + 0 * x[..., 0]]
+)
+def test_sinks_that_are_no_constants_are_refused(logit):
+    """Negative controls: a sink that depends on the query by no form, and one that grows with the row."""
+    base = planted_score_layer(np.random.default_rng(0), DIM, HEADS, "window")
+
+    def strange(x):
+        sinks = np.broadcast_to(logit(x)[None, :, :, None], (HEADS, *x.shape[:2], 1))
+        weights = softmax(np.concatenate([ScoreLayer.logits(base, x), sinks], axis=-1))[..., :-1]
+        return sum((weights[head] @ x) @ base.projection[head] for head in range(HEADS))
+
+    with pytest.raises(RecoveryRefused):
+        extract_layer(strange, DIM, options=ExtractionOptions(scores=True, tries=1, verify=60))
+
+
+def test_a_function_of_single_tokens_is_no_layer_with_sinks(rng):
+    inner = rng.standard_normal((2, DIM, DIM)) / DIM**0.5
+    with pytest.raises(RecoveryRefused):
+        extract_layer(lambda x: np.tanh(x @ inner[0]) @ inner[1], DIM, options=ExtractionOptions(scores=True, tries=1))
 
 
 def test_scores_of_another_kind_are_refused():

@@ -1,1 +1,1 @@
-"""Extraction of layers with any attention score: biases, position terms, norms, caps, windows."""
+"""Extraction of layers with any attention score: biases, position terms, norms, caps, windows, sinks."""

@@ -2,7 +2,7 @@ r"""Extraction of a layer with any of the attention scores in use.
 
 S0  One-token sequences give c and the sum of the projections. d + 1 calls.
 S1  Jacobians of sequences of one repeated token: the heads and their projections (`heads`), whatever the score. 4 d k
-    calls of k tokens for each repeated token.
+    calls of k tokens for each repeated token. Where answers to one token are not affine, beside sinks (`sinks`).
 S2  Two probes say what kind of score it is: how many tokens a row sees (`positions`), whether a zero token has the
     score zero, and, if it has, what the score of twice a key is (`links`).
 S3  Scores of pairs of tokens from the weights of rows (`reading`), and with a norm of queries and keys its square as a
@@ -14,6 +14,7 @@ Every step is believed only if it predicts scores that were not used. The figure
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums, read_sums
 from manyheads.recovery.queries.rotary.forms import FormSettings, turned_residual
 from manyheads.recovery.queries.rotary.logits import Ledger
-from manyheads.recovery.queries.scores import forms, links, positions
+from manyheads.recovery.queries.scores import forms, links, positions, sink_logits, sinks
 from manyheads.recovery.queries.scores.heads import Heads, find_heads
 from manyheads.recovery.queries.scores.reading import ScoreReader
 from manyheads.recovery.queries.sigmoid_network import Array
@@ -49,11 +50,17 @@ def extract_scores(
     with log.stage("sums"):
         sums = read_sums(oracle, oracle.dim)
     with log.stage("heads") as figures:
-        heads = find_heads(oracle, sums, noise, rng)
+        figures["curvature"] = bent = sinks.curvature(oracle, sums, rng)
+        beside: sinks.SinkHeads | None = None
+        if bent > max(sinks.CURVED, 1e3 * noise):
+            beside = sinks.find_heads_beside_sinks(oracle, sums, noise, rng)
+            heads, sums = beside.heads, Sums(beside.heads.projection.sum(0), beside.bias)
+        else:
+            heads = find_heads(oracle, sums, noise, rng)
         figures |= {"heads": len(heads.ranks), "rank": max(heads.ranks), "separation": heads.separation}
         figures |= {"residual": heads.residual, "condition": heads.condition}
     with log.stage("kind") as figures:
-        scores = _Scores(oracle, noise, rng, settings, sums, heads)
+        scores = _Scores(oracle, noise, rng, settings, sums, heads, beside)
         scores.find_kind(figures)
     with log.stage("scores") as figures:
         layer = scores.read(figures)
@@ -76,13 +83,15 @@ class _Scores:
         settings: FormSettings,
         sums: Sums,
         heads: Heads,
+        beside: sinks.SinkHeads | None,
     ):
         self.rng, self.settings, self.heads = rng, settings, heads
         self.noise = max(noise, 1e-15, heads.residual)
         self.allowed = max(1e-4, 1e3 * self.noise)
         self.dim, self.length = oracle.dim, 1.0
         self.link, self.kind = links.Link(), "form"
-        self.reader = ScoreReader(oracle, sums.bias, heads.projection, None)
+        self.sinks = beside is not None
+        self.reader = ScoreReader(oracle, sums.bias, heads.projection, None, beside.value_bias if beside else None)
         self.window: int | None = None
         self.longer = 1.0  # tokens whose norms are read, relative to the others
         most = min(oracle.dim // len(heads.ranks), *heads.ranks)
@@ -93,7 +102,8 @@ class _Scores:
                 measured=float(most),
                 threshold=3.0,
             )
-        self.keys = max(1, int(settings.share * most) - 2)  # keys of a sequence beside the query and the reference
+        taken = 2 + (self.reader.value_bias is not None)  # a query, a reference, and zeros where they pass on something
+        self.keys = max(1, int(settings.share * most) - taken)  # keys of a sequence beside them
 
     # Kind of the scores
 
@@ -109,7 +119,8 @@ class _Scores:
                     threshold=4.0,
                 )
             self.keys = min(self.keys, self.window - 3)
-        even = positions.zeros_attend_evenly(oracle, self.reader.bias, self.reader.projection.sum(0), self.rng)
+        total = self.reader.projection.sum(0)
+        even = not self.sinks and positions.zeros_attend_evenly(oracle, self.reader.bias, total, self.rng)
         figures |= {"window": float(self.window or 0), "zero tokens attend evenly": float(even)}
         figures["size"] = self._shorten(even)
         if even:
@@ -130,7 +141,7 @@ class _Scores:
         size = 0.0
         for _ in range(3):
             reference = None if even else self._tokens(1)[0]
-            self.reader = ScoreReader(self.reader.oracle, self.reader.bias, self.reader.projection, reference)
+            self.reader = replace(self.reader, reference=reference)
             scores = self._random({2: 24}).at(2)[2]
             before, size = size, float((np.abs(scores - np.median(scores, axis=0))).mean(0).max()) / 0.8
             if 0.8 < before / size < 1.25:  # scores do not depend on the length, or have the right size
@@ -198,9 +209,9 @@ class _Scores:
                 threshold=OTHER,
             )
         listing = np.array([turns.form(t) for t in range(self.settings.offsets)])
-        if terms is None and self.window is None and self.kind == "form":
+        if terms is None and self.window is None and self.kind == "form" and not self.sinks:
             return RotaryLayer(listing, self.heads.projection, self.reader.bias, turns)
-        return ScoreLayer(
+        layer = ScoreLayer(
             listing,
             self.heads.projection,
             self.reader.bias,
@@ -211,7 +222,12 @@ class _Scores:
             window=self.window,
             position_bias=terms,
             slopes=slopes,
+            value_bias=self.reader.value_bias,
         )
+        if not self.sinks:
+            return layer
+        queries = self._tokens(self.dim + 1 + 2 * self.settings.extra)
+        return sink_logits.complete(layer, self.reader, queries, self.noise, self.allowed, figures)
 
     def _random(self, needed: dict[int, int]) -> Ledger:
         """Read at least so many random pairs of tokens at every offset."""

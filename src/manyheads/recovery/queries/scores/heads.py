@@ -52,7 +52,7 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generato
     for scale in LENGTHS:
         z = rng.standard_normal(dim)
         z *= scale * np.sqrt(dim) / np.linalg.norm(z)
-        seen.append(_jacobians(oracle, z, length, noise))
+        seen.append(jacobians_at(oracle, z, length, noise))
         try:
             one = _split(seen[-1], sums, noise, rng)
         except (FitError, RankBudgetError) as error:
@@ -70,7 +70,7 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generato
     return found
 
 
-def _jacobians(oracle: Oracle, z: Array, length: int, noise: float) -> Array:
+def jacobians_at(oracle: Oracle, z: Array, length: int, noise: float) -> Array:
     """Return dy_r / dx_j (r, j, d, d) at the sequence of `length` tokens z, zero for r < j."""
     dim = len(z)
     step = max(noise, 1e-16) ** (1 / 5) * np.linalg.norm(z) / np.sqrt(dim)
@@ -97,6 +97,12 @@ def _pencils(jacobians: Array, most: int) -> Iterator[tuple[Array, Array]]:
 
 def _split(jacobians: Array, sums: Sums, noise: float, rng: np.random.Generator) -> Heads:
     """Return the heads whose weighted sums are the Jacobians."""
+    spaces, separation = output_spaces(jacobians, noise, rng)
+    return _projections(spaces, separation, jacobians.reshape(-1, jacobians.shape[-1]), sums)
+
+
+def output_spaces(jacobians: Array, noise: float, rng: np.random.Generator) -> tuple[list[Array], float]:
+    """Return the output spaces (r_i, d) of all heads, and how well they are told apart, from Jacobians (k, k, a, d)."""
     dim = jacobians.shape[-1]
     reach = _reach(jacobians)
     if reach < 2:
@@ -120,7 +126,7 @@ def _split(jacobians: Array, sums: Sums, noise: float, rng: np.random.Generator)
             threshold=float(dim),
         )
     groups, separation = _groups(pencils, floor, rng)
-    return _projections(groups, separation, space, stacked, sums)
+    return [group @ space for group in groups], separation
 
 
 def _reach(jacobians: Array) -> int:
@@ -167,14 +173,13 @@ def _refined(heads: Heads, jacobians: Array, sums: Sums) -> Heads:
         spaces = [np.linalg.svd(one)[2][:rank] for one, rank in zip(fitted, heads.ranks, strict=True)]
         flat = np.array([one @ space.T @ space for one, space in zip(fitted, spaces, strict=True)])
         flat = flat.reshape(len(heads.ranks), -1)
-    found = _projections(spaces, heads.separation, np.eye(sums.projection.shape[1]), target, sums)
+    found = _projections(spaces, heads.separation, target, sums)
     return found if found.residual < heads.residual else heads
 
 
-def _projections(groups: list[Array], separation: float, space: Array, stacked: Array, sums: Sums) -> Heads:
+def _projections(spaces: list[Array], separation: float, stacked: Array, sums: Sums) -> Heads:
     """Take the projections of the heads out of their sum."""
-    ranks = [len(group) for group in groups]
-    spaces = [group @ space for group in groups]
+    ranks = [len(space) for space in spaces]
     whole = np.concatenate(spaces)
     condition = float(np.linalg.cond(whole))
     if sum(ranks) > whole.shape[1] or condition > 1e10:

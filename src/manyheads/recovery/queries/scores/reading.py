@@ -32,13 +32,15 @@ from manyheads.recovery.queries.sigmoid_network import Array
 class ScoreReader:
     """Conversion of rows into scores: the oracle, c (d,), the projections W (m, d, d), and the reference y_0 (d,).
 
-    Without a reference the scores are relative to those of zero tokens.
+    Without a reference the scores are relative to those of zero tokens. Biases of the values v (m, d) pass on something
+    of zero tokens too.
     """
 
     oracle: Oracle
     bias: Array
     projection: Array
     reference: Array | None
+    value_bias: Array | None = None
 
     def scores(
         self, tokens: Array, query: np.ndarray, keys: np.ndarray, offsets: Sequence[int], anchor: int = 1
@@ -56,7 +58,7 @@ class ScoreReader:
             whole = np.concatenate([whole, np.tile(self.reference, (len(query), 1, 1))], axis=1)
         x = np.zeros((len(query), length, tokens.shape[1]))
         x[:, length - 1 - np.array(places)] = whole
-        weights = self._weights(whole, self.oracle(x, read="last"))
+        weights = self.weights(whole, self.oracle(x, read="last"), zeros=length > whole.shape[1])
         logits = self._relative(weights, length - whole.shape[1])[:, : against.shape[1]]
         apart = np.broadcast_to([*offsets, 0], against.shape)
         queries = np.repeat(query, against.shape[1])
@@ -75,16 +77,21 @@ class ScoreReader:
         tables = []
         for row in range(2, x.shape[1]):
             if self.reference is None:
-                logits = self._relative(self._weights(x[:, 1 : row + 1], y[:, row]), 1)[:, 0]
+                logits = self._relative(self.weights(x[:, 1 : row + 1], y[:, row]), 1)[:, 0]
             else:
-                logits = self._relative(self._weights(np.roll(x[:, : row + 1], -1, axis=1), y[:, row]), 0)[:, 0]
+                logits = self._relative(self.weights(np.roll(x[:, : row + 1], -1, axis=1), y[:, row]), 0)[:, 0]
             tables.append(logits)
         return np.stack(tables)
 
-    def _weights(self, tokens: Array, answers: Array) -> Array:
-        """Return the weights (n, k, m) of tokens (n, k, d) in rows (n, d)."""
+    def weights(self, tokens: Array, answers: Array, *, zeros: bool = False) -> Array:
+        """Return the weights (n, k, m) of tokens (n, k, d) in rows (n, d); `zeros`: there were zero tokens besides."""
         values = np.einsum("nkd,mde->nkme", tokens, self.projection, optimize=True)
-        return solve_weights(values, answers - self.bias)
+        if self.value_bias is None:
+            return solve_weights(values, answers - self.bias)
+        values += self.value_bias
+        if zeros:
+            values = np.concatenate([values, np.broadcast_to(self.value_bias, (len(values), 1, *values.shape[2:]))], 1)
+        return solve_weights(values, answers - self.bias)[:, : tokens.shape[1]]
 
     def _relative(self, weights: Array, zeros: int) -> Array:
         """Return logarithms of weights (n, k, m), less that of a zero token, or of the last token where it is none."""

@@ -1,0 +1,188 @@
+r"""Heads beside learned sinks: logits of a value of zero, which take a share of every row.
+
+With a sink of logit z_i, and with biases of values v_i, which are no constant then, an answer is
+
+.. math:: y_r = c + \sum_i \sum_j a_i(r, j)\, (x_j W_i + v_i), \qquad \sum_j a_i(r, j) = 1 - p_i(r) < 1 .
+
+Repeated tokens. Let all tokens be z. Moving the token j moves the share of the sink too, so that
+
+.. math:: \frac{\partial y_r}{\partial x_j} = \sum_i a_i(r, j)\, W_i + \sum_i g_i(r, j)\, (z W_i + v_i)
+
+with vectors g_i of which nothing is known. But what they multiply are m vectors of the outputs: sequences of multiples
+of z have answers in the span of all z W_i and v_i, which is read, and at right angles to it (Q) the Jacobians are sums
+of a_i(r, j) W_i Q as they are without sinks (`heads`).
+
+Scale. A head is a_i(r, j) times W_i Q up to a factor f_i. With e_t = a_i(r, r - t) / a_i(r, r) the weights are
+a_i(r, r) = 1 / (b_i + e_0 + ... + e_r), b_i = exp(z_i - s_i(z, z, 0)), so that 1 / (f_i a_i(r, r)) is affine in the
+sums of e_t that a row sees, and its slope is 1 / f_i.
+
+Everything else. Weights of any row follow from W_i Q, and with them answers are linear in W_i, v_i and c. Derived here.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.projection_sum import Sums
+from manyheads.recovery.queries.rotary.forms import gap_rank
+from manyheads.recovery.queries.rotary.logits import solve_weights
+from manyheads.recovery.queries.scores.heads import LENGTHS, Heads, jacobians_at, output_spaces
+from manyheads.recovery.queries.sigmoid_network import Array
+from manyheads.recovery.refusals import FitError, RankBudgetError
+
+CURVED = 1e-8  # relative distance of answers to one token from affine ones, beyond which there are sinks
+SPAN = 1e-7  # singular values of answers below are rounding
+RIGHT = 1e-8  # misfit of the weights of a repeated token beyond which another token is tried
+ROUNDS = 3  # of reading weights, and solving for the projections
+UNBIASED = 1e-7  # size of biases of values, relative to the values, below which there are none
+
+
+@dataclass(frozen=True)
+class SinkHeads:
+    """Heads beside sinks: projections, biases of values v (m, d), None if absent, and c (d,)."""
+
+    heads: Heads
+    value_bias: Array | None
+    bias: Array
+
+
+def curvature(oracle: Oracle, sums: Sums, rng: np.random.Generator) -> float:
+    """Return how far answers to one token are from affine in it, relative."""
+    probe = rng.standard_normal((4, 1, oracle.dim))
+    expected = sums.read(probe[:, 0])
+    size = np.linalg.norm(expected - sums.bias) + np.finfo(np.float64).tiny
+    return float(np.linalg.norm(oracle(probe, read="last") - expected) / size)
+
+
+def find_heads_beside_sinks(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generator) -> SinkHeads:
+    """Find the projections of all heads, the biases of their values, and c."""
+    dim = oracle.dim
+    length = int(np.clip(dim // 4, 6, 10))
+    best: tuple[float, list[Array], float] | None = None
+    refusal: FitError | RankBudgetError | None = None
+    for scale in LENGTHS:
+        z = rng.standard_normal(dim)
+        z *= scale * np.sqrt(dim) / np.linalg.norm(z)
+        try:
+            parts, separation, rest = _seen_parts(oracle, z, length, noise, rng)
+        except (FitError, RankBudgetError) as error:
+            refusal = error
+            continue
+        if best is None or rest < best[0]:
+            best = rest, parts, separation
+        if rest < max(RIGHT, 1e4 * noise):
+            break
+    if best is None:
+        assert refusal is not None
+        raise refusal
+    return _solve(oracle, sums, best[1], best[2], noise, rng)
+
+
+def _seen_parts(
+    oracle: Oracle, z: Array, length: int, noise: float, rng: np.random.Generator
+) -> tuple[list[Array], float, float]:
+    """Return W_i Q (d, d) of all heads at right angles to the answers about multiples of z; separation and misfit."""
+    dim = len(z)
+    factors = rng.standard_normal((dim + 8, 6, 1))
+    answers = oracle(factors * z, read="last")
+    spectrum, rows = np.linalg.svd(answers - answers.mean(0), full_matrices=True)[1:]
+    hidden = gap_rank(spectrum, max(SPAN, 1e3 * noise))
+    if dim - hidden < 2:
+        raise FitError(
+            "answers about multiples of one token span all outputs: sinks leave nothing that tells heads apart",
+            measured=float(hidden),
+            threshold=float(dim - 2),
+        )
+    beside = rows[hidden:].T  # (d, q)
+    jacobians = jacobians_at(oracle, z, length, noise) @ beside
+    spaces, separation = output_spaces(jacobians, noise, rng)
+    whole = np.concatenate(spaces)
+    if len(whole) > whole.shape[1]:
+        raise RankBudgetError(
+            f"the output spaces of {len(spaces)} heads do not fit beside each other, and beside sinks",
+            measured=float(len(whole)),
+            threshold=float(whole.shape[1]),
+        )
+    shares = jacobians @ np.linalg.pinv(whole)
+    cuts = np.cumsum([len(space) for space in spaces])[:-1]
+    found, worst = [], 0.0
+    for share, space in zip(np.split(shares, cuts, axis=-1), spaces, strict=True):
+        part, rest = _scaled(share)
+        found.append(part @ space @ beside.T)
+        worst = max(worst, rest)
+    return found, separation, worst
+
+
+def _scaled(share: Array) -> tuple[Array, float]:
+    """Return U (d, r) of shares a(r, j) U (k, k, d, r) of the Jacobians of one head, and the relative misfit."""
+    length = len(share)
+    row, place = np.tril_indices(length)
+    left, size, right = np.linalg.svd(share[row, place].reshape(len(row), -1), full_matrices=False)
+    weights = np.zeros((length, length))  # of rows and offsets
+    weights[row, row - place] = left[:, 0] * size[0]
+    sign = np.sign(weights.sum())
+    weights *= sign
+    ratios = weights[-1] / weights[-1, 0]
+    sums = np.cumsum(ratios)
+    own = weights[:, 0]
+    intercept, slope = np.linalg.lstsq(np.stack([own, own * sums], axis=1), np.ones(length), rcond=None)[0]
+    misfit = float(np.sqrt(np.mean((own * (intercept + slope * sums) - 1) ** 2)))
+    if not (slope > 0 and misfit < 1e-3):
+        raise FitError(
+            "the weights of a repeated token do not follow from a sink that is the same in all rows",
+            measured=misfit,
+            threshold=1e-3,
+        )
+    return sign * right[0].reshape(share.shape[2:]) / slope, max(misfit, float(size[1] / size[0]))
+
+
+def _solve(
+    oracle: Oracle, sums: Sums, parts: list[Array], separation: float, noise: float, rng: np.random.Generator
+) -> SinkHeads:
+    """Read weights of random rows, and solve for W, v and c, in turns.
+
+    The answer to a zero token, c + sum_i (1 - p_i) v_i, is c at right angles to the v_i.
+    """
+    dim, heads = oracle.dim, len(parts)
+    floor = max(1e-9, 1e3 * noise)
+    seen = [
+        gap_rank(np.asarray(np.linalg.svd(part, compute_uv=False), np.float64), max(1e-6, 10 * floor)) for part in parts
+    ]
+    length = min(3, *seen)
+    unknown = heads * (dim + 1) + 1
+    x = rng.standard_normal((-(-3 * unknown // (2 * length)) + 8, length, dim))
+    x *= np.exp(rng.uniform(np.log(0.3), 0.2, (len(x), 1, 1)))
+    y = oracle(x, read="all")
+    span = np.linalg.svd(np.concatenate(parts), full_matrices=False)[2][: sum(seen)]  # (q, d)
+    projection, shift, constant = np.array(parts), np.zeros((heads, dim)), sums.bias
+    onto, ranks, rest = span.T @ span, seen, np.inf
+    for _ in range(ROUNDS):
+        columns, targets = [], []
+        for row in range(length):
+            values = np.einsum("nkd,mde->nkme", x[:, : row + 1], projection @ onto) + shift @ onto
+            weights = solve_weights(values, (y[:, row] - constant) @ onto)  # (n, row + 1, m)
+            moved = np.einsum("nkm,nkd->nmd", weights, x[:, : row + 1]).reshape(len(x), -1)
+            columns.append(np.concatenate([moved, weights.sum(1), np.ones((len(x), 1))], axis=1))
+            targets.append(y[:, row])
+        table, target = np.concatenate(columns), np.concatenate(targets)
+        found = np.linalg.lstsq(table, target, rcond=None)[0]
+        rest = float(np.linalg.norm(target - table @ found) / np.linalg.norm(target - target.mean(0)))
+        projection = found[: heads * dim].reshape(heads, dim, dim)
+        shift, constant = found[heads * dim : -1], found[-1]
+        both = np.concatenate([projection, shift[:, None]], axis=1)
+        spectra = [np.linalg.svd(one, full_matrices=False)[1:] for one in both]
+        ranks = [gap_rank(size, max(1e-6, 10 * floor)) for size, _ in spectra]
+        spaces = [right[:rank] for (_, right), rank in zip(spectra, ranks, strict=True)]
+        projection = np.array([one @ space.T @ space for one, space in zip(projection, spaces, strict=True)])
+        shift = np.array([one @ space.T @ space for one, space in zip(shift, spaces, strict=True)])
+        onto = np.eye(dim)
+    condition = float(np.linalg.cond(np.concatenate(spaces)))
+    if sum(ranks) > dim or condition > 1e10:
+        raise RankBudgetError(
+            f"the output spaces of {heads} heads overlap: their ranks {ranks} do not fit into dimension {dim}",
+            measured=condition,
+            threshold=1e10,
+        )
+    biased = np.linalg.norm(shift) > UNBIASED * np.linalg.norm(projection)
+    return SinkHeads(Heads(projection, ranks, separation, rest, condition), shift if biased else None, constant)
