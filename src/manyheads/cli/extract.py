@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Whole = Annotated[Optional[int], ABSENT]
 Number = Annotated[Optional[float], ABSENT]
 OF_CHECKPOINTS: Mapping[str, Any] = {"layer": None, "through": "attention", "dtype": "float64"}
-OF_FUNCTIONS: Mapping[str, Any] = {"dim": None, "residual": False, "rotary": False, "scores": False}
+OF_FUNCTIONS: Mapping[str, Any] = {"dim": None, "residual": False, "rotary": False, "scores": False, "mlp": False}
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Extract:
     """A function, a saved layer, or a checkpoint folder."""
     layer: Whole = None
     """Layer of a checkpoint or of a model of transformers, from 0."""
-    through: Literal["attention", "block"] = "attention"
-    """Query the attention of a checkpoint alone, or with its LayerNorm and residual connection."""
+    through: Literal["attention", "block", "block-with-mlp"] = "attention"
+    """Query the attention alone, with its norm and residual connection, or the block with its MLP."""
     dtype: Literal["float64", "float32"] = "float64"
     """Precision of the outputs of a checkpoint."""
     dim: Whole = None
@@ -62,6 +62,8 @@ class Extract:
     """The function has rotary positions (RoPE)."""
     scores: Switch = False
     """Other attention scores: RoPE with biases, query-key norms, soft caps, windows, ALiBi, relative biases, sinks."""
+    mlp: Switch = False
+    """The function is a transformer block with its MLP; the MLP stays an oracle."""
     method: Literal[
         "auto", "subspaces", "bounded", "sphere", "rotary", "rotary-sphere", "scores", "vocabulary", "probes"
     ] = "auto"
@@ -191,9 +193,9 @@ class Extract:
             raise UsageError(f"{path}: no such file or folder; give one, or package.module:function")
         if path.is_dir():
             return self._open(path)
-        if unfit := self._given(OF_CHECKPOINTS if path.exists() else {"through": "attention"}):
-            raise UsageError(f"{unfit}: for checkpoint folders only, which {self.oracle} is not; leave it out")
         if path.exists():
+            if unfit := self._given(OF_CHECKPOINTS):
+                raise UsageError(f"{unfit}: for checkpoint folders only, which {self.oracle} is not; leave it out")
             if unfit := self._given(OF_FUNCTIONS):
                 raise UsageError(f"{unfit}: for functions only; {self.oracle} is read from its file, leave it out")
             oracle = open_oracle(path)
@@ -233,9 +235,9 @@ class Extract:
                 )
             if self.dim is None and getattr(given, "dim", None) is None:
                 raise UsageError(f"{self.oracle} has no attribute dim: give the token dimension with --dim")
-        found = open_oracle(given, self.dim, self.layer, self.dtype)
+        found = open_oracle(given, self.dim, self.layer, self.dtype, self.through)
         about = self.oracle if self.layer is None else f"layer {self.layer} of {self.oracle}"
-        said = {name: getattr(self, name) or getattr(found, name) for name in ("residual", "rotary", "scores")}
+        said = {name: getattr(self, name) or getattr(found, name) for name in ("residual", "rotary", "scores", "mlp")}
         return replace(found, **said, about=about)
 
     def _options(self) -> "ExtractionOptions":

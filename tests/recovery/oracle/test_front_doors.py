@@ -148,3 +148,39 @@ def test_what_is_no_layer_is_refused_before_it_is_asked(tmp_path):
             open_oracle(*words)
     with pytest.raises(NotExtractable, match="not its attention"):
         open_oracle(model.transformer.h[0])
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of transformers
+@pytest.mark.parametrize("family", ["opt", "vit", "dinov2", "llama"])
+def test_a_whole_block_of_a_model_is_extracted(family, seed, tmp_path):
+    """The block as transformers calls it; layer scale and gain stand in the weights, the output bias does not."""
+    model = tiny(family)
+    model.save_pretrained(tmp_path)
+    found = mh.extract_layer(model, layer=1, through="block-with-mlp", seed=seed, options=FEW)
+    errors = compare_layers(true_layer(tmp_path, 1, through="block-with-mlp"), found.layer)
+    assert (found.heads, found.certificate.accepted) == (2, True)
+    assert errors.theta < 1e-4
+    assert errors.projection < 1e-5
+
+
+@pytest.mark.torch
+def test_a_whole_block_is_the_one_of_the_model(rng, seed):
+    """Asked through the door, the block answers as inside of its model."""
+    import torch
+
+    model = tiny("gpt2")
+    oracle = open_oracle(model, layer=1, through="block-with-mlp")
+    assert (oracle.mlp, oracle.residual, oracle.normalized, oracle.causal) == (True, False, True, True)
+    wide = model.double().eval()
+    seen = {}
+    wide.h[1].register_forward_hook(lambda module, given, answer: seen.update(x=given[0], y=answer))
+    with torch.no_grad():
+        wide(torch.arange(7)[None])
+    answer = seen["y"][0] if isinstance(seen["y"], tuple) else seen["y"]
+    np.testing.assert_allclose(oracle(seen["x"].numpy()), answer.numpy(), atol=1e-12)
+    found = mh.extract_layer(model, layer=1, through="block-with-mlp", seed=seed, options=FEW)
+    assert found.heads == 2
+    with pytest.raises(NotExtractable, match="after the residual sum"):
+        open_oracle(tiny("bert"), layer=1, through="block-with-mlp")

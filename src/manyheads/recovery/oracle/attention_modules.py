@@ -46,6 +46,17 @@ def find_attention(model: Any, family: Family, layer: int) -> tuple[Any, Any]:
     return model.get_submodule(".".join(common)), norm
 
 
+def find_block(model: Any, family: Family, layer: int) -> Any:
+    """Return the module of a whole block: what stands under the number of the layer."""
+    saved = {family.saved_name(name): name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for module in family.body:
+        place = _in_memory(saved, family, module, layer) if module.role in OF_ATTENTION else None
+        if place is not None:
+            parts = place.split(".")
+            return model.get_submodule(".".join(parts[: parts.index(str(layer)) + 1]))
+    raise NotExtractable(f"{type(model).__name__} has no block {layer} under the names of {family.model_type}")
+
+
 def _in_memory(saved: dict[str, str], family: Family, module: Module, layer: int) -> str | None:
     """Return the path in memory of a module of a family, None where the model has none."""
     for prefix in family.prefixes:
@@ -101,7 +112,7 @@ def attention_function(
 
 
 def _call(module: Any, x: Any, mask: Any, positions: Any) -> Any:
-    """Call an attention sub-module with what its signature asks for; what BERT's adds behind it is left out."""
+    """Call a sub-module or a block with what its signature asks for; what BERT's attention adds behind is left out."""
     output = getattr(module, "output", None)
     if output is not None and hasattr(module, "self"):
         return output.dense(_call(module.self, x, mask, positions))

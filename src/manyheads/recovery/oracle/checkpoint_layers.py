@@ -1,5 +1,6 @@
 """Reference layer from the weights of a checkpoint, to score an extraction, which never reads it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +23,26 @@ def true_layer(
     """Return the layer that the stored weights of a checkpoint say, in float64.
 
     "attention" acts on the tokens; "block" on u, what the norm makes of the tokens before its gain and shift, projected
-    on what u can show (`manyheads.recovery.oracle.normalization`). A `RotaryLayer` where queries and keys are turned.
+    on what u can show (`manyheads.recovery.oracle.normalization`); "block-with-mlp" as well, without the output bias,
+    which the MLP absorbs, and with the layer scale. A `RotaryLayer` where queries and keys are turned.
     """
+    found = _true_layer(path, layer, through, follow_links)
+    if through != "block-with-mlp":
+        return found
+    checkpoint = open_checkpoint(path, follow_links=follow_links)
+    roles = parameter_map(checkpoint).roles
+    scales = [name for name, one in roles.items() if (one.role, one.layer) == (Role.ATTENTION_SCALE, layer)]
+    scale = checkpoint.tensor(scales[0]).astype(np.float64) if scales else 1.0
+    return replace(found, projection=np.asarray(found.projection) * scale, bias=None)
+
+
+def _true_layer(path: Path | str, layer: int, through: Through, follow_links: bool) -> AttentionLayer | RotaryLayer:
     checkpoint = open_checkpoint(path, follow_links=follow_links)
     parameters = parameter_map(checkpoint)
     weights = attention_weights(checkpoint, layer, parameters)
     if weights.config.rotary is not None:
         gain, shift = np.ones(weights.config.width), np.zeros(weights.config.width)
-        if through == "block":
+        if through != "attention":
             gain, shift = _norm(checkpoint, parameters, layer, len(gain))
         if shift.any():
             raise UsageError(f"layer {layer} of {path}: no layer is defined behind a norm with a shift and RoPE")

@@ -1,10 +1,11 @@
 """Oracle of one layer of a Hugging Face model: the sub-module is called, its weights are not read.
 
 The model is a checkpoint folder or an object of transformers in memory; an attention sub-module alone does as well.
-Two functions of a block can be asked:
+Three functions of a block can be asked:
 
 * `attention`: y = attn(x), the attention sub-module with its causal mask and its positions;
-* `block`: y = x + attn(norm(x)), where the norm stands in front (GPT-2, OPT, ViT, LLaMA), without the MLP.
+* `block`: y = x + attn(norm(x)), where the norm stands in front (GPT-2, OPT, ViT, LLaMA), without the MLP;
+* `block-with-mlp`: the block as the model calls it, attention and MLP behind it or beside it.
 
 torch and transformers are imported when an oracle is made. The layer that the weights themselves say, against which an
 answer can be scored, is in `manyheads.recovery.oracle.checkpoint_layers`.
@@ -12,6 +13,7 @@ answer can be scored, is in `manyheads.recovery.oracle.checkpoint_layers`.
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from manyheads._extras import require
@@ -24,14 +26,22 @@ from manyheads.models.parameters import parameter_map
 from manyheads.recovery.oracle.attention_modules import (
     attention_function,
     find_attention,
+    find_block,
     has_query_key_biases,
     rotary_frequencies,
 )
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
 from manyheads.recovery.refusals import NotExtractable
 
-Through = Literal["attention", "block"]
+Through = Literal["attention", "block", "block-with-mlp"]
 Floats = Literal["float64", "float32"]
+ASKED: Mapping[Through, str] = MappingProxyType(
+    {
+        "attention": "the attention sub-module",
+        "block": "x + attn(norm(x))",
+        "block-with-mlp": "the block with its MLP",
+    }
+)
 
 
 def checkpoint_oracle(
@@ -55,7 +65,7 @@ def checkpoint_oracle(
     layer
         Which layer, from 0.
     through
-        What is asked: the attention sub-module, or the block x + attn(norm(x)).
+        What is asked: the attention sub-module, x + attn(norm(x)), or the whole block with its MLP.
     dtype
         In what it computes.
     follow_links
@@ -92,9 +102,9 @@ def checkpoint_oracle(
     if not hasattr(model, "named_parameters"):
         model = _load(path)
     module, norm = find_attention(model, config.family, layer)
+    module = find_block(model, config.family, layer) if through == "block-with-mlp" else module
     positions = None if facts.rotary is None else rotary_frequencies(model, model.config, layer)
     block = through == "block"
-    what = "x + attn(norm(x))" if block else "the attention sub-module"
     return LayerOracle(
         attention_function(
             module, norm if block else None, positions, causal=facts.causal, dtype=dtype, window=facts.window
@@ -102,11 +112,12 @@ def checkpoint_oracle(
         dim=facts.width,
         causal=facts.causal,
         residual=block,
-        normalized=block,
+        normalized=through != "attention",
         rotary=facts.rotary is not None,
         scores=has_other_scores(config, facts),
+        mlp=through == "block-with-mlp",
         dtype=dtype,
-        about=f"{what} of layer {layer} of {about} ({config.family.model_type}), in {dtype}",
+        about=f"{ASKED[through]} of layer {layer} of {about} ({config.family.model_type}), in {dtype}",
     )
 
 
@@ -117,7 +128,7 @@ def attention_module_oracle(module: Any, dtype: Floats = "float64") -> LayerOrac
     if "Attention" not in name:
         raise NotExtractable(
             f"{name} is a part of a model of transformers, and not its attention: give the attention sub-module, or "
-            "the whole model with layer="
+            "the whole model with layer=, and through='block-with-mlp' for a whole block"
         )
     layer = next((part.layer_idx for part in module.modules() if getattr(part, "layer_idx", None) is not None), 0)
     facts = attention_config(config, layer, any_score=True)
@@ -173,6 +184,11 @@ def refuse_what_queries_cannot_tell(config: ModelConfig, facts: AttentionConfig,
         raise NotExtractable(
             f"{name} normalizes after the residual sum, norm(x + attn(x)): the norm hides the length of what it is "
             "given, and its input cannot be subtracted. Ask with through='attention'"
+        )
+    if through == "block-with-mlp" and any(one.role is Role.ATTENTION_POST_NORM for one in config.family.body):
+        raise NotExtractable(
+            f"{name} normalizes what its attention adds, x + norm(attn(x)), so that it is no sum over tokens that "
+            "values determine. Ask with through='attention'"
         )
     if facts.rotary is not None and has_other_scores(config, facts):
         raise NotExtractable(

@@ -16,21 +16,27 @@ from manyheads.recovery.layers.files import is_layer_file, load_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.recovery.oracle.attention_modules import widen
-from manyheads.recovery.oracle.checkpoint_oracles import attention_module_oracle, checkpoint_oracle
+from manyheads.recovery.oracle.checkpoint_oracles import Through, attention_module_oracle, checkpoint_oracle
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
 
-STATED = ("causal", "residual", "normalized", "rotary", "scores", "dtype")
+STATED = ("causal", "residual", "normalized", "rotary", "scores", "mlp", "dtype")
 """Attributes by which a function states its properties."""
 
 
-def open_oracle(given: Any, dim: int | None = None, layer: int | None = None, dtype: str = "float64") -> LayerOracle:
+def open_oracle(
+    given: Any,
+    dim: int | None = None,
+    layer: int | None = None,
+    dtype: str = "float64",
+    through: Through = "attention",
+) -> LayerOracle:
     """Return what is asked as a function of sequences with its properties.
 
     Parameters
     ----------
     given
         A function (n, k, d) -> (n, k, d), whose attributes `dim`, `causal`, `residual`, `normalized`, `rotary`,
-        `scores` and `dtype` are read where it has them; a module of PyTorch, or one of transformers; a model of
+        `scores`, `mlp` and `dtype` are read where it has them; a module of PyTorch, or one of transformers; a model of
         transformers or a checkpoint folder, with `layer`; the file of a saved layer.
     dim
         Token dimension, where `given` does not say it.
@@ -38,6 +44,8 @@ def open_oracle(given: Any, dim: int | None = None, layer: int | None = None, dt
         Number of a layer of a model, from 0.
     dtype
         In which modules compute; "float32" does not widen their weights.
+    through
+        What of a layer of a model is asked, as of `checkpoint_oracle`.
 
     Raises
     ------
@@ -47,9 +55,9 @@ def open_oracle(given: Any, dim: int | None = None, layer: int | None = None, dt
         As of `checkpoint_oracle`.
     """
     if isinstance(given, str | os.PathLike):
-        found = _of_path(Path(given), layer, dtype)
+        found = _of_path(Path(given), layer, dtype, through)
     elif is_module(given):
-        found = _of_module(given, dim, layer, dtype)
+        found = _of_module(given, dim, layer, dtype, through)
     else:
         if not callable(given):
             raise UsageError(
@@ -59,6 +67,11 @@ def open_oracle(given: Any, dim: int | None = None, layer: int | None = None, dt
         if layer is not None:
             raise UsageError(f"layer = {layer}: of models only; a function is one layer, leave it out")
         found = _of_function(given, dim)
+    if through != "attention" and layer is None:
+        raise UsageError(
+            f"through = {through!r}: of a layer of a model or a checkpoint folder. Of a function, ExtractionOptions "
+            "says what it is: residual, normalized, mlp"
+        )
     if dim is not None and dim != found.dim:
         raise UsageError(f"dim = {dim}, and {found.about} takes tokens of dimension {found.dim}: leave dim out")
     return found
@@ -81,11 +94,11 @@ def _stated(given: Any) -> dict[str, Any]:
     return {name: value for name in STATED if isinstance(value := getattr(given, name, None), bool | str)}
 
 
-def _of_path(path: Path, layer: int | None, dtype: str) -> LayerOracle:
+def _of_path(path: Path, layer: int | None, dtype: str, through: Through) -> LayerOracle:
     if path.is_dir():
         if layer is None:
             raise UsageError(f"no layer of {path} is named: give its number, from 0")
-        return checkpoint_oracle(path, layer, dtype=dtype)  # type: ignore[arg-type]
+        return checkpoint_oracle(path, layer, through=through, dtype=dtype)  # type: ignore[arg-type]
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
     if path.suffix == ".safetensors" and not is_layer_file(path):
@@ -110,12 +123,12 @@ def is_module(given: Any) -> bool:
     return torch is not None and isinstance(given, torch.nn.Module)
 
 
-def _of_module(module: Any, dim: int | None, layer: int | None, dtype: str) -> LayerOracle:
+def _of_module(module: Any, dim: int | None, layer: int | None, dtype: str, through: Through) -> LayerOracle:
     """Return a model of transformers, a part of one, or a module of the user."""
     if hasattr(module, "config") and hasattr(module, "base_model"):
         if layer is None:
             raise UsageError(f"no layer of {type(module).__name__} is named: give its number, from 0, layer=")
-        return checkpoint_oracle(module, layer, dtype=dtype)  # type: ignore[arg-type]
+        return checkpoint_oracle(module, layer, through=through, dtype=dtype)  # type: ignore[arg-type]
     if layer is not None:
         raise UsageError(f"layer = {layer}: {type(module).__name__} is no model of transformers, leave it out")
     if type(module).__module__.startswith("transformers.models."):

@@ -28,6 +28,8 @@ class LayerOracle:
     scores
         Whether attention scores are others: RoPE with biases, norms of queries and keys, caps, windows, ALiBi, tables,
         learned sinks.
+    mlp
+        Whether it is a whole transformer block: attention and an MLP through the residual stream.
     dtype
         In which the tokens are handed over.
     about
@@ -41,6 +43,7 @@ class LayerOracle:
     normalized: bool | None = None
     rotary: bool = False
     scores: bool = False
+    mlp: bool = False
     dtype: str = "float64"
     about: str = "a function"
 

@@ -21,10 +21,13 @@ from manyheads.recovery.certificates import (
     oracle_errors,
 )
 from manyheads.recovery.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
+from manyheads.recovery.oracle.checkpoint_oracles import Through
 from manyheads.recovery.oracle.front_doors import open_oracle
 from manyheads.recovery.oracle.noise import OracleNoise, Steadiness, oracle_noise
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries import methods
+from manyheads.recovery.queries.block.algorithm import Block, open_block
+from manyheads.recovery.queries.block.composition import Composition
 from manyheads.recovery.queries.options import CERTIFICATES, ExtractionOptions
 from manyheads.recovery.queries.vocabulary.noise import vocabulary_noise
 from manyheads.recovery.refusals import RankBudgetError, RecoveryRefused, VerificationError
@@ -43,6 +46,7 @@ def extract_layer(
     dim: int | None = None,
     *,
     layer: int | None = None,
+    through: Through = "attention",
     method: Method = "auto",
     noise: float | None = None,
     seed: int = 0,
@@ -66,6 +70,9 @@ def extract_layer(
         Token dimension d; not needed where the function has an attribute of that name, and not for the others.
     layer
         Number of a layer of a model, from 0.
+    through
+        What of that layer is asked: "attention", its sub-module; "block", x + attn(norm(x)); "block-with-mlp", the
+        whole block as the model calls it. Its MLP stays an oracle then, and the certificate is about both together.
     method
         "subspaces" needs O(d) calls and answers exact to rounding in float64; "bounded" needs O(d^2) and bears noise;
         "sphere" is for functions that normalize their tokens; "rotary" for positions that turn queries and keys;
@@ -129,23 +136,29 @@ def extract_layer(
     if noise is not None and not 0 < noise < 1:
         raise UsageError(f"noise = {noise}: give the relative noise of the answers, or None to measure it")
     streams = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(7 + options.tries)]
-    target = open_oracle(function, dim, layer, options.dtype)
+    target = open_oracle(function, dim, layer, options.dtype, through)
     options = options.knowing(target)
     oracle = Oracle(target.function, target.dim, options.oracle(), options.store)
     _check_memory(oracle.dim, options)
     methods.check_limits(oracle, options)
     with oracle.showing():
+        block = open_block(oracle, options, method, streams[0]) if options.mlp else None
+        asked = oracle if block is None else block.attention
         unsteady = options.stochastic or noise is not None
         if options.limits.vocabulary is None:
-            measured = oracle_noise(oracle, streams[0], stochastic=unsteady, sinks=options.scores)
+            sinks = options.scores and block is None
+            measured = oracle_noise(asked, streams[0], stochastic=unsteady, sinks=sinks)
         else:
             measured = vocabulary_noise(oracle, streams[0], stochastic=unsteady)
-        oracle.settings = methods.settle(oracle.settings, options, measured)
+        if block is not None:
+            measured = dataclasses.replace(measured, level=max(measured.level, block.level))
+        asked.settings = methods.settle(asked.settings, options, measured)
+        oracle.settings = dataclasses.replace(oracle.settings, causal=measured.causal)
         level = measured.level if noise is None else noise
         plan = methods.plan_attempts(method, level, measured, options)
-        methods.check_room(plan[0].method, oracle)
+        methods.check_room(plan[0].method, asked)
         steady = Steadiness(oracle, level, streams[-1])
-        return _Extraction(oracle, options, measured, level, steady, streams[1:3]).run(plan, streams[3:-1])
+        return _Extraction(oracle, options, measured, level, steady, streams[1:3], block).run(plan, streams[3:-1])
 
 
 class _Extraction:
@@ -159,8 +172,12 @@ class _Extraction:
         level: float,
         steady: Steadiness,
         streams: list[np.random.Generator],
+        block: Block | None = None,
     ):
         self.oracle, self.options, self.measured, self.level = oracle, options, measured, level
+        self.block = block
+        self.asked = oracle if block is None else block.attention  # by the methods
+        self.verified = oracle if block is None else block.beyond
         self.steady = steady
         self.selection, self.certification = streams
         self.tried: list[str] = []
@@ -205,14 +222,15 @@ class _Extraction:
         """Run one attempt; return the largest error on fresh sequences, None where it was refused."""
         name = f"{attempt.method}{', accurate' if attempt.accurate else ''}"
         try:
-            found = methods.run_method(attempt, self.oracle, self.level, rng)
+            found = methods.run_method(attempt, self.asked, self.level, rng)
         except RecoveryRefused as refusal:
             self.refusals.append(refusal)
             self.tried.append(f"{name}: {type(refusal).__name__}: {refusal}")
             return None
+        found = found if self.block is None else self.block.composed(found)
         with self.oracle.stage("selection"):
             draw = _covered(self.options.draw, found)
-            errors = oracle_errors(self.oracle, found, self.selection, SELECTION, draw)
+            errors = oracle_errors(self.verified, _predictor(found), self.selection, SELECTION, draw)
         error = float(errors.relative.max())
         self.tried.append(f"{name}: {found.layer.heads} heads, relative squared error {error:.2g}")
         if self.best is None or error < self.best[0]:
@@ -225,7 +243,10 @@ class _Extraction:
         self.certificates += 1
         settings = self.options.verification()
         settings = dataclasses.replace(settings, distribution=_covered(settings.distribution, found))
-        certificate = certify(self.oracle, found, self.certification, settings)
+        certificate = certify(self.verified, _predictor(found), self.certification, settings)
+        if self.block is not None:
+            unit = f"{certificate.distribution}; relative to what other tokens change in the answers"
+            certificate = dataclasses.replace(certificate, distribution=unit)
         accuracies = self._accuracies(found, certificate)
         recovery = Recovery(
             layer=found.layer,
@@ -251,7 +272,10 @@ class _Extraction:
         draw = _covered(self.options.draw, found)
         stacks = draw(self.selection, ACCURACY, self.oracle.dim)
         stacks = stacks if found.prepare is None else [found.prepare(x) for x in stacks]
-        return head_accuracies(found.layer, stacks, certificate.largest_error, certificate.variance)
+        error, variance = certificate.largest_error, certificate.variance
+        if self.block is not None:
+            error, variance = self.block.attention_error(found, self.selection, SELECTION, draw)
+        return head_accuracies(found.layer, stacks, error, variance)
 
     def _rejection(self, recovery: Recovery) -> VerificationError:
         certificate: Certificate = recovery.certificate
@@ -268,6 +292,11 @@ class _Extraction:
         for line in self.tried:
             error.add_note(line)
         return error
+
+
+def _predictor(found: Extracted) -> Callable[[np.ndarray], np.ndarray]:
+    """Return what is compared with the oracle that is verified."""
+    return found.predict.beyond_one_token if isinstance(found.predict, Composition) else found
 
 
 def _covered(draw: Draw, found: Extracted) -> Draw:

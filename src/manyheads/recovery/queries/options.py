@@ -31,6 +31,9 @@ class ExtractionOptions:
     scores
         Whether attention scores are others: RoPE with biases, norms of queries and keys, caps, windows, ALiBi, tables,
         learned sinks.
+    mlp
+        Whether the function is a whole transformer block: attention and an MLP, behind it or beside it, through the
+        residual stream. The attention is extracted, and the MLP stays an oracle.
     stochastic
         Accept a function that answers the same question differently each time, as noise.
     accurate
@@ -57,6 +60,7 @@ class ExtractionOptions:
     normalized: bool | None = None
     rotary: bool = False
     scores: bool = False
+    mlp: bool = False
     stochastic: bool = False
     accurate: bool = False
     tries: int = 3
@@ -87,6 +91,7 @@ class ExtractionOptions:
             residual=self.residual or target.residual,
             rotary=self.rotary or target.rotary,
             scores=self.scores or target.scores,
+            mlp=self.mlp or target.mlp,
             dtype=target.dtype if self.dtype == "float64" else self.dtype,
         )
 

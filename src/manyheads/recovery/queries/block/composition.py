@@ -1,0 +1,99 @@
+r"""Composition of an extracted attention layer with a block's own token-wise part.
+
+With the layer found, k(v) = v + N(v) W is known, and the block is
+
+.. math:: F(x)_r = h(k^{-1}(x_r + A_r(x))) \quad\text{or}\quad F(x)_r = h(x_r) + A_r(x) - N(x_r) W \text{ (parallel)},
+
+h(v) = F([v]) one sequence of one token: the MLP is an oracle, and this is the function of the whole block. For a norm
+N(v) = v C / rho(v), with C the identity or what subtracts the mean, a given y has
+
+.. math:: v(\rho) = y\,(1 + C W / \rho)^{-1}, \qquad \rho^2 = \operatorname{mean}\,(v C)^2 + \epsilon,
+
+one equation for the number rho. From infinity down to the largest pole of v(rho) or sqrt(epsilon) its sides change
+order, so that there always is a solution, and h gives the same answer at each. Derived here.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from manyheads.attention import AttentionLayer
+from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery.oracle.normalization import Normalization
+from manyheads.recovery.queries.block.token_wise import TokenWise
+from manyheads.recovery.queries.sigmoid_network import Array
+
+HALVINGS = 55  # of the bracket of log rho
+ROWS = 1 << 12  # tokens that are solved together
+POLISH = 3  # corrections with the linear map of the solution
+
+
+@dataclass(frozen=True)
+class Composition:
+    """The function of a block: an attention layer, and the block's own answers to single tokens."""
+
+    token_wise: TokenWise
+    layer: Any  # acts on what `norm` makes of the tokens
+    norm: Normalization
+
+    def __call__(self, x: Array) -> Array:
+        """Return the answers to sequences (n, k, d)."""
+        attended = attend(self.layer, self.norm(x))
+        if self.token_wise.parallel:
+            return self.token_wise.answer(x, None) + attended - self.norm(x) @ self.projection
+        found: Array = self.token_wise.answer(one_token_inverse(self.projection, self.norm, x + attended), None)
+        return found
+
+    def beyond_one_token(self, x: Array) -> Array:
+        """Return what other tokens change in the answers."""
+        if self.token_wise.parallel:
+            return attend(self.layer, self.norm(x)) - self.norm(x) @ self.projection
+        return self(x) - self.token_wise.answer(x, None)
+
+    @property
+    def projection(self) -> Array:
+        """Sum of the projections, W (d, d)."""
+        found: Array = np.asarray(self.layer.projection, np.float64).sum(0)
+        return found
+
+
+def attend(layer: Any, u: Array) -> Array:
+    """Apply a layer of any kind to normalized tokens (n, k, d)."""
+    return evaluate_layer(layer, u) if isinstance(layer, AttentionLayer) else layer(u)
+
+
+def one_token_inverse(projection: Array, norm: Normalization, y: Array) -> Array:
+    """Return v (..., d) with v + N(v) W = y, the solution of the largest norm."""
+    dim = len(projection)
+    centre = np.eye(dim) - np.full((dim, dim), norm.centred / dim)
+    values, frame = np.linalg.eig(centre @ projection)
+    back = np.linalg.inv(frame)
+    poles = -values.real[(np.abs(values.imag) < 1e-12 * np.abs(values).max()) & (values.real < 0)]
+    least = max(float(poles.max(initial=0.0)) * (1 + 1e-12), norm.epsilon**0.5)
+    flat = y.reshape(-1, dim)
+    found = np.empty_like(flat)
+    for start in range(0, len(flat), ROWS):
+        part = flat[start : start + ROWS]
+        turned = part @ frame
+
+        def solve(rho: Array, turned: Array = turned) -> Array:
+            return ((turned / (1 + values / rho[:, None])) @ back).real
+
+        low = np.full(len(part), np.log(least))
+        high = np.log(np.sqrt(np.mean(part**2, 1) + norm.epsilon) + 2 * np.linalg.norm(projection, 2) + least)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            rho = np.exp(middle)
+            v = solve(rho) @ centre
+            above = np.mean(v**2, 1) + norm.epsilon > rho**2  # the solution is at a larger rho
+            low, high = np.where(above, middle, low), np.where(above, high, middle)
+        rho = np.exp((low + high) / 2)
+        v = solve(rho)
+        for _ in range(POLISH):
+            rest = part - v - norm(v) @ projection
+            moved = v + solve(rho, rest @ frame)
+            better = np.linalg.norm(part - moved - norm(moved) @ projection, axis=1) < np.linalg.norm(rest, axis=1)
+            v = np.where(better[:, None], moved, v)
+        found[start : start + ROWS] = v
+    return found.reshape(y.shape)
