@@ -22,6 +22,7 @@ from manyheads.models import open_checkpoint
 from manyheads.models.attention import AttentionConfig, attention_config, unread
 from manyheads.models.config import ModelConfig, read_config
 from manyheads.models.loading import quiet_transformers
+from manyheads.models.modules import Role
 from manyheads.models.parameters import parameter_map
 from manyheads.recovery.oracle.attention_modules import (
     attention_function,
