@@ -86,7 +86,7 @@ class _Scores:
         beside: sinks.SinkHeads | None,
     ):
         self.rng, self.settings, self.heads = rng, settings, heads
-        self.noise = max(noise, 1e-15, heads.residual)
+        self.answers, self.noise = noise, max(noise, 1e-15, heads.residual)
         self.allowed = max(1e-4, 1e3 * self.noise)
         self.dim, self.length = oracle.dim, 1.0
         self.link, self.kind = links.Link(), "form"
@@ -110,7 +110,7 @@ class _Scores:
     def find_kind(self, figures: dict[str, float]) -> None:
         """Find the window, the reference of scores, and what stands between the forms and the scores."""
         oracle = self.reader.oracle
-        self.window = positions.find_window(oracle, self.rng)
+        self.window = positions.find_window(oracle, self.answers, self.rng)
         if self.window is not None:
             if self.window < 4:
                 raise FitError(
@@ -120,7 +120,7 @@ class _Scores:
                 )
             self.keys = min(self.keys, self.window - 3)
         total = self.reader.projection.sum(0)
-        even = not self.sinks and positions.zeros_attend_evenly(oracle, self.reader.bias, total, self.rng)
+        even = not self.sinks and positions.zeros_attend_evenly(oracle, self.reader.bias, total, self.answers, self.rng)
         figures |= {"window": float(self.window or 0), "zero tokens attend evenly": float(even)}
         figures["size"] = self._shorten(even)
         if even:

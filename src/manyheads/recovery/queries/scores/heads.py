@@ -26,6 +26,9 @@ from manyheads.recovery.refusals import FitError, RankBudgetError
 
 LENGTHS = (1.0, 2.0, 0.5, 1.0, 1.5)  # of the repeated tokens that are tried, relative to sqrt(d)
 RIGHT = 1e-9  # of the Jacobians, that the heads may leave before another token is tried
+STENCIL = (4 / 5, -1 / 5, 4 / 105, -1 / 280)  # central differences of order 8
+STEP = 2.2  # of differences, times the ninth root of the noise
+SEEN = 30.0  # smallest singular value of the Jacobians at one offset, relative to their error
 ROUNDS = 30  # alternating least squares of weights and projections
 APART = 1e-3  # eigenvalues, relative to their head's, that are nearer belong to one head
 SPREAD = 10.0  # groups are this much farther apart than wide
@@ -52,9 +55,10 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generato
     for scale in LENGTHS:
         z = rng.standard_normal(dim)
         z *= scale * np.sqrt(dim) / np.linalg.norm(z)
-        seen.append(jacobians_at(oracle, z, length, noise))
+        seen.append(jacobians_at(oracle, z, length, step_at(z, noise)))
+        wrong = np.linalg.norm(seen[-1].sum(1) - sums.projection, axis=(1, 2)).max()  # weights of a row add up to one
         try:
-            one = _split(seen[-1], sums, noise, rng)
+            one = _split(seen[-1], sums, float(wrong / np.linalg.norm(sums.projection)), rng)
         except (FitError, RankBudgetError) as error:
             refusal = error
             continue
@@ -70,19 +74,26 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generato
     return found
 
 
-def jacobians_at(oracle: Oracle, z: Array, length: int, noise: float) -> Array:
+def step_at(z: Array, noise: float) -> float:
+    """Return the step of differences in one coordinate at which noise and curvature err about as much."""
+    return STEP * max(noise, 1e-16) ** (1 / 9) * float(np.linalg.norm(z)) / float(np.sqrt(len(z)))
+
+
+def jacobians_at(oracle: Oracle, z: Array, length: int, step: float) -> Array:
     """Return dy_r / dx_j (r, j, d, d) at the sequence of `length` tokens z, zero for r < j."""
     dim = len(z)
-    step = max(noise, 1e-16) ** (1 / 5) * np.linalg.norm(z) / np.sqrt(dim)
-    stencil = {1: 2 / 3, -1: -2 / 3, 2: -1 / 12, -2: 1 / 12}
-    jacobians = np.zeros((length, length, dim, dim))
-    for place in range(length):
-        for shift, weight in stencil.items():
-            x = np.tile(z, (dim, length, 1))
-            x[:, place] += shift * step * np.eye(dim)
-            y = oracle(x, read="all")  # (d, k, d)
-            jacobians[:, place] += np.swapaxes(y, 0, 1) * (weight / step)
-    return jacobians
+    return np.stack([derivatives(oracle, z, length, place, step, np.eye(dim)) for place in range(length)], axis=1)
+
+
+def derivatives(oracle: Oracle, z: Array, length: int, place: int, step: float, along: Array) -> Array:
+    """Return derivatives (k, n, d) of all rows where one token of a sequence of tokens z moves `along` (n, d)."""
+    found = np.zeros((length, *along.shape))
+    for shift, weight in enumerate(STENCIL, start=1):
+        for sign in (1, -1):
+            x = np.tile(z, (len(along), length, 1))
+            x[:, place] += sign * shift * step * along
+            found += np.swapaxes(oracle(x, read="all"), 0, 1) * (sign * weight / step)
+    return found
 
 
 def _pencils(jacobians: Array, most: int) -> Iterator[tuple[Array, Array]]:
@@ -95,19 +106,22 @@ def _pencils(jacobians: Array, most: int) -> Iterator[tuple[Array, Array]]:
             yield stacks[0], stacks[1]
 
 
-def _split(jacobians: Array, sums: Sums, noise: float, rng: np.random.Generator) -> Heads:
-    """Return the heads whose weighted sums are the Jacobians."""
-    spaces, separation = output_spaces(jacobians, noise, rng)
+def _split(jacobians: Array, sums: Sums, wrong: float, rng: np.random.Generator) -> Heads:
+    """Return the heads whose weighted sums are the Jacobians, which have a relative error of about `wrong`."""
+    spaces, separation = output_spaces(jacobians, wrong, rng)
     return _projections(spaces, separation, jacobians.reshape(-1, jacobians.shape[-1]), sums)
 
 
-def output_spaces(jacobians: Array, noise: float, rng: np.random.Generator) -> tuple[list[Array], float]:
-    """Return the output spaces (r_i, d) of all heads, and how well they are told apart, from Jacobians (k, k, a, d)."""
+def output_spaces(jacobians: Array, wrong: float, rng: np.random.Generator) -> tuple[list[Array], float]:
+    """Return the output spaces (r_i, d) of all heads, and how well they are told apart, from Jacobians (k, k, a, d).
+
+    Their relative error is about `wrong`.
+    """
     dim = jacobians.shape[-1]
     reach = _reach(jacobians)
     if reach < 2:
         raise FitError("a token sees itself only: nothing tells heads apart", measured=float(reach), threshold=2.0)
-    floor = max(1e-10, 1e3 * noise ** (4 / 5))
+    floor = max(1e-10, 3 * wrong)
     stacked = jacobians.reshape(-1, dim)
     spectrum = np.asarray(np.linalg.svd(stacked, compute_uv=False), np.float64)
     rank = gap_rank(spectrum, max(1e-6, 10 * floor))
@@ -116,7 +130,7 @@ def output_spaces(jacobians: Array, noise: float, rng: np.random.Generator) -> t
     for one, two in _pencils(jacobians, min(reach, 4)):
         one, two = one @ space.T, two @ space.T
         pencil, _, seen_rank, values = np.linalg.lstsq(one, two, rcond=None)
-        if seen_rank == rank and values[-1] > 1e2 * floor * values[0]:
+        if seen_rank == rank and values[-1] > SEEN * floor * values[0]:
             pencils.append(pencil)
     if not pencils:
         raise FitError(

@@ -17,30 +17,31 @@ from manyheads.recovery.queries.sigmoid_network import Array
 FARTHEST = 128  # offsets at which terms are read: the longest sequences of a verification
 LONGEST = 160  # tokens of the sequences in which a window shows
 UNSEEN = 1e-13  # change of a row, relative to the largest, of a token that it does not see
+UNHEARD = 30.0  # the same, relative to the noise of answers
 LOWEST = -9.0  # scores, relative to the reference, below which a weight is too small to be read
 FADED = 1e-9  # the same of the last row that sees it, below which the weights of far tokens fade away without a window
 REPEATS = 3  # readings of each term
 
 
-def find_window(oracle: Oracle, rng: np.random.Generator) -> int | None:
+def find_window(oracle: Oracle, noise: float, rng: np.random.Generator) -> int | None:
     """Return how many tokens a row sees, itself included; None where rows of LONGEST tokens see all."""
     x = np.zeros((2, LONGEST, oracle.dim))
     x[0, 0], x[1, 0] = rng.standard_normal((2, oracle.dim))
     y = oracle(x, read="all")
     change = np.linalg.norm(y[0] - y[1], axis=1)
-    last = int(np.flatnonzero(change > UNSEEN * change.max()).max())
-    if last == LONGEST - 1 or change[last] < FADED * change.max():
+    last = int(np.flatnonzero(change > max(UNSEEN, UNHEARD * noise) * change.max()).max())
+    if last == LONGEST - 1 or change[last] < max(FADED, 1e2 * UNHEARD * noise) * change.max():
         return None
     return last + 1
 
 
-def zeros_attend_evenly(oracle: Oracle, bias: Array, total: Array, rng: np.random.Generator) -> bool:
+def zeros_attend_evenly(oracle: Oracle, bias: Array, total: Array, noise: float, rng: np.random.Generator) -> bool:
     """Tell whether a zero token attends evenly to all tokens: no biases, no position terms, no sinks."""
     x = np.zeros((1, 4, oracle.dim))
     x[0, 0] = rng.standard_normal(oracle.dim)
     y = oracle(x, read="all")[0] - bias
     expected = (x[0, 0] @ total) / np.arange(1, 5)[:, None]
-    return bool(np.linalg.norm(y - expected) < 1e-5 * np.linalg.norm(expected))
+    return bool(np.linalg.norm(y - expected) < max(1e-5, 1e2 * noise) * np.linalg.norm(expected))
 
 
 def changed(one: Array, two: Array) -> float:

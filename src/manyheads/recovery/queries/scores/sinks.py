@@ -27,11 +27,12 @@ from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.rotary.forms import gap_rank
 from manyheads.recovery.queries.rotary.logits import solve_weights
-from manyheads.recovery.queries.scores.heads import LENGTHS, Heads, jacobians_at, output_spaces
+from manyheads.recovery.queries.scores.heads import LENGTHS, Heads, jacobians_at, output_spaces, step_at
 from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 CURVED = 1e-8  # relative distance of answers to one token from affine ones, beyond which there are sinks
+WRONG = 10.0  # relative error of derivatives by differences of order 8, times that of the noise
 SPAN = 1e-7  # singular values of answers below are rounding
 RIGHT = 1e-8  # misfit of the weights of a repeated token beyond which another token is tried
 ROUNDS = 3  # of reading weights, and solving for the projections
@@ -95,8 +96,8 @@ def _seen_parts(
             threshold=float(dim - 2),
         )
     beside = rows[hidden:].T  # (d, q)
-    jacobians = jacobians_at(oracle, z, length, noise) @ beside
-    spaces, separation = output_spaces(jacobians, noise, rng)
+    jacobians = jacobians_at(oracle, z, length, step_at(z, noise)) @ beside
+    spaces, separation = output_spaces(jacobians, WRONG * max(noise, 1e-16) ** (8 / 9), rng)
     whole = np.concatenate(spaces)
     if len(whole) > whole.shape[1]:
         raise RankBudgetError(
