@@ -6,20 +6,25 @@ import pytest
 from manyheads.attention import AttentionLayer
 from manyheads.recovery import Oracle, gpt_layer, planted_layer
 from manyheads.recovery.queries.subspaces.output_spaces import Projections
-from manyheads.recovery.queries.subspaces.rows import _Reader, _Rows, read_rows
+from manyheads.recovery.queries.subspaces.row_reader import RowReader, Rows
+from manyheads.recovery.queries.subspaces.rows import read_rows
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.refusals import FitError
 
 
-def known(layer, rank=None):
-    """The projections as S3 hands them over, from the weights."""
+def known(layer, ranks=None):
+    """The projections as S3 hands them over, from the weights: of these ranks, or of full rank."""
     heads, dim = layer.heads, layer.dim
-    if rank is None:
+    if ranks is None:
         return Projections(layer.projection, None, None, np.full(heads, dim), 1.0, 0.0, 0.0)
-    bases = np.stack([np.linalg.svd(part)[2][:rank] for part in layer.projection])
-    splits = np.swapaxes(np.linalg.pinv(bases.reshape(-1, dim)).T.reshape(heads, rank, dim), 1, 2)
-    readers = np.einsum("mde,mre->mdr", layer.projection, bases)
-    return Projections(layer.projection, readers, splits, np.full(heads, rank), 1.0, 0.0, 0.0)
+    ranks = np.broadcast_to(ranks, heads)
+    bases = [np.linalg.svd(part)[2][:rank] for part, rank in zip(layer.projection, ranks, strict=True)]
+    inverse = np.split(np.linalg.pinv(np.concatenate(bases)), np.cumsum(ranks)[:-1], axis=1)
+    readers, splits = np.zeros((2, heads, dim, max(ranks)))
+    for head, (basis, part) in enumerate(zip(bases, inverse, strict=True)):
+        readers[head, :, : len(basis)], splits[head, :, : len(basis)] = layer.projection[head] @ basis.T, part
+    condition = float(np.linalg.cond(np.concatenate(bases)))
+    return Projections(layer.projection, readers, splits, ranks, condition, 0.0, 0.0)
 
 
 def error(found, true):
@@ -42,20 +47,14 @@ def test_heads_of_uneven_ranks_are_read_in_groups(rng):
     small, large = gpt_layer(rng, 24, 2, rank=3), gpt_layer(rng, 24, 1, rank=14)
     parts = [np.concatenate([getattr(one, name) for one in (small, large)]) for name in ("theta", "projection")]
     layer = AttentionLayer(*parts, np.concatenate([small.key_bias, large.key_bias]), small.bias, causal=True)
-    ranks = np.array([3, 3, 14])
-    bases = [np.linalg.svd(part)[2][:rank] for part, rank in zip(layer.projection, ranks, strict=True)]
-    inverse = np.linalg.pinv(np.concatenate(bases))
-    readers, splits = np.zeros((2, 3, 24, 14))
-    for head, (basis, part) in enumerate(zip(bases, np.split(inverse, [3, 6], axis=1), strict=True)):
-        readers[head, :, : len(basis)], splits[head, :, : len(basis)] = layer.projection[head] @ basis.T, part
-    heads = Projections(layer.projection, readers, splits, ranks, 1.0, 0.0, 0.0)
+    heads = known(layer, [3, 3, 14])
     oracle = Oracle.of(layer)
     found = read_rows(oracle, layer.bias, heads, rng, SubspaceSettings())
     assert error(found.theta, layer.theta) < 1e-7
     assert error(found.key_bias, layer.key_bias) < 1e-7
     assert found.ranks.tolist() == [3, 3, 14]
     together = Oracle.of(layer)
-    reader = _Reader(together, layer.bias, heads, SubspaceSettings())
+    reader = RowReader(together, layer.bias, heads, SubspaceSettings())
     assert oracle.total.calls < -(-20 // reader.sketched) * -(-24 // reader.fresh)
 
 
@@ -91,10 +90,10 @@ def test_a_head_without_logits_has_rank_zero(rng):
 def test_weights_are_the_softmax_of_the_layer(rng, direct):
     """Against the softmax itself, with repeated tokens sharing their weight."""
     layer = gpt_layer(rng, 12, 2, bias=False)
-    reader = _Reader(Oracle.of(layer), np.zeros(12), known(layer, None if direct else 6), SubspaceSettings())
+    reader = RowReader(Oracle.of(layer), np.zeros(12), known(layer, None if direct else 6), SubspaceSettings())
     tokens = np.concatenate([np.zeros((1, 12)), rng.normal(size=(3, 12))])
     tokens = np.concatenate([tokens, tokens[1:2], tokens[:1]])  # 0, a, b, c, a, 0
-    rows = [_Rows(2, 2, np.ones(2), 1), _Rows(5, 3, np.array([2.0, 1.0, 1.0]), 2)]
+    rows = [Rows(2, 2, np.ones(2), 1), Rows(5, 3, np.array([2.0, 1.0, 1.0]), 2)]
     short, long = reader.weights(tokens[None], rows)
     logits = np.einsum("td,mde,se->mts", tokens, layer.theta, tokens) + (tokens @ layer.key_bias.T).T[:, None]
     mass = np.exp(logits)

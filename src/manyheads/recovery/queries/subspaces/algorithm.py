@@ -8,11 +8,12 @@ S0    `sums`      one token: W_S = sum_i W_i and c                              
 S1    `pairs`     pairs at one probe: the number of heads, the share of each          a few m
 S2    `values`    pairs at r + extra probes: the output space of every head           (r + extra) (m/2 + 1)
 S3    `subspaces` W_i = W_S O^+_i O_i                                                 none
-S4    `rows`      all rows of longer sequences: Theta_i and beta_i                    about (nu / K1) (d / K2)
+S4    `rows`      all rows of longer sequences: Theta_i and beta_i                    about d / T + nu R / T^2
 ====  ==========  ==================================================================  =========================
 
-One head is W_S, without S2 and S3. Here r is the rank of a head, there are nu sketch tokens, and K1 + K2 <= r tokens
-per sequence. Nothing is fitted in d dimensions.
+One head is W_S, without S2 and S3. Here r is the rank of a head, there are nu sketch tokens, and T <= r tokens with
+values per sequence, for each group of heads of R dimensions together that leave others unseen. Nothing
+is fitted in d dimensions.
 Derived and measured here; the pencil of S1 is Jennrich's, the elimination of S2 Golub and Pereyra's.
 """
 
