@@ -23,6 +23,17 @@ def test_units_are_the_logistic_function_of_shifted_logits(rng):
     assert np.abs(design.units(0 * slopes)).max() == 0
 
 
+def test_last_row_of_a_design_with_the_sum_is_the_sum_of_the_values(rng):
+    """Whatever the slopes are; the other rows stay."""
+    design, slopes, values = draw(rng, centred=True)
+    summed = design.with_sum()
+    np.testing.assert_allclose(summed.units(slopes)[-1] @ values, values.sum(0), rtol=1e-14)
+    np.testing.assert_array_equal(summed.units(slopes)[:-1], design.units(slopes))
+    found = fit_nets(summed, summed.units(slopes) @ values, 1.1 * slopes)
+    np.testing.assert_allclose(found.values, values, rtol=1e-8)
+    assert np.all(net_amplification(summed, found)[1] < net_amplification(design, found)[1])
+
+
 @pytest.mark.parametrize("outputs", [4, 40])  # fewer and more outputs than rows
 def test_planted_nets_come_back_at_every_probe(rng, outputs):
     design, slopes, values = draw(rng, rows=30, heads=2, outputs=outputs)

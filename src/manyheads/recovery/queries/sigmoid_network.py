@@ -69,6 +69,11 @@ class NetDesign:
         shifts = np.broadcast_to(np.asarray(shifts, np.float64), features.shape[:1]).copy()
         return cls(features, shifts, expit(-shifts) if centred else np.zeros_like(shifts))
 
+    def with_sum(self) -> "NetDesign":
+        """Return the design with a last row whose units are one: its answer is the sum of the values."""
+        features = np.concatenate([self.features, np.zeros((1, self.features.shape[1]))])
+        return NetDesign(features, np.append(self.shifts, -np.inf), np.append(self.baselines, 0.0))
+
     def units(self, slopes: Array) -> Array:
         """Units (..., n, m) of the heads with these slopes (..., m, p)."""
         return self._gates(slopes) - self.baselines[:, None]

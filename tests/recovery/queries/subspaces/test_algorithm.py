@@ -58,7 +58,8 @@ def test_probes_bear_single_precision_where_output_spaces_are_nearly_dependent(r
             worst[type(settings)] = error(layer, found, rng)
         except RecoveryRefused:
             worst[type(settings)] = 1.0
-    assert worst[ProbeSettings] < 1e-4 < 1e-3 < worst[SubspaceSettings]
+    assert worst[ProbeSettings] < 1e-4 < worst[SubspaceSettings]
+    assert worst[SubspaceSettings] > 10 * worst[ProbeSettings]
     assert np.linalg.matrix_rank(found.layer.theta, tol=1e-6).tolist() == [16, 16]
     assert oracle.total.calls < 2000
 

@@ -3,7 +3,8 @@ r"""Values of every head at as many probes as the output spaces have dimensions,
 At the probe v_b = v_0 + tau |v_0| b a few of the queries of v_0 are asked, the fewest with which the predicted error
 of the values stays within a factor of that with all of them, and the pair net is fitted from there:
 its values are v_b W_i. After r + extra probes the rows of head i span its output space, the row space of W_i, and their
-singular values fall from the r-th to the noise: then no further probe is needed. Directions b are an orthonormal basis
+singular values fall from the r-th to the noise: then no further probe is needed. Where no head ignores the tokens,
+sum_i v_b W_i = v_b W_S is one more row of the net, which no call is needed for. Directions b are an orthonormal basis
 in random rotation; the step tau is halved where the residual or the margin of the heads objects.
 """
 
@@ -67,29 +68,34 @@ def _read_stacks(pairs: Pairs, start: Separation, rng: np.random.Generator, sett
     bases = 2 if settings.whole else 1
     directions = np.concatenate([np.linalg.qr(rng.standard_normal((dim, dim)))[0] for _ in range(bases)])
     levels, uniform = predict_levels(start)
+    design = start.design if uniform else start.design.with_sum()
     expected = dim // max(heads + uniform, 1)
     enough = int(np.ceil((1 + settings.extra) * expected)) + 2
     first = dim if settings.whole else min(dim, max(4, enough // 2))
 
     def ask(displacements: Array) -> Array:
-        answers = pairs.respond(start.queries, start.probe + displacements)
-        return answers.reshape(len(displacements), -1, dim)
+        probes = start.probe + displacements
+        answers = pairs.respond(start.queries, probes).reshape(len(probes), -1, dim)
+        if uniform:
+            return answers
+        return np.concatenate([answers, (probes @ pairs.sums.projection)[:, None]], axis=1)
 
-    size = np.sqrt(len(start.design.features) * dim) * start.level
-    allowed = MISFIT * max(float(start.net.residual), size / max(float(np.linalg.norm(_predicted(start))), 1e-300))
+    size = np.sqrt(len(design.features) * dim) * start.level
+    predicted = float(np.linalg.norm(design.units(start.net.slopes) @ start.net.values))
+    allowed = MISFIT * max(float(start.net.residual), size / max(predicted, 1e-300))
 
     def fit(answers: Array) -> PairNets:
         # a fit that creeps far from the noise is on its way to no solution: its step is halved, its end not awaited.
-        found = fit_nets(start.design, answers, start.net.slopes, iterations=40, tolerance=1e-3)
+        found = fit_nets(design, answers, start.net.slopes, iterations=40, tolerance=1e-3)
         near = np.flatnonzero(found.residual <= 1e3 * allowed)
         if len(near):
-            ended = fit_nets(start.design, answers[near], found.slopes[near])
+            ended = fit_nets(design, answers[near], found.slopes[near])
             for part, better in zip(found, ended, strict=True):
                 part[near] = better
         return found
 
     def follow(block: Array) -> Followed:
-        found = follow_nets(start.design, ask, start.net, block, step=settings.step, allowed=allowed, fit=fit)
+        found = follow_nets(design, ask, start.net, block, step=settings.step, allowed=allowed, fit=fit)
         failed = int((~found.accepted).sum())
         if failed > len(block) / 2:
             raise FitError(
@@ -121,16 +127,19 @@ def with_fewer_queries(pairs: Pairs, start: Separation, rng: np.random.Generator
     """Choose the fewest queries with which the values err at most `loss` times as much as with all of them.
 
     At known logits the error of a net is known before anything is asked. With K shifts, m heads and n rows of logits,
-    n K m equations have to exceed n m logits and m^2 coordinates of the values; the spare ones show a wrong fit.
+    n K m equations, and m of the sum, have to exceed n m logits and m^2 coordinates of the values; the spare ones show
+    a wrong fit.
     """
     heads, count, shifts = len(start.net.values), len(start.queries), len(pairs.shifts)
-    least = -(-(heads + SPARE) // ((shifts - 1) * pairs.views))
+    summed = not predict_levels(start)[1]
+    least = -(-(heads + SPARE - summed) // ((shifts - 1) * pairs.views))
     if heads * (count * pairs.views + heads) > PLANNED:
         return start
     whole = net_amplification(start.design, start.net)[1]
     for size in range(least, count):
         draws = [start.taking(pairs, np.sort(rng.choice(count, size, replace=False))) for _ in range(DRAWS)]
-        errors = [float(np.max(net_amplification(one.design, one.net)[1] / whole)) for one in draws]
+        nets = [(one.design.with_sum() if summed else one.design, one.net) for one in draws]
+        errors = [float(np.max(net_amplification(*net)[1] / whole)) for net in nets]
         if min(errors) <= loss:
             return draws[int(np.argmin(errors))]
     return start
@@ -166,12 +175,6 @@ def rank_by_gap(singular: Array, noise: float) -> int | None:
 
 
 SEEN = 8.0  # neighbouring singular values of noise are nearer to each other than this factor
-
-
-def _predicted(start: Separation) -> Array:
-    """Return the answers at the first probe as the net gives them, (rows, d)."""
-    answers: Array = start.design.units(start.net.slopes) @ start.net.values
-    return answers
 
 
 def predict_levels(start: Separation) -> tuple[Array, bool]:
