@@ -1,5 +1,7 @@
 """Norms of queries and keys, caps, windows, terms of position: extracted, saved, and refused where they are others."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from tests.recovery.score_layers import KINDS, planted_score_layer
@@ -83,6 +85,20 @@ def test_a_function_of_single_tokens_is_no_layer_with_sinks(rng):
     inner = rng.standard_normal((2, DIM, DIM)) / DIM**0.5
     with pytest.raises(RecoveryRefused):
         extract_layer(lambda x: np.tanh(x @ inner[0]) @ inner[1], DIM, options=ExtractionOptions(scores=True, tries=1))
+
+
+def test_small_scores_and_sharp_ones_behind_norms_are_extracted():
+    """Untrained layers attend nearly evenly at tokens of length sqrt(d); trained norms do not let scores be small."""
+    base = planted_score_layer(np.random.default_rng(2), DIM, HEADS, "cap")
+    found = extract_layer(lambda x: base(0.05 * x), DIM, seed=2, options=FEW)
+    assert (found.heads, len(found.tried)) == (HEADS, 1)
+    assert found.certificate.largest_error < 1e-14
+    for seed in (0, 1):
+        base = planted_score_layer(np.random.default_rng(seed), DIM, HEADS, "head norms")
+        sharp = dataclasses.replace(base, query_norm=base.query_norm / 10)
+        found = extract_layer(sharp, DIM, seed=seed, options=FEW)
+        assert (found.heads, len(found.tried)) == (HEADS, 1)
+        assert found.certificate.largest_error < 1e-8
 
 
 def test_scores_of_another_kind_are_refused():

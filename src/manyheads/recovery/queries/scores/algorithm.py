@@ -32,7 +32,7 @@ from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 from manyheads.recovery.results import Extracted, StageLog
 
 SIZE = 0.9  # standard deviation of the scores that are read: larger ones leave some weights too small
-LARGEST = 3.0  # the same where the norm of queries and keys keeps them from becoming smaller
+LARGEST = 0.7  # the same where the norm of queries and keys keeps them from becoming smaller
 SHORTENED = 20  # times that tokens are halved there
 LARGE = 2.5  # length of the tokens that show a cap, relative to the others
 OTHER = 1e-2  # misfit of scores at other offsets beyond which they are of another kind; verification is stricter
@@ -150,13 +150,20 @@ class _Scores:
         return size
 
     def _reach_epsilon(self, size: float) -> float:
-        """Shorten tokens behind a norm until its epsilon makes large scores small."""
+        """Shorten tokens behind a norm until its epsilon makes large scores small, and no smaller than needed."""
+
+        def shortened(factor: float) -> float:
+            self.length, self.longer = self.length * factor, 10.0
+            scores = self._random({2: 12}).at(2)[2]
+            return float(np.abs(scores).mean(0).max()) / 0.8
+
+        before = size
         for _ in range(SHORTENED):
             if size < LARGEST:
                 break
-            self.length, self.longer = self.length / 2, 10.0
-            scores = self._random({2: 12}).at(2)[2]
-            size = float(np.abs(scores).mean(0).max()) / 0.8
+            before, size = size, shortened(0.5)
+        if size < 0.5 * LARGEST < before:  # the score falls with the square of the length
+            size = shortened(min(2.0, (0.8 * LARGEST / size) ** 0.5))
         return size
 
     def _doubled(self, scale: float = 1.0) -> tuple[Array, Array]:

@@ -76,7 +76,7 @@ def _range(sketch: Array, scores: Array, noise: float) -> Array:
     if rank == len(s) < len(sketch) - 1:
         raise RankBudgetError(
             f"no gap in the singular values of an attention form among {len(s)} sketches: the scores are no bilinear "
-            "form of small rank",
+            "form of small rank, or so large that they are read with too few digits",
             measured=float(s[-1] / s[0]),
             threshold=CUT,
         )

@@ -24,7 +24,9 @@ from manyheads.recovery.queries.rotary.forms import gap_rank
 from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
-LENGTHS = (1.0, 2.0, 0.5, 1.0, 1.5)  # of the repeated tokens that are tried, relative to sqrt(d)
+LENGTHS = (1.0, 2.0, 0.5, 1.0, 1.5)  # of the repeated tokens that are tried, relative to the first
+LONGER = (1.0, 2.0, 4.0, 8.0, 16.0)  # of the first one, relative to sqrt(d)
+UNEVEN = 0.2  # relative deviation from even attention at which heads are told apart well
 RIGHT = 1e-9  # of the Jacobians, that the heads may leave before another token is tried
 STENCIL = (4 / 5, -1 / 5, 4 / 105, -1 / 280)  # central differences of order 8
 STEP = 2.2  # of differences, times the ninth root of the noise
@@ -52,9 +54,10 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generato
     found: Heads | None = None
     refusal: FitError | RankBudgetError | None = None
     seen: list[Array] = []
+    first = _first_length(oracle, sums, rng)
     for scale in LENGTHS:
         z = rng.standard_normal(dim)
-        z *= scale * np.sqrt(dim) / np.linalg.norm(z)
+        z *= scale * first * np.sqrt(dim) / np.linalg.norm(z)
         seen.append(jacobians_at(oracle, z, length, step_at(z, noise)))
         wrong = np.linalg.norm(seen[-1].sum(1) - sums.projection, axis=(1, 2)).max()  # weights of a row add up to one
         try:
@@ -62,8 +65,7 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generato
         except (FitError, RankBudgetError) as error:
             refusal = error
             continue
-        if len(seen) > 1:
-            one = _refined(one, np.concatenate([jacobians.reshape(-1, dim, dim) for jacobians in seen]), sums)
+        one = _refined(one, np.concatenate([jacobians.reshape(-1, dim, dim) for jacobians in seen]), sums)
         if found is None or one.residual < found.residual:
             found = one
         if found.residual < max(RIGHT, 1e4 * noise):
@@ -72,6 +74,24 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generato
         assert refusal is not None
         raise refusal
     return found
+
+
+def _first_length(oracle: Oracle, sums: Sums, rng: np.random.Generator) -> float:
+    """Return the least length of a token, relative to sqrt(d), whose copies do not attend nearly evenly.
+
+    Untrained layers have scores so small that all heads do; behind a norm of queries and keys length changes nothing.
+    """
+    z, other = rng.standard_normal((2, oracle.dim))
+    z, moved = (one * np.sqrt(oracle.dim) / np.linalg.norm(one) for one in (z, z + 0.3 * other))
+    x = np.tile(z, (4, 1))
+    x[0] = moved
+    scales = np.array(LONGER)[:, None, None]
+    y = (oracle(scales * x, read="all") - sums.bias) / scales - z @ sums.projection
+    even = ((moved - z) @ sums.projection) / np.arange(1, 5)[:, None]
+    uneven = np.linalg.norm((y - even)[:, 1:], axis=(1, 2)) / np.linalg.norm(even[1:])
+    if uneven.max() < 2 * uneven[0]:
+        return LONGER[0]
+    return LONGER[int(np.argmax(uneven > min(UNEVEN, uneven.max() / 2)))]
 
 
 def step_at(z: Array, noise: float) -> float:
@@ -176,7 +196,8 @@ def _groups(pencils: list[Array], floor: float, rng: np.random.Generator) -> tup
 def _refined(heads: Heads, jacobians: Array, sums: Sums) -> Heads:
     """Fit weights and projections of given ranks to the Jacobians (c, d, d) of all tokens, in turns.
 
-    Heads with the same values have nearly the same columns P at one token; weights at several tokens differ more.
+    Spaces from eigenvectors err by more than the Jacobians do; and heads with the same values have nearly the same
+    columns P at one token, while weights at several tokens differ more.
     """
     flat, target = heads.projection.reshape(len(heads.ranks), -1), jacobians.reshape(len(jacobians), -1)
     target = target[np.linalg.norm(target, axis=1) > 0]

@@ -69,7 +69,7 @@ def classify(once: Array, twice: Array, noise: float) -> tuple[str, float | None
     if inverse <= 0 or rest > 1e-3:
         raise FitError(
             "the score of twice a key is neither twice its score, nor the same, nor that of a soft cap: scores of "
-            "another kind",
+            "another kind, or read with too few digits",
             measured=rest,
             threshold=1e-3,
         )
