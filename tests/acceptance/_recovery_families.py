@@ -18,12 +18,11 @@ from manyheads.recovery.oracle.checkpoint_layers import is_stored, true_layer
 
 STEPS = 300
 REFUSED = {
-    "gpt_oss": "learned sinks",
     "deepseek_v3": "keys and values have a common low-rank factor",
     "mpnet": "terms of position",
 }
-"""Families outside the class -> the words of the reason, which hold: sinks take weight, a norm stands between the
-factors of DeepSeek's values, and MPNet's terms of the offset are those of an encoder, whose tokens see all others."""
+"""Families outside the class -> the words of the reason, which hold: a norm stands between the factors of DeepSeek's
+values, and MPNet's terms of the offset are those of an encoder, whose tokens see all others."""
 
 
 def measure(folder: Path, seeds: list[int]) -> Measured:
