@@ -8,6 +8,7 @@ from manyheads.recovery import ExtractionOptions, Oracle, RecoveryRefused, compa
 from manyheads.recovery.layers.evaluation import softmax
 from manyheads.recovery.queries.projection_sum import read_sums
 from manyheads.recovery.queries.scores.heads import find_heads
+from manyheads.recovery.queries.scores.refined_heads import refined_spaces
 from manyheads.recovery.refusals import RankBudgetError
 
 DIM, HEADS = 16, 2
@@ -91,3 +92,21 @@ def test_heads_that_write_into_the_same_space_are_refused():
     oracle = Oracle(layer_of_score(truth, ripples(rng, 2)), DIM)
     with pytest.raises((RecoveryRefused, RankBudgetError)):
         find_heads(oracle, read_sums(oracle, DIM), EPS, rng)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_random_rows_refine_spaces_that_are_a_little_wrong(seed):
+    """Spaces that are wrong by a percent come out right to rounding, those of another function do not."""
+    rng = np.random.default_rng(seed)
+    truth = projections(rng, 3, 4)
+    oracle = Oracle(layer_of_score(truth, ripples(rng, 3)), DIM)
+    sums = read_sums(oracle, DIM)
+    spaces = [np.linalg.svd(one)[2][:4] for one in truth]
+    near = [space + 0.01 * rng.standard_normal((4, 12)) @ np.concatenate(spaces) for space in spaces]
+    found, rest = refined_spaces(oracle, sums, near, 1.0, rng)
+    assert rest < 1e-11
+    for mine, own in zip(found, spaces, strict=True):
+        outside = mine - mine @ own.T @ own
+        assert np.linalg.norm(outside) < 1e-10 * np.linalg.norm(mine)
+    apart = Oracle(lambda x: np.tanh(oracle.function(x)), DIM)
+    assert refined_spaces(apart, read_sums(apart, DIM), near, 1.0, rng)[1] > 1e-4

@@ -1,8 +1,9 @@
 r"""Extraction of a layer with any of the attention scores in use.
 
 S0  One-token sequences give c and the sum of the projections. d + 1 calls.
-S1  Jacobians of sequences of one repeated token: the heads and their projections (`heads`), whatever the score. 4 d k
-    calls of k tokens for each repeated token. Where answers to one token are not affine, beside sinks (`sinks`).
+S1  Jacobians of sequences of one repeated token: the heads and their projections (`heads`), whatever the score. 8 d k
+    calls of k tokens for each repeated token, and 6 d of two. Where answers to one token are not affine, beside sinks
+    (`sinks`).
 S2  Two probes say what kind of score it is: how many tokens a row sees (`positions`), whether a zero token has the
     score zero, and, if it has, what the score of twice a key is (`links`).
 S3  Scores of pairs of tokens from the weights of rows (`reading`), and with a norm of queries and keys its square as a

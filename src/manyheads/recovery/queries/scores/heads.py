@@ -8,7 +8,8 @@ Let all k tokens be z. All values are equal, so that a change of the attention w
 whatever the score s_i is, as long as it depends on positions by their offset. Stacked over the rows r, the Jacobians at
 two offsets t and t' are P O and P D O with O the output spaces of the heads and D = E_i(t') / E_i(t) on head i: the
 eigenvalues of (P O)^+ (P D O) come in groups, one for each head, as large as its rank. Heads that share their value
-matrix (grouped queries) are told apart as well, since their columns of P differ.
+matrix (grouped queries) are told apart as well, since their columns of P differ. Random rows refine the spaces
+(`refined_heads`).
 
 No parameter of the score is needed, and no token has to have a known score. Derived here.
 """
@@ -21,17 +22,17 @@ import numpy as np
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.rotary.forms import gap_rank
+from manyheads.recovery.queries.scores.refined_heads import refined_spaces
 from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 LENGTHS = (1.0, 2.0, 0.5, 1.0, 1.5)  # of the repeated tokens that are tried, relative to the first
 LONGER = (1.0, 2.0, 4.0, 8.0, 16.0)  # of the first one, relative to sqrt(d)
 UNEVEN = 0.2  # relative deviation from even attention at which heads are told apart well
-RIGHT = 1e-9  # of the Jacobians, that the heads may leave before another token is tried
+RIGHT = 1e-9  # of random rows, that the heads may leave before another token is tried
 STENCIL = (4 / 5, -1 / 5, 4 / 105, -1 / 280)  # central differences of order 8
 STEP = 1.0  # of differences, times the ninth root of the noise
-SEEN = 30.0  # smallest singular value of the Jacobians at one offset, relative to their error
-ROUNDS = 30  # alternating least squares of weights and projections
+SEEN = 5.0  # smallest singular value of the Jacobians at one offset, relative to their error
 APART = 1e-3  # eigenvalues, relative to their head's, that are nearer belong to one head
 SPREAD = 10.0  # groups are this much farther apart than wide
 
@@ -43,32 +44,32 @@ class Heads:
     projection: Array
     ranks: list[int]
     separation: float  # smallest distance of two heads, in relative weights
-    residual: float  # what the heads leave of the Jacobians, relative
+    residual: float  # what the heads leave of random rows, relative
     condition: float  # of all output spaces together
 
 
 def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generator) -> Heads:
-    """Find the projections of all heads from 4 d k calls of k tokens for every repeated token."""
+    """Find the projections of all heads from 8 d k calls of k tokens for every repeated token, and 6 d of two."""
     dim = oracle.dim
     length = int(np.clip(dim // 4, 6, 10))
     found: Heads | None = None
     refusal: FitError | RankBudgetError | None = None
-    seen: list[Array] = []
     first = _first_length(oracle, sums, rng)
     for scale in LENGTHS:
         z = rng.standard_normal(dim)
         z *= scale * first * np.sqrt(dim) / np.linalg.norm(z)
-        seen.append(jacobians_at(oracle, z, length, step_at(z, noise)))
-        wrong = np.linalg.norm(seen[-1].sum(1) - sums.projection, axis=(1, 2)).max()  # weights of a row add up to one
+        jacobians = jacobians_at(oracle, z, length, step_at(z, noise))
+        wrong = np.linalg.norm(jacobians.sum(1) - sums.projection, axis=(1, 2)).max()  # weights of a row add up to one
         try:
-            one = _split(seen[-1], sums, float(wrong / np.linalg.norm(sums.projection)), rng)
+            spaces, separation = output_spaces(jacobians, float(wrong / np.linalg.norm(sums.projection)), rng)
+            check_room(spaces)
+            spaces, rest = refined_spaces(oracle, sums, spaces, first, rng)
         except (FitError, RankBudgetError) as error:
             refusal = error
             continue
-        one = _refined(one, np.concatenate([jacobians.reshape(-1, dim, dim) for jacobians in seen]), sums)
-        if found is None or one.residual < found.residual:
-            found = one
-        if found.residual < max(RIGHT, 1e4 * noise):
+        if found is None or rest < found.residual:
+            found = _projections(spaces, separation, rest, sums)
+        if found.residual < max(RIGHT, 1e3 * noise):
             break
     if found is None:
         assert refusal is not None
@@ -124,12 +125,6 @@ def _pencils(jacobians: Array, most: int) -> Iterator[tuple[Array, Array]]:
             rows = np.arange(two, length)
             stacks = [jacobians[rows, rows - offset].reshape(-1, jacobians.shape[-1]) for offset in (one, two)]
             yield stacks[0], stacks[1]
-
-
-def _split(jacobians: Array, sums: Sums, wrong: float, rng: np.random.Generator) -> Heads:
-    """Return the heads whose weighted sums are the Jacobians, which have a relative error of about `wrong`."""
-    spaces, separation = output_spaces(jacobians, wrong, rng)
-    return _projections(spaces, separation, jacobians.reshape(-1, jacobians.shape[-1]), sums)
 
 
 def output_spaces(jacobians: Array, wrong: float, rng: np.random.Generator) -> tuple[list[Array], float]:
@@ -193,41 +188,22 @@ def _groups(pencils: list[Array], floor: float, rng: np.random.Generator) -> tup
     return groups, separation
 
 
-def _refined(heads: Heads, jacobians: Array, sums: Sums) -> Heads:
-    """Fit weights and projections of given ranks to the Jacobians (c, d, d) of all tokens, in turns.
-
-    Spaces from eigenvectors err by more than the Jacobians do; and heads with the same values have nearly the same
-    columns P at one token, while weights at several tokens differ more.
-    """
-    flat, target = heads.projection.reshape(len(heads.ranks), -1), jacobians.reshape(len(jacobians), -1)
-    target = target[np.linalg.norm(target, axis=1) > 0]
-    spaces: list[Array] = []
-    for _ in range(ROUNDS):
-        weights = np.linalg.lstsq(flat.T, target.T, rcond=None)[0]  # (m, c)
-        fitted = np.linalg.lstsq(weights.T, target, rcond=None)[0].reshape(heads.projection.shape)
-        spaces = [np.linalg.svd(one)[2][:rank] for one, rank in zip(fitted, heads.ranks, strict=True)]
-        flat = np.array([one @ space.T @ space for one, space in zip(fitted, spaces, strict=True)])
-        flat = flat.reshape(len(heads.ranks), -1)
-    found = _projections(spaces, heads.separation, target, sums)
-    return found if found.residual < heads.residual else heads
-
-
-def _projections(spaces: list[Array], separation: float, stacked: Array, sums: Sums) -> Heads:
-    """Take the projections of the heads out of their sum."""
-    ranks = [len(space) for space in spaces]
-    whole = np.concatenate(spaces)
+def check_room(spaces: list[Array]) -> None:
+    """Refuse output spaces that do not fit beside each other."""
+    ranks, whole = [len(space) for space in spaces], np.concatenate(spaces)
     condition = float(np.linalg.cond(whole))
-    if sum(ranks) > whole.shape[1] or condition > 1e10:
+    if len(whole) > whole.shape[1] or condition > 1e10:
         raise RankBudgetError(
             f"the output spaces of {len(ranks)} heads overlap: their ranks {ranks} do not fit into dimension "
             f"{whole.shape[1]} beside each other",
             measured=condition,
             threshold=1e10,
         )
+
+
+def _projections(spaces: list[Array], separation: float, rest: float, sums: Sums) -> Heads:
+    """Take the projections of the heads out of their sum."""
+    ranks, whole = [len(space) for space in spaces], np.concatenate(spaces)
     parts = np.split(sums.projection @ np.linalg.pinv(whole), np.cumsum(ranks)[:-1], axis=1)
     projection = np.array([part @ one for part, one in zip(parts, spaces, strict=True)])
-    flat = projection.reshape(len(ranks), -1)
-    target = stacked.reshape(-1, flat.shape[1])
-    weights = np.linalg.lstsq(flat.T, target.T, rcond=None)[0]
-    rest = np.linalg.norm(target - weights.T @ flat) / np.linalg.norm(target)
-    return Heads(projection, ranks, separation, float(rest), condition)
+    return Heads(projection, ranks, separation, rest, float(np.linalg.cond(whole)))

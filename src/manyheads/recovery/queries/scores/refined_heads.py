@@ -1,0 +1,96 @@
+r"""Output spaces of heads, refined by the answers to sequences of two random tokens.
+
+At one repeated token the weights of two heads may be close, and then errors of the Jacobians mix their spaces. Random
+tokens x_1, x_2 tell all heads apart. Since the weights of a row add up to one,
+
+.. math:: u = y_2 - c - x_2 W_S = \sum_i a_i\, v\, \Pi_i, \qquad v = (x_1 - x_2)\, W_S,
+
+with the projectors Pi_i = T_i O_i onto the output spaces O_i of the heads, whatever the scores are: u T_i and v T_i are
+parallel for every head. Where T_i is a little wrong, what they leave, u T_i - a_i v T_i, is removed by adding to T_i
+columns of the other heads, which is one linear problem for each head (Gauss-Newton). Derived here.
+"""
+
+import numpy as np
+
+from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.projection_sum import Sums
+from manyheads.recovery.queries.sigmoid_network import Array
+
+ROUNDS = 12  # of linear problems
+STEPS = 40  # of conjugate gradients in each
+ENOUGH = 1e-8  # of the squared residual of a linear problem
+BLIND = 1e-3  # curvature below which rows do not tell: heads that share their values are not told apart by any weights
+SLOW = 0.5  # of what was left, from which another round does not help
+EXCESS = 6  # sequences, relative to the dimension
+
+
+def refined_spaces(
+    oracle: Oracle, sums: Sums, spaces: list[Array], length: float, rng: np.random.Generator
+) -> tuple[list[Array], float]:
+    """Return output spaces (r_i, d) that explain random rows better, and what they leave of them, relative.
+
+    `length` is that of tokens that do not attend nearly evenly, relative to sqrt(d).
+    """
+    whole = np.concatenate(spaces)
+    x = rng.standard_normal((EXCESS * oracle.dim + 32, 2, oracle.dim))
+    x *= length * np.exp(rng.uniform(np.log(0.3), np.log(1.5), (len(x), 1, 1)))
+    y = oracle(x, read="last")
+    columns = np.linalg.pinv(whole)  # T, block by block
+    cuts = np.cumsum([len(space) for space in spaces])[:-1]
+    moved, along = y - sums.read(x[:, 1]), (x[:, 0] - x[:, 1]) @ sums.projection
+    size = np.linalg.norm(along, axis=1, keepdims=True)
+    moved, along = moved / size, along / size
+    best, rest = columns, np.inf
+    for _ in range(ROUNDS):
+        blocks = np.split(columns, cuts, axis=1)
+        left = []
+        for block in blocks:
+            mine, own = moved @ block, along @ block
+            left.append(mine - own * ((mine * own).sum(1) / (own**2).sum(1))[:, None])
+        before, now = rest, float(np.linalg.norm(np.concatenate(left, axis=1)) / np.linalg.norm(moved @ columns))
+        if now < rest:
+            best, rest = columns, now
+        if now > SLOW * before:
+            break
+        columns = np.concatenate(
+            [
+                block - np.concatenate(blocks[:head] + blocks[head + 1 :], axis=1) @ mixture
+                for head, block in enumerate(blocks)
+                for mixture in [_mixture(blocks, head, moved, along, left[head])]
+            ],
+            axis=1,
+        )
+    return np.split(np.linalg.pinv(best), cuts), rest
+
+
+def _mixture(blocks: list[Array], head: int, moved: Array, along: Array, left: Array) -> Array:
+    """Return the columns of other heads (R - r, r) that a head has too much, from what it leaves (N, r).
+
+    Least squares at right angles to v T_i, along which a change of the weight does the same; conjugate gradients.
+    """
+    own = along @ blocks[head]
+    share = ((moved @ blocks[head]) * own).sum(1) / (own**2).sum(1)
+    own = own / np.linalg.norm(own, axis=1, keepdims=True)
+    features = (moved - share[:, None] * along) @ np.concatenate(blocks[:head] + blocks[head + 1 :], axis=1)
+    basis, triangle = np.linalg.qr(features)
+
+    def applied(x: Array) -> Array:
+        y = basis @ x
+        return basis.T @ (y - own * (own * y).sum(1, keepdims=True))
+
+    residual = basis.T @ left
+    found, direction, size = np.zeros_like(residual), residual, float((residual**2).sum())
+    first = size
+    for _ in range(STEPS):
+        if size <= ENOUGH * first:
+            break
+        turned = applied(direction)
+        curvature = float((direction * turned).sum())
+        if curvature < BLIND * float((direction**2).sum()):
+            break
+        step = size / curvature
+        found, residual = found + step * direction, residual - step * turned
+        size, before = float((residual**2).sum()), size
+        direction = residual + (size / before) * direction
+    solved: Array = np.linalg.lstsq(triangle, found, rcond=1e-12)[0]
+    return solved
