@@ -221,17 +221,6 @@ class Oracle:
             self._name = before
 
     @contextlib.contextmanager
-    def by_prefixes(self) -> Iterator[None]:
-        """Read rows, while the block runs, as those of a causal layer: where all tokens are seen, prefix by prefix."""
-        before = self.settings
-        if not before.causal:
-            self.settings = replace(before, causal=True, limits=replace(before.limits, last_row=True))
-        try:
-            yield
-        finally:
-            self.settings = before
-
-    @contextlib.contextmanager
     def showing(self) -> Iterator[None]:
         """Show on standard error, while the block runs, the stage and what was asked so far, if the settings say so."""
         show = self.settings.progress

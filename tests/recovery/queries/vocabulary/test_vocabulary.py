@@ -8,7 +8,7 @@ from manyheads.errors import UsageError
 from manyheads.recovery import ExtractionOptions, Oracle, ServerLimits, compare_layers, evaluate_layer, gpt_layer
 from manyheads.recovery.oracle.oracle import OracleSettings
 from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.vocabulary.pairs import TablePairs, find_pair_heads, order_triangle
+from manyheads.recovery.queries.vocabulary.pairs import TablePairs, find_logits, find_pair_heads, order_triangle
 from manyheads.recovery.refusals import LimitError, RecoveryRefused
 
 
@@ -24,7 +24,7 @@ def pairs_of(layer, table):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("heads", [1, 2, 3])
+@pytest.mark.parametrize("heads", [1, 2, 3, 6])
 def test_a_layer_comes_back_from_the_tokens_of_a_table(rng, heads, causal):
     """The server raises at the first token that is no row; Gaussian tokens are answered too, by linearity."""
     layer = gpt_layer(rng, 12, heads, causal=causal)
@@ -42,6 +42,21 @@ def test_short_sequences_of_the_last_row(rng):
     layer = gpt_layer(rng, 10, 2)
     found = extract(layer, 0.7 * rng.normal(size=(60, 10)), max_length=16, last_row=True, min_length=2)
     assert compare_layers(layer, found.layer).worst < 1e-6
+
+
+def test_logits_of_a_pair_are_found_where_units_lie_in_the_span_of_the_answers(rng):
+    """Both of every head: of the row at the one token, and of the row at the other."""
+    layer, table = gpt_layer(rng, 40, 8), rng.normal(size=(2, 40))
+    pairs = pairs_of(layer, table)
+    a, b = table
+    moved = (layer.theta @ (a - b)).T  # (d, m)
+    bias = layer.key_bias @ (a - b)
+    exact = np.stack([b @ moved + bias, -(a @ moved) - bias], axis=1)
+    found = find_logits(pairs.respond(a[None], b[None])[0], 8, pairs.design(None))
+    distance = np.abs(found[:, None] - exact[None]).max(-1)
+    assert sorted(distance.argmin(1)) == list(range(8))
+    assert distance.min(1).max() < 1e-4
+    assert find_logits(pairs.respond(a[None], b[None])[0] * 0 + 1, 8, pairs.design(None)) is None
 
 
 def test_heads_of_a_pair_are_those_of_the_layer(rng):

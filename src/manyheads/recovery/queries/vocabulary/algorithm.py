@@ -7,7 +7,8 @@ is asked (`check_vocabulary`); how far the table is from failing multiplies all 
 
 S0  One token: W_S and c from d + 1 tokens that span best; further ones check that answers are affine. d + 9 calls.
 S1  A pair of tokens that shows its heads, by copies alone (`vocabulary.pairs`).
-S2  Triangles with that pair, until the output spaces are exhausted: 4 calls for each token that is tried.
+S2  Triangles with that pair, until the output spaces are exhausted: 4 calls for each token that is tried where the
+    layer is causal, 2 (m + 2) where it is not.
 S3  Projections from W_S and the output spaces (`subspaces`). No calls.
 S4  Sketches of the attention matrices from all rows, relative to a base token, as on the sphere (`sphere.rows`).
 
@@ -56,24 +57,23 @@ def extract_from_vocabulary(
     settings, noise = settings or VocabularySettings(), max(noise, EPS)
     table = np.asarray(oracle.limits.vocabulary, np.float64)
     log = StageLog(oracle)
-    with oracle.by_prefixes():
-        with log.stage("sums") as figures:
-            sums, spanning = _read_sums(oracle, table, noise, rng, figures)
-        pairs = TablePairs(oracle, sums, table, noise)
-        with log.stage("pairs") as figures:
-            hubs = find_hubs(pairs, rng)
-            figures |= {"heads": len(hubs.heads.values), "error": hubs.heads.error}
-        if len(hubs.heads.values) == 1:
-            heads = single_projection(sums, noise)
-        else:
-            with log.stage("values") as figures:
-                stacks = _read_stacks(pairs, hubs, rng, settings)
-                figures |= {"triangles": len(stacks.probes), "dropped": stacks.dropped}
-            with log.stage("subspaces") as figures:
-                heads = split_projections(sums, stacks)
-                figures |= heads.figures()
-        with log.stage("rows") as figures:
-            theta, beta = _read_forms(oracle, sums, heads, table, spanning, noise, rng, settings, figures)
+    with log.stage("sums") as figures:
+        sums, spanning = _read_sums(oracle, table, noise, rng, figures)
+    pairs = TablePairs(oracle, sums, table, noise)
+    with log.stage("pairs") as figures:
+        hubs = find_hubs(pairs, rng)
+        figures |= {"heads": len(hubs.heads.values), "error": hubs.heads.error}
+    if len(hubs.heads.values) == 1:
+        heads = single_projection(sums, noise)
+    else:
+        with log.stage("values") as figures:
+            stacks = _read_stacks(pairs, hubs, rng, settings)
+            figures |= {"triangles": len(stacks.probes), "dropped": stacks.dropped}
+        with log.stage("subspaces") as figures:
+            heads = split_projections(sums, stacks)
+            figures |= heads.figures()
+    with log.stage("rows") as figures:
+        theta, beta = _read_forms(oracle, sums, heads, table, spanning, noise, rng, settings, figures)
     layer = AttentionLayer(theta, heads.projection, beta, sums.bias, causal=oracle.causal)
     return Extracted(
         layer, tuple(log.stages), f"the {len(table)} tokens of the vocabulary, and all others by linearity"
@@ -117,8 +117,8 @@ def _read_stacks(pairs: TablePairs, hubs: Hubs, rng: np.random.Generator, settin
         block = np.array(order[start : start + BLOCK])
         tokens = table[block]
         # first -> second -> token, and first -> token
-        far = pairs.respond(np.repeat(table[[hubs.second]], len(block), axis=0), tokens)
-        whole = pairs.respond(np.repeat(table[[hubs.first]], len(block), axis=0), tokens)
+        far = pairs.respond(np.repeat(table[[hubs.second]], len(block), axis=0), tokens, count)
+        whole = pairs.respond(np.repeat(table[[hubs.first]], len(block), axis=0), tokens, count)
         for token, there, here in zip(tokens, far, whole, strict=True):
             second, third = find_pair_heads(pairs, there, count), find_pair_heads(pairs, here, count)
             ordered = None
@@ -166,7 +166,7 @@ def _read_forms(
     """Read all logits of the spanning tokens with a few others, more of them where a rank asks for it."""
     dim, most = table.shape[1], max(int(heads.ranks.max()), 1)
     size = max(2, int(settings.share * min(dim / len(heads.ranks), *np.maximum(heads.ranks, 1))))
-    size = int(min(size, max(2, (oracle.longest - 1) // 1.5)))
+    size = int(min(size, max(2, np.floor((oracle.longest - 1) / 1.5))))
     fresh, others = table[spanning], np.delete(table, spanning, axis=0)
     rows, others = _choose_base(oracle, sums, heads, others, size, rng, figures)
     few = min(dim, most + settings.extra, len(others))
@@ -197,7 +197,7 @@ def _choose_base(
     best: tuple[float, SphereRows, int] | None = None
     for place in rng.choice(len(table), min(BASES, len(table)), replace=False):
         base = table[place]
-        rows = SphereRows(oracle, sums, heads.projection, np.eye(table.shape[1]), base)
+        rows = SphereRows(oracle, sums, heads.projection, np.eye(table.shape[1]), base, oracle.causal)
         rest = np.delete(table, place, axis=0)
         pilot = np.stack([rest[rng.choice(len(rest), size, replace=False)] for _ in range(3)])
         x = np.concatenate([np.repeat(base[None, None], 3, axis=0), pilot], axis=1)

@@ -1,17 +1,18 @@
 r"""Heads at a pair of tokens of a table, from copies alone, and their order from triangles of tokens.
 
 No probe can be moved and no two queries share a difference of tokens. But copies shift the logits of all heads at once:
-after j copies of a, the row of the k-th copy of b is
+in sequences of j copies of a and k of b, what a row at b and a row at a show is
 
-.. math:: z_s = y - b W_S - c = \sum_i \sigma(l_i - s) w_i, \qquad s = \ln(k/j),\ w_i = (a - b) W_i,\
-          l_i = b^\top \Theta_i (a - b) + \beta_i^\top (a - b)
+.. math:: z_s = y_b - b W_S - c = \sum_i \sigma(l_i - s) w_i, \qquad
+          z'_s = a W_S + c - y_a = \sum_i \sigma(l'_i + s) w_i, \qquad s = \ln(k/j),\ w_i = (a - b) W_i,
 
-with z = sum_i w_i known at s = -inf. As a function of e^s this is rational, and
+with l_i = b^T Theta_i (a - b) + beta_i^T (a - b), l'_i = -a^T Theta_i (a - b) - beta_i^T (a - b), and sum_i w_i
+known. The columns of all these rows span m dimensions, and g(l, l') = (sigma(l - s), sigma(l' + s), 1) lies in their
+span exactly where (l, l') are the logits of a head: m zeros of a distance in two variables, which a grid finds. The
+rows at b alone leave one variable, in which m sigmoids are nearly dependent: for logits of random layers noise was
+multiplied by 1e6 at 8 heads, by 7e2 with both kinds of rows, and by 2e4 at 12.
 
-.. math:: e^s z_s = (z_{-\infty} - z_s) M, \qquad M = \sum_i e^{l_i} w_i^+ w_i
-
-is linear in M, whose eigenvalues are e^l and whose left eigenvectors are the w_i. One pair shows all heads whose logits
-differ, in no order. Three tokens order them: for each head
+One pair shows all heads whose logits differ, in no order. Three tokens order them: for each head
 
 .. math:: (a - b) W_i + (b - c) W_i = (a - c) W_i .
 
@@ -25,13 +26,20 @@ import numpy as np
 
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.sigmoid_network import EPS, Array, NetDesign, fit_nets, net_amplification
+from manyheads.recovery.queries.sigmoid_network import EPS, TINY, Array, NetDesign, fit_nets, net_amplification
 from manyheads.recovery.refusals import FitError
 
 COPIES = 24  # copies of either token, if the longest sequence has room: the more, the wider the range of shifts
+FEWER = 5  # copies of the first token, where the rows at all copies of the second are shown by one call
+ASKED = 14  # shifts of pairs whose number of heads is not known, where every one is a call
+SPARE = 2  # shifts beyond the number of heads
 WORST = 1e6  # amplification of noise by a pair, above which it is left out
 CLOSE = 1e-3  # error of a triangle, relative to its values, up to which it is one
-TRIES = 12  # pairs of the first hubs
+TRIES = 12  # pairs of the first hubs, at most
+SAME = 4  # pairs with the same number of heads, and none with more, after which no further one is tried
+REACH, GRID = 6.0, 25  # largest logit at which heads are looked for, and how many are tried from there to its negative
+APART = 1e-2  # logits of two heads differ by more
+STEPS = 30  # Gauss-Newton steps from each of them
 
 
 @dataclass(frozen=True)
@@ -43,30 +51,48 @@ class TablePairs:
     table: Array
     noise: float
 
-    @property
-    def copies(self) -> int:
-        """Copies of either token."""
-        return int(min(COPIES, self.oracle.longest // 2))
+    def copies(self, heads: int | None) -> list[tuple[int, int]]:
+        """Return the copies (j, k) of the tokens that a row has seen, for so many heads or for an unknown number."""
+        most = int(min(COPIES, self.oracle.longest // 2))
+        if self.oracle.causal and not self.oracle.limits.last_row:
+            first = min(FEWER, most)
+            return [(first, k) for k in range(1, most + 1)]
+        count = ASKED if heads is None else heads + SPARE
+        shifts = np.linspace(-np.log(most), np.log(most), count)
+        counts = np.maximum(np.rint(np.exp(np.abs(shifts))).astype(int), 1)
+        return [(1, int(n)) if s > 0 else (int(n), 1) for s, n in zip(shifts, counts, strict=True)]
 
-    @property
-    def shifts(self) -> Array:
-        """Shifts of the rows of a pair: of one copy of a, and of all copies, against 1 .. K copies of b; then open."""
-        counts = np.log(np.arange(1, self.copies + 1))
-        return np.concatenate([counts, counts - np.log(self.copies), [-np.inf]])
+    def design(self, heads: int | None) -> NetDesign:
+        """Return the net of the rows: one logit at b and one at a for each head; the last row is the sum."""
+        shifts = np.array([np.log(k / j) for j, k in self.copies(heads)])
+        # Where rows of a causal layer are read, a has the place of b
+        other = shifts if self.oracle.causal else -shifts
+        features = np.kron(np.eye(2), np.ones((len(shifts), 1)))
+        return NetDesign.of(features, np.concatenate([shifts, other])).with_sum()
 
-    def respond(self, near: Array, own: Array) -> Array:
-        """Return z (n, rows, d) of pairs a (n, d) and b (n, d)."""
-        many = self.copies
-        after = np.repeat(own[:, None], many, axis=1)
-        short = np.concatenate([near[:, None], after], axis=1)
-        long = np.concatenate([np.repeat(near[:, None], many, axis=1), after], axis=1)
-        parts = [
-            self.oracle(short, read=tuple(range(1, many + 1))),
-            self.oracle(long, read=tuple(range(many, 2 * many))),
-        ]
-        moved = ((near - own) @ self.sums.projection)[:, None]
-        rest: Array = np.concatenate([*(part - self.sums.read(own)[:, None] for part in parts), moved], axis=1)
-        return rest
+    def respond(self, near: Array, own: Array, heads: int | None = None) -> Array:
+        """Return z (n, rows, d) of pairs a (n, d) and b (n, d): at b, at a, and their sum."""
+        copies = self.copies(heads)
+        if self.oracle.causal:
+            at_own, at_near = (self._last(*pair, copies) for pair in ((near, own), (own, near)))
+        else:
+            parts = [self.oracle(_sequences(near, own, j, k), read=(-1, 0)) for j, k in copies]
+            at_own, at_near = np.moveaxis(np.stack(parts, axis=1), 2, 0)
+        rows = [at_own - self.sums.read(own)[:, None], self.sums.read(near)[:, None] - at_near]
+        rows.append(((near - own) @ self.sums.projection)[:, None])
+        return np.concatenate(rows, axis=1)
+
+    def _last(self, first: Array, second: Array, copies: list[tuple[int, int]]) -> Array:
+        """Return the rows (n, shifts, d) at the second token, of a causal layer."""
+        if self.oracle.limits.last_row:
+            return np.stack([self.oracle(_sequences(first, second, j, k)) for j, k in copies], axis=1)
+        j, k = copies[-1]
+        return self.oracle(_sequences(first, second, j, k), read=tuple(range(j, j + k)))
+
+
+def _sequences(first: Array, second: Array, j: int, k: int) -> Array:
+    """Return sequences of j copies of the one token and k of the other."""
+    return np.concatenate([np.repeat(first[:, None], j, axis=1), np.repeat(second[:, None], k, axis=1)], axis=1)
 
 
 class PairHeads(NamedTuple):
@@ -82,34 +108,60 @@ def find_pair_heads(pairs: TablePairs, answers: Array, heads: int | None = None)
     With `heads` given, only so many of them count.
     """
     level = max(pairs.noise, 2 * EPS) * 4 * float(np.sqrt(np.mean(answers**2)) + np.abs(pairs.sums.bias).max())
-    _, spectrum, axes = np.linalg.svd(answers, full_matrices=False)
+    spectrum = np.linalg.svd(answers, compute_uv=False)
     seen = int((spectrum > 8 * level * (np.sqrt(len(answers)) + np.sqrt(answers.shape[1]))).sum())
     allowed = 30 * level * np.sqrt(answers.size) / np.linalg.norm(answers)
-    shifts = pairs.shifts
-    design = NetDesign.of(np.ones((len(shifts), 1)), shifts)
-    for count in range(1, seen + 1) if heads is None else [heads]:
+    design = pairs.design(heads)
+    for count in range(seen, max(seen - 2, 0), -1) if heads is None else [heads]:
         if count > seen:
             return None
-        start = _start(answers @ axes[:count].T, shifts)
+        start = find_logits(answers, count, design)
         if start is None:
             continue
-        net = fit_nets(design, answers, start[:, None], iterations=200, tolerance=1e-9)
+        net = fit_nets(design, answers, start, iterations=200, tolerance=1e-9)
         if net.residual <= allowed:
             gain = float(net_amplification(design, net)[1].max())
             return PairHeads(net.values, level * gain * np.sqrt(answers.shape[1])) if gain < WORST else None
     return None
 
 
-def _start(answers: Array, shifts: Array) -> Array | None:
-    """Return logits (m,) from the pencil of answers (rows, m)."""
-    odds = np.exp(shifts[:-1])[:, None]
-    weight = 1 / (1 + odds)
-    pencil = np.linalg.lstsq(weight * (answers[-1] - answers[:-1]), weight * odds * answers[:-1], rcond=None)[0]
-    found = np.linalg.eigvals(pencil)
-    if np.abs(found.imag).max() > 0.2 * np.abs(found).max():
-        return None
-    logits: Array = np.log(np.clip(found.real, 1e-4, 1e4))
-    return logits + 1e-3 * np.arange(len(logits))
+def find_logits(answers: Array, heads: int, design: NetDesign) -> Array | None:
+    """Return the logits (m, 2) at which units of the design lie in the span of the answers (rows, d).
+
+    From every point of a grid the distance is made least, for all of them together; the points where it is nearly zero
+    are the heads. None where fewer are found.
+    """
+    span = np.linalg.svd(answers, full_matrices=False)[0][:, :heads]
+    axis = np.linspace(-REACH, REACH, GRID)
+    points = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
+    damping = np.full(len(points), 1e-3)
+
+    def rest(logits: Array) -> tuple[Array, Array]:
+        units = design.units(logits).T  # (points, rows)
+        return units - (units @ span) @ span.T, units
+
+    off, units = rest(points)
+    for _ in range(STEPS):
+        slopes = (units * (1 - units))[:, :, None] * design.features  # (points, rows, 2)
+        slopes -= span @ (span.T @ slopes)
+        normal = np.swapaxes(slopes, 1, 2) @ slopes
+        scale = np.trace(normal, axis1=1, axis2=2)[:, None, None] * np.eye(2)
+        right = np.swapaxes(slopes, 1, 2) @ off[:, :, None]
+        moved = np.linalg.solve(normal + damping[:, None, None] * scale + TINY * np.eye(2), right)[..., 0]
+        trial = np.clip(points - np.clip(moved, -1, 1), -2 * REACH, 2 * REACH)
+        further, seen = rest(trial)
+        better = (further**2).sum(1) < (off**2).sum(1)
+        points, off, units = (
+            np.where(better[:, None], a, b) for a, b in ((trial, points), (further, off), (seen, units))
+        )
+        damping = np.where(better, damping / 10, damping * 8)
+    found: list[Array] = []
+    for place in np.argsort((off**2).sum(1)):
+        if all(np.abs(points[place] - other).max() > APART for other in found):
+            found.append(points[place])
+        if len(found) == heads:
+            return np.array(found)
+    return None
 
 
 def order_triangle(first: Array, second: Array, third: Array) -> tuple[Array, Array] | None:
@@ -141,14 +193,19 @@ class Hubs(NamedTuple):
 def find_hubs(pairs: TablePairs, rng: np.random.Generator) -> Hubs:
     """Find the pair that shows the most heads with the least error, among a few."""
     best: Hubs | None = None
+    same = 0
     for _ in range(TRIES):
         first, second = (int(one) for one in rng.choice(len(pairs.table), 2, replace=False))
         answers = pairs.respond(pairs.table[[first]], pairs.table[[second]])[0]
         found = find_pair_heads(pairs, answers)
         if found is None:
             continue
+        count = 0 if best is None else len(best.heads.values)
+        same = same + 1 if len(found.values) == count else 1 if len(found.values) > count else same
         if best is None or (len(found.values), -found.error) > (len(best.heads.values), -best.heads.error):
             best = Hubs(first, second, found)
+        if same == SAME:
+            break
     if best is None:
         raise FitError(
             "no pair of tokens of the vocabulary shows its heads: their logits are too large or too alike, the answers "
