@@ -6,29 +6,33 @@ from pathlib import Path
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.recovery.oracle.test_front_doors import ENCODERS, IMAGES, PLAIN, TURNED, tiny
+from tests.recovery.score_checkpoints import BEHIND_NORMS, tiny_model
 
 from manyheads.recovery import RecoveryRefused, checkpoint_oracle, extract_layer
 from manyheads.recovery.layers.matching import function_error
 
 SEEDS = [0, 1, 2]
 BLOCKS = ("gpt2", "gpt_bigcode", "opt", "biogpt", "roberta-prelayernorm")
-BLOCKS += ("llama", "mistral", "phi3", "arcee", "mixtral")
+BLOCKS += ("llama", "mistral", "phi3", "arcee", "mixtral", "stablelm", "falcon")
+SCORED = ("Qwen2", "Pythia", "Qwen3", "Mistral, window", "BLOOM", "MPT", *BEHIND_NORMS)
 
 
 def _extract(families: tuple[str, ...], through: str, seeds: list[int]) -> Measured:
-    """Extract layer 1 of random models, 2 heads in 16 dimensions, and compare the functions on fresh sequences."""
+    """Extract a layer of random models, 2 heads in 16 dimensions or 4 in 32, and compare on fresh sequences."""
     refused: Counter[str] = Counter()
     errors, calls, wrong = [], [], 0
     for family in families:
         for seed in seeds:
-            oracle = checkpoint_oracle(tiny(family, seed), 1, through=through)
+            scored = family in SCORED
+            model, layer = tiny_model(family, seed) if scored else (tiny(family, seed), 1)
+            oracle = checkpoint_oracle(model, layer, through=through)
             try:
                 found = extract_layer(oracle, seed=seed)
             except RecoveryRefused as refusal:
                 refused[f"{family}: {type(refusal).__name__}"] += 1
                 continue
             assert found.extracted is not None
-            wrong += found.heads != 2
+            wrong += found.heads != (4 if scored else 2)
             calls.append(found.total.calls)
             x = np.random.default_rng([seed, 1]).standard_normal((20, 16, oracle.dim))
             rest = x if oracle.residual else 0.0
@@ -49,8 +53,8 @@ def doors(folder: Path, seeds: list[int]) -> Measured:
 
 
 def blocks(folder: Path, seeds: list[int]) -> Measured:
-    """x + attn(norm(x)): causal, full and rotary."""
-    return _extract((*BLOCKS, "vit", "deit", "vit_mae", "ijepa"), "block", seeds)
+    """x + attn(norm(x)): causal, full, rotary, and with other scores."""
+    return _extract((*BLOCKS, *SCORED, "vit", "deit", "vit_mae", "ijepa"), "block", seeds)
 
 
 FIGURES = [
@@ -63,7 +67,7 @@ FIGURES = [
     ),
     Figure(
         "blocks",
-        "x + attn(norm(x)) of layer 1 of random models: LayerNorm and RMSNorm, causal, full and rotary",
+        "x + attn(norm(x)) of a layer of random models: LayerNorm and RMSNorm, causal, full, rotary, other scores",
         "no wrong number of heads; 9 of 10 extracted; squared error of the function below 1e-6",
         blocks,
         {"seeds": SEEDS},

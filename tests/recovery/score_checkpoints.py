@@ -34,13 +34,27 @@ MODELS = {
 }
 """Name -> family, configuration, and the layer that is asked."""
 
+_FULL = {**_GROUPED, "sliding_window": None}
+
+BEHIND_NORMS = {
+    "Phi": ("phi", _FULL, 1),
+    "OLMo": ("olmo", _FULL, 1),
+    "OLMoE": ("olmoe", {**_FULL, "num_experts": 2, "num_experts_per_tok": 1}, 1),
+    "Gemma": ("gemma", _FULL, 1),
+    "Nemotron": ("nemotron", _FULL, 1),
+    "StarCoder 2": ("starcoder2", _FULL, 1),
+    "Seed-OSS": ("seed_oss", _FULL, 1),
+    "nanochat": ("nanochat", _FULL, 1),
+}
+"""The same of further models, whose blocks are extracted through the norm in front."""
+
 
 def tiny_model(name: str, seed: int, *, language: bool = False):
     """Return a random model, and the layer that is asked; with its language head where it is to be trained."""
     import torch
     import transformers
 
-    family, settings, layer = MODELS[name]
+    family, settings, layer = (MODELS | BEHIND_NORMS)[name]
     torch.manual_seed(seed)
     kind = transformers.AutoModelForCausalLM if language else transformers.AutoModel
     model = kind.from_config(transformers.AutoConfig.for_model(family, **settings))

@@ -65,7 +65,16 @@ class Extract:
     mlp: Switch = False
     """The function is a transformer block with its MLP; the MLP stays an oracle."""
     method: Literal[
-        "auto", "subspaces", "bounded", "sphere", "rotary", "rotary-sphere", "scores", "vocabulary", "probes"
+        "auto",
+        "subspaces",
+        "bounded",
+        "sphere",
+        "rotary",
+        "rotary-sphere",
+        "scores",
+        "scores-sphere",
+        "vocabulary",
+        "probes",
     ] = "auto"
     """Method of extraction; auto chooses one from measured outputs."""
     accurate: Switch = False

@@ -6,7 +6,7 @@ from tests.recovery.score_checkpoints import MODELS, t5_attention, tiny_model
 
 import manyheads as mh
 from manyheads.recovery import ExtractionOptions, checkpoint_oracle
-from manyheads.recovery.refusals import NotALayer
+from manyheads.recovery.refusals import NotALayer, NotExtractable
 
 pytestmark = pytest.mark.torch
 
@@ -29,6 +29,40 @@ def test_a_checkpoint_is_extracted(name, tmp_path):
         assert found.layer.cap == pytest.approx(50.0, rel=1e-3)
     if name in ("BLOOM", "MPT"):
         np.testing.assert_allclose(np.sort(-found.layer.slopes), [2.0**-8, 2.0**-6, 2.0**-4, 2.0**-2], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Qwen3", "Pythia", "Mistral, window", "BLOOM", "MPT"])
+def test_a_block_is_extracted_through_its_norm(name):
+    """x + attn(norm(x)), where the same model is found as by its attention."""
+    model, layer = tiny_model(name, 0)
+    found = mh.extract_layer(
+        checkpoint_oracle(model, layer, through="block"), seed=0, options=ExtractionOptions(verify=60)
+    )
+    assert (found.heads, found.method) == (4, "scores-sphere")
+    assert getattr(found.layer, "window", None) == WINDOWS.get(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("Gemma 2, local", "what its attention adds"), ("gpt-oss, local", "learned sinks")]
+)
+def test_blocks_that_hide_something_are_refused(name, reason):
+    with pytest.raises(NotExtractable, match=reason):
+        checkpoint_oracle(*tiny_model(name, 0), through="block")
+
+
+def test_a_norm_without_weights_is_found():
+    """OLMo's LayerNorm has no weights by which a table could find it."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
+    model = transformers.OlmoModel(transformers.OlmoConfig(**sizes, vocab_size=9, pad_token_id=0)).double()
+    x = np.random.default_rng(0).standard_normal((2, 3, 16))
+    oracle = checkpoint_oracle(model, 0, through="block")
+    with torch.no_grad():
+        u = model.layers[0].input_layernorm(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(oracle(x), x + checkpoint_oracle(model, 0)(u), atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ Since R_t = R_1^t, all forms of a head follow from one and its turn G, similar t
 Theta^(t) = L G^(t-1) F with L, F of the rank of the head. The angles of the eigenvalues of G are the frequencies.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -142,6 +142,17 @@ class RotaryLayer(ArraysAsShapes):
         first = tuple(turn @ matrix.T for matrix in key)
         turns = Turns(tuple(query), (turn,) * heads, first, (np.zeros(rank),) * heads)
         return cls(np.array([turns.form(t) for t in range(offsets)]), np.asarray(projection), bias, turns)
+
+    def of_scaled_tokens(self, factor: float) -> "RotaryLayer":
+        """Return the layer that gives for x what this one gives for factor * x."""
+        sizes = np.append(np.full(self.dim, factor), 1.0)
+        turns = self.turns
+        if turns is not None:
+            left = tuple(sizes[:, None] * one for one in turns.left)
+            turns = replace(turns, left=left, first=tuple(one * sizes for one in turns.first))
+        return replace(
+            self, forms=sizes[:, None] * self.forms * sizes, projection=factor * self.projection, turns=turns
+        )
 
     @property
     def heads(self) -> int:

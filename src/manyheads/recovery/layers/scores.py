@@ -20,7 +20,7 @@ The function determines s_i - z_i whole, what depends on the query alone include
 (Theta + k e e^T, z + k) with the last unit vector e.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -103,6 +103,17 @@ class ScoreLayer(RotaryLayer):
         norm = (heads, dim + 1, dim + 1)
         of_positions = {"position_bias": (heads, None), "slopes": (heads,)}
         return {"query_norm": norm, "key_norm": norm, **of_positions, "sink": (heads,), "value_bias": (heads, dim)}
+
+    def of_scaled_tokens(self, factor: float) -> "ScoreLayer":
+        """Return the layer that gives for x what this one gives for factor * x."""
+        scaled = super().of_scaled_tokens(factor)
+        sizes = np.append(np.full(self.dim, factor), 1.0)
+        norms = {
+            name: sizes[:, None] * form * sizes
+            for name in ("query_norm", "key_norm")
+            if (form := getattr(self, name)) is not None
+        }
+        return replace(scaled, **norms)  # type: ignore[return-value]
 
     def parts(self) -> list[str]:
         """Return in words what the scores have beyond forms of tokens.

@@ -42,8 +42,10 @@ def find_attention(model: Any, family: Family, layer: int) -> tuple[Any, Any]:
         )
     common = [parts[0] for parts in zip(*weights, strict=False) if len(set(parts)) == 1]
     norms = places(Role.ATTENTION_NORM)
-    norm = model.get_submodule(".".join(norms[0])) if norms else None
-    return model.get_submodule(".".join(common)), norm
+    if norms:
+        return model.get_submodule(".".join(common)), model.get_submodule(".".join(norms[0]))
+    block = find_block(model, family, layer)
+    return model.get_submodule(".".join(common)), getattr(block, "input_layernorm", None)  # OLMo: without weights
 
 
 def find_block(model: Any, family: Family, layer: int) -> Any:

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 
 from manyheads.attention import AttentionLayer, MultiHeadAttention
-from manyheads.errors import UsageError
 from manyheads.models import attention_weights, open_checkpoint
 from manyheads.models.attention import AttentionWeights, Rotary, unread
 from manyheads.models.checkpoint import Checkpoint
@@ -44,9 +43,8 @@ def _true_layer(path: Path | str, layer: int, through: Through, follow_links: bo
         gain, shift = np.ones(weights.config.width), np.zeros(weights.config.width)
         if through != "attention":
             gain, shift = _norm(checkpoint, parameters, layer, len(gain))
-        if shift.any():
-            raise UsageError(f"layer {layer} of {path}: no layer is defined behind a norm with a shift and RoPE")
-        return _turned(weights, weights.config.rotary, gain)
+        centred = through != "attention" and weights.config.norm == "layer"
+        return _turned(weights, weights.config.rotary, gain, shift, centred=centred)
     found = _widened(weights).merged()
     if through == "attention":
         return found
@@ -59,8 +57,13 @@ def is_stored(path: Path | str) -> bool:
     return not unread(parameter_map(open_checkpoint(path)).config)
 
 
-def _turned(weights: AttentionWeights, rotary: Rotary, gain: np.ndarray) -> RotaryLayer:
-    """Return a layer with rotary positions in float64, on tokens before the gain of an RMSNorm."""
+def _turned(
+    weights: AttentionWeights, rotary: Rotary, gain: np.ndarray, shift: np.ndarray, *, centred: bool
+) -> RotaryLayer:
+    """Return a layer with rotary positions in float64, on tokens before gain and shift, projected off ones if centred.
+
+    What queries and keys make of the shift are biases of theirs.
+    """
     wide = _widened(weights)
     groups, (_, _, rank) = wide.heads // wide.groups, wide.query.shape
     # a checkpoint turns components (i, i + dims/2), the layer (i, i + N/2): both take the same new order.
@@ -70,16 +73,22 @@ def _turned(weights: AttentionWeights, rotary: Rotary, gain: np.ndarray) -> Rota
     order = np.concatenate([turned[:half], still[:middle], turned[half:], still[middle:]])
 
     def biased(weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:  # (m, d, N) -> (m, d + 1, N)
-        row = np.zeros((len(weight), 1, rank)) if bias is None else bias[:, None, :]
-        return np.concatenate([gain[:, None] * weight, row], axis=1)[..., order]
+        row = (shift @ weight + (0.0 if bias is None else bias))[:, None, :]
+        return np.concatenate([behind(weight), row], axis=1)[..., order]
+
+    def behind(weight: np.ndarray) -> np.ndarray:
+        scaled = gain[:, None] * weight
+        return scaled - scaled.mean(-2, keepdims=True) if centred else scaled
 
     merged = wide.merged()  # projections and output bias are the same with and without positions
+    projection = np.asarray(merged.projection)
+    constant = (0.0 if merged.bias is None else np.asarray(merged.bias)) + (shift @ projection).sum(0)
     return RotaryLayer.of_projections(
         wide.scale * biased(wide.query, wide.query_bias),
         np.repeat(biased(wide.key, wide.key_bias), groups, axis=0),
-        gain[:, None] * np.asarray(merged.projection),
+        behind(projection),
         rotary.frequencies(),
-        bias=None if merged.bias is None else np.asarray(merged.bias),
+        bias=constant if np.any(constant) else None,
     )
 
 

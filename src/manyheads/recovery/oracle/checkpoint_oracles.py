@@ -98,7 +98,7 @@ def checkpoint_oracle(
         if not path.is_dir():
             raise UsageError(f"{path}: give a folder with config.json and safetensors, as save_pretrained writes it")
         config, about = parameter_map(open_checkpoint(path, follow_links=follow_links)).config, path.name
-    facts = attention_config(config, layer, any_score=through == "attention")
+    facts = attention_config(config, layer, any_score=through != "block-with-mlp")
     refuse_what_queries_cannot_tell(config, facts, layer, through)
     if not hasattr(model, "named_parameters"):
         model = _load(path)
@@ -106,6 +106,11 @@ def checkpoint_oracle(
     module = find_block(model, config.family, layer) if through == "block-with-mlp" else module
     positions = None if facts.rotary is None else rotary_frequencies(model, model.config, layer)
     block = through == "block"
+    if block and norm is None:
+        raise NotExtractable(
+            f"layer {layer} of {about} has no norm in front of its attention under a name that is known here. Ask with "
+            "through='attention'"
+        )
     return LayerOracle(
         attention_function(
             module, norm if block else None, positions, causal=facts.causal, dtype=dtype, window=facts.window
@@ -115,7 +120,7 @@ def checkpoint_oracle(
         residual=block,
         normalized=through != "attention",
         rotary=facts.rotary is not None,
-        scores=has_other_scores(config, facts),
+        scores=has_other_scores(config, facts) or (block and facts.rotary is not None and facts.norm == "layer"),
         mlp=through == "block-with-mlp",
         dtype=dtype,
         about=f"{ASKED[through]} of layer {layer} of {about} ({config.family.model_type}), in {dtype}",
@@ -176,30 +181,30 @@ def refuse_what_queries_cannot_tell(config: ModelConfig, facts: AttentionConfig,
         )
     if through == "attention":
         return
-    if facts.window is not None:
-        raise NotExtractable(
-            f"{name} sees the last {facts.window} tokens only; through a norm, layers are extracted that see all "
-            "earlier ones. Ask with through='attention'"
-        )
     if facts.norm_place == "post":
         raise NotExtractable(
             f"{name} normalizes after the residual sum, norm(x + attn(x)): the norm hides the length of what it is "
             "given, and its input cannot be subtracted. Ask with through='attention'"
         )
-    if through == "block-with-mlp" and any(one.role is Role.ATTENTION_POST_NORM for one in config.family.body):
+    roles = {one.role for one in config.family.body}
+    if Role.ATTENTION_POST_NORM in roles:
         raise NotExtractable(
             f"{name} normalizes what its attention adds, x + norm(attn(x)), so that it is no sum over tokens that "
             "values determine. Ask with through='attention'"
         )
-    if facts.rotary is not None and has_other_scores(config, facts):
+    if Role.SINK in roles:
         raise NotExtractable(
-            f"{name} has rotary positions and other terms of its scores behind a norm, where plain ones alone are "
-            "extracted. Ask with through='attention'"
+            f"{name} has learned sinks, which take a share of a single token too, so that the epsilon of the norm "
+            "in front does not show in answers to short ones. Ask with through='attention'"
         )
-    if facts.rotary is not None and facts.norm == "layer":
+    if through == "block":
+        return
+    shifted = facts.rotary is not None and facts.norm == "layer"
+    if facts.window is not None or has_other_scores(config, facts) or shifted:
         raise NotExtractable(
-            f"{name} has a LayerNorm with a shift in front of rotary positions: what they make of the shift acts "
-            "as biases of queries and keys do. An RMSNorm, as of LLaMA, has none. Ask with through='attention'"
+            f"{name} has a window, other scores than plain or plain rotary ones, or a LayerNorm in front of rotary "
+            "positions, whose shift acts as biases do: with an MLP these are not extracted, since its inversion asks "
+            "tokens so large that the norm shows a sphere of them alone. Ask with through='block'"
         )
 
 

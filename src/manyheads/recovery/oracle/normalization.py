@@ -37,6 +37,29 @@ class Normalization:
         moved = x - x.mean(-1, keepdims=True) if self.centred else x
         return moved / np.sqrt((moved**2).mean(-1, keepdims=True) + self.epsilon)
 
+    @takes_arrays
+    def inverse(self, u: np.ndarray) -> np.ndarray:
+        """Return the tokens (..., d) that are normalized to u, of mean square below 1, but for their mean.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> norm = Normalization(centred=False, epsilon=1e-5)
+        >>> u = np.array([0.5, -0.25])
+        >>> bool(np.allclose(norm(norm.inverse(u)), u, rtol=1e-14))
+        True
+        """
+        u = np.asarray(u, np.float64)
+        u = u - u.mean(-1, keepdims=True) if self.centred else u
+        found: np.ndarray = u * np.sqrt(self.epsilon / (1 - (u**2).mean(-1, keepdims=True)))
+        return found
+
+    @property
+    def formula(self) -> str:
+        """The normalization in signs."""
+        off = "(x - mean) / sqrt(variance" if self.centred else "x / sqrt(mean square"
+        return f"{off} + {self.epsilon:.1e})"
+
     @property
     def name(self) -> str:
         """LayerNorm or RMSNorm."""

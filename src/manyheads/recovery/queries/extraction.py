@@ -33,7 +33,18 @@ from manyheads.recovery.queries.vocabulary.noise import vocabulary_noise
 from manyheads.recovery.refusals import RankBudgetError, RecoveryRefused, VerificationError
 from manyheads.recovery.results import Extracted, Recovery
 
-Method = Literal["auto", "subspaces", "bounded", "sphere", "rotary", "rotary-sphere", "scores", "vocabulary", "probes"]
+Method = Literal[
+    "auto",
+    "subspaces",
+    "bounded",
+    "sphere",
+    "rotary",
+    "rotary-sphere",
+    "scores",
+    "scores-sphere",
+    "vocabulary",
+    "probes",
+]
 
 SELECTION = 20  # sequences on which an attempt is judged before the certificate is drawn
 MATRICES = 12  # matrices (d, d) that an extraction holds at least: W_S, its readings, and Theta and W of a head or two
@@ -76,9 +87,10 @@ def extract_layer(
     method
         "subspaces" needs O(d) calls and answers exact to rounding in float64; "bounded" needs O(d^2) and bears noise;
         "sphere" is for functions that normalize their tokens; "rotary" for positions that turn queries and keys;
-        "rotary-sphere" for both; "scores" for these with biases, and for other scores; "probes" for answers in single
-        precision, with fewer calls and digits than "bounded"; "vocabulary" for servers that take the rows of a table of
-        embeddings alone. "auto" chooses by what is measured, and the result says which, and why.
+        "rotary-sphere" for both; "scores" for these with biases, and for other scores; "scores-sphere" for these behind
+        a norm; "probes" for answers in single precision, with fewer calls and digits than "bounded"; "vocabulary" for
+        servers that take the rows of a table of embeddings alone. "auto" chooses by what is measured, and the result
+        says which, and why.
     noise
         Relative noise of the answers; None measures it.
     seed

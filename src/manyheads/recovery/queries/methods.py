@@ -18,6 +18,7 @@ from manyheads.recovery.queries.rotary.algorithm import extract_rotary
 from manyheads.recovery.queries.rotary.forms import FormSettings
 from manyheads.recovery.queries.rotary.normalized import extract_rotary_on_sphere
 from manyheads.recovery.queries.scores.algorithm import extract_scores
+from manyheads.recovery.queries.scores.normalized import extract_scores_behind_norm
 from manyheads.recovery.queries.sphere.algorithm import SphereSettings, extract_on_sphere
 from manyheads.recovery.queries.subspaces.algorithm import extract_by_subspaces
 from manyheads.recovery.queries.subspaces.settings import ProbeSettings, SubspaceSettings
@@ -102,7 +103,8 @@ ROOM: Mapping[str, tuple[int, float]] = MappingProxyType(
         "sphere": (10, 2.0),
         "rotary": (33, np.inf),
         "rotary-sphere": (16, 2.0),
-        "scores": (33, np.inf),
+        "scores": (33, 3.0),
+        "scores-sphere": (33, 2.0),
         "vocabulary": (8, 0.0),
     }
 )
@@ -133,10 +135,14 @@ def plan_attempts(method: str, level: float, measured: OracleNoise, options: Ext
     if method.startswith("rotary") and level < SINGLE:
         reason = "positions that were turned in single precision"
         plan.append(Attempt(method, True, reason, "refused", SINGLE))
-    if method == "scores" and not options.accurate:
+    if method.startswith("scores") and not options.accurate:
         plan.append(Attempt(method, True, "more calls for more digits", "refused"))
-    if method == "rotary":
-        plan.append(Attempt("scores", options.accurate, "the scores are no plain rotary ones", "refused"))
+    if method == "rotary" or (method == "rotary-sphere" and not options.mlp):
+        plan.append(
+            Attempt(
+                method.replace("rotary", "scores"), options.accurate, "the scores are no plain rotary ones", "refused"
+            )
+        )
     if method == "subspaces" and reason != "asked for" and measured.dim <= WIDEST:
         plan.append(Attempt("bounded", True, "the output spaces of the heads are not disjoint", "ranks"))
     return plan
@@ -146,6 +152,8 @@ def _choose(level: float, measured: OracleNoise, options: ExtractionOptions) -> 
     if options.limits.vocabulary is not None:
         return "vocabulary", "the server takes the tokens of a vocabulary alone"
     if options.scores:
+        if measured.normalized if options.normalized is None else options.normalized:
+            return "scores-sphere", "the function normalizes its tokens, and its scores are others than rotary ones"
         return "scores", "the attention scores are said to be others than plain or rotary ones"
     normalized = measured.normalized if options.normalized is None else options.normalized
     if options.rotary and normalized:
@@ -184,6 +192,7 @@ METHODS: Mapping[str, Runner] = MappingProxyType(
         "sphere": Method(extract_on_sphere, SphereSettings),
         "rotary": Method(extract_rotary, FormSettings),
         "scores": Method(extract_scores, FormSettings),
+        "scores-sphere": Method(extract_scores_behind_norm, FormSettings),
         "vocabulary": Method(extract_from_vocabulary, VocabularySettings),
         "rotary-sphere": Method(extract_rotary_on_sphere, FormSettings),
     }

@@ -57,13 +57,14 @@ def test_a_block_is_extracted_and_shared_values_too(layer, shared, seed):
 
 
 def test_what_is_no_such_layer_is_refused(layer, rng, seed):
-    """Negative controls: a shift behind the norm, tokens that see later ones, an MLP on the norm."""
+    """Negative controls: an MLP on the norm, and a shift behind it, which is left to the method for other scores."""
     shift, weights = rng.standard_normal(DIM), rng.standard_normal((DIM, DIM))
-    shifted = block(layer, inside=lambda u: u + shift)
     mlp = LayerOracle(lambda x: x + np.tanh(NORM(x) @ weights), DIM, True, True, None, True)
-    for oracle in (shifted, mlp):
+    shifted, options = block(layer, inside=lambda u: u + shift), ExtractionOptions(verify=40, tries=1)
+    for oracle, method in ((shifted, "rotary-sphere"), (mlp, "auto")):
         with pytest.raises(RecoveryRefused):
-            mh.extract_layer(oracle, seed=seed, options=ExtractionOptions(verify=40, tries=1))
+            mh.extract_layer(oracle, method=method, seed=seed, options=options)
+    assert mh.extract_layer(shifted, seed=seed, options=options).method == "scores-sphere"
 
 
 def test_weights_without_positions_show_no_heads(rng):

@@ -13,13 +13,11 @@ t >= 1, its symmetric part at 0, P G W_i and c, for a norm without a shift; a sh
 do, and is refused, since logits are then not odd in the key. Derived here.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from manyheads.recovery.layers.rotary import RotaryLayer
-from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.rotary.algorithm import LogitForms, Values, share_out
@@ -57,20 +55,11 @@ def extract_rotary_on_sphere(
     with log.stage("logits") as figures:
         reader = NormalizedReader(oracle, sums.bias, values.projection, np.sqrt(oracle.dim) * basis[0])
         forms = LogitForms(reader, noise, rng, settings, values, sums.bias, basis, length=1.0, repeats=REPEATS)
-        layer: Any = _on_u(forms.read(figures), norm)
+        found = forms.read(figures)
+    layer: Any = found.of_scaled_tokens(np.sqrt(1 + norm.epsilon))  # tokens of the sphere are longer than u
     longest = layer.offsets if layer.turns is None else None
-    off = "(x - mean) / sqrt(variance" if norm.centred else "x / sqrt(mean square"
-    acts_on = f"u = {off} + {norm.epsilon:.1e}), offset by offset"
+    acts_on = f"u = {norm.formula}, offset by offset"
     return Extracted(layer, tuple(log.stages), acts_on, prepare=norm, predict=lambda x: layer(norm(x)), longest=longest)
-
-
-def _on_u(layer: RotaryLayer, norm: Normalization) -> RotaryLayer:
-    """Return the layer that acts on u, from the one that acts on tokens of the sphere, u times root(1 + epsilon)."""
-    size = 1 + norm.epsilon
-    turns = layer.turns
-    if turns is not None:
-        turns = replace(turns, left=tuple(size * one for one in turns.left))
-    return RotaryLayer(layer.forms * size, layer.projection * np.sqrt(size), layer.bias, turns)
 
 
 def _read_values(

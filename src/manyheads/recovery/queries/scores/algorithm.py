@@ -34,6 +34,7 @@ from manyheads.recovery.results import Extracted, StageLog
 
 SIZE = 0.9  # standard deviation of the scores that are read: larger ones leave some weights too small
 LARGEST = 0.7  # the same where the norm of queries and keys keeps them from becoming smaller
+ROOM = 0.98  # of the largest norm that is taken
 SHORTENED = 20  # times that tokens are halved there
 LARGE = 2.5  # length of the tokens that show a cap, relative to the others
 OTHER = 1e-2  # misfit of scores at other offsets beyond which they are of another kind; verification is stricter
@@ -94,6 +95,7 @@ class _Scores:
         self.sinks = beside is not None
         self.reader = ScoreReader(oracle, sums.bias, heads.projection, None, beside.value_bias if beside else None)
         self.window: int | None = None
+        self.longest = ROOM * oracle.limits.reach / np.sqrt(oracle.dim)  # length that tokens may have
         self.longer = 1.0  # tokens whose norms are read, relative to the others
         most = min(oracle.dim // len(heads.ranks), *heads.ranks)
         if most < 3:
@@ -147,7 +149,8 @@ class _Scores:
             before, size = size, float((np.abs(scores - np.median(scores, axis=0))).mean(0).max()) / 0.8
             if 0.8 < before / size < 1.25:  # scores do not depend on the length, or have the right size
                 break
-            self.length *= float(np.clip(SIZE / max(size, 1e-9), 1 / 16, 16) ** 0.5)
+            longer = float(np.clip(SIZE / max(size, 1e-9), 1 / 16, 16) ** 0.5)
+            self.length = min(self.length * longer, self.longest / 2)
         return size
 
     def _reach_epsilon(self, size: float) -> float:
@@ -169,6 +172,7 @@ class _Scores:
 
     def _doubled(self, scale: float = 1.0) -> tuple[Array, Array]:
         """Return scores (N, m) of keys at offset 2, and of twice these keys."""
+        scale = min(scale, self.longest / (2 * self.length))
         tokens = self._tokens(48)
         tokens = np.concatenate([tokens[:24], scale * tokens[24:], 2 * scale * tokens[24:]])
         query = np.arange(24)
@@ -313,11 +317,11 @@ class _Scores:
         rank = max(space.shape[1] for space in spaces)
         whole = [np.eye(self.dim)] * len(spaces)
         tokens, values = np.zeros((0, self.dim)), np.zeros((0, len(spaces)))
-        rest = np.inf
+        rest, longer = np.inf, min(self.longer, self.longest / self.length)
         for bases, width in ((spaces, rank), (whole, self.dim)):
             count = int(1.3 * (width * (width + 1) // 2 + 1)) + 8 - len(tokens)
             if count > 0:
-                drawn = self._tokens(count) * np.exp(self.rng.uniform(np.log(0.03), np.log(self.longer), (count, 1)))
+                drawn = self._tokens(count) * np.exp(self.rng.uniform(np.log(0.03), np.log(longer), (count, 1)))
                 scores = ask(drawn, some)  # (few, N, m)
                 linear = np.einsum("mnd,Nd->nNm", table[:, : len(some)], drawn)
                 ratio = (linear * scores).sum(0) / (scores**2).sum(0)

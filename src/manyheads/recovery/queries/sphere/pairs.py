@@ -43,6 +43,7 @@ from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 
 FIRST = 10  # queries at the first probe
 STARTS = 12  # queries whose pencils are tried
+SMALL = (1e-2, 3e-3)  # root mean squares of the tokens that show epsilon
 WELL_SEPARATED = 100.0  # amplification of noise by a net below which no other difference is tried
 
 
@@ -212,25 +213,24 @@ def _starts(answers: Array, whole: Array) -> Array:
     return np.array(starts)
 
 
-def read_normalized_sums(
+def read_norm(
     ask: Callable[..., Array], dim: int, noise: float, rng: np.random.Generator
-) -> tuple[Sums, Normalization, Array]:
-    r"""Read W_S and c from single tokens of the sphere, and which normalization stands in front.
+) -> tuple[Normalization, Array]:
+    r"""Read which normalization stands in front.
 
     A LayerNorm does not see x + 1: then tokens have mean zero, otherwise the answers to x and 2 x must agree but for
     epsilon. With a token of mean square one scaled by a small s the answer is smaller by
 
     .. math:: f^2 = s^2 (1 + \epsilon) / (s^2 + \epsilon), \qquad \epsilon = s^2 (1 - f^2) / (f^2 - s^2).
 
-    Returns W_S and c, which act on tokens of norm sqrt d (of mean zero, if centred); the normalization; an orthonormal
-    basis of the space of the tokens, in random rotation, (d - 1 or d, d).
+    s is small at first, and s^2 = epsilon the second time, where epsilon shows. Returns the normalization, and a token
+    of the sphere.
     """
-    radius, small = np.sqrt(dim), np.array([1e-2, 3e-3])
+    radius = np.sqrt(dim)
     centre = np.eye(dim) - np.full((dim, dim), 1 / dim)
     token = rng.standard_normal(dim) @ centre
     token *= radius / np.linalg.norm(token)
-    asked = np.stack([token, token + 1.0, 2 * token, -token, small[0] * token, small[1] * token])
-    y = ask(asked[:, None], read="last")
+    y = ask(np.stack([token, token + 1.0, 2 * token, -token, SMALL[0] * token])[:, None], read="last")
     loose = max(1e-8, 1e3 * noise)
     bias, size = (y[0] + y[3]) / 2, np.linalg.norm(y[0] - y[3]) / 2
     centred = bool(np.linalg.norm(y[1] - y[0]) < loose * size)
@@ -240,17 +240,37 @@ def read_normalized_sums(
             measured=float(np.linalg.norm(y[2] - y[0]) / size),
             threshold=0.01,
         )
-    shrunk = ((y[4:] - bias) @ (y[0] - bias)) / size**2
-    epsilon = small**2 * (1 - shrunk**2) / np.maximum(shrunk**2 - small**2, np.finfo(float).tiny)
-    doubt = max(1e-3 * epsilon[0], 1e3 * max(noise, EPS) * small[0] ** 2)
-    if abs(epsilon[1] - epsilon[0]) > doubt or epsilon.min() < -doubt:
+
+    def epsilon_at(s: float, answer: Array) -> float:
+        shrunk = float((answer - bias) @ (y[0] - bias) / size**2)
+        return float(s**2 * (1 - shrunk**2) / max(shrunk**2 - s**2, np.finfo(float).tiny))
+
+    first = epsilon_at(SMALL[0], y[4])
+    doubt = max(1e-3 * first, 1e3 * max(noise, EPS) * SMALL[0] ** 2)
+    s = float(np.sqrt(first)) if doubt < first < 1 else SMALL[1]
+    second = epsilon_at(s, ask(s * token[None, None], read="last")[0])
+    if abs(second - first) > doubt or min(first, second) < -doubt:
         raise NotALayer(
             "answers to short tokens are not those of a LayerNorm or RMSNorm with any epsilon",
-            measured=float(abs(epsilon[1] - epsilon[0])),
+            measured=abs(second - first),
             threshold=doubt,
         )
+    return Normalization(centred, max(second, 0.0)), token
+
+
+def read_normalized_sums(
+    ask: Callable[..., Array], dim: int, noise: float, rng: np.random.Generator
+) -> tuple[Sums, Normalization, Array]:
+    """Read W_S and c from single tokens of the sphere, and which normalization stands in front.
+
+    Returns W_S and c, which act on tokens of norm sqrt d (of mean zero, if centred); the normalization; an orthonormal
+    basis of the space of the tokens, in random rotation, (d - 1 or d, d).
+    """
+    radius, loose = np.sqrt(dim), max(1e-8, 1e3 * noise)
+    norm, token = read_norm(ask, dim, noise, rng)
+    centre = np.eye(dim) - np.full((dim, dim), 1 / dim)
     basis = np.linalg.svd(rng.standard_normal((dim, dim)) @ centre)[2][: dim - 1]
-    if not centred:
+    if not norm.centred:
         basis = np.linalg.qr(rng.standard_normal((dim, dim)))[0]
     y = ask(radius * np.concatenate([basis, -basis[:2]])[:, None], read="last")
     bias = (y[:2] + y[-2:]).mean(0) / 2
@@ -262,4 +282,4 @@ def read_normalized_sums(
             measured=float(rest / np.linalg.norm(asked_answer - bias)),
             threshold=loose,
         )
-    return Sums(projection, bias), Normalization(centred, float(max(epsilon[1], 0.0))), basis
+    return Sums(projection, bias), norm, basis

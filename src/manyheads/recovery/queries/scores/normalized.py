@@ -1,0 +1,87 @@
+r"""Extraction behind a norm of a layer with any attention score: the norm is inverted, and tokens are free again.
+
+A norm whose epsilon is not zero maps all tokens x (of mean zero, for a LayerNorm) one to one onto an open ball,
+
+.. math:: u = \frac{x}{\sqrt{|x|^2 / d + \epsilon}}, \qquad |u|^2 < d, \qquad
+          x = u \sqrt{\frac{\epsilon}{1 - |u|^2 / d}},
+
+so that any u of the ball can be asked, the zero token included. Asked in z = R u the layer is one without a norm whose
+tokens are no longer than R sqrt(d), which `algorithm` extracts; R is a unit. Tokens that are asked have the size of
+sqrt(epsilon): a residual connection adds little to the answers, and takes no digits from them.
+
+Of a norm with gain g and shift b in front, G = diag(g), and P the projector off the vector of ones for a LayerNorm, the
+function determines epsilon, P G W_i, c + sum_i b W_i, and the forms of the tokens (u, 1) for the queries (P G W_Q, b
+W_Q + b_Q) and keys (P G W_K, b W_K + b_K) up to what no softmax sees. It does not determine gain or shift for
+themselves. Derived here.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from manyheads.recovery.oracle.normalization import Normalization
+from manyheads.recovery.oracle.oracle import Counts, Oracle, Read
+from manyheads.recovery.queries.rotary.forms import FormSettings
+from manyheads.recovery.queries.scores.algorithm import extract_scores
+from manyheads.recovery.queries.sigmoid_network import Array
+from manyheads.recovery.queries.sphere.pairs import read_norm
+from manyheads.recovery.refusals import FitError
+from manyheads.recovery.results import Extracted, StageLog
+
+UNIT = 3.0  # R: tokens of the method, of norm sqrt(d), are a third as long as the ball is wide
+SMALLEST = 1e-24  # epsilon below which tokens are too short to be squared
+
+
+class BehindNorm(Oracle):
+    """An oracle behind a norm, asked about z = UNIT u; the oracle with the norm counts."""
+
+    def __init__(self, oracle: Oracle, norm: Normalization):
+        limits = dataclasses.replace(oracle.limits, max_norm=UNIT * float(np.sqrt(oracle.dim)))
+        super().__init__(oracle.function, oracle.dim, dataclasses.replace(oracle.settings, limits=limits))
+        self.behind, self.norm, self.answer_dtype = oracle, norm, oracle.answer_dtype
+
+    @property
+    def counts(self) -> Mapping[str, Counts]:
+        """Queries of every stage to the oracle with the norm."""
+        return self.behind.counts
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count under this name what the oracle with the norm is asked within."""
+        with self.behind.stage(name):
+            yield
+
+    def __call__(self, x: Array, read: Read = "last") -> Array:
+        """Ask about sequences z (n, k, d); return the last rows (n, d), all rows (n, k, d) or some of them."""
+        self.limits.check(x)
+        return np.asarray(self.behind(self.norm.inverse(x / UNIT), read), np.float64)
+
+
+def extract_scores_behind_norm(
+    oracle: Oracle, noise: float, rng: np.random.Generator, settings: FormSettings | None = None
+) -> Extracted:
+    """Extract a causal layer behind a norm whose scores depend on positions, with what may stand in them."""
+    log = StageLog(oracle)
+    with log.stage("norm") as figures:
+        norm, _ = read_norm(oracle, oracle.dim, noise, rng)
+        figures |= {"epsilon": norm.epsilon, "centred": norm.centred}
+        if norm.epsilon < SMALLEST:
+            raise FitError(
+                "the norm in front shows no epsilon, so that tokens lie on a sphere, where other scores than plain "
+                "rotary ones are not read",
+                measured=norm.epsilon,
+                threshold=SMALLEST,
+            )
+    found = extract_scores(BehindNorm(oracle, norm), noise, rng, settings)
+    layer = found.layer.of_scaled_tokens(UNIT)  # type: ignore[attr-defined]
+    parts = found.acts_on.partition(";")[2]
+    return dataclasses.replace(
+        found,
+        layer=layer,
+        stages=(*log.stages, *found.stages),
+        acts_on=f"u = {norm.formula}, offset by offset" + (f";{parts}" if parts else ""),
+        prepare=norm,
+        predict=lambda x: layer(norm(x)),
+    )
