@@ -42,7 +42,7 @@ def test_the_inverse_of_a_norm_reaches_every_token_of_the_ball(norm, rng):
 
 @pytest.mark.parametrize("norm", [RMS, LAYER])
 def test_biases_and_shifts_are_found_as_far_as_they_are_determined(norm, seed):
-    """Those with gain and shift moved into the weights; another gain with other weights is the same layer."""
+    """The weights are those with gain and shift moved into them."""
     rng = np.random.default_rng([seed, 3])
     layer = planted_rotary_layer(rng, DIM, HEADS, key_bias=0.5)
     gain, shift = rng.uniform(0.5, 1.5, DIM), 0.3 * rng.standard_normal(DIM)
@@ -56,9 +56,13 @@ def test_biases_and_shifts_are_found_as_far_as_they_are_determined(norm, seed):
     assert found.extracted.prepare.epsilon == pytest.approx(norm.epsilon, rel=1e-9)
     np.testing.assert_allclose(found.layer.bias, truth.bias, atol=1e-9)
     assert compare_layers(behind(layer, norm, gain, 0 * shift), found.layer).key_bias > 0.1  # the shift shows
-    moved = behind(layer, norm, gain, shift)  # gain and shift in the weights: the same function
-    again = mh.extract_layer(block(moved, norm), seed=seed, options=options)
-    assert compare_layers(again.layer, found.layer).theta < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["head norms", "ALiBi and biases", "sinks, biases and window"])
+def test_a_layer_of_scaled_tokens(kind, rng):
+    """Gains that are moved into the weights leave the function as it is."""
+    layer, x = planted_score_layer(rng, DIM, HEADS, kind), rng.standard_normal((3, 9, DIM))
+    np.testing.assert_allclose(layer.of_scaled_tokens(3.0)(x), layer(3.0 * x), atol=1e-11)
 
 
 @pytest.mark.parametrize(

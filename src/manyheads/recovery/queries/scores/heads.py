@@ -28,6 +28,7 @@ from manyheads.recovery.refusals import FitError, RankBudgetError
 
 LENGTHS = (1.0, 2.0, 0.5, 1.0, 1.5)  # of the repeated tokens that are tried, relative to the first
 LONGER = (1.0, 2.0, 4.0, 8.0, 16.0)  # of the first one, relative to sqrt(d)
+LARGEST = 0.98  # norm of a repeated token, of the largest that is taken
 UNEVEN = 0.2  # relative deviation from even attention at which heads are told apart well
 RIGHT = 1e-9  # of random rows, that the heads may leave before another token is tried
 STENCIL = (4 / 5, -1 / 5, 4 / 105, -1 / 280)  # central differences of order 8
@@ -57,7 +58,7 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generato
     first = _first_length(oracle, sums, rng)
     for scale in LENGTHS:
         z = rng.standard_normal(dim)
-        z *= scale * first * np.sqrt(dim) / np.linalg.norm(z)
+        z *= min(scale * first * np.sqrt(dim), LARGEST * oracle.limits.reach) / np.linalg.norm(z)
         jacobians = jacobians_at(oracle, z, length, step_at(z, noise))
         wrong = np.linalg.norm(jacobians.sum(1) - sums.projection, axis=(1, 2)).max()  # weights of a row add up to one
         try:
@@ -86,13 +87,14 @@ def _first_length(oracle: Oracle, sums: Sums, rng: np.random.Generator) -> float
     z, moved = (one * np.sqrt(oracle.dim) / np.linalg.norm(one) for one in (z, z + 0.3 * other))
     x = np.tile(z, (4, 1))
     x[0] = moved
-    scales = np.array(LONGER)[:, None, None]
+    longer = [one for one in LONGER if one == LONGER[0] or one * np.sqrt(oracle.dim) < oracle.limits.reach]
+    scales = np.array(longer)[:, None, None]
     y = (oracle(scales * x, read="all") - sums.bias) / scales - z @ sums.projection
     even = ((moved - z) @ sums.projection) / np.arange(1, 5)[:, None]
     uneven = np.linalg.norm((y - even)[:, 1:], axis=(1, 2)) / np.linalg.norm(even[1:])
     if uneven.max() < 2 * uneven[0]:
-        return LONGER[0]
-    return LONGER[int(np.argmax(uneven > min(UNEVEN, uneven.max() / 2)))]
+        return longer[0]
+    return longer[int(np.argmax(uneven > min(UNEVEN, uneven.max() / 2)))]
 
 
 def step_at(z: Array, noise: float) -> float:

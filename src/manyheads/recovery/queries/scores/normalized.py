@@ -31,7 +31,6 @@ from manyheads.recovery.refusals import FitError
 from manyheads.recovery.results import Extracted, StageLog
 
 UNIT = 3.0  # R: tokens of the method, of norm sqrt(d), are a third as long as the ball is wide
-SMALLEST = 1e-24  # epsilon below which tokens are too short to be squared
 
 
 class BehindNorm(Oracle):
@@ -67,12 +66,12 @@ def extract_scores_behind_norm(
     with log.stage("norm") as figures:
         norm, _ = read_norm(oracle, oracle.dim, noise, rng)
         figures |= {"epsilon": norm.epsilon, "centred": norm.centred}
-        if norm.epsilon < SMALLEST:
+        if norm.epsilon == 0.0:
             raise FitError(
                 "the norm in front shows no epsilon, so that tokens lie on a sphere, where other scores than plain "
                 "rotary ones are not read",
                 measured=norm.epsilon,
-                threshold=SMALLEST,
+                threshold=np.finfo(np.float64).tiny,
             )
     found = extract_scores(BehindNorm(oracle, norm), noise, rng, settings)
     layer = found.layer.of_scaled_tokens(UNIT)  # type: ignore[attr-defined]

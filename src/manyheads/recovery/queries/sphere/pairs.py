@@ -223,8 +223,8 @@ def read_norm(
 
     .. math:: f^2 = s^2 (1 + \epsilon) / (s^2 + \epsilon), \qquad \epsilon = s^2 (1 - f^2) / (f^2 - s^2).
 
-    s is small at first, and s^2 = epsilon the second time, where epsilon shows. Returns the normalization, and a token
-    of the sphere.
+    s is small at first, and s^2 = epsilon the second time, where epsilon shows; where not, it is returned as zero.
+    Returns the normalization, and a token of the sphere.
     """
     radius = np.sqrt(dim)
     centre = np.eye(dim) - np.full((dim, dim), 1 / dim)
@@ -255,7 +255,7 @@ def read_norm(
             measured=abs(second - first),
             threshold=doubt,
         )
-    return Normalization(centred, max(second, 0.0)), token
+    return Normalization(centred, second if second > doubt else 0.0), token
 
 
 def read_normalized_sums(
