@@ -23,6 +23,7 @@ from manyheads.errors import UsageError, check_integer
 from manyheads.recovery.refusals import LimitError
 
 SLACK = 1e-5  # share by which a token may exceed the largest norm: it is rounded when it is handed over
+MARGIN = 0.98  # of the largest norm, to which tokens are shortened
 SLOWEST = 1 / 3600  # calls per second below which one wait would take more than an hour
 
 
@@ -144,6 +145,14 @@ class ServerLimits:
     def unit(self, dim: int) -> float:
         """Return the norm of tokens that can be tripled: sqrt(d), or less where norms are limited."""
         return min(float(np.sqrt(dim)), self.reach / 3)
+
+    def shortened(self, x: np.ndarray) -> np.ndarray:
+        """Return tokens (..., d) with those that are longer than the largest norm shortened to it, with a margin."""
+        if self.max_norm is None:
+            return x
+        norms = np.linalg.norm(x, axis=-1, keepdims=True)
+        shorter: np.ndarray = x * np.minimum(1.0, MARGIN * self.max_norm / np.maximum(norms, np.finfo(float).tiny))
+        return shorter
 
     def fit(self, x: np.ndarray) -> np.ndarray:
         """Return normal tokens (..., d) as the server takes them: in its unit, or as rows of its vocabulary."""

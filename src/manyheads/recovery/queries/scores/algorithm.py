@@ -21,6 +21,7 @@ import numpy as np
 
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
 from manyheads.recovery.layers.scores import ScoreLayer
+from manyheads.recovery.oracle.limits import MARGIN
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums, read_sums
 from manyheads.recovery.queries.rotary.forms import FormSettings, turned_residual
@@ -34,7 +35,6 @@ from manyheads.recovery.results import Extracted, StageLog
 
 SIZE = 0.9  # standard deviation of the scores that are read: larger ones leave some weights too small
 LARGEST = 0.7  # the same where the norm of queries and keys keeps them from becoming smaller
-ROOM = 0.98  # of the largest norm that is taken
 SHORTENED = 20  # times that tokens are halved there
 LARGE = 2.5  # length of the tokens that show a cap, relative to the others
 OTHER = 1e-2  # misfit of scores at other offsets beyond which they are of another kind; verification is stricter
@@ -95,7 +95,7 @@ class _Scores:
         self.sinks = beside is not None
         self.reader = ScoreReader(oracle, sums.bias, heads.projection, None, beside.value_bias if beside else None)
         self.window: int | None = None
-        self.longest = ROOM * oracle.limits.reach / np.sqrt(oracle.dim)  # length that tokens may have
+        self.longest = MARGIN * oracle.limits.reach / np.sqrt(oracle.dim)  # length that tokens may have
         self.longer = 1.0  # tokens whose norms are read, relative to the others
         most = min(oracle.dim // len(heads.ranks), *heads.ranks)
         if most < 3:

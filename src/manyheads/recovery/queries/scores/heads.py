@@ -28,7 +28,6 @@ from manyheads.recovery.refusals import FitError, RankBudgetError
 
 LENGTHS = (1.0, 2.0, 0.5, 1.0, 1.5)  # of the repeated tokens that are tried, relative to the first
 LONGER = (1.0, 2.0, 4.0, 8.0, 16.0)  # of the first one, relative to sqrt(d)
-LARGEST = 0.98  # norm of a repeated token, of the largest that is taken
 UNEVEN = 0.2  # relative deviation from even attention at which heads are told apart well
 RIGHT = 1e-9  # of random rows, that the heads may leave before another token is tried
 STENCIL = (4 / 5, -1 / 5, 4 / 105, -1 / 280)  # central differences of order 8
@@ -58,7 +57,7 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generato
     first = _first_length(oracle, sums, rng)
     for scale in LENGTHS:
         z = rng.standard_normal(dim)
-        z *= min(scale * first * np.sqrt(dim), LARGEST * oracle.limits.reach) / np.linalg.norm(z)
+        z = oracle.limits.shortened(z * (scale * first * np.sqrt(dim) / np.linalg.norm(z)))
         jacobians = jacobians_at(oracle, z, length, step_at(z, noise))
         wrong = np.linalg.norm(jacobians.sum(1) - sums.projection, axis=(1, 2)).max()  # weights of a row add up to one
         try:

@@ -26,7 +26,7 @@ REPEATS = 3  # readings of each term
 def find_window(oracle: Oracle, noise: float, rng: np.random.Generator) -> int | None:
     """Return how many tokens a row sees, itself included; None where rows of LONGEST tokens see all."""
     x = np.zeros((2, LONGEST, oracle.dim))
-    x[0, 0], x[1, 0] = rng.standard_normal((2, oracle.dim))
+    x[:, 0] = oracle.limits.shortened(rng.standard_normal((2, oracle.dim)))
     y = oracle(x, read="all")
     change = np.linalg.norm(y[0] - y[1], axis=1)
     last = int(np.flatnonzero(change > max(UNSEEN, UNHEARD * noise) * change.max()).max())

@@ -33,7 +33,7 @@ def refined_spaces(
     """
     whole = np.concatenate(spaces)
     x = rng.standard_normal((EXCESS * oracle.dim + 32, 2, oracle.dim))
-    x *= length * np.exp(rng.uniform(np.log(0.3), np.log(1.5), (len(x), 1, 1)))
+    x = oracle.limits.shortened(x * (length * np.exp(rng.uniform(np.log(0.3), np.log(1.5), (len(x), 1, 1)))))
     y = oracle(x, read="last")
     columns = np.linalg.pinv(whole)  # T, block by block
     cuts = np.cumsum([len(space) for space in spaces])[:-1]
