@@ -60,11 +60,13 @@ def test_what_is_no_such_layer_is_refused(layer, rng, seed):
     """Negative controls: an MLP on the norm, and a shift behind it, which is left to the method for other scores."""
     shift, weights = rng.standard_normal(DIM), rng.standard_normal((DIM, DIM))
     mlp = LayerOracle(lambda x: x + np.tanh(NORM(x) @ weights), DIM, True, True, None, True)
-    shifted, options = block(layer, inside=lambda u: u + shift), ExtractionOptions(verify=40, tries=1)
-    for oracle, method in ((shifted, "rotary-sphere"), (mlp, "auto")):
-        with pytest.raises(RecoveryRefused):
-            mh.extract_layer(oracle, method=method, seed=seed, options=options)
-    assert mh.extract_layer(shifted, seed=seed, options=options).method == "scores-sphere"
+    options = ExtractionOptions(verify=40, tries=1)
+    with pytest.raises(RecoveryRefused):
+        mh.extract_layer(mlp, seed=seed, options=options)
+    found = mh.extract_layer(block(layer, inside=lambda u: u + shift), seed=seed, options=options)
+    assert found.method == "scores-sphere"
+    assert found.tried[0].startswith("rotary-sphere: ")
+    assert "Error" in found.tried[0]  # refused
 
 
 def test_weights_without_positions_show_no_heads(rng):
