@@ -29,7 +29,14 @@ SIZES = {
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _WINDOWED = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}
 _IMAGES = {"image_size": 8, "patch_size": 2, "num_channels": 1, "num_labels": 10}
-_LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+_LATENT = {
+    "num_key_value_heads": HEADS,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+}
 
 DECODERS = {
     "gpt2": {},

@@ -28,7 +28,7 @@ from manyheads.recovery.refusals import FitError, RankBudgetError
 
 LENGTHS = (1.0, 2.0, 0.5, 1.0, 1.5)  # of the repeated tokens that are tried, relative to the first
 LONGER = (1.0, 2.0, 4.0, 8.0, 16.0)  # of the first one, relative to sqrt(d)
-UNEVEN = 0.2  # relative deviation from even attention at which heads are told apart well
+BENT = 0.1  # relative deviation of answers from linear ones at which heads are told apart well
 RIGHT = 1e-9  # of random rows, that the heads may leave before another token is tried
 STENCIL = (4 / 5, -1 / 5, 4 / 105, -1 / 280)  # central differences of order 8
 STEP = 1.0  # of differences, times the ninth root of the noise
@@ -54,7 +54,7 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generato
     length = int(np.clip(dim // 4, 6, 10))
     found: Heads | None = None
     refusal: FitError | RankBudgetError | None = None
-    first = _first_length(oracle, sums, rng)
+    first = first_length(oracle, rng)
     for scale in LENGTHS:
         z = rng.standard_normal(dim)
         z = oracle.limits.shortened(z * (scale * first * np.sqrt(dim) / np.linalg.norm(z)))
@@ -77,23 +77,23 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generato
     return found
 
 
-def _first_length(oracle: Oracle, sums: Sums, rng: np.random.Generator) -> float:
-    """Return the least length of a token, relative to sqrt(d), whose copies do not attend nearly evenly.
+def first_length(oracle: Oracle, rng: np.random.Generator) -> float:
+    """Return the least length of tokens, relative to sqrt(d), at which answers are far from linear in them.
 
-    Untrained layers have scores so small that all heads do; behind a norm of queries and keys length changes nothing.
+    Untrained layers have scores so small that all heads attend nearly evenly at length sqrt(d); behind a norm of
+    queries and keys length changes nothing.
     """
-    z, other = rng.standard_normal((2, oracle.dim))
-    z, moved = (one * np.sqrt(oracle.dim) / np.linalg.norm(one) for one in (z, z + 0.3 * other))
-    x = np.tile(z, (4, 1))
-    x[0] = moved
-    longer = [one for one in LONGER if one == LONGER[0] or one * np.sqrt(oracle.dim) < oracle.limits.reach]
+    x, other = rng.standard_normal((2, 4, oracle.dim))
+    most = min(np.sqrt(oracle.dim), oracle.limits.reach)
+    x, other = (one * (most / 2 / np.linalg.norm(one, axis=1, keepdims=True)) for one in (x, other))
+    longer = [scale for scale in LONGER if scale == LONGER[0] or scale * most < oracle.limits.reach]
     scales = np.array(longer)[:, None, None]
-    y = (oracle(scales * x, read="all") - sums.bias) / scales - z @ sums.projection
-    even = ((moved - z) @ sums.projection) / np.arange(1, 5)[:, None]
-    uneven = np.linalg.norm((y - even)[:, 1:], axis=(1, 2)) / np.linalg.norm(even[1:])
-    if uneven.max() < 2 * uneven[0]:
+    zero = oracle(np.zeros((1, *x.shape)), read="all")
+    one, two, both = (oracle(scales * tokens, read="all") - zero for tokens in (x, other, x + other))
+    bent = np.linalg.norm(both - one - two, axis=(1, 2)) / np.linalg.norm(both, axis=(1, 2))
+    if bent.max() < 2 * bent[0]:
         return longer[0]
-    return longer[int(np.argmax(uneven > min(UNEVEN, uneven.max() / 2)))]
+    return longer[int(np.argmax(bent > min(BENT, bent.max() / 2)))]
 
 
 def step_at(z: Array, noise: float) -> float:

@@ -27,7 +27,7 @@ from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.rotary.forms import gap_rank
 from manyheads.recovery.queries.rotary.logits import solve_weights
-from manyheads.recovery.queries.scores.heads import LENGTHS, Heads, jacobians_at, output_spaces, step_at
+from manyheads.recovery.queries.scores.heads import LENGTHS, Heads, first_length, jacobians_at, output_spaces, step_at
 from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
@@ -62,9 +62,10 @@ def find_heads_beside_sinks(oracle: Oracle, sums: Sums, noise: float, rng: np.ra
     length = int(np.clip(dim // 4, 6, 10))
     best: tuple[float, list[Array], float] | None = None
     refusal: FitError | RankBudgetError | None = None
+    first = first_length(oracle, rng)
     for scale in LENGTHS:
         z = rng.standard_normal(dim)
-        z *= scale * np.sqrt(dim) / np.linalg.norm(z)
+        z *= scale * first * np.sqrt(dim) / np.linalg.norm(z)
         try:
             parts, separation, rest = _seen_parts(oracle, z, length, noise, rng)
         except (FitError, RankBudgetError) as error:
@@ -77,7 +78,7 @@ def find_heads_beside_sinks(oracle: Oracle, sums: Sums, noise: float, rng: np.ra
     if best is None:
         assert refusal is not None
         raise refusal
-    return _solve(oracle, sums, best[1], best[2], noise, rng)
+    return _solve(oracle, sums, best[1], best[2], noise, first, rng)
 
 
 def _seen_parts(
@@ -139,9 +140,15 @@ def _scaled(share: Array) -> tuple[Array, float]:
 
 
 def _solve(
-    oracle: Oracle, sums: Sums, parts: list[Array], separation: float, noise: float, rng: np.random.Generator
+    oracle: Oracle,
+    sums: Sums,
+    parts: list[Array],
+    separation: float,
+    noise: float,
+    scale: float,
+    rng: np.random.Generator,
 ) -> SinkHeads:
-    """Read weights of random rows, and solve for W, v and c, in turns.
+    """Read weights of rows of random tokens, `scale` times as long as usual, and solve for W, v and c, in turns.
 
     The answer to a zero token, c + sum_i (1 - p_i) v_i, is c at right angles to the v_i.
     """
@@ -153,7 +160,7 @@ def _solve(
     length = min(3, *seen)
     unknown = heads * (dim + 1) + 1
     x = rng.standard_normal((-(-3 * unknown // (2 * length)) + 8, length, dim))
-    x *= np.exp(rng.uniform(np.log(0.3), 0.2, (len(x), 1, 1)))
+    x *= scale * np.exp(rng.uniform(np.log(0.3), 0.2, (len(x), 1, 1)))
     y = oracle(x, read="all")
     span = np.linalg.svd(np.concatenate(parts), full_matrices=False)[2][: sum(seen)]  # (q, d)
     projection, shift, constant = np.array(parts), np.zeros((heads, dim)), sums.bias
