@@ -89,10 +89,11 @@ def test_a_function_of_single_tokens_is_no_layer_with_sinks(rng):
 
 def test_small_scores_and_sharp_ones_behind_norms_are_extracted():
     """Untrained layers attend nearly evenly at tokens of length sqrt(d); trained norms do not let scores be small."""
-    base = planted_score_layer(np.random.default_rng(2), DIM, HEADS, "cap")
-    found = extract_layer(lambda x: base(0.05 * x), DIM, seed=2, options=FEW)
-    assert (found.heads, len(found.tried)) == (HEADS, 1)
-    assert found.certificate.largest_error < 1e-14
+    for kind in ("cap", "sinks"):
+        base = planted_score_layer(np.random.default_rng(2), DIM, HEADS, kind)
+        found = extract_layer(lambda x, base=base: base(0.05 * x), DIM, seed=2, options=FEW)
+        assert (found.heads, len(found.tried)) == (HEADS, 1)
+        assert found.certificate.largest_error < 1e-12
     for seed in (0, 1):
         base = planted_score_layer(np.random.default_rng(seed), DIM, HEADS, "head norms")
         sharp = dataclasses.replace(base, query_norm=base.query_norm / 10)
