@@ -19,6 +19,7 @@ from manyheads.recovery.layers.scores import ScoreLayer
 SEEDS = [0, 1, 2, 3, 4]
 STEPS, RATE, BATCH, LENGTH = 150, 5e-3, 16, 48
 OPTIONS = ExtractionOptions(scores=True)
+SINGLE = ("cap", "window", "ALiBi", "buckets", "ALiBi and biases")
 
 
 class Tally:
@@ -79,6 +80,22 @@ def planted(folder: Path, seeds: list[int]) -> Measured:
                 layer = planted_score_layer(np.random.default_rng(seed), dim, heads, kind)
                 tally.add(f"{kind} {dim}", Stated(layer, dim), heads, seed)
     return tally.measured(seeds, 0.95)
+
+
+def single(folder: Path, seeds: list[int]) -> Measured:
+    """Random layers whose answers are rounded to single precision."""
+    tally = Tally()
+    for kind in SINGLE:
+        for dim, heads in ((16, 2), (32, 4)):
+            for seed in seeds:
+                layer = planted_score_layer(np.random.default_rng(seed), dim, heads, kind)
+                tally.add(f"{kind} {dim}", Stated(rounded(layer), dim), heads, seed)
+    return tally.measured(seeds, 0.95, 1e-6)
+
+
+def rounded(function: Callable) -> Callable:
+    """Return a function whose answers are rounded to single precision."""
+    return lambda x: function(x).astype(np.float32)
 
 
 def random_models(folder: Path, seeds: list[int]) -> Measured:
@@ -211,6 +228,13 @@ FIGURES = [
         f"planted layers of {len(KINDS)} kinds of score ({', '.join(KINDS)}), d = 16 with 2 heads, 32 with 4, float64",
         "no wrong number of heads, 95% accepted, function < 1e-7",
         planted,
+        {"seeds": SEEDS},
+    ),
+    Figure(
+        "scores-single",
+        f"the same, {', '.join(SINGLE)}, with answers that are rounded to float32",
+        "no wrong number of heads, 95% accepted, function < 1e-6",
+        single,
         {"seeds": SEEDS},
     ),
     Figure(

@@ -34,6 +34,16 @@ def test_every_kind_is_extracted_and_named(kind, tmp_path):
     np.testing.assert_array_equal(again(x), found.layer(x))
 
 
+@pytest.mark.parametrize("kind", ["cap", "window", "ALiBi and biases", "buckets"])
+def test_answers_in_single_precision(kind):
+    layer = planted_score_layer(np.random.default_rng(1), DIM, HEADS, kind)
+    found = extract_layer(lambda x: layer(x).astype(np.float32), DIM, seed=1, options=FEW)
+    assert found.heads == HEADS
+    assert found.layer.parts() == layer.parts()
+    x = np.random.default_rng(2).standard_normal((8, 40, DIM))
+    assert function_error(layer, found.layer, x) < 1e-6
+
+
 def test_parts_are_found_up_to_what_the_function_determines():
     """The cap, slopes, and ratios of Theta to norms; a norm alone is free up to a factor."""
     rng = np.random.default_rng(0)

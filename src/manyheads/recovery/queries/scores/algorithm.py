@@ -29,7 +29,7 @@ from manyheads.recovery.queries.rotary.logits import Ledger
 from manyheads.recovery.queries.scores import forms, links, positions, sink_logits, sinks
 from manyheads.recovery.queries.scores.heads import Heads, find_heads
 from manyheads.recovery.queries.scores.reading import ScoreReader
-from manyheads.recovery.queries.sigmoid_network import Array
+from manyheads.recovery.queries.sigmoid_network import EXACT, Array
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 from manyheads.recovery.results import Extracted, StageLog
 
@@ -37,6 +37,7 @@ SIZE = 0.9  # standard deviation of the scores that are read: larger ones leave 
 LARGEST = 0.7  # the same where the norm of queries and keys keeps them from becoming smaller
 SHORTENED = 20  # times that tokens are halved there
 LARGE = 2.5  # length of the tokens that show a cap, relative to the others
+ROUGH = 3e-3  # misfit of scores that are read from answers in single precision, where weights are small
 OTHER = 1e-2  # misfit of scores at other offsets beyond which they are of another kind; verification is stricter
 UNUSED = (7, 24)  # offsets that are read to check how heads turn
 
@@ -89,9 +90,11 @@ class _Scores:
     ):
         self.rng, self.settings, self.heads = rng, settings, heads
         self.answers, self.noise = noise, max(noise, 1e-15, heads.residual)
-        self.allowed = max(1e-4, 1e3 * self.noise)
+        self.exact = noise <= EXACT
+        self.allowed = max(1e-4 if self.exact else ROUGH, 1e3 * self.noise)
         self.dim, self.length = oracle.dim, 1.0
         self.link, self.kind = links.Link(), "form"
+        self.spare = settings.extra if self.exact else self.dim  # tokens beyond those that span
         self.sinks = beside is not None
         self.reader = ScoreReader(oracle, sums.bias, heads.projection, None, beside.value_bias if beside else None)
         self.window: int | None = None
@@ -206,7 +209,9 @@ class _Scores:
         slopes: Array | None = None
         if changed < self.allowed:
             turns = _still(both[0])
-            terms, slopes, rest = positions.read_terms(self.reader, both[0], self._tokens, self.keys, self.window)
+            terms, slopes, rest = positions.read_terms(
+                self.reader, both[0], self._tokens, self.keys, self.window, self.noise
+            )
         else:
             turns = forms.find_turns(frames, cores)
             unused = [t for t in UNUSED if self.window is None or t + 1 < self.window]
@@ -256,7 +261,7 @@ class _Scores:
     def _frames(self) -> list[forms.Frame]:
         """Find the spaces of the forms of all heads."""
         few = min(self.dim + 1, max(self.heads.ranks) + 1 + self.settings.extra)
-        sketch, fresh = self._tokens(few), self._tokens(self.dim + 1 + self.settings.extra)
+        sketch, fresh = self._tokens(few), self._tokens(self.dim + 1 + self.spare)
         left = self.link.uncapped(self._of_queries(fresh, sketch))  # (few, N, m)
         right = self.link.uncapped(self._of_keys(fresh, sketch))
         return [
@@ -283,7 +288,7 @@ class _Scores:
     def _frames_behind_norms(self, figures: dict[str, float]) -> list[forms.Frame]:
         """Find the spaces of the forms, and the norms of queries and keys, of all heads."""
         few = min(self.dim, max(self.heads.ranks) + self.settings.extra)
-        fresh, sketch = self._tokens(self.dim + 1), self._tokens(few)
+        fresh, sketch = self._tokens(self.dim + 1 + (0 if self.exact else self.dim)), self._tokens(few)
         found = []
         for side, ask in (("queries", self._of_queries), ("keys", self._of_keys)):
             alone = ask(fresh, sketch)  # (few, N, m)
@@ -297,7 +302,7 @@ class _Scores:
                     threshold=self.allowed,
                 )
             linear = np.moveaxis(alone[:, 1:] * ratio, 2, 0)  # (m, few, d): Theta x up to a constant
-            table = np.swapaxes(np.linalg.solve(fresh[1:], np.swapaxes(linear, 1, 2)), 1, 2)  # (m, few, d)
+            table = np.swapaxes(np.linalg.pinv(fresh[1:]) @ np.swapaxes(linear, 1, 2), 1, 2)  # (m, few, d)
             spaces = [forms.row_space(one, self.noise) for one in table]
             squares, rest = self._squares(ask, sketch, table, spaces)
             figures[f"squares of {side}"] = rest
@@ -317,11 +322,12 @@ class _Scores:
         rank = max(space.shape[1] for space in spaces)
         whole = [np.eye(self.dim)] * len(spaces)
         tokens, values = np.zeros((0, self.dim)), np.zeros((0, len(spaces)))
-        rest, longer = np.inf, min(self.longer, self.longest / self.length)
+        longer = min(self.longer, self.longest / self.length)
+        rest, least = np.inf, 0.03 if self.exact else 0.3  # answers about short tokens have few digits
         for bases, width in ((spaces, rank), (whole, self.dim)):
             count = int(1.3 * (width * (width + 1) // 2 + 1)) + 8 - len(tokens)
             if count > 0:
-                drawn = self._tokens(count) * np.exp(self.rng.uniform(np.log(0.03), np.log(longer), (count, 1)))
+                drawn = self._tokens(count) * np.exp(self.rng.uniform(np.log(least), np.log(longer), (count, 1)))
                 scores = ask(drawn, some)  # (few, N, m)
                 linear = np.einsum("mnd,Nd->nNm", table[:, : len(some)], drawn)
                 ratio = (linear * scores).sum(0) / (scores**2).sum(0)

@@ -19,6 +19,7 @@ LONGEST = 160  # tokens of the sequences in which a window shows
 UNSEEN = 1e-13  # change of a row, relative to the largest, of a token that it does not see
 UNHEARD = 30.0  # the same, relative to the noise of answers
 LOWEST = -9.0  # scores, relative to the reference, below which a weight is too small to be read
+LOST = 1e3  # noise relative to which the same weights are too small
 FADED = 1e-9  # the same of the last row that sees it, below which the weights of far tokens fade away without a window
 REPEATS = 3  # readings of each term
 
@@ -53,7 +54,7 @@ def changed(one: Array, two: Array) -> float:
 
 
 def read_terms(
-    reader: ScoreReader, form: Array, draw: Callable[[int], Array], kept: int, window: int | None
+    reader: ScoreReader, form: Array, draw: Callable[[int], Array], kept: int, window: int | None, noise: float
 ) -> tuple[Array, Array | None, float]:
     """Return the terms b (m, T) up to a constant of each head, their slopes if they are linear, and the worst misfit.
 
@@ -61,6 +62,7 @@ def read_terms(
     gives random tokens (n, d), of which a sequence takes `kept` keys.
     """
     length = min(window or FARTHEST, FARTHEST)
+    lowest = max(LOWEST, float(np.log(LOST * noise)))
     terms, seen, spread = np.zeros((len(form), length)), np.zeros((len(form), length), bool), 0.0
     reference = None if reader.reference is None else extend(reader.reference[None])[0]
 
@@ -70,7 +72,7 @@ def read_terms(
 
     def note(t: int, values: Array, raw: Array) -> None:
         nonlocal spread
-        terms[:, t], seen[:, t] = values.mean(0), raw.min(0) > LOWEST
+        terms[:, t], seen[:, t] = values.mean(0), raw.min(0) > lowest
         spread = max(spread, float(np.where(seen[:, t], np.ptp(values, axis=0), 0.0).max()))
 
     shown = [t for t in range(1, length) if reference is None or t > 1]
