@@ -65,7 +65,7 @@ def find_heads_beside_sinks(oracle: Oracle, sums: Sums, noise: float, rng: np.ra
     first = first_length(oracle, rng)
     for scale in LENGTHS:
         z = rng.standard_normal(dim)
-        z *= scale * first * np.sqrt(dim) / np.linalg.norm(z)
+        z = oracle.limits.shortened(z * (scale * first * np.sqrt(dim) / np.linalg.norm(z)))
         try:
             parts, separation, rest = _seen_parts(oracle, z, length, noise, rng)
         except (FitError, RankBudgetError) as error:
@@ -87,7 +87,7 @@ def _seen_parts(
     """Return W_i Q (d, d) of all heads at right angles to the answers about multiples of z; separation and misfit."""
     dim = len(z)
     factors = rng.standard_normal((dim + 8, 6, 1))
-    answers = oracle(factors * z, read="last")
+    answers = oracle(oracle.limits.shortened(factors * z), read="last")
     spectrum, rows = np.linalg.svd(answers - answers.mean(0), full_matrices=True)[1:]
     hidden = gap_rank(spectrum, max(SPAN, 1e3 * noise))
     if dim - hidden < 2:
@@ -160,7 +160,7 @@ def _solve(
     length = min(3, *seen)
     unknown = heads * (dim + 1) + 1
     x = rng.standard_normal((-(-3 * unknown // (2 * length)) + 8, length, dim))
-    x *= scale * np.exp(rng.uniform(np.log(0.3), 0.2, (len(x), 1, 1)))
+    x = oracle.limits.shortened(x * (scale * np.exp(rng.uniform(np.log(0.3), 0.2, (len(x), 1, 1)))))
     y = oracle(x, read="all")
     span = np.linalg.svd(np.concatenate(parts), full_matrices=False)[2][: sum(seen)]  # (q, d)
     projection, shift, constant = np.array(parts), np.zeros((heads, dim)), sums.bias
