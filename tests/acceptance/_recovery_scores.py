@@ -124,8 +124,29 @@ def _train(name: str, seed: int):
     """Return the body of a trained model, the layer, and what its attention reads of held-out text."""
     import torch
 
-    torch.set_num_threads(1)
     model, layer = tiny_model(name, seed, language=True)
+    body, held = train_briefly(model, seed)
+    seen = {}
+    inside = next(
+        part
+        for place, part in body.named_modules()
+        if "Attention" in type(part).__name__ and f".{layer}." in f".{place}."
+    )
+    hook = inside.register_forward_pre_hook(
+        lambda module, given, named: seen.update(x=named["hidden_states"] if "hidden_states" in named else given[0]),
+        with_kwargs=True,
+    )
+    with torch.no_grad():
+        body(input_ids=held)
+    hook.remove()
+    return body, layer, seen["x"].double().numpy()
+
+
+def train_briefly(model, seed: int):
+    """Train a language model of 29 tokens on characters for 150 steps; return its body, and held-out text."""
+    import torch
+
+    torch.set_num_threads(1)
     _, (training, validation) = read_characters(ROOT / WIKITEXT)
     draws = np.random.default_rng(seed)
 
@@ -142,20 +163,7 @@ def _train(name: str, seed: int):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    body, seen = model.base_model.eval(), {}
-    inside = next(
-        part
-        for place, part in body.named_modules()
-        if "Attention" in type(part).__name__ and f".{layer}." in f".{place}."
-    )
-    hook = inside.register_forward_pre_hook(
-        lambda module, given, named: seen.update(x=named["hidden_states"] if "hidden_states" in named else given[0]),
-        with_kwargs=True,
-    )
-    with torch.no_grad():
-        body(input_ids=batch(validation))
-    hook.remove()
-    return body, layer, seen["x"].double().numpy()
+    return model.base_model.eval(), batch(validation)
 
 
 def controls(folder: Path, seeds: list[int]) -> Measured:

@@ -1,6 +1,7 @@
 """Recovery of attention layers, part by part."""
 
 from tests.acceptance import (
+    _recovery_block_mlp,
     _recovery_blocks,
     _recovery_bounded,
     _recovery_calls,
@@ -20,6 +21,7 @@ from tests.acceptance import (
 
 FIGURES = [
     *_recovery_blocks.FIGURES,
+    *_recovery_block_mlp.FIGURES,
     *_recovery_bounded.FIGURES,
     *_recovery_calls.FIGURES,
     *_recovery_campaign.FIGURES,

@@ -29,8 +29,8 @@ TURNED = ("llama", "mistral", "phi3", "arcee", "mixtral", "stablelm", "falcon")
 PLAIN = ("gpt2", "gpt_bigcode", "opt", "biogpt", "distilbert")
 
 
-def tiny(family, seed=3):
-    """Return a random model of a family: 16 dimensions, 2 heads, 2 layers."""
+def tiny(family, seed=3, *, language=False):
+    """Return a random model of a family: 16 dimensions, 2 heads, 2 layers; with a language head as it is drawn."""
     import torch
     import transformers
 
@@ -46,7 +46,10 @@ def tiny(family, seed=3):
         "distilbert": {"dim": 16, "n_heads": 2, "n_layers": 2, "hidden_dim": 24, "vocab_size": 29},
     }
     torch.manual_seed(seed)
-    model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(family, **given[family]))
+    kind = transformers.AutoModelForCausalLM if language else transformers.AutoModel
+    model = kind.from_config(transformers.AutoConfig.for_model(family, **given[family]))
+    if language:
+        return model
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(0.0, 0.4)

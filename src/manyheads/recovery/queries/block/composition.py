@@ -13,6 +13,7 @@ one equation for the number rho. From infinity down to the largest pole of v(rho
 order, so that there always is a solution, and h gives the same answer at each. Derived here.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,8 @@ from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.queries.block.token_wise import TokenWise
 from manyheads.recovery.queries.sigmoid_network import Array
 
-HALVINGS = 55  # of the bracket of log rho
+STEPS = 60  # of the bracket of log rho, at most
+CLOSE = 1e-14  # of log rho
 ROWS = 1 << 12  # tokens that are solved together
 POLISH = 3  # corrections with the linear map of the solution
 
@@ -63,6 +65,22 @@ def attend(layer: Any, u: Array) -> Array:
     return evaluate_layer(layer, u) if isinstance(layer, AttentionLayer) else layer(u)
 
 
+def _root(function: Callable[[Array], Array], low: Array, high: Array) -> Array:
+    """Return the zeros of a function of many numbers between points of other signs, by the Illinois rule."""
+    at_low, at_high = np.maximum(function(low), 0.0), np.minimum(function(high), 0.0)
+    middle = low
+    for step in range(STEPS):
+        slope = at_low / np.maximum(at_low - at_high, np.finfo(float).tiny)
+        middle = low + (high - low) * np.where(step % 4 == 3, 0.5, slope)
+        at = function(middle)
+        if (np.minimum(high - low, np.abs(at)) < CLOSE).all():
+            break
+        above = at > 0
+        at_high, at_low = np.where(above, at_high / 2, at), np.where(above, at, at_low / 2)
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    return middle
+
+
 def one_token_inverse(projection: Array, norm: Normalization, y: Array) -> Array:
     """Return v (..., d) with v + N(v) W = y, the solution of the largest norm."""
     dim = len(projection)
@@ -80,15 +98,12 @@ def one_token_inverse(projection: Array, norm: Normalization, y: Array) -> Array
         def solve(rho: Array, turned: Array = turned) -> Array:
             return ((turned / (1 + values / rho[:, None])) @ back).real
 
-        low = np.full(len(part), np.log(least))
-        high = np.log(np.sqrt(np.mean(part**2, 1) + norm.epsilon) + 2 * np.linalg.norm(projection, 2) + least)
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2
-            rho = np.exp(middle)
-            v = solve(rho) @ centre
-            above = np.mean(v**2, 1) + norm.epsilon > rho**2  # the solution is at a larger rho
-            low, high = np.where(above, middle, low), np.where(above, high, middle)
-        rho = np.exp((low + high) / 2)
+        def excess(log_rho: Array, solve: Callable[[Array], Array] = solve) -> Array:
+            v = solve(np.exp(log_rho)) @ centre
+            return np.asarray(np.log(np.mean(v**2, 1) + norm.epsilon) / 2 - log_rho)
+
+        largest = np.sqrt(np.mean(part**2, 1) + norm.epsilon) + 2 * np.linalg.norm(projection, 2) + least
+        rho = np.exp(_root(excess, np.full(len(part), np.log(least)), np.log(largest)))
         v = solve(rho)
         for _ in range(POLISH):
             rest = part - v - norm(v) @ projection

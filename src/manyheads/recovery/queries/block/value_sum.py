@@ -195,19 +195,10 @@ def _read_weights(token: RepeatedToken, space: Array, rng: np.random.Generator) 
     """Return w at a token where the weights depend on positions; None where its heads do not split."""
     offsets = OFFSETS
     while True:
-        length = 2 * offsets
-        directions = token.tangents(rng.standard_normal((2, len(space))) @ space)
-        table = np.zeros((length, offsets + 1, 2, len(token.axis)))  # (r, t, direction, d)
-        error = 0.0
-        for place in range(length - 1):
-            rows = tuple(range(place + 1, min(place + offsets + 1, length)))
-            fine, coarse = token.derivatives(directions, place, length, rows)
-            error = max(error, float(np.abs(fine - coarse).max()))
-            for column, row in enumerate(rows):
-                table[row, row - place] = fine[:, column]
+        table, error = _read_table(token, offsets, space, rng)
         flat = table.reshape(-1, table.shape[-1])
         spectrum, frame = np.linalg.svd(flat, full_matrices=False)[1:]
-        heads = gap_rank(spectrum, max(1e-7, 10 * error * flat.shape[0] ** 0.5 / spectrum[0]))
+        heads = gap_rank(spectrum, max(1e-7, 10 * error * len(flat) ** 0.5 / spectrum[0]))
         if not heads:
             raise FitError("moved tokens change no answer: no head reads the tokens", measured=0.0, threshold=1.0)
         if heads <= offsets - 2:
@@ -219,33 +210,47 @@ def _read_weights(token: RepeatedToken, space: Array, rng: np.random.Generator) 
                 measured=float(heads),
                 threshold=float(MOST - 2),
             )
-    small = (table @ frame[:heads].T)[:, 1:]  # (r, t, direction, m)
-    full = small[offsets:]
-    pencil = np.linalg.lstsq(full[-1].reshape(-1, heads), full[0].reshape(-1, heads), rcond=None)[0]
-    values, vectors = np.linalg.eig(pencil)
+    small = table @ frame[:heads].T  # (r, t, direction, m)
+    one, two = (small[row].reshape(-1, heads) for row in (-1, offsets))
+    values, vectors = np.linalg.eig(np.linalg.lstsq(one, two, rcond=None)[0])
     if np.abs(values.imag).max() > 1e-6 * np.abs(values).max():
         return None
-    tables = small @ vectors.real  # u(r) b(t) of each head, times a number of each direction
-    shares, backward = [], np.arange(1, offsets + 1)
-    for head in range(heads):
-        each = tables[..., head]
-        size, right = np.linalg.svd(np.moveaxis(each[offsets:], 2, 1).reshape(-1, offsets))[1:]
-        place = right[0] * np.sign(right[0].sum())
-        if size[1] > ROUGH * size[0] or (place <= 0).any():
-            return None
-        seen = backward <= np.arange(len(each))[:, None]
-        rise = np.einsum("rta,t,rt->ra", each, place, seen) / np.maximum((seen * place**2).sum(1), 1e-300)[:, None]
-        side = np.linalg.svd(rise[1:], full_matrices=False)[2][0]
-        u = rise[1 : offsets + 1] @ side
-        u *= np.sign(u.sum())
-        if (u <= 0).any():
-            return None
-        gain = np.diff(1 / u)  # of rows 2 .. offsets, = b(r) / scale
-        scale = float(gain @ place[1:] / (place[1:] @ place[1:]))
-        if not np.linalg.norm(gain - scale * place[1:]) < ROUGH * np.linalg.norm(gain) + ROUGH * float(1 / u[0]):
-            return None
-        shares.append(u * place * scale)
-    table_of_rows = np.array(shares).T  # (rows, m)
+    shares = [_share(each, offsets) for each in np.moveaxis(small @ vectors.real, -1, 0)]
+    found = [share for share in shares if share is not None]
+    if len(found) < heads:
+        return None
     few = min(offsets, heads + 3)
-    weights = np.linalg.lstsq(table_of_rows[:few].T, np.ones(heads), rcond=None)[0]
+    weights: Array = np.linalg.lstsq(np.array(found)[:, :few], np.ones(heads), rcond=None)[0]
     return _Reading(token, tuple(range(1, few + 1)), weights)
+
+
+def _read_table(token: RepeatedToken, offsets: int, space: Array, rng: np.random.Generator) -> tuple[Array, float]:
+    """Return dD_r (rows, t, 2, d) for a token moved t = 1 .. offsets places back, zero where t > r, and its error."""
+    length = 2 * offsets
+    directions = token.tangents(rng.standard_normal((2, len(space))) @ space)
+    table, error = np.zeros((length, offsets, 2, len(token.axis))), 0.0
+    for place in range(length - 1):
+        rows = tuple(range(place + 1, min(place + offsets + 1, length)))
+        fine, coarse = token.derivatives(directions, place, length, rows)
+        error = max(error, float(np.abs(fine - coarse).max()))
+        for column, row in enumerate(rows):
+            table[row, row - place - 1] = fine[:, column]
+    return table, error
+
+
+def _share(table: Array, offsets: int) -> Array | None:
+    """Return a(r) = u(r) b(r) of a head in rows 1 .. offsets, from its table u(r) b(t) v (rows, t, 2); None if none."""
+    size, right = np.linalg.svd(np.moveaxis(table[offsets:], 2, 1).reshape(-1, offsets))[1:]
+    b = right[0] * np.sign(right[0].sum())
+    seen = np.arange(1, offsets + 1) <= np.arange(1, len(table))[:, None]
+    rise = np.einsum("rta,t,rt->ra", table[1:], b, seen) / (seen * b**2).sum(1)[:, None]  # u(r) v
+    u = (rise @ np.linalg.svd(rise, full_matrices=False)[2][0])[:offsets]
+    u *= np.sign(u.sum())
+    if size[1] > ROUGH * size[0] or (b <= 0).any() or (u <= 0).any():
+        return None
+    gain = np.diff(1 / u)  # of rows 2 .. offsets: b(r), but for one factor
+    factor = float(gain @ b[1:] / (b[1:] @ b[1:]))
+    if np.linalg.norm(gain - factor * b[1:]) > ROUGH * (np.linalg.norm(gain) + 1 / u[0]):
+        return None
+    share: Array = factor * u * b
+    return share
