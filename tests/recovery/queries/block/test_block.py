@@ -32,7 +32,7 @@ def test_one_token_sequences_leave_the_attention(kind, rng):
     """Every answer of the oracle is the planted attention's, whatever the MLP is."""
     block = PlantedBlock(rng, **KINDS[kind])
     oracle = Oracle(block, DIM)
-    token_wise = open_token_wise(oracle, rng, 1e-3)
+    token_wise = open_token_wise(oracle, rng)
     assert token_wise.parallel == block.parallel
     assert token_wise.causal == block.layer.causal
     assert token_wise.centred == block.norm.centred

@@ -29,7 +29,6 @@ from manyheads.recovery.refusals import LimitError
 from manyheads.recovery.results import Extracted, Stage, StageLog
 
 METHODS = ("auto", "sphere", "rotary-sphere", "scores")
-RATE, SLOWER = 1e-3, 1e-2  # contraction of the inversion; the slower one has ten times less rounding
 
 
 @dataclass(frozen=True)
@@ -96,12 +95,11 @@ def open_block(oracle: Oracle, options: ExtractionOptions, method: str, rng: np.
     """
     _check(options, method)
     log = StageLog(oracle)
-    positions = options.rotary or options.scores
     with log.stage("structure") as figures:
-        token_wise = open_token_wise(oracle, rng, SLOWER if positions or options.accurate else RATE)
+        token_wise = open_token_wise(oracle, rng)
         figures |= {"parallel": token_wise.parallel, "scale": token_wise.scale, "rate": token_wise.rate}
     with log.stage("value sum") as figures:
-        sums = read_value_sum(token_wise, positions, rng, figures)
+        sums = read_value_sum(token_wise, options.rotary or options.scores, rng, figures)
         left = figures["left"]
     attention = BlockAttention(token_wise, sums)
     x = rng.standard_normal((4, 3, oracle.dim))

@@ -30,7 +30,7 @@ STAGE = "one-token sequences"
 SCALES = (1e2, 1e3)  # sizes of tokens, relative to mean square one, at which a block is looked at
 GROWTH = 3.0  # of what a block adds to a token, from one scale to the next; a block without a norm in front has 10
 PARALLEL = 1e-6  # relative change of F(x)_r - h(x_r) from one scale to the next where it depends on no MLP
-SLOW = 1e-2  # contraction from which the Lipschitz constant is read
+RATE = 1e-2  # contraction of the inversion: about seven one-token sequences a row; 1e-3 takes five, and loses a digit
 FREE = 10.0  # scale where nothing is inverted
 LARGEST = 1e8  # largest scale
 ROUNDS = 12  # one-token sequences a row, at most
@@ -118,11 +118,8 @@ class TokenWise:
         return moved.reshape(shape), worst
 
 
-def open_token_wise(block: Oracle, rng: np.random.Generator, rate: float) -> TokenWise:
-    """Find out how a block is built, and the size of tokens at which its inversion contracts by `rate`.
-
-    A smaller rate means fewer one-token sequences a row (three at 1e-4, five at 1e-3, seven at 1e-2), and as many more
-    units of rounding.
+def open_token_wise(block: Oracle, rng: np.random.Generator) -> TokenWise:
+    """Find out how a block is built, and the size of tokens at which its inversion contracts by `RATE`.
 
     Raises
     ------
@@ -167,21 +164,18 @@ def open_token_wise(block: Oracle, rng: np.random.Generator, rate: float) -> Tok
             if scale > room:
                 raise _too_large(scale, block)
             x = scale * tokens
-            trial = TokenWise(block, False, causal, centred, scale, SLOW)
+            trial = TokenWise(block, False, causal, centred, scale, RATE)
             try:
                 seen = trial.invert(block(x, read="last"), x[:, -1])[1]
             except NotALayer:
                 seen = np.inf
-            if seen <= SLOW:
-                scale = max(SCALES[0], scale * seen / rate)
-                if scale > room:
-                    raise _too_large(scale, block)
-                return TokenWise(block, False, causal, centred, scale, rate)
+            if seen <= RATE:
+                return TokenWise(block, False, causal, centred, max(SCALES[0], scale * seen / RATE), RATE)
             scale *= 10
     raise NotALayer(
         f"one-token sequences of size {LARGEST:g} do not invert the part of the block that acts token by token",
         measured=float(seen),
-        threshold=SLOW,
+        threshold=RATE,
     )
 
 
