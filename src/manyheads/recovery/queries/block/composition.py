@@ -43,9 +43,14 @@ class Composition:
         """Return the answers to sequences (n, k, d)."""
         attended = attend(self.layer, self.norm(x))
         if self.token_wise.parallel:
-            return self.token_wise.answer(x, None) + attended - self.norm(x) @ self.projection
-        found: Array = self.token_wise.answer(one_token_inverse(self.projection, self.norm, x + attended), None)
-        return found
+            return attended + self.token_wise_part(x)
+        return self.token_wise_part(x + attended)
+
+    def token_wise_part(self, y: Array) -> Array:
+        """Return g(y), what the block makes of tokens (..., d) besides its attention, from one-token sequences."""
+        if self.token_wise.parallel:
+            return self.token_wise.answer(y, None) - self.norm(y) @ self.projection
+        return self.token_wise.answer(one_token_inverse(self.projection, self.norm, y), None)
 
     def beyond_one_token(self, x: Array) -> Array:
         """Return what other tokens change in the answers."""
