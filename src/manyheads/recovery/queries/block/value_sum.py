@@ -220,8 +220,8 @@ def _read_weights(token: RepeatedToken, space: Array, rng: np.random.Generator) 
     if len(found) < heads:
         return None
     few = min(offsets, heads + 3)
-    weights: Array = np.linalg.lstsq(np.array(found)[:, :few], np.ones(heads), rcond=None)[0]
-    return _Reading(token, tuple(range(1, few + 1)), weights)
+    weights = np.linalg.lstsq(np.array(found)[:, :few], np.ones(heads), rcond=None)[0]
+    return _Reading(token, tuple(range(1, few + 1)), np.asarray(weights, np.float64))
 
 
 def _read_table(token: RepeatedToken, offsets: int, space: Array, rng: np.random.Generator) -> tuple[Array, float]:
