@@ -38,7 +38,7 @@ class FormSettings:
     offsets: int = 16  # offsets 0 .. offsets - 1 at which forms are listed in the result
     extra: int = 4  # directions, and sketch tokens, beyond the rank
     excess: float = 1.5  # logits or scores asked for, relative to the unknown numbers of a core
-    share: float = 0.6  # tokens of a sequence, relative to the most whose weights can be separated
+    share: float = 0.75  # tokens of a sequence, relative to the most whose weights can be separated
 
     @classmethod
     def accurate(cls) -> "FormSettings":

@@ -8,9 +8,10 @@ relative to the row's own one: with the weights a_j of earlier tokens and a_r of
           \lambda_j = \ln a_j - \ln a_r = \ell(x_r, x_j, r - j) - q(x_r),\quad q(x) = x^\top \Theta^{(0)} x .
 
 -x is on the sphere when x is: with the signs of every other token changed, the logits of neighbours change sign and q
-does not, which gives both. Forms follow as without a norm (`forms`). Identifiable are P G Theta^(t) G P at offsets
-t >= 1, its symmetric part at 0, P G W_i and c, for a norm without a shift; a shift acts as biases of queries and keys
-do, and is refused, since logits are then not odd in the key. Derived here.
+does not, which gives both. Sequences of tokens whose q is known from others are asked with one pattern of signs. Forms
+follow as without a norm (`forms`). Identifiable are P G Theta^(t) G P at offsets t >= 1, its symmetric part at 0,
+P G W_i and c, for a norm without a shift; a shift acts as biases of queries and keys do, and is refused, since logits
+are then not odd in the key. Derived here.
 """
 
 from dataclasses import dataclass
@@ -106,7 +107,34 @@ class NormalizedReader:
     filler: Array
 
     def read(self, tokens: Array, pieces: np.ndarray, positions: np.ndarray) -> Ledger:
-        """Ask about the sequences of tokens[pieces] (n, k) at `positions` (k,), twice, with two patterns of signs."""
+        """Ask about the sequences tokens[pieces] (n, k) at `positions` (k,): twice until q of every token is known."""
+        signed = cover_twice(pieces, len(tokens))
+        both = self._read_signed(tokens, pieces[signed], positions)
+        others = np.delete(pieces, signed, axis=0)
+        if not len(others):
+            return both
+        rows, weight = both.offset == 0, both.weights(0)
+        own, sure = np.zeros((2, len(tokens), len(self.projection)))
+        np.add.at(own, both.query[rows], weight * both.logits[rows])
+        np.add.at(sure, both.query[rows], weight)
+        own /= np.maximum(sure, LEAST)
+        parts = []
+        for row, (ratios, weights) in enumerate(self._relative(tokens[others], positions - positions[0]), start=1):
+            known = np.minimum(np.minimum(weights[:, :-1], weights[:, -1:]) / SURE, 1.0)
+            known = np.minimum(known, sure[others[:, row]][:, None])
+            query = np.repeat(others[:, row : row + 1], row, axis=1)
+            offset = np.broadcast_to(positions[row] - positions[:row], query.shape)
+            columns = (query.ravel(), others[:, :row].ravel(), offset.ravel())
+            logits = ratios + own[others[:, row]][:, None]
+            parts.append((*columns, *(one.reshape(-1, one.shape[2]) for one in (logits, known))))
+        plain = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        columns = (
+            np.concatenate(pair) for pair in zip((both.query, both.key, both.offset, both.logits), plain, strict=False)
+        )
+        return Ledger(tokens, *columns, np.concatenate([both.weights(), plain[4]]))
+
+    def _read_signed(self, tokens: Array, pieces: np.ndarray, positions: np.ndarray) -> Ledger:
+        """Ask with two patterns of signs, which show q of every token but the first."""
         positions, kept = positions - positions[0], pieces.shape[1]
         chosen, signs = tokens[pieces], np.where(np.arange(kept) % 2, -1.0, 1.0)[:, None]
         plain, turned = self._relative(chosen, positions), self._relative(chosen * signs, positions)
@@ -148,3 +176,20 @@ class NormalizedReader:
             weights = np.maximum(weights, LEAST)
             found.append((np.log(weights[:, :-1]) - np.log(weights[:, -1:]), weights))
         return found
+
+
+def cover_twice(pieces: np.ndarray, tokens: int) -> np.ndarray:
+    """Return the places of pieces that hold every token twice behind their first place, or as often as all do.
+
+    Examples
+    --------
+    >>> cover_twice(np.array([[0, 1, 2], [2, 0, 1], [1, 2, 0], [0, 2, 1]]), 3)
+    array([0, 1, 2])
+    """
+    wanted = np.minimum(np.bincount(pieces[:, 1:].ravel(), minlength=tokens), 2)
+    chosen: list[int] = []
+    for place, piece in enumerate(pieces):
+        if (wanted[piece[1:]] > 0).any():
+            chosen.append(place)
+            np.subtract.at(wanted, piece[1:], 1)
+    return np.array(chosen, np.intp)

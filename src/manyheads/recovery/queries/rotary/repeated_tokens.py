@@ -22,11 +22,13 @@ from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 STEP = 2e-3  # angle between the points of a difference, in radians
-STENCIL = (4 / 5, -1 / 5, 4 / 105, -1 / 280)  # central differences of order 8
+STENCIL = (3 / 4, -3 / 20, 1 / 60)  # central differences of order 6
 OFFSETS, MOST = 8, 64  # offsets at first, and at most; heads must be fewer by two
 RANK = 1e-7  # singular values below are the error of the differences
 ROUGH = 1e-5  # relative error of the rank-one tables from which a token is not used
 TRIES = 4  # tokens z that are tried
+GOOD = 10.0  # amplification of errors by a token, for each head, below which no other is tried
+USABLE = 1e3  # amplification below which two tokens are enough
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def find_repeated_heads(
     """Find the heads at the best of a few random tokens."""
     best: RepeatedHeads | None = None
     offsets, rest = OFFSETS, np.inf
-    for _ in range(TRIES):
+    for turn in range(TRIES):
         axis = rng.standard_normal(len(basis)) @ basis
         token = RepeatedToken(ask, basis, axis / np.linalg.norm(axis))
         while True:
@@ -105,6 +107,8 @@ def find_repeated_heads(
         rank = (found.shares.shape[1], -found.condition)
         if best is None or rank > (best.shares.shape[1], -best.condition):
             best = found
+        if best.condition < (USABLE if turn else GOOD * rank[0]):
+            break
     if best is None:
         raise FitError(
             "sequences of one repeated token show no heads: weights that do not depend on positions, or not on them "
@@ -118,9 +122,9 @@ def find_repeated_heads(
 def _at(token: RepeatedToken, offsets: int, cut: float, rng: np.random.Generator) -> RepeatedHeads | int | None:
     """Return the heads at a token; how many there seem to be, where offsets are too few; None if they do not split."""
     length = 2 * offsets
-    moved = token.derivatives(token.directions(2, rng), np.arange(length), length)  # (2, place, row, d)
+    moved = token.derivatives(token.directions(1, rng), np.arange(length), length)  # (1, place, row, d)
     rows, back = np.arange(offsets - 1, length), np.arange(offsets)
-    table = moved[:, rows[:, None] - back, rows[:, None]]  # (2, n, t, d)
+    table = moved[:, rows[:, None] - back, rows[:, None]]  # (1, n, t, d)
     table = np.moveaxis(table, 0, 2).reshape(len(rows), offsets, -1)
     flat = table.reshape(-1, table.shape[2])
     spectrum, frame = np.linalg.svd(flat, full_matrices=False)[1:]
