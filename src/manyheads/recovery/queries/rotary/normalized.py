@@ -128,10 +128,8 @@ class NormalizedReader:
             logits = ratios + own[others[:, row]][:, None]
             parts.append((*columns, *(one.reshape(-1, one.shape[2]) for one in (logits, known))))
         plain = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        columns = (
-            np.concatenate(pair) for pair in zip((both.query, both.key, both.offset, both.logits), plain, strict=False)
-        )
-        return Ledger(tokens, *columns, np.concatenate([both.weights(), plain[4]]))
+        first = (both.query, both.key, both.offset, both.logits, both.weights())
+        return Ledger(tokens, *(np.concatenate(pair) for pair in zip(first, plain, strict=True)))
 
     def _read_signed(self, tokens: Array, pieces: np.ndarray, positions: np.ndarray) -> Ledger:
         """Ask with two patterns of signs, which show q of every token but the first."""
