@@ -86,7 +86,7 @@ class Extract:
     seed: int = 0
     """Root of all randomness."""
     tolerance: float = 1e-6
-    """Largest relative squared error on a fresh sequence that is accepted."""
+    """Largest relative squared error on a fresh sequence that is accepted; 1e-2 makes float32 six times cheaper."""
     verify: int = 400
     """Number of fresh sequences for the verification."""
     min_length: Whole = None

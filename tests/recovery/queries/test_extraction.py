@@ -20,6 +20,7 @@ from manyheads.recovery import (
     gpt_layer,
 )
 from manyheads.recovery.certificates import OracleErrors
+from manyheads.recovery.oracle.noise import oracle_noise
 from manyheads.recovery.oracle.query_cache import QueryCache
 from manyheads.recovery.queries import extraction, methods
 from manyheads.recovery.refusals import (
@@ -345,3 +346,19 @@ def test_an_extraction_that_was_killed_goes_on_to_the_same_bits(tmp_path, seed):
     assert probes == 3
     assert resumed.total.calls == whole.total.calls + probes
     assert sum(asked) == 2 * whole.total.calls + probes - stored
+
+
+@pytest.mark.parametrize(("tolerance", "method"), [(1e-2, "probes"), (1e-6, "bounded")])
+def test_tolerance_decides_how_single_precision_is_extracted(rng, tolerance, method):
+    """Fewer calls where their errors are accepted; the bounded method is tried where heads cannot be followed."""
+    layer, options = gpt_layer(rng, 12, 2), ExtractionOptions(causal=True, tolerance=tolerance)
+    oracle = Oracle(lambda x: evaluate_layer(layer, x).astype(np.float32), 12)
+    measured = oracle_noise(oracle, rng)
+    plan = methods.plan_attempts("auto", measured.level, measured, options)
+    assert plan[0].method == method
+    assert {(attempt.method, attempt.after) for attempt in plan} >= {("bounded", "refused")} or method == "bounded"
+    assert not any(attempt.method == "probes" for attempt in methods.plan_attempts("auto", 1e-4, measured, options))
+    if method == "probes":
+        found = extract_layer(oracle.function, 12, options=options)
+        assert found.method == "probes"
+        assert compare_layers(layer, found.layer).theta < 1e-2
