@@ -31,7 +31,8 @@ EXACT = 1e-10  # noise up to which the design that divides by small differences 
 LOOSE, ROUNDED = 1e-2, 1e-6
 """Tolerance from which, and noise up to which, single precision is met by `probes`.
 
-On a trained GPT-2 its certificates state 4e-6 to 3e-3, for a sixth of the calls of the bounded method (row `trained-probes`).
+On a trained GPT-2 its certificates state 4e-6 to 3e-3, for a sixth of the calls of the bounded method
+(row `trained-probes`).
 """
 
 SINGLE = 3e-8  # noise of sines and cosines that were rounded to float32, whatever the rest is computed in
