@@ -9,7 +9,7 @@ from manyheads.recovery import ExtractionOptions, RotaryLayer, compare_layers
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.rotary.repeated_tokens import RepeatedToken, find_repeated_heads
+from manyheads.recovery.queries.repeated_tokens import RepeatedToken, find_repeated_heads
 from manyheads.recovery.refusals import RecoveryRefused
 
 DIM, HEADS = 12, 2
@@ -29,7 +29,7 @@ def test_one_moved_token_shows_the_shares_of_identical_ones(layer, rng):
     """The derivative of row n is sum_i p_i e W_i with p_i from the logits of identical tokens."""
     axis = rng.standard_normal(DIM)
     axis /= np.linalg.norm(axis)
-    token = RepeatedToken(Oracle(layer, DIM), np.eye(DIM), axis)
+    token = RepeatedToken(Oracle(layer, DIM), np.eye(DIM), axis, np.sqrt(DIM))
     e = token.directions(2, rng)
     found = token.derivatives(e, np.array([1]), 4)[:, 0]
     z = np.sqrt(DIM) * axis
@@ -78,4 +78,4 @@ def test_weights_without_positions_show_no_heads(rng):
         y = np.asarray(x).cumsum(1) / np.arange(1, x.shape[1] + 1)[:, None] @ same.projection.sum(0)
         return y if read == "all" else y[:, -1]
 
-    assert find_repeated_heads(ask, np.eye(DIM), 1e-16, rng).shares.shape[1] == 1
+    assert find_repeated_heads(ask, np.eye(DIM), np.sqrt(DIM), 1e-16, rng).shares.shape[1] == 1

@@ -21,13 +21,13 @@ import numpy as np
 
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
+from manyheads.recovery.queries.repeated_tokens import find_repeated_heads
 from manyheads.recovery.queries.rotary.algorithm import LogitForms, Values, share_out
-from manyheads.recovery.queries.rotary.forms import FormSettings, gap_rank
+from manyheads.recovery.queries.rotary.forms import FormSettings
 from manyheads.recovery.queries.rotary.logits import LEAST, Ledger, solve_weights
-from manyheads.recovery.queries.rotary.repeated_tokens import find_repeated_heads
 from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.queries.sphere.pairs import read_normalized_sums
-from manyheads.recovery.refusals import NotALayer, RankBudgetError
+from manyheads.recovery.refusals import NotALayer
 from manyheads.recovery.results import Extracted, StageLog
 
 SURE = 1e-4  # attention weight from which a logit counts fully
@@ -73,26 +73,10 @@ def _read_values(
     figures: dict[str, float],
 ) -> Values:
     """Find the heads, read them at as many directions as their spaces have dimensions, and share out the sum."""
-    heads = find_repeated_heads(oracle, basis, noise, rng)
+    heads = find_repeated_heads(oracle, basis, np.sqrt(oracle.dim), noise, rng)
     figures |= {"heads": heads.shares.shape[1], "condition of weights": heads.condition, "rank one": heads.residual}
     floor = min(max(10 * heads.residual, 1e-9), 1e-6)
-    most, wanted = len(basis) - 1, max(4, oracle.dim // heads.shares.shape[1] + settings.extra)
-    directions = heads.token.directions(most, rng)
-    rows: Array = np.zeros((heads.shares.shape[1], 0, oracle.dim))
-    while True:
-        count = min(wanted, most)
-        rows = np.concatenate([rows, heads.values(directions[rows.shape[1] : count])], axis=1)
-        spectra: list[Array] = [np.linalg.svd(one, compute_uv=False) for one in rows]
-        ranks = [gap_rank(one, floor) for one in spectra]
-        if max(ranks) + min(settings.extra, 2) <= count:
-            break
-        if count == most:
-            raise RankBudgetError(
-                f"the output spaces of {len(rows)} heads are not exhausted by {count} directions: heads of full rank",
-                measured=float(max(ranks)),
-                threshold=float(most),
-            )
-        wanted *= 2
+    rows, ranks = heads.output_rows(settings.extra, floor, rng)
     figures["probes"] = rows.shape[1]
     return share_out(sums, rows, ranks, max(floor, 1e-9), 1.0, figures)
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
+from manyheads.recovery.queries.repeated_tokens import difference, find_repeated_heads
 from manyheads.recovery.queries.rotary.forms import gap_rank
 from manyheads.recovery.queries.scores.refined_heads import refined_spaces
 from manyheads.recovery.queries.sigmoid_network import Array
@@ -33,6 +34,8 @@ RIGHT = 1e-9  # of random rows, that the heads may leave before another token is
 STENCIL = (4 / 5, -1 / 5, 4 / 105, -1 / 280)  # central differences of order 8
 STEP = 1.0  # of differences, times the ninth root of the noise
 SEEN = 5.0  # smallest singular value of the Jacobians at one offset, relative to their error
+COMPLETE = 1e-6  # of the sum of the projections, that the heads may leave
+EXTRA = 4  # directions beyond the rank of a head
 APART = 1e-3  # eigenvalues, relative to their head's, that are nearer belong to one head
 SPREAD = 10.0  # groups are this much farther apart than wide
 
@@ -49,12 +52,28 @@ class Heads:
 
 
 def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generator) -> Heads:
-    """Find the projections of all heads from 8 d k calls of k tokens for every repeated token, and 6 d of two."""
+    """Find the projections of all heads from a few directions of one repeated token, or from its whole Jacobians.
+
+    The first takes some 100 + 6 r calls of 16 tokens, the second 8 d k of k for each token; 6 d of two refine both.
+    """
     dim = oracle.dim
     length = int(np.clip(dim // 4, 6, 10))
     found: Heads | None = None
     refusal: FitError | RankBudgetError | None = None
     first = first_length(oracle, rng)
+    radius = first * np.sqrt(dim)
+    try:
+        few = find_repeated_heads(oracle, np.eye(dim), radius, noise, rng, tries=1)
+        rows, ranks = few.output_rows(EXTRA, max(10 * few.residual, 1e-7), rng)
+        spaces = [np.linalg.svd(one)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]
+        check_room(spaces)
+        spaces, rest = refined_spaces(oracle, sums, spaces, first, rng)
+        found = _projections(spaces, 1 / few.condition, rest, sums)
+        missing = np.linalg.norm(found.projection.sum(0) - sums.projection) / np.linalg.norm(sums.projection)
+        if rest < max(RIGHT, 1e3 * noise) and missing < COMPLETE:
+            return found
+    except (FitError, RankBudgetError) as error:
+        refusal = error
     for scale in LENGTHS:
         z = rng.standard_normal(dim)
         z = oracle.limits.shortened(z * (scale * first * np.sqrt(dim) / np.linalg.norm(z)))
@@ -103,19 +122,16 @@ def step_at(z: Array, noise: float) -> float:
 
 def jacobians_at(oracle: Oracle, z: Array, length: int, step: float) -> Array:
     """Return dy_r / dx_j (r, j, d, d) at the sequence of `length` tokens z, zero for r < j."""
-    dim = len(z)
-    return np.stack([derivatives(oracle, z, length, place, step, np.eye(dim)) for place in range(length)], axis=1)
+    places = []
+    for place in range(length):
 
+        def sequences(shift: float, place: int = place) -> Array:
+            x = np.tile(z, (len(z), length, 1))
+            x[:, place] += shift * np.eye(len(z))
+            return x
 
-def derivatives(oracle: Oracle, z: Array, length: int, place: int, step: float, along: Array) -> Array:
-    """Return derivatives (k, n, d) of all rows where one token of a sequence of tokens z moves `along` (n, d)."""
-    found = np.zeros((length, *along.shape))
-    for shift, weight in enumerate(STENCIL, start=1):
-        for sign in (1, -1):
-            x = np.tile(z, (len(along), length, 1))
-            x[:, place] += sign * shift * step * along
-            found += np.swapaxes(oracle(x, read="all"), 0, 1) * (sign * weight / step)
-    return found
+        places.append(difference(oracle, sequences, step, STENCIL))
+    return np.moveaxis(np.array(places), 2, 0)
 
 
 def _pencils(jacobians: Array, most: int) -> Iterator[tuple[Array, Array]]:

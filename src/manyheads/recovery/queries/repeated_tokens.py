@@ -1,4 +1,4 @@
-r"""Heads from sequences of one repeated token, behind a norm and with positions of any kind.
+r"""Heads from sequences of one repeated token, with or without a norm in front, and with positions of any kind.
 
 Where all tokens of a sequence are z, all values are equal, and what moving one of them changes in the weights changes
 no answer. So the derivative of row n with respect to the token t places before, along e, is exactly
@@ -6,10 +6,11 @@ no answer. So the derivative of row n with respect to the token t places before,
 .. math:: \sum_i p_i(n, t) \; e W_i, \qquad p_i(n, t) = \frac{b_i(t)}{\sum_{s<n} b_i(s)},
           \qquad b_i(t) = e^{z^\top \Theta_i^{(t)} z},
 
-whatever the logits depend on. On the sphere of a norm e is tangent at z. As a table over n and t every head has rank
-one, u_i(n) b_i(t): two rows n, with more offsets than heads, are a pencil whose eigenvalues are ratios of the u_i and
-whose eigenvectors are the e W_i, and since the p_i(n, .) sum to one their scale is known. Heads that share a value
-matrix (grouped queries) are told apart as well. With p known, one moved token shows e W_i at any e. Derived here.
+whatever the logits depend on. z is moved on a sphere, so that e is tangent at z: a norm may stand in front. As a table
+over n and t every head has rank one, u_i(n) b_i(t): two rows n, with more offsets than heads, are a pencil whose
+eigenvalues are ratios of the u_i and whose eigenvectors are the e W_i, and since the p_i(n, .) sum to one their scale
+is known. Heads that share a value matrix (grouped queries) are told apart as well. With p known, one moved token shows
+e W_i at any e. Derived here.
 """
 
 from collections.abc import Callable
@@ -31,13 +32,25 @@ GOOD = 10.0  # amplification of errors by a token, for each head, below which no
 USABLE = 1e3  # amplification below which two tokens are enough
 
 
+def difference(
+    ask: Callable[..., Array], sequences: Callable[[float], Array], step: float, stencil: tuple[float, ...] = STENCIL
+) -> Array:
+    """Return the derivatives (n, k, d) of the answers to sequences(s) (n, k, d) at s = 0."""
+    parts = [
+        weight / step * (ask(sequences(shift * step), read="all") - ask(sequences(-shift * step), read="all"))
+        for shift, weight in enumerate(stencil, start=1)
+    ]
+    return np.asarray(sum(parts))
+
+
 @dataclass(frozen=True)
 class RepeatedToken:
-    """Asks about sequences of one token z on the sphere in which one place is moved."""
+    """Asks about sequences of one token z in which one place is moved on the sphere through z."""
 
     ask: Callable[..., Array]
     basis: Array  # orthonormal rows (b, d) that span the tokens
     axis: Array  # z, of norm one (d,)
+    radius: float  # |z|
 
     def directions(self, count: int, rng: np.random.Generator) -> Array:
         """Draw orthonormal directions (count, d) at right angles to z."""
@@ -47,17 +60,16 @@ class RepeatedToken:
 
     def derivatives(self, directions: Array, places: np.ndarray, length: int) -> Array:
         """Return the derivatives (a, p, length, d) of all rows, each place moved along each direction (a, d)."""
-        radius, parts = np.sqrt(len(self.axis)), []
         moved = np.repeat(directions, len(places), axis=0)
-        where = np.tile(places, len(directions))
-        for step, weight in enumerate(STENCIL, start=1):
-            ends = []
-            for angle in (step * STEP, -step * STEP):
-                x = np.tile(radius * self.axis, (len(moved), length, 1))
-                x[np.arange(len(moved)), where] = radius * (np.cos(angle) * self.axis + np.sin(angle) * moved)
-                ends.append(self.ask(x, read="all"))
-            parts.append(weight / STEP * (ends[0] - ends[1]))
-        return np.asarray(sum(parts)).reshape(len(directions), len(places), length, -1) / radius
+        where, z = np.tile(places, len(directions)), self.radius * self.axis
+
+        def sequences(angle: float) -> Array:
+            x = np.tile(z, (len(moved), length, 1))
+            x[np.arange(len(moved)), where] = np.cos(angle) * z + self.radius * np.sin(angle) * moved
+            return x
+
+        found = difference(self.ask, sequences, STEP) / self.radius
+        return found.reshape(len(directions), len(places), length, -1)
 
 
 @dataclass(frozen=True)
@@ -77,16 +89,37 @@ class RepeatedHeads:
         rows = self.token.derivatives(directions, np.array([0]), len(self.shares))[:, 0]  # (a, T, d)
         return np.einsum("mt,atd->mad", np.linalg.pinv(self.shares), rows)
 
+    def output_rows(self, extra: int, floor: float, rng: np.random.Generator) -> tuple[Array, list[int]]:
+        """Return e W_i (m, a, d) at as many directions as exhaust the output spaces, and the ranks of these."""
+        dim, heads = len(self.token.axis), self.shares.shape[1]
+        most, wanted = len(self.token.basis) - 1, max(4, dim // heads + extra)
+        directions = self.token.directions(most, rng)
+        rows: Array = np.zeros((heads, 0, dim))
+        while True:
+            count = min(wanted, most)
+            rows = np.concatenate([rows, self.values(directions[rows.shape[1] : count])], axis=1)
+            spectra: list[Array] = [np.linalg.svd(one, compute_uv=False) for one in rows]
+            ranks = [gap_rank(one, floor) for one in spectra]
+            if max(ranks) + min(extra, 2) <= count:
+                return rows, ranks
+            if count == most:
+                raise RankBudgetError(
+                    f"the output spaces of {heads} heads are not exhausted by {count} directions: heads of full rank",
+                    measured=float(max(ranks)),
+                    threshold=float(most),
+                )
+            wanted *= 2
+
 
 def find_repeated_heads(
-    ask: Callable[..., Array], basis: Array, noise: float, rng: np.random.Generator
+    ask: Callable[..., Array], basis: Array, radius: float, noise: float, rng: np.random.Generator, tries: int = TRIES
 ) -> RepeatedHeads:
-    """Find the heads at the best of a few random tokens."""
+    """Find the heads at the best of a few random tokens of a norm."""
     best: RepeatedHeads | None = None
     offsets, rest = OFFSETS, np.inf
-    for turn in range(TRIES):
+    for turn in range(tries):
         axis = rng.standard_normal(len(basis)) @ basis
-        token = RepeatedToken(ask, basis, axis / np.linalg.norm(axis))
+        token = RepeatedToken(ask, basis, axis / np.linalg.norm(axis), radius)
         while True:
             found = _at(token, offsets, max(RANK, 1e2 * noise / STEP), rng)
             if not isinstance(found, int):
