@@ -80,6 +80,6 @@ FIGURES = [
         "0 false of >= 2,000 functions: layers of the class, near misses and others, float64, float32, bfloat16 and "
         "float16, output biases to 1e6; no accepted layer wrong by more than it states; 0 unnamed errors",
         random_functions,
-        {"functions": 2240, "seed": 0},
+        {"functions": 2240, "seed": 20},
     ),
 ]

@@ -17,7 +17,7 @@ import numpy as np
 from manyheads.errors import UsageError
 from manyheads.models.checkpoint import Checkpoint
 from manyheads.models.config import ModelConfig, shown
-from manyheads.models.families.gated import CAPPED
+from manyheads.models.families.gated import CAPPED, FIXED, NEIGHBOURS
 from manyheads.models.families.plain import SLOPES
 from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, parameter_map
@@ -147,7 +147,7 @@ _BEYOND = {
 """Role → why a layer with it is not of the form of `AttentionWeights`."""
 
 
-_OF_SCORES = (CAPPED, SLOPES)
+_OF_SCORES = (CAPPED, SLOPES, NEIGHBOURS, FIXED)
 _SCORE_ROLES = (Role.QUERY_NORM, Role.SINK)
 """Reasons, and roles, that are of the scores alone."""
 

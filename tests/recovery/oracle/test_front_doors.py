@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 from tests.limits.torch_models import build
+from tests.recovery.trained_families import attention_pairs
 
 import manyheads as mh
 from manyheads.errors import UsageError
 from manyheads.models.families import FAMILIES
 from manyheads.recovery import (
     ExtractionOptions,
+    ServerLimits,
     checkpoint_oracle,
     compare_layers,
     evaluate_layer,
@@ -18,13 +20,14 @@ from manyheads.recovery import (
 )
 from manyheads.recovery.oracle.checkpoint_layers import true_layer
 from manyheads.recovery.oracle.front_doors import open_oracle
-from manyheads.recovery.refusals import NotExtractable
+from manyheads.recovery.refusals import NotExtractable, OracleError, VerificationError
 from manyheads.transformer import Shape
 
 FEW = ExtractionOptions(verify=40)
 
 ENCODERS = ("bert", "roberta", "camembert", "xlm-roberta", "electra", "roberta-prelayernorm")
 IMAGES = ("vit", "deit", "dinov2", "beit", "vit_mae", "vit_msn", "ijepa", "clip_vision_model")
+OTHERS = ("glm", "cohere", "ernie4_5", "granite")
 TURNED = ("llama", "mistral", "phi3", "arcee", "mixtral", "stablelm", "falcon")
 PLAIN = ("gpt2", "gpt_bigcode", "opt", "biogpt", "distilbert")
 
@@ -38,7 +41,7 @@ def tiny(family, seed=3, *, language=False):
     gpt = {"n_embd": 16, "n_head": 2, "n_layer": 2, "vocab_size": 29}
     grouped = {**sizes, "vocab_size": 29, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0}
     given = {
-        **{name: {**grouped, "sliding_window": None, "num_local_experts": 2} for name in TURNED},
+        **{name: {**grouped, "sliding_window": None, "num_local_experts": 2} for name in (*TURNED, *OTHERS)},
         **{name: {**sizes, "vocab_size": 29} for name in (*ENCODERS, "falcon", "biogpt")},
         **{name: {**sizes, "image_size": 4, "patch_size": 2} for name in IMAGES},
         **dict.fromkeys(("gpt2", "gpt_bigcode"), gpt),
@@ -128,6 +131,42 @@ def test_functions_say_what_they_are_and_results_are_saved(rng, tmp_path):
     assert "projection" in errors._repr_html_()
 
 
+def test_answers_of_a_strangers_function():
+    """Tuples are taken; what a function raises comes back with what may help."""
+    layer = gpt_layer(np.random.default_rng(1), 8, 2)
+
+    def short(x):
+        if x.shape[1] > 64:
+            raise ValueError("too long")
+        return evaluate_layer(layer, x), None
+
+    limits = ServerLimits(max_length=64)
+    assert mh.extract_layer(short, 8, options=ExtractionOptions(verify=40, limits=limits)).heads == 2
+    with pytest.raises(OracleError, match=r"too long.*max_length"):
+        mh.extract_layer(short, 8)
+    with pytest.raises(OracleError, match="given NumPy arrays"):
+        mh.extract_layer(_typed, 8)
+    with pytest.raises(VerificationError, match=r"has the relative size 0\.\d+; give a tolerance above its square"):
+        mh.extract_layer(lambda x: evaluate_layer(layer, x).round(2), 8)
+
+
+def _typed(x):
+    raise TypeError(f"must be Tensor, not {type(x).__module__}.{type(x).__name__}")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("family", ["glm", "cohere", "ernie4_5", "granite"])
+def test_neighbouring_components_and_multiplied_logits_are_scores(family):
+    """The sub-module answers as in its model, and is extracted."""
+    import torch
+
+    model = tiny(family)
+    oracle = checkpoint_oracle(model, 1)
+    x, y = attention_pairs(model, family, 1, {"input_ids": torch.arange(20)[None]})
+    np.testing.assert_allclose(oracle(x), y, rtol=0, atol=1e-12 * np.abs(y).max())
+    assert mh.extract_layer(oracle, options=FEW).heads == 2
+
+
 @pytest.mark.torch
 def test_what_is_no_layer_is_refused_before_it_is_asked(tmp_path):
     import torch
@@ -144,7 +183,8 @@ def test_what_is_no_layer_is_refused_before_it_is_asked(tmp_path):
         (np.tanh, 8, 1): "of models only",
         (str(tmp_path / "absent"), None, None): "no such file or folder",
         (str(tmp_path / "layer.safetensors"), None, 0): "holds one layer",
-        (torch.nn.Linear(4, 8), None, None): "does not show its token dimension",
+        (torch.nn.Linear(4, 8), None, None): "does not show its token dimension: of the widths .4. of its linear maps",
+        (torch.nn.Linear, 4, None): "the class Linear, not an object of it",
         (torch.nn.Linear(4, 4), None, 0): "no model of transformers",
     }.items():
         with pytest.raises(UsageError, match=said):

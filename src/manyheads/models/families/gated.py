@@ -7,10 +7,10 @@ from manyheads.models.modules import ALWAYS, MAYBE, NEVER, Condition, Family, Ke
 
 LAYER = "layers.{layer}."
 ATTENTION = LAYER + "self_attn."
-_NEIGHBOURS = "rotary positions pair neighbouring components"
+NEIGHBOURS = "rotary positions pair neighbouring components"
 _BY_LAYER = "some of its layers have other rotary positions than the rest, or none"
 CAPPED = "its logits are capped"
-_FIXED = "its logits are multiplied by a number of the configuration"
+FIXED = "its logits are multiplied by a number of the configuration"
 
 _BIASED = ("attention_bias",)
 _MLP_BIASED = ("mlp_bias",)
@@ -149,7 +149,7 @@ GRANITE = _llama_like(
     _BIASED,
     _MLP_BIASED,
     fixed_scale=True,
-    beyond=_FIXED,
+    beyond=FIXED,
 )
 HELIUM = _llama_like(
     "helium",
@@ -157,7 +157,7 @@ HELIUM = _llama_like(
     mlp(7040, 48000, "silu"),
     _BIASED,
     NEVER,
-    beyond=_NEIGHBOURS,
+    beyond=NEIGHBOURS,
 )
 ERNIE = _llama_like(
     "ernie4_5",
@@ -166,7 +166,7 @@ ERNIE = _llama_like(
     _BIASED,
     _BIASED,
     _BIASED,
-    beyond=_NEIGHBOURS,
+    beyond=NEIGHBOURS,
 )
 SEED_OSS = _llama_like(
     "seed_oss",
@@ -274,7 +274,7 @@ GLM = decoder(
     _GLM_KEYS,
     mlp(13696, 151552, "silu"),
     (*norms(), *attention(_BIASED), *_JOINT_MLP, final_norm()),
-    beyond=_NEIGHBOURS,
+    beyond=NEIGHBOURS,
 )
 GLM4 = decoder(
     "glm4",
@@ -286,7 +286,7 @@ GLM4 = decoder(
         *_JOINT_MLP,
         final_norm(),
     ),
-    beyond=_NEIGHBOURS,
+    beyond=NEIGHBOURS,
 )
 STABLELM = decoder(
     "stablelm",
@@ -320,7 +320,7 @@ COHERE = decoder(
     ),
     norm="layer",
     parallel=True,
-    beyond=_NEIGHBOURS,
+    beyond=NEIGHBOURS,
 )
 COHERE2 = decoder(
     "cohere2",
@@ -329,7 +329,7 @@ COHERE2 = decoder(
     (_COHERE_NORM, *attention(_BIASED, _BIASED), *gated_mlp(), final_norm()),
     norm="layer",
     parallel=True,
-    beyond=_NEIGHBOURS,
+    beyond=NEIGHBOURS,
 )
 BITNET = decoder(
     "bitnet",

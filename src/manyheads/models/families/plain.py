@@ -6,7 +6,7 @@ from manyheads.models.families.parts import CLASSIFIERS, LANGUAGE_HEAD, gpt_size
 from manyheads.models.modules import ALWAYS, MAYBE, NEVER, Condition, Family, Key, Module, Role
 
 NECK = "layers.{layer}."
-_NEIGHBOURS = "rotary positions pair neighbouring components"
+_TABULATED = "its rotary positions are a table of its own in single precision"
 SLOPES = "its logits fall with the distance (ALiBi)"
 
 
@@ -57,7 +57,7 @@ _GPTJ_COUNTED = _activation(Key("n_inner", None), 50400, "gelu_new")
 _GPTJ_ATTENTION = (*_separate("h.{layer}.attn", "out_proj", NEVER, NEVER), *_BUFFERS)
 GPTJ = Family(
     model_type="gptj",
-    beyond=_NEIGHBOURS,
+    beyond=_TABULATED,
     prefixes=("", "transformer."),
     parallel=True,
     keys={**_GPTJ_KEYS, "rotary_dims": Key("rotary_dim", 64)},
@@ -68,7 +68,7 @@ GPTJ = Family(
 )
 CODEGEN = Family(
     model_type="codegen",
-    beyond=_NEIGHBOURS,
+    beyond=_TABULATED,
     prefixes=("", "transformer."),
     parallel=True,
     fused="quarters",

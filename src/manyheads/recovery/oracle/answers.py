@@ -8,6 +8,8 @@ import numpy as np
 from manyheads._arrays import COMPLEX, as_native
 from manyheads.recovery.refusals import OracleError
 
+LONG = 32  # tokens of a sequence beyond which a function may have refused its length
+
 
 def ask_function(
     function: Callable[[Any], Any], x: np.ndarray, dtype: str = "float64", *, last_row: bool = False
@@ -15,19 +17,24 @@ def ask_function(
     """Call an oracle's function on a copy of x (n, k, d) and return its answers as NumPy, checked.
 
     `last_row` takes answers (n, d), (n, 1, d) or (n, k, d), and returns last rows (n, 1, d).
-    Answers in bfloat16 come back in float32, which holds them exactly; other floating-point types stay as they are.
+    Of a tuple, the first entry is the answer. Answers in bfloat16 come back in float32, which holds them exactly; other
+    floating-point types stay as they are.
     """
     given = f"sequences of shape {x.shape}"
     try:
         y = function(np.array(x, dtype=dtype))
+        y = y[0] if isinstance(y, tuple) and y else y  # beside attention weights, or a cache
         if hasattr(y, "detach"):  # a tensor of PyTorch, which is not imported here
             y = y.detach().cpu()
             y = y.float() if "bfloat16" in str(y.dtype) else y
         y = np.asarray(as_native(y, "the answer", COMPLEX))
     except Exception as error:
-        raise OracleError(
-            f"the oracle raised {type(error).__name__} on {given}: {error}. With a store, earlier answers are kept"
-        ) from error
+        hint = "With a store, earlier answers are kept"
+        if isinstance(error, TypeError) and "ndarray" in str(error):
+            hint = "It is given NumPy arrays: convert them in it, or give the module of PyTorch itself"
+        elif x.shape[1] > LONG:
+            hint += "; if it takes shorter sequences only, say so by limits=ServerLimits(max_length=...), --max-length"
+        raise OracleError(f"the oracle raised {type(error).__name__} on {given}: {error}. {hint}") from error
     if y.dtype.name == "bfloat16":
         y = y.astype(np.float32)
     if y.dtype.kind != "f":

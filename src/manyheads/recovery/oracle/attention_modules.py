@@ -90,6 +90,7 @@ def attention_function(
             capped = getattr(module, "attn_logit_softcapping", None) is not None or hasattr(module, "sinks")
             part.config._attn_implementation = "eager" if capped else "sdpa"
     device = next(module.parameters()).device
+    neighbours = _turns_neighbours(module)
     halved = hasattr(sys.modules[type(module).__module__], "_apply_rotary_emb")  # gpt-oss: one cosine a pair
 
     def answer(x: np.ndarray) -> np.ndarray:
@@ -105,12 +106,21 @@ def attention_function(
             if positions is not None:
                 rates, scaling = positions
                 angles = torch.arange(length, dtype=kind, device=device)[:, None] * rates.to(device, kind)  # (k, N/2)
-                angles = (angles if halved else torch.cat((angles, angles), -1))[None]
+                if not halved:
+                    angles = angles.repeat_interleave(2, -1) if neighbours else torch.cat((angles, angles), -1)
+                angles = angles[None]
                 turned = (scaling * angles.cos(), scaling * angles.sin())
             found = _call(module, tokens if norm is None else norm(tokens), mask, turned)
             return (found if norm is None else tokens + found).cpu().numpy()
 
     return answer
+
+
+def _turns_neighbours(module: Any) -> bool:
+    """Tell whether the code of a module wants each angle twice in a row, and not all angles twice (Cohere)."""
+    source = vars(sys.modules[type(module).__module__])
+    tables = [value for name, value in source.items() if name.endswith("RotaryEmbedding")]
+    return any("repeat_interleave" in inspect.getsource(table.forward) for table in tables)
 
 
 def _call(module: Any, x: Any, mask: Any, positions: Any) -> Any:

@@ -98,7 +98,7 @@ def checkpoint_oracle(
         if not path.is_dir():
             raise UsageError(f"{path}: give a folder with config.json and safetensors, as save_pretrained writes it")
         config, about = parameter_map(open_checkpoint(path, follow_links=follow_links)).config, path.name
-    facts = attention_config(config, layer, any_score=through != "block-with-mlp")
+    facts = _facts(config, layer, any_score=through != "block-with-mlp")
     refuse_what_queries_cannot_tell(config, facts, layer, through)
     if not hasattr(model, "named_parameters"):
         model = _load(path)
@@ -137,7 +137,7 @@ def attention_module_oracle(module: Any, dtype: Floats = "float64") -> LayerOrac
             "the whole model with layer=, and through='block-with-mlp' for a whole block"
         )
     layer = next((part.layer_idx for part in module.modules() if getattr(part, "layer_idx", None) is not None), 0)
-    facts = attention_config(config, layer, any_score=True)
+    facts = _facts(config, layer)
     refuse_what_queries_cannot_tell(config, facts, layer, "attention")
     raw = next(part.config for part in module.modules() if hasattr(part, "config"))
     positions = None if facts.rotary is None else rotary_frequencies(module, raw, layer)
@@ -163,6 +163,19 @@ def _configuration(module: Any) -> ModelConfig:
         )
     said: Mapping[str, Any] = raw.to_dict()
     return read_config(said, type(module).__name__)
+
+
+def _facts(config: ModelConfig, layer: int, *, any_score: bool = True) -> AttentionConfig:
+    """Return the facts of a layer, or say why the attention of its family is not asked."""
+    if reason := unread(config, any_score=any_score):
+        remedy = (
+            "Give it as a function, if its scores alone are others" if any_score else "Ask with through='attention'"
+        )
+        raise NotExtractable(
+            f"the attention of a {config.family.model_type} model is of no form that is extracted here: {reason}. "
+            f"{remedy}"
+        )
+    return attention_config(config, layer, any_score=any_score)
 
 
 def has_other_scores(config: ModelConfig, facts: AttentionConfig) -> bool:

@@ -59,9 +59,9 @@ def open_oracle(
     elif is_module(given):
         found = _of_module(given, dim, layer, dtype, through)
     else:
-        if not callable(given):
+        if not callable(given) or isinstance(given, type):
             raise UsageError(
-                f"the oracle is a {type(given).__name__}: give a function (n, k, d) -> (n, k, d), a module of PyTorch, "
+                f"the oracle is {_named(given)}: give a function (n, k, d) -> (n, k, d), a module of PyTorch, "
                 "a model of transformers or a checkpoint folder with layer=, or the file of a saved layer"
             )
         if layer is not None:
@@ -75,6 +75,12 @@ def open_oracle(
     if dim is not None and dim != found.dim:
         raise UsageError(f"dim = {dim}, and {found.about} takes tokens of dimension {found.dim}: leave dim out")
     return found
+
+
+def _named(given: Any) -> str:
+    return (
+        f"the class {given.__name__}, not an object of it" if isinstance(given, type) else f"a {type(given).__name__}"
+    )
 
 
 def _of_function(given: Callable[[Any], Any], dim: int | None) -> LayerOracle:
@@ -175,7 +181,8 @@ def _width(module: Any, function: Callable[[Any], np.ndarray]) -> int:
             fitting.append(width)
     if len(fitting) != 1:
         raise UsageError(
-            f"{type(module).__name__} does not show its token dimension (it takes {fitting or 'none of ' + str(linear)}"
-            "): give it, dim="
+            f"{type(module).__name__} does not show its token dimension: of the widths {sorted(set(linear))} of its "
+            f"linear maps, it answers {fitting or 'none'} with a tensor of the same shape. Give it, dim=, or a module "
+            "that maps (n, k, d) to (n, k, d)"
         )
     return fitting[0]

@@ -279,7 +279,10 @@ def _check_affine(f: _Answers, normalized: bool, least: float, sinks: bool) -> f
         beside = f.relative(identity(f, near_a, near_b))[1]
         correlation = float((left * beside).sum() / np.sqrt((left**2).sum() * (beside**2).sum()))
         if correlation > SMOOTH:
-            hint = "this is no attention layer, or more than one; of a transformer block with its MLP, say mlp=True"
+            hint = (
+                "this is no attention layer, or more than one; of a transformer block with its MLP, say mlp=True, of "
+                "learned sinks scores=True"
+            )
             y = f(f.a)
             if not f.oracle.residual and root_mean_square(f(3 * f.a) - y - 2 * f.a) <= 0.02 * root_mean_square(
                 f(3 * f.a) - y

@@ -293,10 +293,18 @@ class _Extraction:
         certificate: Certificate = recovery.certificate
         # What was asked since it was certified counts too.
         recovery = dataclasses.replace(recovery, counts=dict(self.oracle.counts), tried=tuple(self.tried))
+        why = (
+            "the function is no such layer, it is too noisy, or the recovery went wrong; another seed, accurate=True "
+            "or a larger tolerance may help"
+        )
+        if self.level**2 > certificate.tolerance:
+            why = (
+                f"noise counts as error, and that of the answers has the relative size {self.level:.1g}; give a "
+                "tolerance above its square"
+            )
         error = VerificationError(
             f"the layer that was found ({recovery.heads} heads, method {recovery.method}) is wrong on fresh sequences: "
-            "the function is no such layer, it is too noisy, or the recovery went wrong; another seed, accurate=True "
-            "or a larger tolerance may help, and the error carries what was found as its result",
+            f"{why}, and the error carries what was found as its result",
             measured=certificate.largest_error,
             threshold=certificate.tolerance,
             result=recovery,

@@ -67,9 +67,9 @@ def settle(settings: OracleSettings, options: ExtractionOptions, measured: Oracl
         )
     if measured.positional and not (options.rotary or options.scores):
         raise NotALayer(
-            "exchanging two earlier tokens changes the last row: the function adds or turns by positions. If its "
-            "queries and keys are rotated, say rotary=True; if its scores depend on positions otherwise, say "
-            "scores=True; positions that are added to tokens are taken out by the caller",
+            "exchanging two earlier tokens changes the last row: the function adds or turns by positions, or is more "
+            "than one layer. If queries and keys are rotated, say rotary=True; if scores depend on positions "
+            "otherwise, say scores=True; positions that are added to tokens are taken out by the caller",
             measured=measured.order,
             threshold=10 * measured.level,
         )

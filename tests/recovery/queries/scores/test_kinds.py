@@ -112,6 +112,12 @@ def test_small_scores_and_sharp_ones_behind_norms_are_extracted():
         assert found.certificate.largest_error < 1e-8
 
 
+@pytest.mark.parametrize("kind", ["head norms", "ALiBi and biases", "sinks"])
+def test_one_head_is_extracted(kind):
+    layer = planted_score_layer(np.random.default_rng(0), 8, 1, kind)
+    assert extract_layer(layer, 8, options=FEW).heads == 1
+
+
 def test_scores_of_another_kind_are_refused():
     """Negative controls: cubes of forms have no link, and a bump over distances is neither turn nor term."""
     rng = np.random.default_rng(0)

@@ -50,7 +50,7 @@ def refined_spaces(
         before, now = rest, float(np.linalg.norm(np.concatenate(left, axis=1)) / np.linalg.norm(moved @ columns))
         if now < rest:
             best, rest = columns, now
-        if now > SLOW * before:
+        if now > SLOW * before or len(blocks) == 1:
             break
         columns = np.concatenate(
             [

@@ -125,8 +125,8 @@ def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: np.random.Generato
 
 def _not_exhausted(pairs: SpherePairs, heads: int, asked: int, most: int) -> RankBudgetError:
     return RankBudgetError(
-        f"the output spaces of {heads} heads are not exhausted by {asked} differences: heads of nearly full rank, or "
-        "answers too noisy to see the ranks",
+        f"the output spaces of {heads} heads are not exhausted by {asked} differences of tokens, which have "
+        f"{len(pairs.near)} dimensions here: heads of that rank or more, or answers too noisy to see the ranks",
         measured=float(asked),
         threshold=float(most),
     )
