@@ -6,7 +6,7 @@ from manyheads.models.families.parts import CLASSIFIERS, LANGUAGE_HEAD, gpt_size
 from manyheads.models.modules import ALWAYS, MAYBE, NEVER, Condition, Family, Key, Module, Role
 
 NECK = "layers.{layer}."
-_TABULATED = "its rotary positions are a table of its own in single precision"
+_TABULATED = "rotary positions pair neighbouring components, by a table in single precision"
 SLOPES = "its logits fall with the distance (ALiBi)"
 
 
