@@ -63,14 +63,16 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generato
     first = first_length(oracle, rng)
     radius = first * np.sqrt(dim)
     try:
-        few = find_repeated_heads(oracle, np.eye(dim), radius, noise, rng, tries=1)
+        few = find_repeated_heads(oracle, np.eye(dim), radius, noise, rng, tries=2)
         rows, ranks = few.output_rows(EXTRA, max(10 * few.residual, 1e-7), rng)
         spaces = [np.linalg.svd(one)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]
         check_room(spaces)
         spaces, rest = refined_spaces(oracle, sums, spaces, first, rng)
-        found = _projections(spaces, 1 / few.condition, rest, sums)
-        missing = np.linalg.norm(found.projection.sum(0) - sums.projection) / np.linalg.norm(sums.projection)
-        if rest < max(RIGHT, 1e3 * noise) and missing < COMPLETE:
+        one = _projections(spaces, 1 / few.condition, rest, sums)
+        missing = np.linalg.norm(one.projection.sum(0) - sums.projection) / np.linalg.norm(sums.projection)
+        if missing < COMPLETE:
+            found = one
+        if found is not None and rest < max(RIGHT, 1e3 * noise):
             return found
     except (FitError, RankBudgetError) as error:
         refusal = error
