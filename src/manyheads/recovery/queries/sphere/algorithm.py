@@ -90,7 +90,11 @@ def extract_on_sphere(
 
 def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: np.random.Generator, settings: SphereSettings) -> Stacks:
     """Follow the heads to other differences until the spaces of what they read are exhausted."""
-    dim, size, design = len(pairs.sums.bias), len(pairs.near), pairs.design(len(heads.queries), heads.copies)
+    dim, size, design = (
+        len(pairs.sums.bias),
+        len(pairs.near),
+        pairs.design(len(heads.queries), heads.copies).with_sum(),
+    )
     start = heads.direction / np.linalg.norm(heads.direction)
     turn = np.concatenate([np.linalg.qr(rng.standard_normal((size, size)))[0] for _ in range(3)])
     level = pairs.noise * np.sqrt(np.mean((heads.queries @ pairs.sums.projection) ** 2)) * 4
@@ -98,8 +102,9 @@ def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: np.random.Generato
 
     def follow(block: Array) -> Followed:
         def ask(moves: Array) -> Array:
-            answers = pairs.respond(heads.queries, pairs.probe(start + moves), heads.copies)
-            return answers.reshape(len(moves), -1, dim)
+            probes = pairs.probe(start + moves)
+            answers = pairs.respond(heads.queries, probes, heads.copies).reshape(len(moves), -1, dim)
+            return np.concatenate([answers, (probes @ pairs.sums.projection)[:, None]], axis=1)
 
         return follow_nets(design, ask, heads.net, block, step=STEP, allowed=heads.allowed)
 

@@ -43,6 +43,8 @@ from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 
 FIRST = 10  # queries at the first probe
 STARTS = 12  # queries whose pencils are tried
+LOSS = 8.0  # error of the values, beside that with all queries and copies, up to which these are left out
+SPARE = 2  # rows beyond those that determine a net, in the dimensions of the values
 SMALL = (1e-2, 3e-3)  # root mean squares of the tokens that show epsilon
 WELL_SEPARATED = 100.0  # amplification of noise by a net below which no other difference is tried
 
@@ -181,12 +183,27 @@ def find_sphere_heads(pairs: SpherePairs, rng: np.random.Generator, tries: int =
 def _fewer(
     pairs: SpherePairs, direction: Array, w: Array, answers: Array, net: PairNets, allowed: float
 ) -> SphereHeads:
-    """Keep as many queries and copies as the net needs at the next differences."""
+    """Keep as few queries and copies as the net needs at the next differences, where the sum of its values is known.
+
+    For exact answers the error of the values grows by LOSS at most; others keep three times as many.
+    """
     heads = len(net.values)
     copies = min(answers.shape[1], max(4, heads // 2 + 2) * pairs.repeats)
     kept = min(len(w), (heads + 3) * pairs.repeats)
-    part = answers[:kept, :copies].reshape(-1, answers.shape[2])
-    design = pairs.design(kept, copies)
+    if pairs.repeats == 1:
+        whole = net_amplification(pairs.design(len(w), answers.shape[1]), net)[1]
+        counts = [answers.shape[1]] if pairs.causal else range(2, answers.shape[1] + 1)  # rows of one call are free
+        ways = [(n * (1 if pairs.causal else c), n, c) for n in range(1, len(w) + 1) for c in counts]
+        for _, queries, shown in sorted(ways):
+            if queries * (shown - 1) < heads + SPARE - 1:
+                continue
+            slopes = PairNets(net.slopes[:, :queries], net.values, net.residual)
+            if (net_amplification(pairs.design(queries, shown).with_sum(), slopes)[1] <= LOSS * whole).all():
+                kept, copies = queries, shown
+                break
+    total = pairs.probe(direction) @ pairs.sums.projection
+    part = np.concatenate([answers[:kept, :copies].reshape(-1, answers.shape[2]), total[None]])
+    design = pairs.design(kept, copies).with_sum()
     fewer = fit_nets(design, part, net.slopes[:, :kept])
     gain = net_amplification(design, fewer)[1]
     return SphereHeads(direction, w[:kept], copies, fewer, gain, max(allowed, 5 * float(fewer.residual)))
