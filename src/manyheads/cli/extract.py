@@ -328,19 +328,20 @@ def _say_leak(leak: Mapping[str, Any] | None, stages: Mapping[str, Any]) -> Iter
     said = ", ".join(f"{name} {counts['calls']:,}" for name, counts in stages.items())
     yield f"stages   {said} calls"
     if leak is None:
-        yield "leak     not predicted: no law is measured for layers with positions or a norm in front"
+        yield "leak     not predicted: no law is measured for other scores, a norm in front, or large rotary layers"
         return
     yield f"limit    {leak['limit']:,.0f} calls of four tokens, free parameters over numbers"
     yield (
         f"leak     predicted, to a squared error of {leak['target']:g}: {leak['calls']:,.0f} calls without noise by "
-        "method 'bounded', and behind"
+        f"{leak['start']}, and behind"
     )
     for one in leak["defences"]:
         yield (
             f"         {one['name']}: {one['calls']:,.0f} calls ({one['times']:.3g} times; limit {one['limit']:,.0f}), "
             f"squared error of an answer {one['loss']:.2g}"
         )
-    yield f"         tokens of half the norm, where logits are small: {leak['norm_factor']:g} times"
+    if leak["norm_factor"] is not None:
+        yield f"         tokens of half the norm, where logits are small: {leak['norm_factor']:g} times"
 
 
 def _as_text(summary: Mapping[str, Any]) -> Iterator[str]:

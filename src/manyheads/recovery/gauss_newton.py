@@ -10,7 +10,7 @@ noise it ends at the parametric rate, (number of parameters) sigma^2 / (numbers 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class GaussNewtonSettings:
 class GaussNewtonFit:
     """A layer that was fitted and how it went."""
 
-    layer: AttentionLayer  # the layer with the smallest error that was reached
+    layer: Any  # the layer with the smallest error that was reached, of the start's class
     # Relative squared error ||y - F(x)||^2 / ||y||^2, weighted, at the start (projections solved for) and after each
     # step, shape (steps + 1,)
     errors: tuple[float, ...]
@@ -135,7 +135,39 @@ def check_range(name: str, values: Array) -> None:
         raise UsageError(f"{name} holds numbers up to {largest:.2g}: scale it to between {1 / LARGE:g} and {LARGE:g}")
 
 
-def descend(here: Tangent, settings: GaussNewtonSettings) -> GaussNewtonFit:
+class Linearized(Protocol):
+    """Point of a least-squares problem: `Tangent` of a layer without positions, or `RotaryTangent`."""
+
+    @property
+    def examples(self) -> Examples:
+        """What is fitted."""
+
+    @property
+    def residual(self) -> Array:
+        """Labels less answers."""
+
+    @property
+    def loss(self) -> float:
+        """Squared residual relative to the variance of the labels."""
+
+    @property
+    def layer(self) -> Any:
+        """The layer at this point."""
+
+    def moved(self, change: Array) -> Any:
+        """Return the same at changed weights."""
+
+    def forward(self, change: Array) -> Array:
+        """Return the first-order change of the answers."""
+
+    def vjp(self, rows: Array, /) -> Array:
+        """Return J^T rows."""
+
+    def whiten(self, gradient: Array) -> Array:
+        """Apply the inverse of the metric to a gradient."""
+
+
+def descend(here: Linearized, settings: GaussNewtonSettings) -> GaussNewtonFit:
     """Take damped Gauss-Newton steps from a start."""
     damping, products, errors = settings.damping, 0, [here.loss]
     accuracy, before = 0.1, np.inf
@@ -154,7 +186,7 @@ def descend(here: Tangent, settings: GaussNewtonSettings) -> GaussNewtonFit:
             products += used
             if expected <= settings.gain * here.loss and damping <= LIGHT:
                 return GaussNewtonFit(here.layer, tuple(errors), products, cosine, converged=True)
-            there = Tangent.at(here.examples, here.theta + change)
+            there = here.moved(change)
             gain = (here.loss - there.loss) / max(expected, np.finfo(float).tiny)
             if not np.isfinite(there.loss) or gain < 1e-3:
                 damping *= 8
@@ -170,7 +202,7 @@ def descend(here: Tangent, settings: GaussNewtonSettings) -> GaussNewtonFit:
 
 
 def solve_damped(
-    here: Tangent, gradient: Array, damping: float, accuracy: float, limit: int
+    here: Linearized, gradient: Array, damping: float, accuracy: float, limit: int
 ) -> tuple[Array, float, int]:
     """Minimize ||r - J p||^2 + damping p.M p over p by conjugate gradients on the least-squares form.
 

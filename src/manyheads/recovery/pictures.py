@@ -36,14 +36,16 @@ def leak_panel(leak: Mapping[str, Any]) -> Listing:
         (one["name"], *(format_figure(float(f"{one[name]:.3g}")) for name in ("calls", "times", "limit", "loss")))
         for one in leak["defences"]
     ]
+    factor = leak["norm_factor"]
+    smaller = f"Tokens limited to half the norm, where logits are small: calls times {factor:g}. " if factor else ""
     return Listing(
         "What would make it dearer",
         ("defence", "calls", "over those of exact answers", "information limit, calls", "squared error of an answer"),
         tuple(rows),
         note=(
             f"Predicted, to a squared error of {leak['target']:g} of the copy, by the law that recovery/leakage "
-            f"measures. Without noise the bounded method takes {leak['calls']:,.0f} calls. Tokens limited to half the "
-            f"norm, where logits are small: calls times {leak['norm_factor']:g}. Errors are relative to the variance."
+            f"measures. Without noise: {leak['calls']:,.0f} calls, by {leak['start']}. {smaller}Errors are relative to "
+            "the variance."
         ),
     )
 

@@ -144,6 +144,10 @@ class Tangent:
         residual = examples.labels - readings @ projection
         return cls(examples, theta, pattern, readings, factor, projection, residual)
 
+    def moved(self, change: Array) -> Tangent:
+        """Return the same at attention matrices that were changed."""
+        return Tangent.at(self.examples, self.theta + change)
+
     @property
     def loss(self) -> float:
         """Squared residual relative to the variance of the labels."""

@@ -4,9 +4,17 @@ import numpy as np
 import pytest
 
 from manyheads.recovery import ExtractionOptions, evaluate_layer, extract_layer, gpt_layer
-from manyheads.recovery.layers.rotary import RotaryLayer
+from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.recovery.queries.leak_meter import START, LeakMeter, measure_leak
-from manyheads.recovery.studies.noisy_extraction import Server, _jacobian, attack, build_layer, least_calls
+from manyheads.recovery.results import Recovery
+from manyheads.recovery.studies.noisy_extraction import (
+    Server,
+    _jacobian,
+    attack,
+    build_layer,
+    free_numbers,
+    least_calls,
+)
 
 QUIET = ExtractionOptions(progress=False, verify=50)
 
@@ -16,7 +24,7 @@ def test_the_law_is_that_of_an_attack(rng, noise):
     """Behind noise the calls of an attack are those of the law, within a factor of 1.6."""
     for_layer, for_server, for_queries = rng.spawn(3)
     server = Server(build_layer("gpt2", for_layer, 8, 2), 8, for_server, noise)
-    cost = attack("gpt2", server, for_queries, 1e-7)
+    cost = attack("gpt2", server, for_queries, 1e-7, 2)
     expected = LeakMeter(8, 2, 250, 1e-7).calls(noise)
     assert expected / 1.6 < cost.calls < 1.6 * expected
     assert cost.error <= 1e-7
@@ -44,11 +52,24 @@ def test_a_meter_reads_the_layer_that_was_found(rng, heads, biases, factor):
     assert leak["norm_factor"] == factor
 
 
-def test_no_law_is_stated_for_positions(rng):
-    layer = build_layer("llama", rng, 8, 2)
-    assert isinstance(layer, RotaryLayer)
+def test_a_meter_of_a_layer_with_rotary_positions(rng):
+    """The law is that of an attack, within a factor of 1.6, and the start is what the attack asks."""
+    for_layer, for_server, for_queries = rng.spawn(3)
+    layer = build_layer("llama", for_layer, 8, 2)
     options = ExtractionOptions(progress=False, verify=50, rotary=True)
-    assert measure_leak(extract_layer(layer, 8, options=options), 1e-6) is None
+    leak = measure_leak(extract_layer(layer, 8, options=options), 1e-6)
+    assert leak["limit"] == free_numbers("llama", 8, 2) / 32
+    assert leak["norm_factor"] is None
+    assert all(one["calls"] > one["limit"] for one in leak["defences"])
+    noise = 1e-2
+    cost = attack("llama", Server(layer, 8, for_server, noise), for_queries, 1e-6, 2)
+    expected = next(one["calls"] for one in leak["defences"] if one["name"] == "noise 0.01")
+    assert expected / 1.6 < cost.calls < 1.6 * expected
+
+
+def test_no_law_is_stated_for_other_scores(rng):
+    found = Recovery(ScoreLayer(np.zeros((2, 1, 3, 3)), np.ones((1, 2, 2)), cap=9.0), None, (), "scores")
+    assert measure_leak(found, 1e-6) is None
 
 
 def test_the_jacobian_is_that_of_the_layer(rng):
@@ -66,7 +87,8 @@ def test_the_jacobian_is_that_of_the_layer(rng):
 def test_small_tokens_cost_the_sixth_or_tenth_power(seed):
     for heads, biases, power in ((1, False, -6), (2, False, -10)):
         calls = [
-            least_calls(np.random.default_rng([seed, 3]), 4, heads, 4, scale, 100, biases) for scale in (0.05, 0.1)
+            least_calls("gpt2", np.random.default_rng([seed, 3]), (4, heads), 4, scale, 100, biases)
+            for scale in (0.05, 0.1)
         ]
         assert np.log2(calls[1] / calls[0]) == pytest.approx(power, abs=0.4)
 

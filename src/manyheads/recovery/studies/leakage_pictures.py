@@ -20,7 +20,8 @@ def leakage_panels(study: Any, predicted: xr.Dataset, trained: xr.Dataset) -> tu
     band = "Bands: full range of the replicates."
     calls = {family: study.over_sizes(trained, "calls", family, "noise") for family in study.families}
     tokens = {family: study.over_sizes(trained, "tokens", family, "noise") for family in study.families}
-    limit = spread_curve(study.noises, predicted["limit"].values[None], "information limit", "reference")
+    limit = spread_curve(study.noises, predicted["limit"].values, "information limit", "reference")
+    over = {family: study.over_limit_by_heads(predicted, trained, family) for family in study.families}
     loss = np.square(study.noises)
     rounded = [ROUNDED * 2.0**-b for b in study.bits]
     target = f"a squared error of {study.target:g}"
@@ -99,6 +100,14 @@ def leakage_panels(study: Any, predicted: xr.Dataset, trained: xr.Dataset) -> tu
             ],
             f"{band} Cramer-Rao bound, GPT-2-shaped.",
             "Longer calls",
+        ),
+        lines(
+            "Number of heads",
+            "heads",
+            "calls over the information limit",
+            of(over, study.numbers),
+            f"{band} Ranks are {study.dim} over the heads.",
+            "With every number of heads",
         ),
         lines(f"Tokens to {target}", "noise of the answers", "tokens", of(tokens, study.noises), band),
         _defences(study, trained),

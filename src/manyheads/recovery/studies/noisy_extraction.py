@@ -8,10 +8,10 @@ Asking again averages independent noise, R times leave s / sqrt(R), and leaves d
 question has the same answer. Questions that are moved by less than a rounding step (dither) round independently.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,13 @@ from manyheads.recovery.queries.leak_meter import ROUNDED, START
 from manyheads.recovery.queries.refinement import LENGTH, refine_layer
 from manyheads.recovery.queries.rotary.algorithm import extract_rotary
 from manyheads.recovery.queries.rotary.forms import FormSettings
+from manyheads.recovery.queries.rotary.random_starts import RotaryShape, fit_from_random_starts
+from manyheads.recovery.queries.rotary.tangent import SEEN, RotaryTangent, RotaryWeights
 from manyheads.recovery.queries.scores.algorithm import extract_scores
-from manyheads.recovery.refusals import RecoveryRefused
+from manyheads.recovery.refusals import FitError, RecoveryRefused
 from manyheads.recovery.results import Extracted
 from manyheads.recovery.task import gpt_layer, sequences
+from manyheads.recovery.variable_projection import Examples
 
 Array = NDArray[np.float64]
 Function = Callable[[Array], Array]
@@ -45,8 +48,9 @@ BASE = 1e4  # of the frequencies of RoPE
 KEY_BIAS = 0.3  # standard deviation of the biases of queries and keys
 FRESH = 400  # sequences on which an error is measured
 DITHER = 0.4  # of a rounding step, in the size of the answers: standard deviation by which tokens are moved
-FASTEST = 64.0  # factor between numbers of answers that are tried one after another
-ATTEMPTS = 16  # numbers of answers, or of sequences, that are tried
+ATTEMPTS = 16  # numbers of sequences that are tried
+NEAR = 1e-2  # squared error from which a joint fit starts
+FIRST = 1.5  # labels of the first joint fit, against those of the law
 
 
 @dataclass(frozen=True)
@@ -156,72 +160,100 @@ def extract_from(
     return found, Cost(repeats * asked.calls, repeats * asked.tokens, error)
 
 
-def attack(family: str, server: Server, rng: np.random.Generator, target: float) -> Cost:
-    """Return the least cost at which the error is `target`, to within the noise of one extraction.
+def attack(family: str, server: Server, rng: np.random.Generator, target: float, heads: int) -> Cost:
+    """Return the least cost at which the error is `target`, to within the noise of one joint fit.
 
-    Layers without positions: heads are told apart at noise `START`, and a joint fit to as many fresh sequences as the
-    target needs does the rest. Rotary layers, for which no joint fit is built: means of as many answers as it needs.
+    A start, and a joint fit to as many fresh sequences as the target needs. Layers without positions start from an
+    extraction whose answers are averaged to noise `START`; rotary layers from random weights, of their heads and ranks.
     """
+    layer: AttentionLayer | RotaryLayer
     if family == "gpt2":
-        return _fit_until(server, rng, target)
-    return _average_until(family, server, rng, target)
-
-
-def _average_until(family: str, server: Server, rng: np.random.Generator, target: float) -> Cost:
-    """Bracket the number of answers, starting from one, to within a factor of 1.5."""
-    best, low, high, repeats = Cost(np.inf, np.inf, np.inf), 0.0, math.inf, 1.0
-    for _ in range(ATTEMPTS):
-        _, cost = extract_from(family, server, rng, int(repeats))
-        if cost.error <= target:
-            best, high = cost, repeats
+        repeats = max(1, int(np.ceil((server.noise / START) ** 2)))
+        for _ in range(3):  # seeds
+            found, start = extract_from("gpt2", server, rng, repeats)
+            if found is not None and start.error < NEAR:
+                layer = found.layer
+                break
         else:
-            low = repeats
-        if high <= max(1.5 * low, 1.0):
-            break
-        # errors fall as 1 / repeats once heads are told apart
-        wanted = float(repeats * np.clip(1.1 * cost.error / target, 1 / FASTEST, FASTEST))
-        if low > 0 and not 1.2 * low < wanted < high / 1.2:
-            wanted = min(wanted, FASTEST * low) if high == math.inf else (low * high) ** 0.5
-        repeats = max(1.0, float(math.ceil(wanted)))
-    return best
-
-
-def _fit_until(server: Server, rng: np.random.Generator, target: float) -> Cost:
-    repeats = max(1, int(np.ceil((server.noise / START) ** 2)))
-    for _ in range(3):  # seeds
-        found, start = extract_from("gpt2", server, rng, repeats)
-        if start.error <= target:
-            return start
-        if found is not None and start.error < 1e-2:
-            break
+            return Cost(np.inf, np.inf, start.error)
     else:
-        return Cost(np.inf, np.inf, start.error)
-    layer, excess = found.layer, 12.0
+        oracle = Oracle(server, server.dim)
+        shape = RotaryShape(server.dim, heads, server.dim // heads, family == "qwen")
+        try:
+            layer, _ = fit_from_random_starts(oracle, shape, server.noise, rng)
+        except FitError:
+            return Cost(np.inf, np.inf, np.inf)
+        start = Cost(oracle.total.calls, oracle.total.tokens, server.error(partial(apply, layer)))
+    return start if start.error <= target else _fit_until(server, layer, start, rng, target)
+
+
+def _fit_until(
+    server: Server, layer: AttentionLayer | RotaryLayer, start: Cost, rng: np.random.Generator, target: float
+) -> Cost:
+    excess = max(12.0, FIRST * server.noise**2 / target)
     for _ in range(ATTEMPTS):
         oracle = Oracle(server, server.dim)
         layer = refine_layer(oracle, layer, rng, excess=excess).layer
-        error = server.error(partial(evaluate_layer, layer))
+        error = server.error(partial(apply, layer))
         asked, share = oracle.total, min(1.0, error / target)
         if error <= target:
             return Cost(start.calls + share * asked.calls, start.tokens + share * asked.tokens, error)
-        excess *= float(np.clip(1.1 * error / target, 2, 64))
+        excess *= float(np.clip(1.1 * error / target, 1.3, 64))
     return Cost(np.inf, np.inf, error)
 
 
+def apply(layer: AttentionLayer | RotaryLayer, x: Array) -> Array:
+    """Apply a layer to sequences (n, k, d)."""
+    return layer(x) if isinstance(layer, RotaryLayer) else evaluate_layer(layer, x)
+
+
+def free_numbers(family: str, dim: int, heads: int) -> int:
+    """Return the free parameters of a layer: the rank of the Jacobian of its answers to sequences of four tokens.
+
+    Examples
+    --------
+    >>> [free_numbers(family, 8, 2) for family in FAMILIES]
+    [250, 228, 244]
+    """
+    layer = build_layer(family, np.random.default_rng(0), dim, heads)
+    if isinstance(layer, RotaryLayer):
+        return RotaryWeights.of(layer).free(LENGTH)
+    rank = dim // heads
+    return heads * (rank * (2 * dim + 1 - rank) + rank * (2 * dim - rank)) + dim
+
+
 def least_calls(
-    rng: np.random.Generator, dim: int, heads: int, length: int, scale: float, count: int, biases: bool = True
+    family: str,
+    rng: np.random.Generator,
+    size: tuple[int, int],
+    length: int,
+    scale: float,
+    count: int,
+    biases: bool = True,
 ) -> float:
     r"""Return the calls of an unbiased estimate, for noise s and error e in units of s^2 / e.
 
-    Of `count` calls of `length` tokens of standard deviation `scale` let J be the Jacobian of all answers in the
-    weights, and K that of Gaussian sequences. The Cramer-Rao bound of the error is e = s^2 tr(K (J^T J)^-1 K^T) / n, n
-    the numbers in K's answers.
+    Of `count` calls of `length` tokens of standard deviation `scale` to a layer of `size` (d, m) let J be the Jacobian
+    of all answers in the weights, and K that of Gaussian sequences. The Cramer-Rao bound of the error is
+    e = s^2 tr(K (J^T J)^+ K^T) / n, n the numbers in K's answers. `biases` are those of GPT-2-shaped queries.
     """
-    layer = gpt_layer(rng, dim, heads, key_bias=biases)
+    dim, heads = size
+    layer: Any = gpt_layer(rng, dim, heads, key_bias=biases) if family == "gpt2" else build_layer(family, rng, *size)
     asked, honest = (sequences(rng, count, k, dim, distribution="gaussian") for k in (length, LENGTH))
+    if isinstance(layer, RotaryLayer):
+        weights = RotaryWeights.of(layer)
+        seen, wide = (RotaryTangent.at(Examples(x, x), weights).jacobian() for x in (scale * asked, honest))
+        return count * projected_variance(seen, wide) / len(wide)
     triangle = np.linalg.qr(_jacobian(layer, scale * asked), mode="r")
     wide = _jacobian(layer, honest)
     return count * float(np.sum(solve_triangular(triangle, wide.T, trans="T") ** 2)) / len(wide)
+
+
+def projected_variance(seen: Array, wide: Array) -> float:
+    """Return tr(K (J^T J)^+ K^T), of directions that answers with Jacobian J see; K may see no others."""
+    spectrum, basis = np.linalg.eigh(seen.T @ seen)
+    kept = spectrum > SEEN * spectrum[-1]
+    return float(np.sum((wide @ basis[:, kept]) ** 2 / spectrum[kept]))
 
 
 def _jacobian(layer: AttentionLayer, x: Array) -> Array:

@@ -8,6 +8,7 @@ S3  Walks through two lists of tokens give all logits of the first offset that i
     calls of k tokens. Random sequences give the core of the second offset, and logits of others that they show.
 S4  How heads turn from one offset to the next: every further offset follows. It is believed only if it predicts
     the logits of all offsets that were read; otherwise every offset up to `offsets` is asked about on its own.
+F5  All weights at once on random sequences, where answers are noisy (`refinement`).
 
 Without biases of queries and keys. The figures of every step stand in the stages of the result.
 """
@@ -21,6 +22,7 @@ from manyheads.recovery.layers.rotary import RotaryLayer, Turns
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.probes import Probed, probe_until
 from manyheads.recovery.queries.projection_sum import Sums, read_sums
+from manyheads.recovery.queries.refinement import refine_turned
 from manyheads.recovery.queries.rotary import forms
 from manyheads.recovery.queries.rotary.count_gates import ask_counts, find_counted_heads
 from manyheads.recovery.queries.rotary.forms import FormSettings
@@ -50,6 +52,7 @@ def extract_rotary(
     with log.stage("logits") as figures:
         reader = Reader(oracle, sums.bias, values.projection)
         layer: Any = LogitForms(reader, noise, rng, settings, values, sums.bias, np.eye(oracle.dim)).read(figures)
+    layer = refine_turned(oracle, layer, noise, rng, log)
     longest = layer.offsets if layer.turns is None else None
     return Extracted(layer, tuple(log.stages), "the tokens, offset by offset", predict=layer, longest=longest)
 

@@ -24,6 +24,7 @@ from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.recovery.oracle.limits import MARGIN
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums, read_sums
+from manyheads.recovery.queries.refinement import refine_turned
 from manyheads.recovery.queries.rotary.forms import FormSettings, turned_residual
 from manyheads.recovery.queries.rotary.logits import Ledger
 from manyheads.recovery.queries.scores import forms, links, positions, sink_logits, sinks
@@ -67,6 +68,7 @@ def extract_scores(
         scores.find_kind(figures)
     with log.stage("scores") as figures:
         layer = scores.read(figures)
+    layer = refine_turned(oracle, layer, noise, rng, log)
     longest = None
     if isinstance(layer, ScoreLayer) and layer.position_bias is not None and layer.slopes is None:
         longest = None if layer.window is not None else layer.position_bias.shape[1]
