@@ -48,6 +48,13 @@ def test_a_block_is_extracted_through_its_norm(name):
 def test_blocks_that_hide_something_are_refused(name, reason):
     with pytest.raises(NotExtractable, match=reason):
         checkpoint_oracle(*tiny_model(name, 0), through="block")
+    with pytest.raises(NotExtractable, match=reason):
+        checkpoint_oracle(*tiny_model(name, 0), through="block-with-mlp")
+
+
+def test_a_block_of_other_scores_is_refused_with_its_mlp():
+    with pytest.raises(NotExtractable, match="Ask with through='block'"):
+        checkpoint_oracle(*tiny_model("Qwen3", 0), through="block-with-mlp")
 
 
 def test_a_norm_without_weights_is_found():

@@ -98,7 +98,7 @@ def checkpoint_oracle(
         if not path.is_dir():
             raise UsageError(f"{path}: give a folder with config.json and safetensors, as save_pretrained writes it")
         config, about = parameter_map(open_checkpoint(path, follow_links=follow_links)).config, path.name
-    facts = _facts(config, layer, any_score=through != "block-with-mlp")
+    facts = _facts(config, layer)
     refuse_what_queries_cannot_tell(config, facts, layer, through)
     if not hasattr(model, "named_parameters"):
         model = _load(path)
@@ -165,17 +165,14 @@ def _configuration(module: Any) -> ModelConfig:
     return read_config(said, type(module).__name__)
 
 
-def _facts(config: ModelConfig, layer: int, *, any_score: bool = True) -> AttentionConfig:
+def _facts(config: ModelConfig, layer: int) -> AttentionConfig:
     """Return the facts of a layer, or say why the attention of its family is not asked."""
-    if reason := unread(config, any_score=any_score):
-        remedy = (
-            "Give it as a function, if its scores alone are others" if any_score else "Ask with through='attention'"
-        )
+    if reason := unread(config, any_score=True):
         raise NotExtractable(
             f"the attention of a {config.family.model_type} model is of no form that is extracted here: {reason}. "
-            f"{remedy}"
+            "Give it as a function, if its scores alone are others"
         )
-    return attention_config(config, layer, any_score=any_score)
+    return attention_config(config, layer, any_score=True)
 
 
 def has_other_scores(config: ModelConfig, facts: AttentionConfig) -> bool:

@@ -27,6 +27,8 @@ STENCIL = (3 / 4, -3 / 20, 1 / 60)  # central differences of order 6
 OFFSETS, MOST = 8, 64  # offsets at first, and at most; heads must be fewer by two
 RANK = 1e-7  # singular values below are the error of the differences
 ROUGH = 1e-5  # relative error of the rank-one tables from which a token is not used
+LEAK = 30.0  # of a head in another, relative to the misfit of the tables times their condition: 3 to 30 measured
+COARSEST = 1e-2  # floor of singular values, at most
 TRIES = 4  # tokens z that are tried
 GOOD = 10.0  # amplification of errors by a token, for each head, below which no other is tried
 USABLE = 1e3  # amplification below which two tokens are enough
@@ -88,6 +90,15 @@ class RepeatedHeads:
         """Return e W_i, (m, a, d), at directions (a, d), from one moved token each."""
         rows = self.token.derivatives(directions, np.array([0]), len(self.shares))[:, 0]  # (a, T, d)
         return np.einsum("mt,atd->mad", np.linalg.pinv(self.shares), rows)
+
+    @property
+    def leak(self) -> float:
+        """How much of a head is in the values of another, relative: heads that attend nearly alike are mixed."""
+        return LEAK * self.residual * self.condition
+
+    def floor(self, least: float) -> float:
+        """Return the singular value of a head's values, relative, below which it is not the head's own."""
+        return min(max(10 * self.residual, self.leak, least), COARSEST)
 
     def output_rows(self, extra: int, floor: float, rng: np.random.Generator) -> tuple[Array, list[int]]:
         """Return e W_i (m, a, d) at as many directions as exhaust the output spaces, and the ranks of these."""

@@ -56,6 +56,17 @@ def test_a_block_is_extracted_and_shared_values_too(layer, shared, seed):
     assert found.certificate.largest_error < 1e-9
 
 
+def test_heads_that_attend_nearly_alike_are_told_apart(seed):
+    """As after the usual initialization: logits far below one, so that a repeated token mixes heads beyond rounding."""
+    layer = planted_rotary_layer(np.random.default_rng([seed, 9]), 16, 4, gain=1e-2)
+    oracle = LayerOracle(lambda x: x + layer(NORM(x)), 16, True, True, None, True)
+    found = mh.extract_layer(oracle, method="rotary-sphere", seed=seed, options=ExtractionOptions(verify=60))
+    figures = next(stage.figures for stage in found.stages if stage.name == "values")
+    assert (found.method, found.heads) == ("rotary-sphere", 4)
+    assert figures["condition of weights"] > 1e3  # the case in question
+    assert found.certificate.largest_error < 1e-12
+
+
 def test_what_is_no_such_layer_is_refused(layer, rng, seed):
     """Negative controls: an MLP on the norm, and a shift behind it, which is left to the method for other scores."""
     shift, weights = rng.standard_normal(DIM), rng.standard_normal((DIM, DIM))

@@ -25,12 +25,15 @@ from manyheads.recovery.queries.repeated_tokens import find_repeated_heads
 from manyheads.recovery.queries.rotary.algorithm import LogitForms, Values, share_out
 from manyheads.recovery.queries.rotary.forms import FormSettings
 from manyheads.recovery.queries.rotary.logits import LEAST, Ledger, solve_weights
+from manyheads.recovery.queries.scores.refined_heads import refined_spaces
 from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.queries.sphere.pairs import read_normalized_sums
 from manyheads.recovery.refusals import NotALayer
 from manyheads.recovery.results import Extracted, StageLog
 
 SURE = 1e-4  # attention weight from which a logit counts fully
+
+CLEAN = 1e-9  # leak of a head in another from which output spaces are refined
 
 REPEATS = 2  # tokens that span, times so many: some of their logits are lost
 
@@ -75,9 +78,13 @@ def _read_values(
     """Find the heads, read them at as many directions as their spaces have dimensions, and share out the sum."""
     heads = find_repeated_heads(oracle, basis, np.sqrt(oracle.dim), noise, rng)
     figures |= {"heads": heads.shares.shape[1], "condition of weights": heads.condition, "rank one": heads.residual}
-    floor = min(max(10 * heads.residual, 1e-9), 1e-6)
+    floor = heads.floor(1e-9)
     rows, ranks = heads.output_rows(settings.extra, floor, rng)
     figures["probes"] = rows.shape[1]
+    if heads.leak > CLEAN and sum(ranks) <= oracle.dim:
+        spaces = [np.linalg.svd(one, full_matrices=False)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]
+        spaces, figures["mixed"] = refined_spaces(oracle, sums, spaces, 1.0, rng, sphere=basis)
+        rows = np.array([one @ np.linalg.pinv(space) @ space for one, space in zip(rows, spaces, strict=True)])
     return share_out(sums, rows, ranks, max(floor, 1e-9), 1.0, figures)
 
 

@@ -64,7 +64,7 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generato
     radius = first * np.sqrt(dim)
     try:
         few = find_repeated_heads(oracle, np.eye(dim), radius, noise, rng, tries=2)
-        rows, ranks = few.output_rows(EXTRA, max(10 * few.residual, 1e-7), rng)
+        rows, ranks = few.output_rows(EXTRA, few.floor(1e-7), rng)
         spaces = [np.linalg.svd(one)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]
         check_room(spaces)
         spaces, rest = refined_spaces(oracle, sums, spaces, first, rng)

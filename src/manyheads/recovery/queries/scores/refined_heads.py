@@ -25,15 +25,26 @@ EXCESS = 6  # sequences, relative to the dimension
 
 
 def refined_spaces(
-    oracle: Oracle, sums: Sums, spaces: list[Array], length: float, rng: np.random.Generator
+    oracle: Oracle,
+    sums: Sums,
+    spaces: list[Array],
+    length: float,
+    rng: np.random.Generator,
+    sphere: Array | None = None,
 ) -> tuple[list[Array], float]:
     """Return output spaces (r_i, d) that explain random rows better, and what they leave of them, relative.
 
-    `length` is that of tokens that do not attend nearly evenly, relative to sqrt(d).
+    `length` is that of tokens that do not attend nearly evenly, relative to sqrt(d). With a norm in front all tokens
+    have it, in the space of the orthonormal rows `sphere` (b, d).
     """
     whole = np.concatenate(spaces)
-    x = rng.standard_normal((EXCESS * oracle.dim + 32, 2, oracle.dim))
-    x = oracle.limits.shortened(x * (length * np.exp(rng.uniform(np.log(0.3), np.log(1.5), (len(x), 1, 1)))))
+    count = EXCESS * oracle.dim + 32
+    if sphere is None:
+        x = rng.standard_normal((count, 2, oracle.dim))
+        x = oracle.limits.shortened(x * (length * np.exp(rng.uniform(np.log(0.3), np.log(1.5), (count, 1, 1)))))
+    else:
+        x = rng.standard_normal((count, 2, len(sphere))) @ sphere
+        x *= length * oracle.dim**0.5 / np.linalg.norm(x, axis=2, keepdims=True)
     y = oracle(x, read="last")
     columns = np.linalg.pinv(whole)  # T, block by block
     cuts = np.cumsum([len(space) for space in spaces])[:-1]
