@@ -12,6 +12,7 @@ from tests.acceptance._recovery_scores import train_briefly
 from tests.acceptance._recovery_trained import hidden_states
 from tests.recovery.oracle.test_front_doors import tiny
 from tests.recovery.planted_blocks import CONTROLS, PlantedBlock
+from tests.recovery.score_checkpoints import BEHIND_NORMS, MODELS, tiny_model
 
 from manyheads.recovery import ExtractionOptions, RecoveryRefused, checkpoint_oracle, compare_layers, extract_layer
 
@@ -26,8 +27,8 @@ PLAIN = {
 }
 TURNED = {"RoPE": {}, "RoPE, parallel": {"parallel": True}}
 FAMILIES = ("gpt2", "gpt_bigcode", "opt", "biogpt", "roberta-prelayernorm", "vit", "deit", "vit_mae", "ijepa")
-FAMILIES += ("dinov2", "beit", "clip_vision_model", "llama", "mistral", "phi3", "arcee")
-TRAINED = ("gpt2", "opt", "llama", "mistral", "phi3")
+FAMILIES += ("dinov2", "beit", "clip_vision_model", "llama", "mistral", "phi3", "arcee", "falcon", "Pythia", "Phi")
+TRAINED = ("gpt2", "opt", "llama", "mistral", "phi3", "falcon", "Pythia", "Phi")
 
 
 def composition_error(block: Callable, found: Any, x: np.ndarray) -> float:
@@ -112,14 +113,21 @@ class _Attention:
         return x + self.block.attend(x)
 
 
+def _model(family: str, seed: int, *, language: bool = False) -> tuple[Any, int]:
+    """Return a random model of two layers, and its number of heads."""
+    if family in MODELS | BEHIND_NORMS:
+        return tiny_model(family, seed, language=language)[0], 4
+    return tiny(family, seed, language=language), 2
+
+
 def models(folder: Path, seeds: list[int]) -> Measured:
     """Blocks of random models as transformers calls them."""
     tally = Tally()
     for family in FAMILIES:
         for seed in seeds:
-            model = tiny(family, seed)
+            model, heads = _model(family, seed)
             alone = checkpoint_oracle(model, 1, through="block")
-            tally.add(family, checkpoint_oracle(model, 1, through="block-with-mlp"), 2, seed, alone=alone)
+            tally.add(family, checkpoint_oracle(model, 1, through="block-with-mlp"), heads, seed, alone=alone)
     times = f", median {np.median(tally.times):.3g} times those of x + attn(norm(x)); {len(FAMILIES)} families"
     return tally.measured(seeds, 0.95, 1e-7, times)
 
@@ -131,11 +139,12 @@ def trained_models(folder: Path, seeds: list[int]) -> Measured:
     tally = Tally()
     for family in TRAINED:
         for seed in seeds:
-            body, held = train_briefly(tiny(family, seed, language=True), seed)
+            model, heads = _model(family, seed, language=True)
+            body, held = train_briefly(model, seed)
             with torch.no_grad():
                 states = body(input_ids=held, output_hidden_states=True).hidden_states[1]
             block = checkpoint_oracle(body, 1, through="block-with-mlp")
-            tally.add(family, block, 2, seed, states.double().numpy())
+            tally.add(family, block, heads, seed, states.double().numpy())
     return tally.measured(seeds, 0.9, 1e-6, f"; {len(TRAINED)} families")
 
 
@@ -188,14 +197,14 @@ FIGURES = [
     ),
     Figure(
         "block-with-mlp-models",
-        "layer 1 of random models of transformers with its MLP (2 heads, d = 16)",
+        "layer 1 of random models of transformers with its MLP (2 or 4 heads, d = 16 or 32)",
         REQUIRED,
         models,
         {"seeds": SEEDS[:3]},
     ),
     Figure(
         "block-with-mlp-trained",
-        "layer 1 of models with its MLP after 150 steps on text (2 heads, d = 16), on Gaussian tokens and on text",
+        "layer 1 of models with its MLP after 150 steps on text (2 or 4 heads), on Gaussian tokens and on text",
         "no wrong number of heads; 9 of 10 extracted; squared error of the composition below 1e-6",
         trained_models,
         {"seeds": SEEDS[:3]},

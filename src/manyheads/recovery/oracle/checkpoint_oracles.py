@@ -120,7 +120,7 @@ def checkpoint_oracle(
         residual=block,
         normalized=through != "attention",
         rotary=facts.rotary is not None,
-        scores=has_other_scores(config, facts) or (block and facts.rotary is not None and facts.norm == "layer"),
+        scores=has_other_scores(config, facts) or (through != "attention" and _turns_a_shift(facts)),
         mlp=through == "block-with-mlp",
         dtype=dtype,
         about=f"{ASKED[through]} of layer {layer} of {about} ({config.family.model_type}), in {dtype}",
@@ -207,15 +207,19 @@ def refuse_what_queries_cannot_tell(config: ModelConfig, facts: AttentionConfig,
             f"{name} has learned sinks, which take a share of a single token too, so that the epsilon of the norm "
             "in front does not show in answers to short ones. Ask with through='attention'"
         )
-    if through == "block":
+    if through == "block" or facts.parallel:
         return
-    shifted = facts.rotary is not None and facts.norm == "layer"
-    if facts.window is not None or has_other_scores(config, facts) or shifted:
+    if has_other_scores(config, facts) or _turns_a_shift(facts):
         raise NotExtractable(
             f"{name} has a window, other scores than plain or plain rotary ones, or a LayerNorm in front of rotary "
-            "positions, whose shift acts as biases do: with an MLP these are not extracted, since its inversion asks "
-            "tokens so large that the norm shows a sphere of them alone. Ask with through='block'"
+            "positions, whose shift acts as biases do: with an MLP behind it these are not extracted, since its "
+            "inversion asks tokens so large that the norm shows a sphere of them alone. Ask with through='block'"
         )
+
+
+def _turns_a_shift(facts: AttentionConfig) -> bool:
+    """Tell whether rotary positions turn what they make of the shift of a LayerNorm."""
+    return facts.rotary is not None and facts.norm == "layer"
 
 
 def _load(path: Path) -> Any:

@@ -168,6 +168,7 @@ def extract_layer(
         oracle.settings = dataclasses.replace(oracle.settings, causal=measured.causal)
         level = measured.level if noise is None else noise
         plan = methods.plan_attempts(method, level, measured, options)
+        plan = plan if block is None else [attempt for attempt in plan if block.can_run(attempt.method)]
         methods.check_room(plan[0].method, asked)
         steady = Steadiness(oracle, level, streams[-1])
         return _Extraction(oracle, options, measured, level, steady, streams[1:3], block).run(plan, streams[3:-1])

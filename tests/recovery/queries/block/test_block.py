@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from tests.recovery.planted_blocks import CONTROLS, PlantedBlock
+from tests.recovery.score_layers import planted_score_layer
 
 import manyheads as mh
 from manyheads.errors import UsageError
@@ -100,6 +101,20 @@ def test_what_is_no_block_is_refused(control, rotary, seed):
     options = ExtractionOptions(mlp=True, rotary=rotary, verify=40)
     with pytest.raises((NotALayer, FitError)):
         mh.extract_layer(control(block), DIM, seed=seed, options=options)
+
+
+def test_other_scores_are_extracted_beside_an_mlp_and_refused_in_front_of_it(rng, seed):
+    """Beside an MLP nothing is inverted, so that tokens may be short, as the method for other scores wants them."""
+    block = PlantedBlock(rng, rotary=True, parallel=True)
+    block.layer, block.scores = planted_score_layer(rng, DIM, 2, "cap"), True
+    found = mh.extract_layer(block, seed=seed, options=FEW)
+    assert (found.heads, found.method) == (2, "scores-sphere")
+    assert "cap" in found.extracted.acts_on
+    x = rng.standard_normal((3, 7, DIM))
+    np.testing.assert_allclose(found.extracted(x), block(x), atol=1e-3)
+    block.parallel = False
+    with pytest.raises(NotALayer, match="Extract the attention without it"):
+        mh.extract_layer(block, seed=seed, options=FEW)
 
 
 def test_refusals_say_what_to_do(rng):

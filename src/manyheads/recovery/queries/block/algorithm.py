@@ -25,10 +25,10 @@ from manyheads.recovery.queries.block.composition import Composition, attend
 from manyheads.recovery.queries.block.token_wise import open_token_wise
 from manyheads.recovery.queries.block.value_sum import ValueSum, read_value_sum
 from manyheads.recovery.queries.options import ExtractionOptions
-from manyheads.recovery.refusals import LimitError
+from manyheads.recovery.refusals import LimitError, NotALayer
 from manyheads.recovery.results import Extracted, Stage, StageLog
 
-METHODS = ("auto", "sphere", "rotary-sphere", "scores")
+METHODS = ("auto", "sphere", "rotary-sphere", "scores-sphere")
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,19 @@ class Block:
         """Return an extracted attention as the function of the block."""
         norm = self.sums.norm
         layer = dataclasses.replace(found.layer, bias=None)
-        off = "(x - mean) / sqrt(variance" if norm.centred else "x / sqrt(mean square"
+        kept = "" if found.prepare is None else found.acts_on.partition(found.prepare.formula)[2]
         return Extracted(
             layer,
             (*self.stages, *found.stages),
-            f"u = {off} + {norm.epsilon:.1e}); the rest of the block, MLP and output bias, stays an oracle",
+            f"u = {norm.formula}{kept}; the rest of the block, MLP and output bias, stays an oracle",
             prepare=norm,
             predict=Composition(self.attention.token_wise, layer, norm),
             longest=found.longest,
         )
+
+    def can_run(self, method: str) -> bool:
+        """Tell whether a method asks what can be asked: tokens of every length only beside an MLP."""
+        return self.attention.token_wise.parallel or not method.startswith("scores")
 
     def attention_error(
         self, found: Extracted, rng: np.random.Generator, count: int, draw: Draw
@@ -98,6 +102,13 @@ def open_block(oracle: Oracle, options: ExtractionOptions, method: str, rng: np.
     with log.stage("structure") as figures:
         token_wise = open_token_wise(oracle, rng)
         figures |= {"parallel": token_wise.parallel, "scale": token_wise.scale, "rate": token_wise.rate}
+        if options.scores and not token_wise.parallel:
+            raise NotALayer(
+                "other scores than plain or plain rotary ones, with an MLP behind the attention: their method asks "
+                "tokens of every length, and the MLP is inverted at long ones alone. Extract the attention without it",
+                measured=token_wise.scale,
+                threshold=1.0,
+            )
     with log.stage("value sum") as figures:
         sums = read_value_sum(token_wise, options.rotary or options.scores, rng, figures)
         left = figures["left"]
