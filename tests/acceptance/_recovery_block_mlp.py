@@ -27,7 +27,8 @@ PLAIN = {
 }
 TURNED = {"RoPE": {}, "RoPE, parallel": {"parallel": True}}
 FAMILIES = ("gpt2", "gpt_bigcode", "opt", "biogpt", "roberta-prelayernorm", "vit", "deit", "vit_mae", "ijepa")
-FAMILIES += ("dinov2", "beit", "clip_vision_model", "llama", "mistral", "phi3", "arcee", "falcon", "Pythia", "Phi")
+FAMILIES += ("dinov2", "beit", "clip_vision_model", "llama", "mistral", "phi3", "arcee", "mixtral", "falcon")
+FAMILIES += ("Pythia", "Phi", "Gemma", "OLMo")
 TRAINED = ("gpt2", "opt", "llama", "mistral", "phi3", "falcon", "Pythia", "Phi")
 
 

@@ -152,10 +152,10 @@ _SCORE_ROLES = (Role.QUERY_NORM, Role.SINK)
 """Reasons, and roles, that are of the scores alone."""
 
 
-def unread(config: ModelConfig, *, any_score: bool = False) -> str:
+def unread(config: ModelConfig, *, any_score: bool = False, norms: bool = True) -> str:
     """Return why attention is not of the form of `AttentionWeights`, or is in more than its scores; empty where it is.
 
-    Norms in front of a layer do not matter to its scores.
+    Norms in front of a layer do not matter to its scores, nor where `norms` is False.
     """
     if any_score:
         beyond = "" if config.family.beyond in _OF_SCORES else config.family.beyond
@@ -163,9 +163,9 @@ def unread(config: ModelConfig, *, any_score: bool = False) -> str:
         return beyond or next((_BEYOND[module.role] for module in others if config.holds(module.when)), "")
     if config.family.beyond or config.values.get("alibi"):
         return config.family.beyond or "its logits fall with the distance (ALiBi)"
-    if config.family.gain_offset:
+    if norms and config.family.gain_offset:
         return "its norms multiply by 1 + w"
-    if all(module.role is not Role.ATTENTION_NORM for module in config.family.body):
+    if norms and all(module.role is not Role.ATTENTION_NORM for module in config.family.body):
         return "no norm with gains stands before it"
     found = [
         _BEYOND[module.role] for module in config.family.body if module.role in _BEYOND and config.holds(module.when)

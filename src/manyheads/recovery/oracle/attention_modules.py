@@ -89,6 +89,8 @@ def attention_function(
         if hasattr(getattr(part, "config", None), "_attn_implementation"):
             capped = getattr(module, "attn_logit_softcapping", None) is not None or hasattr(module, "sinks")
             part.config._attn_implementation = "eager" if capped else "sdpa"
+        if hasattr(getattr(part, "config", None), "_experts_implementation"):
+            part.config._experts_implementation = "eager"  # grouped products know no double precision
     device = next(module.parameters()).device
     neighbours = _turns_neighbours(module)
     halved = hasattr(sys.modules[type(module).__module__], "_apply_rotary_emb")  # gpt-oss: one cosine a pair

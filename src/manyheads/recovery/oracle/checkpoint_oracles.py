@@ -22,7 +22,7 @@ from manyheads.models import open_checkpoint
 from manyheads.models.attention import AttentionConfig, attention_config, unread
 from manyheads.models.config import ModelConfig, read_config
 from manyheads.models.loading import quiet_transformers
-from manyheads.models.modules import Role
+from manyheads.models.modules import MAYBE, Role
 from manyheads.models.parameters import parameter_map
 from manyheads.recovery.oracle.attention_modules import (
     attention_function,
@@ -120,7 +120,8 @@ def checkpoint_oracle(
         residual=block,
         normalized=through != "attention",
         rotary=facts.rotary is not None,
-        scores=has_other_scores(config, facts) or (through != "attention" and _turns_a_shift(facts)),
+        scores=has_other_scores(config, facts, norms=through != "block-with-mlp")
+        or (through != "attention" and _turns_a_shift(config, facts)),
         mlp=through == "block-with-mlp",
         dtype=dtype,
         about=f"{ASKED[through]} of layer {layer} of {about} ({config.family.model_type}), in {dtype}",
@@ -175,10 +176,13 @@ def _facts(config: ModelConfig, layer: int) -> AttentionConfig:
     return attention_config(config, layer, any_score=True)
 
 
-def has_other_scores(config: ModelConfig, facts: AttentionConfig) -> bool:
-    """Tell whether scores are more than those of plain or of rotary attention: biases, norms, caps, terms, windows."""
+def has_other_scores(config: ModelConfig, facts: AttentionConfig, *, norms: bool = True) -> bool:
+    """Tell whether scores are more than those of plain or of rotary attention: biases, norms, caps, terms, windows.
+
+    A norm in front whose gain is not read as others are counts as well, unless `norms` is False.
+    """
     biased = facts.rotary is not None and has_query_key_biases(config)
-    return biased or facts.window is not None or bool(unread(config))
+    return biased or facts.window is not None or bool(unread(config, norms=norms))
 
 
 def refuse_what_queries_cannot_tell(config: ModelConfig, facts: AttentionConfig, layer: int, through: Through) -> None:
@@ -209,7 +213,7 @@ def refuse_what_queries_cannot_tell(config: ModelConfig, facts: AttentionConfig,
         )
     if through == "block" or facts.parallel:
         return
-    if has_other_scores(config, facts) or _turns_a_shift(facts):
+    if has_other_scores(config, facts, norms=False) or _turns_a_shift(config, facts):
         raise NotExtractable(
             f"{name} has a window, other scores than plain or plain rotary ones, or a LayerNorm in front of rotary "
             "positions, whose shift acts as biases do: with an MLP behind it these are not extracted, since its "
@@ -217,9 +221,11 @@ def refuse_what_queries_cannot_tell(config: ModelConfig, facts: AttentionConfig,
         )
 
 
-def _turns_a_shift(facts: AttentionConfig) -> bool:
+def _turns_a_shift(config: ModelConfig, facts: AttentionConfig) -> bool:
     """Tell whether rotary positions turn what they make of the shift of a LayerNorm."""
-    return facts.rotary is not None and facts.norm == "layer"
+    norms = [one.bias for one in config.family.body if one.role is Role.ATTENTION_NORM]
+    shifted = any(bias == MAYBE or config.holds(bias) for bias in norms)
+    return facts.rotary is not None and facts.norm == "layer" and shifted
 
 
 def _load(path: Path) -> Any:
