@@ -226,8 +226,7 @@ class Extract:
             raise UsageError(f"--layer is missing: give the number of a layer of {path}, from 0")
         number, through = self.layer, self.through
         oracle = checkpoint_oracle(path, number, through=through, dtype=self.dtype)
-        known = not oracle.scores or is_stored(path)
-        return Target(oracle, (lambda: true_layer(path, number, through=through)) if known else None)
+        return Target(oracle, (lambda: true_layer(path, number, through=through)) if is_stored(path) else None)
 
     def _import(self) -> "LayerOracle":
         """Return a function, or a module of PyTorch, with the properties that its attributes and the flags state."""
