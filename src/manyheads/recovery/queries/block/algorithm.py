@@ -19,6 +19,7 @@ import numpy as np
 from manyheads.errors import UsageError
 from manyheads.recovery.certificates import Draw, oracle_errors
 from manyheads.recovery.oracle.noise import root_mean_square
+from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.block.attention import BeyondOneToken, BlockAttention
 from manyheads.recovery.queries.block.composition import Composition, attend
@@ -59,7 +60,7 @@ class Block:
         """Return an extracted attention as the function of the block."""
         norm = self.sums.norm
         layer = dataclasses.replace(found.layer, bias=None)
-        kept = "" if found.prepare is None else found.acts_on.partition(found.prepare.formula)[2]
+        kept = found.acts_on.partition(found.prepare.formula)[2] if isinstance(found.prepare, Normalization) else ""
         return Extracted(
             layer,
             (*self.stages, *found.stages),
