@@ -58,14 +58,16 @@ def _of_model(family: str, seed: int, trained: bool, folder: Path) -> Iterator[d
             yield row | {"refused": type(refusal).__name__, "said": str(refusal)}
             continue
         predict = found.extracted
-        x, y = attention_pairs(model, family, layer, given)
+        assert predict is not None
+        x, y = (part[:, : predict.longest] for part in attention_pairs(model, family, layer, given))
         errors = {"text": function_error(lambda _, y=y: y, predict, x)}
         drawn = np.random.default_rng([seed, layer]).standard_normal((20, 16, x.shape[-1]))
         errors["Gaussian"] = function_error(checkpoint_oracle(folder, layer), predict, drawn)
         if is_stored(folder) and found.heads == HEADS:
             weights = compare_layers(true_layer(folder, layer), found.layer)
             errors |= {"theta": weights.theta, "projection": weights.projection}
-        yield row | {"heads": found.heads, "calls": found.total.calls, "method": found.method, "errors": errors}
+        row |= {"heads": found.heads, "calls": found.total.calls, "method": found.method, "longest": predict.longest}
+        yield row | {"errors": errors}
 
 
 def _summarize(rows: list[dict[str, Any]], seeds: list[int]) -> Measured:
@@ -88,13 +90,14 @@ def _summarize(rows: list[dict[str, Any]], seeds: list[int]) -> Measured:
     middle = np.median([row["errors"]["Gaussian"] for row in found])
     weights = ", ".join(f"{name} {worst(name, True, False):.1e}" for name in ("theta", "projection"))
     names = ", ".join(f"{name} ({count})" for name, count in refused.items()) or "none"
-    calls = [row["calls"] for row in found]
+    calls, short = [row["calls"] for row in found], [row["longest"] for row in found if row["longest"]]
+    limited = f"; {len(short)} known for sequences up to {min(short)} tokens alone" if short else ""
     figure = f"{wrong} with a wrong number of heads; {'; '.join(said)}; median {middle:.1e}; {untrue} untrue reasons"
     extent = (
         f"{len(FAMILIES) - len(REFUSED)} families ({', '.join(name for name in FAMILIES if name not in REFUSED)}), two "
         f"layers of {HEADS} heads in 32 dimensions; {STEPS} steps of the family's own objective; {min(calls)} to "
-        f"{max(calls)} calls; weights, where the files say them: {weights}; refused: {names}; outside, refused with "
-        f"their reason: {', '.join(REFUSED)}"
+        f"{max(calls)} calls{limited}; weights, where the files say them: {weights}; refused: {names}; outside, refused "
+        f"with their reason: {', '.join(REFUSED)}"
     )
     enough = len(found) >= 0.95 * len(inside) and max(row["errors"]["Gaussian"] for row in found) < 1e-6
     return Measured(figure, extent, ", ".join(map(str, seeds)), bool(wrong == untrue == 0 and enough))
