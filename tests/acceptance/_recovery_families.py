@@ -96,8 +96,8 @@ def _summarize(rows: list[dict[str, Any]], seeds: list[int]) -> Measured:
     extent = (
         f"{len(FAMILIES) - len(REFUSED)} families ({', '.join(name for name in FAMILIES if name not in REFUSED)}), two "
         f"layers of {HEADS} heads in 32 dimensions; {STEPS} steps of the family's own objective; {min(calls)} to "
-        f"{max(calls)} calls{limited}; weights, where the files say them: {weights}; refused: {names}; outside, refused "
-        f"with their reason: {', '.join(REFUSED)}"
+        f"{max(calls)} calls{limited}; weights, where the files say them: {weights}; refused: {names}; outside, "
+        f"refused with their reason: {', '.join(REFUSED)}"
     )
     enough = len(found) >= 0.95 * len(inside) and max(row["errors"]["Gaussian"] for row in found) < 1e-6
     return Measured(figure, extent, ", ".join(map(str, seeds)), bool(wrong == untrue == 0 and enough))
