@@ -48,8 +48,9 @@ BASE = 1e4  # of the frequencies of RoPE
 KEY_BIAS = 0.3  # standard deviation of the biases of queries and keys
 FRESH = 400  # sequences on which an error is measured
 DITHER = 0.4  # of a rounding step, in the size of the answers: standard deviation by which tokens are moved
-ATTEMPTS = 16  # numbers of sequences that are tried
 NEAR = 1e-2  # squared error from which a joint fit starts
+TWICE = 2.5  # error of a fit that has ended, against that of the law
+ATTEMPTS = 6  # joint fits that are made
 FIRST = 1.5  # labels of the first joint fit, against those of the law
 
 
@@ -198,7 +199,8 @@ def _fit_until(
         asked, share = oracle.total, min(1.0, error / target)
         if error <= target:
             return Cost(start.calls + share * asked.calls, start.tokens + share * asked.tokens, error)
-        excess *= float(np.clip(1.1 * error / target, 1.3, 64))
+        if error < TWICE * server.noise**2 / excess:  # else the fit has not ended: once more from where it stopped
+            excess *= float(np.clip(1.1 * error / target, 1.3, 64))
     return Cost(np.inf, np.inf, error)
 
 
