@@ -45,6 +45,11 @@ BEHIND_NORMS = {
     "StarCoder 2": ("starcoder2", _FULL, 1),
     "Seed-OSS": ("seed_oss", _FULL, 1),
     "nanochat": ("nanochat", _FULL, 1),
+    "Cohere": ("cohere", _FULL, 1),
+    "GLM": ("glm", _FULL, 1),
+    "Helium": ("helium", _FULL, 1),
+    "ERNIE": ("ernie4_5", _FULL, 1),
+    "Granite": ("granite", _FULL, 1),
 }
 """The same of further models, whose blocks are extracted through the norm in front."""
 
