@@ -215,7 +215,7 @@ def free_numbers(family: str, dim: int, heads: int) -> int:
     Examples
     --------
     >>> [free_numbers(family, 8, 2) for family in FAMILIES]
-    [250, 228, 244]
+    [208, 228, 244]
     """
     layer = build_layer(family, np.random.default_rng(0), dim, heads)
     if isinstance(layer, RotaryLayer):
