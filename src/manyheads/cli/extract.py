@@ -319,7 +319,7 @@ def _say_accuracy(heads: Sequence[Mapping[str, Any]]) -> str:
     projection, theta = (
         max(math.inf if head[name] is None else float(head[name]) for head in heads) for name in ("projection", "theta")
     )
-    return f"relative error of a head at most {projection:.2g} in W and {theta:.2g} in Theta"
+    return f"factor of a whole head off by at most {projection:.2g} in W and {theta:.2g} in its logits"
 
 
 def _say_leak(leak: Mapping[str, Any] | None, stages: Mapping[str, Any]) -> Iterator[str]:

@@ -7,9 +7,10 @@ Gram matrix of the 2m functions, so that
 
 .. math:: |a_i| \le \sqrt{E^* \mathrm{Var}(y)\, (G^{-1})_{ii}}
 
-and likewise for b_i. a_i is a relative error of W_i. An error of Theta_i of any direction changes the logits of
-isotropic tokens by as much as one along Theta_i of the same norm: b_i stands for its relative size. Heads that resemble
-each other make G nearly singular and their errors large, as they should be. A head with |a_i| >= 1 might not exist.
+and likewise for b_i. a_i is a relative error of W_i along itself, b_i one of its logits. Heads whose contributions
+resemble each other make G nearly singular and their errors large, as they should be. A head with |a_i| >= 1 might not
+exist. Errors of other directions are not in the family: where heads attend nearly alike, a part of W_i that is moved
+to W_j changes the answers little, and may be larger than |a_i|.
 
 Derived here.
 """
@@ -31,8 +32,8 @@ class HeadAccuracy:
 
     # Root mean square of its contribution to the answers, relative to the standard deviation of the answers
     share: float
-    # Largest relative errors of W_i and of the logits (Theta_i and key bias) that the certificate leaves open; infinite
-    # where nothing depends on them
+    # Largest errors of a common factor of W_i, and of the logits, that the certificate leaves open; infinite where
+    # nothing depends on them
     projection: float
     theta: float
 

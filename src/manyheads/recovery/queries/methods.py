@@ -146,9 +146,7 @@ def plan_attempts(method: str, level: float, measured: OracleNoise, options: Ext
         plan.append(Attempt(method, True, "more calls for more digits", "refused"))
     if method == "rotary" or (method == "rotary-sphere" and not options.mlp):
         plan.append(
-            Attempt(
-                method.replace("rotary", "scores"), options.accurate, "the scores are no plain rotary ones", "refused"
-            )
+            Attempt(method.replace("rotary", "scores"), options.accurate, f"any score, as {method} refused", "refused")
         )
     if method == "probes" and reason != "asked for":
         reason = "heads could not be followed from probe to probe"
