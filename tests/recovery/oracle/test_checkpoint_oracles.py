@@ -83,7 +83,6 @@ def test_what_queries_cannot_tell_is_refused_with_the_reason(saved):
     reasons = {
         ("bert", "block"): "after the residual sum",
         ("qwen2", "block-with-mlp"): "Ask with through='block'",
-        ("gpt_neox", "block-with-mlp"): "whose shift acts as biases do",
     }
     for (family, through), reason in reasons.items():
         with pytest.raises(NotExtractable, match=reason):

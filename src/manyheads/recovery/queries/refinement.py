@@ -22,7 +22,7 @@ from manyheads.recovery.gauss_newton import GaussNewtonSettings, descend, fit_ga
 from manyheads.recovery.layers.evaluation import relative_error
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.rotary.tangent import RotaryTangent, RotaryWeights
+from manyheads.recovery.queries.rotary.tangent import NEAR, RotaryTangent, RotaryWeights
 from manyheads.recovery.queries.sigmoid_network import EXACT
 from manyheads.recovery.results import StageLog
 from manyheads.recovery.variable_projection import Examples
@@ -107,7 +107,7 @@ def _fit_rotary(layer: RotaryLayer, fresh: Examples, free: int) -> tuple[RotaryL
             continue
         flat = ACCURACY * float(np.sqrt(free / part.x.size))
         settings = GaussNewtonSettings(steps=16 if found is layer else steps, inner=60, flat=flat)
-        fitted = descend(RotaryTangent.at(part, RotaryWeights.of(found)), settings)
+        fitted = descend(RotaryTangent.at(part, RotaryWeights.of(found), ridge=NEAR), settings)
         found = fitted.layer
     return found, fitted.error
 

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 SKETCHED = 3.0  # rows of the sketched metric, against the weights
-RIDGE = 1e-2  # share of the mean diagonal that is added to the metric, so that damping shortens weak directions first
+FAR, NEAR = 1e-2, 1e-5  # share of the mean diagonal that is added to the metric: far from a layer damping shortens weak
+# directions first; near it they are what is left, and count
 RANK = 1e-9  # singular value of W, against its norm, below which it counts as zero
 SEEN = 1e-10  # share of the largest eigenvalue of J^T J from which a direction counts as seen
 
@@ -113,9 +114,10 @@ class RotaryTangent:
     mean: Array  # (m, n, k, d): tokens under these weights
     residual: Array  # y - F(x) (n k, d)
     frozen: bool = False  # whether turns stay as they are
+    ridge: float = FAR
 
     @classmethod
-    def at(cls, examples: Examples, weights: RotaryWeights, frozen: bool = False) -> RotaryTangent:
+    def at(cls, examples: Examples, weights: RotaryWeights, frozen: bool = False, ridge: float = FAR) -> RotaryTangent:
         """Evaluate the layer on the examples."""
         x = examples.x
         count, length, dim = x.shape
@@ -129,11 +131,11 @@ class RotaryTangent:
         mean = pattern @ x
         answers = sum(mean[h] @ weights.value[h] @ weights.output[h] for h in range(len(query))) + weights.bias
         residual = (examples.y - answers).reshape(-1, dim)
-        return cls(examples, weights, tokens, sides, (query, key), pattern, mean, residual, frozen)
+        return cls(examples, weights, tokens, sides, (query, key), pattern, mean, residual, frozen, ridge)
 
     def moved(self, change: Array) -> RotaryTangent:
         """Return the same at weights that were changed."""
-        return RotaryTangent.at(self.examples, self.weights.like(self.weights.flat() + change), self.frozen)
+        return RotaryTangent.at(self.examples, self.weights.like(self.weights.flat() + change), self.frozen, self.ridge)
 
     @property
     def loss(self) -> float:
@@ -238,7 +240,7 @@ class RotaryTangent:
         some = min(count, int(np.ceil(SKETCHED * self.weights.flat().size / (length * dim))))
         jacobian = RotaryTangent.at(self.examples.take(np.arange(some)), self.weights).jacobian()
         gram = jacobian.T @ jacobian * (count / some)
-        gram[np.diag_indices_from(gram)] += RIDGE * np.trace(gram) / len(gram)
+        gram[np.diag_indices_from(gram)] += self.ridge * np.trace(gram) / len(gram)
         return scipy.linalg.cho_factor(gram, lower=True)
 
 
