@@ -15,6 +15,7 @@ KINDS = (
     "window and norms",
     "ALiBi",
     "buckets",
+    "buckets of later tokens",
     "ALiBi and biases",
     "sinks",
     "sinks, biases and window",
@@ -53,6 +54,9 @@ def planted_score_layer(rng: np.random.Generator, dim: int, heads: int, kind: st
         if "buckets" in kind:
             edges = np.searchsorted([1, 2, 3, 4, 6, 9, 13, 20, 30, 50, 80, 110], np.arange(200), side="right")
             given["position_bias"], given["slopes"] = rng.standard_normal((heads, 13))[:, edges], None
+    if "later" in kind:
+        own = given["position_bias"][:, :1]
+        given["later_bias"] = np.concatenate([own, rng.standard_normal((heads, 13))[:, edges][:, 1:]], axis=1)
     if "sinks" in kind:
         given["sink"] = rng.standard_normal(heads)
         if biased:

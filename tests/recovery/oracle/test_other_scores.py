@@ -6,7 +6,8 @@ from tests.recovery.score_checkpoints import MODELS, t5_attention, tiny_model
 
 import manyheads as mh
 from manyheads.recovery import ExtractionOptions, checkpoint_oracle
-from manyheads.recovery.refusals import NotALayer, NotExtractable
+from manyheads.recovery.layers.matching import function_error
+from manyheads.recovery.refusals import NotExtractable
 
 pytestmark = pytest.mark.torch
 
@@ -115,11 +116,20 @@ def test_double_precision_stays_double(rng):
 
 
 def test_the_attention_of_t5_as_a_function():
-    """Tables of relative biases: the decoder's attention is extracted, the encoder's is not causal."""
+    """Tables of relative biases of the decoder."""
     found = mh.extract_layer(t5_attention(0), 32, seed=0, options=ExtractionOptions(scores=True, verify=60))
     assert (found.heads, found.layer.position_bias.shape, found.layer.slopes) == (4, (4, 128), None)
-    with pytest.raises(NotALayer, match="asks about causal layers"):
-        mh.extract_layer(t5_attention(0, decoder=False), 32, options=ExtractionOptions(scores=True, tries=1))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_attention_of_an_encoder_sees_later_tokens(seed):
+    """T5's encoder: one table for earlier and one for later tokens."""
+    function = t5_attention(seed, decoder=False)
+    found = mh.extract_layer(function, 32, seed=seed, options=ExtractionOptions(scores=True, verify=60)).layer
+    assert not found.causal
+    assert found.parts() == ["terms of position", "terms of later tokens"]
+    x = np.random.default_rng(seed).standard_normal((4, 100, 32))
+    assert function_error(function, found, x) < 1e-12
 
 
 @pytest.mark.parametrize("place", [0, 1])

@@ -101,8 +101,6 @@ class RotaryLayer(ArraysAsShapes):
     bias: "Float[np.ndarray, ' d'] | None" = None
     turns: Turns | None = None
 
-    causal = True
-
     def __post_init__(self) -> None:
         for name in ("forms", "projection", "bias"):
             object.__setattr__(self, name, as_native(getattr(self, name), name))
@@ -153,6 +151,11 @@ class RotaryLayer(ArraysAsShapes):
         return replace(
             self, forms=sizes[:, None] * self.forms * sizes, projection=factor * self.projection, turns=turns
         )
+
+    @property
+    def causal(self) -> bool:
+        """Whether later tokens are not seen."""
+        return True
 
     @property
     def heads(self) -> int:

@@ -54,6 +54,9 @@ class ScoreLayer(RotaryLayer):
         b (m, T) at offsets 0 .. T-1, or None.
     slopes
         By how much b grows with every offset beyond T, (m,); None refuses longer sequences.
+    later_bias
+        b (m, T) at offsets 0, -1 .. 1-T, of later tokens, or None: later tokens are not seen. Forms are the same at all
+        offsets then.
     sink
         Logits z (m,) of a value of zero, or None.
     value_bias
@@ -84,6 +87,7 @@ class ScoreLayer(RotaryLayer):
     window: int | None = None
     position_bias: "Float[np.ndarray, 'm offset'] | None" = None
     slopes: "Float[np.ndarray, ' m'] | None" = None
+    later_bias: "Float[np.ndarray, 'm offset'] | None" = None
     sink: "Float[np.ndarray, ' m'] | None" = None
     value_bias: "Float[np.ndarray, 'm d'] | None" = None
 
@@ -97,11 +101,16 @@ class ScoreLayer(RotaryLayer):
             if len(given) != len(shape) or any(m not in (n, None) for n, m in zip(given, shape, strict=True)):
                 raise ShapeError(f"{name} of shape {given}: {shape} would fit the projections")
 
+    @property
+    def causal(self) -> bool:
+        """Whether later tokens are not seen."""
+        return self.later_bias is None
+
     @staticmethod
     def shapes(heads: int, dim: int) -> dict[str, tuple[int | None, ...]]:
         """Return the shapes of what it has beyond a `RotaryLayer`; None for any."""
         norm = (heads, dim + 1, dim + 1)
-        of_positions = {"position_bias": (heads, None), "slopes": (heads,)}
+        of_positions = {"position_bias": (heads, None), "slopes": (heads,), "later_bias": (heads, None)}
         return {"query_norm": norm, "key_norm": norm, **of_positions, "sink": (heads,), "value_bias": (heads, dim)}
 
     def of_scaled_tokens(self, factor: float) -> "ScoreLayer":
@@ -129,6 +138,7 @@ class ScoreLayer(RotaryLayer):
             f"a cap of {self.cap or 0.0:.4g}": self.cap,
             f"a window of {self.window} tokens": self.window,
             f"terms of position{linear}": self.position_bias,
+            "terms of later tokens": self.later_bias,
             "a sink for each head": self.sink,
         }
         return [words for words, part in found.items() if part is not None]
@@ -154,9 +164,12 @@ class ScoreLayer(RotaryLayer):
 
     def logits(self, x: "Float[np.ndarray, 'n k d']") -> "Float[np.ndarray, 'm n k k']":
         """Return the scores (m, n, k, k) on sequences (n, k, d), -inf for tokens that are not seen."""
-        scores = super().logits(x)
         length = x.shape[1]
         tokens = np.concatenate([x, np.ones((*x.shape[:2], 1))], axis=2)
+        if self.later_bias is None:
+            scores = super().logits(x)
+        else:
+            scores = np.einsum("nrd,mde,nje->mnrj", tokens, self.form(1), tokens, optimize=True)
         if self.query_norm is not None:
             scores /= _norms(self.query_norm, tokens)[:, :, :, None]
         if self.key_norm is not None:
@@ -166,6 +179,12 @@ class ScoreLayer(RotaryLayer):
         apart = np.arange(length)[:, None] - np.arange(length)
         if self.position_bias is not None:
             scores += self.position_terms(length)[:, np.maximum(apart, 0)][:, None]
+        if self.later_bias is not None:
+            if length > (known := self.later_bias.shape[1]):
+                raise UsageError(f"a sequence of {length} tokens: terms of later tokens are known up to {known - 1}")
+            later = self.later_bias[:, np.maximum(-apart, 0)][:, None]
+            own = 0.0 if self.position_bias is None else self.position_bias[:, :1, None, None]
+            return np.asarray(np.where(apart >= 0, scores, scores - own + later))
         seen = (apart >= 0) & (apart < (self.window or length))
         return np.where(seen, scores, -np.inf)
 

@@ -117,7 +117,7 @@ def _of_path(path: Path, layer: int | None, dtype: str, through: Through) -> Lay
 def _of_layer(layer: AttentionLayer | RotaryLayer, about: str) -> LayerOracle:
     if isinstance(layer, RotaryLayer):
         return LayerOracle(
-            layer, layer.dim, causal=True, rotary=True, scores=isinstance(layer, ScoreLayer), about=about
+            layer, layer.dim, causal=layer.causal, rotary=True, scores=isinstance(layer, ScoreLayer), about=about
         )
     plain = layer
     return LayerOracle(lambda x: evaluate_layer(plain, x), plain.dim, causal=bool(plain.causal), about=about)

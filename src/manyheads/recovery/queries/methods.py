@@ -73,7 +73,7 @@ def settle(settings: OracleSettings, options: ExtractionOptions, measured: Oracl
             measured=measured.order,
             threshold=10 * measured.level,
         )
-    return dataclasses.replace(settings, causal=measured.causal)
+    return dataclasses.replace(settings, causal=measured.causal, pad=settings.pad and measured.causal)
 
 
 def check_limits(oracle: Oracle, options: ExtractionOptions) -> None:

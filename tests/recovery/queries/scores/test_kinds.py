@@ -1,6 +1,7 @@
 """Norms of queries and keys, caps, windows, terms of position: extracted, saved, and refused where they are others."""
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from manyheads.recovery import ExtractionOptions, RecoveryRefused, extract_layer
 from manyheads.recovery.layers.evaluation import softmax
 from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.layers.scores import ScoreLayer
+from manyheads.recovery.oracle.limits import ServerLimits
 from manyheads.recovery.queries.scores.links import classify, relative_norms
 from manyheads.recovery.refusals import FitError
 
@@ -116,6 +118,33 @@ def test_small_scores_and_sharp_ones_behind_norms_are_extracted():
 def test_one_head_is_extracted(kind):
     layer = planted_score_layer(np.random.default_rng(0), 8, 1, kind)
     assert extract_layer(layer, 8, options=FEW).heads == 1
+
+
+def test_rotations_that_see_later_tokens_are_refused():
+    """Negative control of the layers that see later tokens: forms that differ at every offset."""
+    base = planted_score_layer(np.random.default_rng(0), DIM, HEADS, "window")
+    forms = [base.turns.form(t) for t in range(1, 41)]
+
+    def both_ways(x):
+        wide = np.concatenate([x, np.ones((*x.shape[:2], 1))], axis=2)
+        apart = np.abs(np.arange(x.shape[1])[:, None] - np.arange(x.shape[1]))
+        y = 0.0
+        for head in range(HEADS):
+            turned = np.array([form[head] for form in forms])[apart]
+            y = y + softmax(np.einsum("nrd,rjde,nje->nrj", wide, turned, wide)) @ x @ base.projection[head]
+        return y
+
+    short = ServerLimits(max_length=40)
+    with pytest.raises(RecoveryRefused, match="causal layers alone"):
+        extract_layer(both_ways, DIM, options=ExtractionOptions(scores=True, tries=1, verify=60, limits=short))
+
+
+def test_a_long_window_shows_where_long_sequences_are_taken():
+    layer = replace(planted_score_layer(np.random.default_rng(0), DIM, HEADS, "window"), window=200)
+    limits = ServerLimits(max_length=260)
+    found = extract_layer(layer, DIM, options=replace(FEW, limits=limits)).layer
+    assert found.window == 200
+    assert getattr(extract_layer(layer, DIM, options=FEW).layer, "window", None) is None  # nor do the sequences differ
 
 
 def test_scores_of_another_kind_are_refused():

@@ -28,10 +28,11 @@ from manyheads.recovery.queries.refinement import refine_turned
 from manyheads.recovery.queries.rotary.forms import FormSettings, turned_residual
 from manyheads.recovery.queries.rotary.logits import Ledger
 from manyheads.recovery.queries.scores import forms, links, positions, sink_logits, sinks
+from manyheads.recovery.queries.scores.bidirectional import Reading, extract_bidirectional, extracted
 from manyheads.recovery.queries.scores.heads import Heads, find_heads
 from manyheads.recovery.queries.scores.reading import ScoreReader
 from manyheads.recovery.queries.sigmoid_network import EXACT, Array
-from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
+from manyheads.recovery.refusals import FitError, RankBudgetError
 from manyheads.recovery.results import Extracted, StageLog
 
 SIZE = 0.9  # standard deviation of the scores that are read: larger ones leave some weights too small
@@ -46,11 +47,19 @@ UNUSED = (7, 24)  # offsets that are read to check how heads turn
 def extract_scores(
     oracle: Oracle, noise: float, rng: np.random.Generator, settings: FormSettings | None = None
 ) -> Extracted:
-    """Extract a causal layer whose scores depend on positions, with what may stand between forms and scores."""
+    """Extract a layer whose scores depend on positions, with what may stand between forms and scores."""
     settings = settings or FormSettings()
-    if not oracle.causal:
-        raise NotALayer("the method for other scores asks about causal layers", measured=0.0, threshold=1.0)
     log = StageLog(oracle)
+    if not oracle.causal:
+        return extract_bidirectional(oracle, lambda asked: _extract(asked, noise, rng, settings, log), log, noise)
+    layer, _ = _extract(oracle, noise, rng, settings, log)
+    return extracted(refine_turned(oracle, layer, noise, rng, log), log)
+
+
+def _extract(
+    oracle: Oracle, noise: float, rng: np.random.Generator, settings: FormSettings, log: StageLog
+) -> tuple[RotaryLayer, Reading]:
+    """Extract a layer, as far as rows see no later tokens, and return how its scores are read."""
     with log.stage("sums"):
         sums = read_sums(oracle, oracle.dim)
     with log.stage("heads") as figures:
@@ -67,14 +76,7 @@ def extract_scores(
         scores = _Scores(oracle, noise, rng, settings, sums, heads, beside)
         scores.find_kind(figures)
     with log.stage("scores") as figures:
-        layer = scores.read(figures)
-    layer = refine_turned(oracle, layer, noise, rng, log)
-    longest = None
-    if isinstance(layer, ScoreLayer) and layer.position_bias is not None and layer.slopes is None:
-        longest = None if layer.window is not None else layer.position_bias.shape[1]
-    parts = layer.parts() if isinstance(layer, ScoreLayer) else []
-    acts_on = "the tokens, offset by offset" + "".join(f"; {part}" for part in parts)
-    return Extracted(layer, tuple(log.stages), acts_on, predict=layer, longest=longest)  # type: ignore[arg-type]
+        return scores.read(figures), Reading(scores.reader, scores._tokens, scores.keys)
 
 
 class _Scores:

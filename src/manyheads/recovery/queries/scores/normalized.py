@@ -27,7 +27,7 @@ from manyheads.recovery.queries.rotary.forms import FormSettings
 from manyheads.recovery.queries.scores.algorithm import extract_scores
 from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.queries.sphere.pairs import read_norm
-from manyheads.recovery.refusals import FitError
+from manyheads.recovery.refusals import FitError, NotALayer
 from manyheads.recovery.results import Extracted, StageLog
 
 UNIT = 3.0  # R: tokens of the method, of norm sqrt(d), are a third as long as the ball is wide
@@ -62,6 +62,8 @@ def extract_scores_behind_norm(
     oracle: Oracle, noise: float, rng: np.random.Generator, settings: FormSettings | None = None
 ) -> Extracted:
     """Extract a causal layer behind a norm whose scores depend on positions, with what may stand in them."""
+    if not oracle.causal:
+        raise NotALayer("other scores behind a norm are read of causal layers", measured=0.0, threshold=1.0)
     log = StageLog(oracle)
     with log.stage("norm") as figures:
         norm, _ = read_norm(oracle, oracle.dim, noise, rng)

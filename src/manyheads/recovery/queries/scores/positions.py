@@ -15,7 +15,7 @@ from manyheads.recovery.queries.scores.reading import ScoreReader
 from manyheads.recovery.queries.sigmoid_network import Array
 
 FARTHEST = 128  # offsets at which terms are read: the longest sequences of a verification
-LONGEST = 160  # tokens of the sequences in which a window shows
+LONGEST, MOST = 160, 1 << 14  # tokens of the sequences in which a window shows, and most where longer ones are taken
 UNSEEN = 1e-13  # change of a row, relative to the largest, of a token that it does not see
 UNHEARD = 30.0  # the same, relative to the noise of answers
 LOWEST = -9.0  # scores, relative to the reference, below which a weight is too small to be read
@@ -25,13 +25,14 @@ REPEATS = 3  # readings of each term
 
 
 def find_window(oracle: Oracle, noise: float, rng: np.random.Generator) -> int | None:
-    """Return how many tokens a row sees, itself included; None where rows of LONGEST tokens see all."""
-    x = np.zeros((2, LONGEST, oracle.dim))
+    """Return how many tokens a row sees, itself included; None where the longest see all."""
+    length = min(oracle.limits.max_length or LONGEST, MOST)
+    x = np.zeros((2, length, oracle.dim))
     x[:, 0] = oracle.limits.shortened(rng.standard_normal((2, oracle.dim)))
     y = oracle(x, read="all")
     change = np.linalg.norm(y[0] - y[1], axis=1)
     last = int(np.flatnonzero(change > max(UNSEEN, UNHEARD * noise) * change.max()).max())
-    if last == LONGEST - 1 or change[last] < max(FADED, 1e2 * UNHEARD * noise) * change.max():
+    if last == length - 1 or change[last] < max(FADED, 1e2 * UNHEARD * noise) * change.max():
         return None
     return last + 1
 
@@ -61,7 +62,7 @@ def read_terms(
     `form` (m, d + 1, d + 1) gives the scores at one offset, less those with the reference; `draw`
     gives random tokens (n, d), of which a sequence takes `kept` keys.
     """
-    length = min(window or FARTHEST, FARTHEST)
+    length = int(min(window or FARTHEST, FARTHEST, reader.longest))
     lowest = max(LOWEST, float(np.log(LOST * noise)))
     terms, seen, spread = np.zeros((len(form), length)), np.zeros((len(form), length), bool), 0.0
     reference = None if reader.reference is None else extend(reader.reference[None])[0]
@@ -89,7 +90,7 @@ def read_terms(
         pieces = np.arange(2 * REPEATS).reshape(REPEATS, 2)
         queries, keys, values = reader.scores(draw(pieces.size), pieces[:, 0], pieces[:, 1:], [1], anchor=2).at(1)
         known = np.einsum("nd,mde,e->nm", extend(queries), form, reference)
-        note(1, values - predicted(queries, keys) + known, values)
+        note(1, values - predicted(queries, keys) + known + terms[:, 2], values)
     steps = np.arange(length)
     slopes, uneven = np.zeros(len(form)), 0.0
     for head, (term, known_at) in enumerate(zip(terms, seen, strict=True)):

@@ -42,6 +42,11 @@ class ScoreReader:
     reference: Array | None
     value_bias: Array | None = None
 
+    @property
+    def longest(self) -> float:
+        """Most tokens of a sequence."""
+        return self.oracle.longest
+
     def scores(
         self, tokens: Array, query: np.ndarray, keys: np.ndarray, offsets: Sequence[int], anchor: int = 1
     ) -> Ledger:

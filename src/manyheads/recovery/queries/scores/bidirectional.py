@@ -1,0 +1,102 @@
+r"""Layers whose rows see later tokens too, with terms of the offset on both sides (the encoder of T5).
+
+Prefix by prefix, the last rows are those of a causal layer, which is extracted: heads, forms, and the terms b(t) of
+earlier tokens, t >= 0. First rows see later tokens alone, and the same forms: their scores give b(-t) up to a constant,
+which is settled at the offset 0. Forms that turn with the offset are refused. Derived here.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from manyheads.recovery.layers.rotary import RotaryLayer
+from manyheads.recovery.layers.scores import ScoreLayer
+from manyheads.recovery.oracle.oracle import Oracle, Read
+from manyheads.recovery.queries.scores import positions
+from manyheads.recovery.queries.scores.reading import ScoreReader
+from manyheads.recovery.queries.sigmoid_network import Array
+from manyheads.recovery.refusals import FitError, LimitError, NotALayer
+from manyheads.recovery.results import Extracted, StageLog
+
+SPREAD = 1e-2  # misfit of terms that are read several times
+
+
+class Reading(NamedTuple):
+    """How scores are read: the reader, what draws tokens (n, d), and how many keys a sequence takes."""
+
+    reader: ScoreReader
+    tokens: Callable[[int], Array]
+    keys: int
+
+
+class Prefixes(Oracle):
+    """An oracle whose rows see later tokens, asked as a causal one: every row is the last one of a prefix."""
+
+    def __init__(self, oracle: Oracle):
+        super().__init__(oracle.function, oracle.dim, replace(oracle.settings, causal=True))
+        self.behind = oracle
+
+    def __call__(self, x: Array, read: Read = "last") -> Array:
+        """Ask about sequences (n, k, d); return the last rows (n, d), all rows (n, k, d) or some of them."""
+        if read == "last":
+            return np.asarray(self.behind(x))
+        rows = range(x.shape[1]) if read == "all" else [row % x.shape[1] for row in read]
+        return np.stack([self.behind(x[:, : row + 1]) for row in rows], axis=1)
+
+
+class Backwards(Oracle):
+    """An oracle that is asked from the end: its last row is the first one."""
+
+    def __init__(self, oracle: Oracle):
+        super().__init__(oracle.function, oracle.dim, oracle.settings)
+        self.behind = oracle
+
+    def __call__(self, x: Array, read: Read = "last") -> Array:
+        """Return the row of the last token of x (n, k, d), which stands first."""
+        assert read == "last"
+        return np.asarray(self.behind(x[:, ::-1], read=(0,))[:, 0])
+
+
+def extract_bidirectional(
+    oracle: Oracle,
+    extract: Callable[[Oracle], tuple[RotaryLayer, Reading]],
+    log: StageLog,
+    noise: float,
+) -> Extracted:
+    """Extract a layer whose rows see later tokens, by `extract`, which asks as of a causal one."""
+    if oracle.limits.last_row:
+        raise LimitError("rows see later tokens: other scores are read from all rows, and the last alone is shown")
+    layer, reading = extract(Prefixes(oracle))
+    if not (isinstance(layer, ScoreLayer) and layer.position_bias is not None and layer.sink is None):
+        raise NotALayer(
+            "rows see later tokens, and scores turn with the offset or stand beside sinks: these are extracted from "
+            "causal layers alone",
+            measured=0.0,
+            threshold=1.0,
+        )
+    with log.stage("later tokens") as figures:
+        backwards = replace(reading.reader, oracle=Backwards(oracle))
+        later, _, rest = positions.read_terms(backwards, layer.form(1), reading.tokens, reading.keys, None, noise)
+        earlier = layer.position_terms(later.shape[1])
+        figures["misfit"] = rest
+        if rest > SPREAD:
+            raise FitError(
+                "the scores of later tokens are not those of earlier ones and a term of the offset",
+                measured=rest,
+                threshold=SPREAD,
+            )
+        later = later - later[:, :1] + earlier[:, :1]
+    found = replace(layer, position_bias=earlier, slopes=None, later_bias=later)
+    return extracted(found, log)
+
+
+def extracted(layer: RotaryLayer, log: StageLog) -> Extracted:
+    """Return a layer as the result of the method."""
+    longest = None
+    if isinstance(layer, ScoreLayer) and layer.position_bias is not None and layer.slopes is None:
+        longest = None if layer.window is not None else layer.position_bias.shape[1]
+    parts = layer.parts() if isinstance(layer, ScoreLayer) else []
+    acts_on = "the tokens, offset by offset" + "".join(f"; {part}" for part in parts)
+    return Extracted(layer, tuple(log.stages), acts_on, predict=layer, longest=longest)  # type: ignore[arg-type]
