@@ -104,9 +104,9 @@ def leakage_panels(study: Any, predicted: xr.Dataset, trained: xr.Dataset) -> tu
         lines(
             "Number of heads",
             "heads",
-            "calls over the information limit",
+            "bound of the calls over the information limit",
             of(over, study.numbers),
-            f"{band} Ranks are {study.dim} over the heads.",
+            f"{band} Cramer-Rao bound. Ranks are {study.dim} over the heads.",
             "With every number of heads",
         ),
         lines(f"Tokens to {target}", "noise of the answers", "tokens", of(tokens, study.noises), band),
