@@ -383,6 +383,7 @@ ROWS = {
         lambda: {"on": rotary(np.random.default_rng(0))},
     ),
     "recovery.RotaryLayer.logits": ({"x": some(2, 4, 3)}, lambda: {"on": rotary(np.random.default_rng(0))}),
+    "recovery.RotaryLayer.weights": ({"x": some(2, 4, 3)}, lambda: {"on": rotary(np.random.default_rng(0))}),
     "recovery.RotaryLayer.of_projections": (
         {"query": some(2, 3, 2), "key": some(2, 3, 2), "projection": some(2, 3, 3), "frequencies": positive(1)},
         fixed(offsets=3),
@@ -461,6 +462,7 @@ EXEMPT = {
     "recovery.ServerLimits.fit": ASKED,
     "recovery.ServerLimits.round": ASKED,
     "recovery.ServerLimits.serve": OPAQUE,
+    "recovery.ServerLimits.shortened": ASKED,
     "recovery.ServerLimits.spacing": OPAQUE,
     "recovery.ServerLimits.stretch": ASKED,
     "recovery.checkpoint_oracle": OPAQUE,

@@ -199,6 +199,7 @@ class RotaryLayer(ArraysAsShapes):
         y = sum((weights[head] @ x) @ self.projection[head] for head in range(self.heads))
         return np.asarray(y if self.bias is None else y + self.bias)
 
+    @takes_arrays
     def weights(self, x: "Float[np.ndarray, 'n k d']") -> "Float[np.ndarray, 'm n k k']":
         """Return the attention weights (m, n, k, k) on sequences (n, k, d)."""
         return softmax(self.logits(x))
