@@ -152,6 +152,8 @@ def wide_mode(dtype: str) -> Any:
     class Wide(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined]
         def __torch_function__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
             named = dict(named or {})
+            if function is torch.Tensor.float and not given[0].is_floating_point():  # positions
+                return given[0].double()
             if given and isinstance(given[0], torch.Tensor) and given[0].dtype == torch.float64:
                 if function is torch.Tensor.float:
                     return given[0]
