@@ -217,6 +217,17 @@ def test_clean_removes_what_it_says_and_nothing_else(call, store):
     assert not path.exists()
 
 
+@pytest.mark.parametrize(
+    "words", [["study", "run", "attention/costs", "--store", ""], ["demo", "--out="], ["runs", "list", ""]]
+)
+def test_an_empty_path_is_not_the_working_folder(call, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, _, complaint = call(*words)
+    assert status == 2
+    assert "names no file" in complaint
+    assert not list(tmp_path.iterdir())
+
+
 def test_clean_refuses_a_link_to_a_run(call, store):
     (path,) = store.glob("toy/walk/*")
     (path / "summary.json").unlink()

@@ -1,5 +1,6 @@
 """Tests of `cli.slurm`: the script of an array, sbatch's answers, and arrays whose tasks are killed and requeued."""
 
+import shlex
 import subprocess
 import time
 
@@ -38,10 +39,48 @@ def test_options_of_the_user_replace_the_defaults(tmp_path):
     assert "--offset" not in text
 
 
-@pytest.mark.parametrize("text", ["time=2", "-c 4", "'--comment=a\nrm'", "--array=0-9", "-a0-9", "'--comment"])
+REFUSED = [
+    "time=2",
+    "-c 4",
+    "'--comment=a\nrm'",
+    "--array=0-9",
+    "-a0-9",
+    "'--comment",
+    "--wrap=id",
+    "--wra=id",
+    "--arr=0-9",
+]
+REFUSED += [
+    "-Ha0-9",
+    "--parsable",
+    "--test-only",
+    "-W",
+    "--time",
+    "--hold=1",
+    "'--comment=a\x1b[2J'",
+    "--",
+    "-",
+    "-Oarm",
+]
+
+
+@pytest.mark.parametrize("text", REFUSED)
 def test_options_that_would_change_the_script_are_refused(text):
     with pytest.raises(UsageError, match="--sbatch"):
         sbatch_options(text)
+
+
+def test_a_folder_of_any_name_is_one_word_of_the_script_or_refused(tmp_path):
+    """Words of the comments that sbatch reads, split as a shell does; a percent sign is doubled."""
+    for name in ("a b", "it's", "100%", "a#b", 'say "x"', "$(id)", "`id`", "a;b", "é"):
+        text = job_script(tmp_path / name, COMMAND, [], 2, "")
+        words = [shlex.split(line.removeprefix("#SBATCH ")) for line in text.splitlines() if line.startswith("#SBATCH")]
+        assert [f"--output={tmp_path}/{name.replace('%', '%%')}/%A_%a.log"] in words
+        assert len(text.splitlines()) == 8
+    for name in ("a\nid", "a\rid", "a\x1b[2J", "a\u2028b", "a\x00", "a\x85"):
+        for folder, command, prologue in ((name, [], ""), ("a", [name], ""), ("a", [], name.replace("\n", "\v"))):
+            with pytest.raises(UsageError, match="printable"):
+                job_script(tmp_path / folder, [*COMMAND, *command], [], 2, prologue)
 
 
 def test_sbatch_answers(tmp_path, monkeypatch):

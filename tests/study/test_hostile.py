@@ -1,5 +1,6 @@
 """Studies that name, type or break things in unlucky ways: refused by name, or carried through unchanged."""
 
+import dataclasses
 import os
 import re
 import signal
@@ -264,6 +265,56 @@ def test_an_altered_summary_is_found_and_renewed_by_running_again(change, tmp_pa
         open_run(path)
     assert trained_path(tmp_path) == path
     assert (path / "summary.json").read_text() == before
+
+
+@dataclass(frozen=True)
+class Misdeclared(Still):
+    """A study whose class variables are of types that no header holds."""
+
+    name: ClassVar[str] = "toy/misdeclared"
+    asked: ClassVar[list] = []
+
+    def train(self, key, cell):
+        self.asked.append(cell)
+        return super().train(key, cell)
+
+
+DECLARED = [("claim", ("a", "b")), ("revision", True), ("revision", "2"), ("chunk", 0), ("chunk", 2.0)]
+
+
+@pytest.mark.parametrize(("name", "value"), DECLARED)
+def test_a_declaration_that_cannot_be_stored_is_refused_before_anything_is_computed(name, value, tmp_path, monkeypatch):
+    monkeypatch.setattr(Misdeclared, "vectorized", True)
+    monkeypatch.setattr(Misdeclared, name, value, raising=False)
+    with pytest.raises(UsageError, match="toy/misdeclared"):
+        run(Misdeclared(), replicates=1, store=tmp_path, progress=False)
+    assert not Misdeclared.asked
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("entry", [{"authors": ("A B", "C D")}, {"year": "1713"}, {"venue": None}, {"locus": 3}])
+def test_a_source_of_other_types_is_refused_where_it_is_written(entry):
+    with pytest.raises(UsageError, match=rf"{next(iter(entry))}=.*expected a"):
+        dataclasses.replace(SOURCE, **entry)
+
+
+def test_no_store_is_not_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="store=''"):
+        run(Odd(), replicates=1, store="", progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_units_outlive_an_altered_header(tmp_path):
+    """What its error says to do keeps every unit."""
+    path = trained_path(tmp_path)
+    (path / "run.json").write_text("{}")
+    with pytest.raises(StoreDamaged, match="move this file away"):
+        open_run(path)
+    (path / "run.json").rename(tmp_path / "away.json")
+    units = {file.name for file in path.glob("table-*")}
+    assert trained_path(tmp_path) == path
+    assert {file.name for file in path.glob("table-*")} == units
 
 
 def trained_path(store):

@@ -105,6 +105,13 @@ def real_number(text: str) -> float:
     return float(text[:-1]) * POWERS[text[-1]] if text[-1:] in POWERS else float(text)
 
 
+def named_path(text: str) -> Path:
+    """Read a path; an empty text, which `pathlib` takes for the working folder, is a ValueError, and so is a NUL."""
+    if not text or "\0" in text:
+        raise ValueError(f"{text!r} names no file; '.' is the working folder")
+    return Path(text)
+
+
 LARGEST = 10**18  # of a number in floating-point notation, whose exponent may be anything
 POWERS = {"k": 10**3, "M": 10**6, "G": 10**9}
 NUMBERS = tyro.constructors.ConstructorRegistry()
@@ -112,15 +119,16 @@ NUMBERS = tyro.constructors.ConstructorRegistry()
 
 @NUMBERS.primitive_rule
 def _number_rule(about: Any) -> Any:
-    """Tell tyro how integers and other numbers are written."""
-    read: Any = {int: whole_number, float: real_number}.get(about.type)
+    """Tell tyro how integers, other numbers and paths are written."""
+    read: Any = {int: whole_number, float: real_number, Path: named_path}.get(about.type)
     if read is None:
         return None
+    kinds = (type(Path()),) if about.type is Path else (int, about.type)
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar=about.type.__name__.upper(),
         instance_from_str=lambda words: read(words[0]),
-        is_instance=lambda value: type(value) in (int, about.type),
+        is_instance=lambda value: type(value) in kinds,
         str_from_instance=lambda value: [str(value)],
     )
 
@@ -146,6 +154,7 @@ def _first_paragraph(framed: str) -> str:
 EXPECTED = (
     (r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", r"\1 \2: expected an integer"),
     (r"Error parsing (\S+): could not convert string to float: (.*)", r"\1 \2: expected a number"),
+    (r"Error parsing (\S+): (.*) names no file;", r"\1 \2 names no file;"),
     (r"Error parsing (\S+): no type matching \{?(.*?)\}? could be instantiated from \[(.*)\]\.", r"\1 \3: expected \2"),
     (r"Missing from .*?: (\S+) (.*)\. \(required\)", r"\1 is missing: \2"),
     (r"Error parsing (\S+): Could not find valid parse for arguments: \[(.*)\]", r"\1 \2: cannot be read"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -11,7 +13,7 @@ import tyro
 
 from manyheads.cli.help.wrapping import two_columns, wrap_output
 from manyheads.cli.parsing import ABSENT, Switch, existing
-from manyheads.errors import FileRefused
+from manyheads.errors import FileRefused, ManyheadsError
 
 
 @dataclass(frozen=True)
@@ -57,19 +59,22 @@ class Clean:
     def run(self) -> int:
         """Remove and print what was removed."""
         from manyheads.study.store.disk import printable
-        from manyheads.study.store.run_store import find_runs
 
         leftovers = removed = 0
-        for run in find_runs(_no_linked_run(self.store)):
+
+        def clean(run: Any) -> None:
+            nonlocal leftovers, removed
             leftovers += len(run.leftovers()) if self.dry_run else run.sweep()
             if (self.unfinished and run.summary() is None) or (self.superseded and _is_superseded(run)):
                 if not self.dry_run:
                     run.remove()
                 removed += 1
                 print(f"{'would remove' if self.dry_run else 'removed'} {printable(run.path)}")
+
+        refused = _for_each_run(_no_linked_run(self.store), clean)
         done = "would be removed" if self.dry_run else "removed"
         print(wrap_output(f"{leftovers} leftovers of interrupted writes and {removed} runs {done}"))
-        return 0
+        return refused
 
 
 @dataclass(frozen=True)
@@ -85,12 +90,12 @@ class Status:
 
     def run(self) -> int:
         """Print what is known; nothing is changed."""
-        from manyheads.study.store.run_store import find_runs
         from manyheads.study.store.status import describe, status
 
-        found = [status(run, self.replicates) for run in find_runs(existing(self.store))]
+        found: list[dict[str, Any]] = []
+        refused = _for_each_run(existing(self.store), lambda run: found.append(status(run, self.replicates)))
         print(json.dumps(found, indent=1) if self.json else wrap_output("\n\n".join(map(describe, found))))
-        return 0
+        return refused
 
 
 @dataclass(frozen=True)
@@ -126,13 +131,11 @@ class Compact:
     """Root folder of the store."""
 
     def run(self) -> int:
-        """Compact and print one line a run; runs of format 1, which are refused, come last."""
+        """Compact and print one line a run, refused ones included."""
         from manyheads.study.store.disk import printable
-        from manyheads.study.store.run_store import find_runs
 
-        for run in sorted(find_runs(_no_linked_run(self.store)), key=lambda run: run.format == 1):
-            print(f"{printable(run.path)}: {run.compact()} units")
-        return 0
+        store = _no_linked_run(self.store)
+        return _for_each_run(store, lambda run: print(f"{printable(run.path)}: {run.compact()} units"))
 
 
 @dataclass(frozen=True)
@@ -191,16 +194,34 @@ def _no_linked_run(store: Path) -> Path:
     return existing(store)
 
 
+def _for_each_run(store: Path, act: Callable[[Any], None]) -> int:
+    """Act on every run of a store; of one that is refused, say why on standard error and go on. Return the status."""
+    from manyheads.study.store.disk import printable, trusting_nothing
+    from manyheads.study.store.run_store import RunStore, find_paths
+
+    refused = 0
+    for path in find_paths(store):
+        try:
+            with trusting_nothing(path, "move it away", but=(ManyheadsError, OSError)):
+                act(RunStore(path))
+        except (ManyheadsError, OSError) as error:
+            print(f"manyheads: {printable(str(error))}", file=sys.stderr)
+            refused = 3
+    return refused
+
+
 def _describe(path: Path) -> dict[str, Any]:
     """Return a row: the run, its number of units, and its state; a damaged run does not stop the list."""
+    from manyheads.study.store.disk import trusting_nothing
     from manyheads.study.store.run_store import RunStore, StoreDamaged
 
     count = 0
     try:
-        run = RunStore(path)
-        count = len(run.numbers())
-        run.verify()
-        summary = run.summary()
+        with trusting_nothing(path, "'manyheads runs repair' keeps what is good", but=FileRefused):
+            run = RunStore(path)
+            count = len(run.numbers())
+            run.verify()
+            summary = run.summary()
         outcomes = [verdict.outcome for verdict in summary.verdicts] if summary else []
         tally = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in dict.fromkeys(outcomes))
         state = "unfinished" if summary is None else tally or "no claim"

@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from manyheads._json import check_parts
 from manyheads.models import refusals
 
 # Without O_NONBLOCK, opening a pipe that has no writer would wait for ever. Windows lacks all but O_BINARY.
@@ -14,9 +15,6 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0
 
 JSON_LIMIT = 50_000_000
 """The longest index or configuration in bytes; the largest published indexes take about a tenth."""
-
-STRUCTURE_LIMIT = 1_000_000
-"""How many commas and opening brackets a text may hold: about 125,000 tensors, and less than 200 MB once parsed."""
 
 _HUGE = 10**20
 
@@ -103,9 +101,10 @@ def parse_json(data: bytes | bytearray, path: Path, *, constants: bool = False) 
     Any
         Dictionaries, lists, strings, numbers, Booleans and None. Integers of more than 20 digits become 10^20.
     """
-    parts = data.count(b",") + data.count(b"[") + data.count(b"{")
-    if parts > STRUCTURE_LIMIT:
-        raise refusals.FileDamaged(path, f"{parts:,} commas and brackets, at most {STRUCTURE_LIMIT:,}")
+    try:
+        check_parts(data)
+    except ValueError as error:
+        raise refusals.FileDamaged(path, str(error)) from error
 
     def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)

@@ -20,6 +20,7 @@ from manyheads.study.store.assembly import assemble, tree
 from manyheads.study.store.disk import printable
 from manyheads.study.store.identity import fingerprint
 from manyheads.study.store.provenance import versions
+from manyheads.study.store.records.schema import MOST_UNITS
 from manyheads.study.store.run_store import OLD, RunStore, find_runs
 from manyheads.study.store.summary import Summary
 from manyheads.study.store.units import RESERVED, Layout, Unit
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["ComparisonFailed", "UnitFailed", "WorkersLost", "open_run", "run"]
-
-MOST_UNITS = 1_000_000
 
 
 class ComparisonFailed(ManyheadsError, RuntimeError):
@@ -229,7 +228,8 @@ def _compared(
     """Return the verdicts and the pictures; an exception is told as the study's, with the units safe."""
     try:
         with default_numpy_errors():
-            verdicts = decide(study, predicted, trained)
+            if not (verdicts := decide(study, predicted, trained)):
+                raise UsageError("no claim was decided; compare returns a verdict for each")
             return verdicts, state_findings(study.panels(predicted, trained), verdicts)
     except Exception as error:
         message = f"{study.name}, comparing: {type(error).__name__}: {error}. All units are kept; run again to go on"
@@ -255,8 +255,8 @@ def _checked(study: Study, replicates: int, seed: int) -> tuple[int, int]:
             f"replicates={replicates} in {cells} cells are {replicates * cells:,} units; a store holds at most "
             f"{MOST_UNITS:,}: ask for {MOST_UNITS // cells:,} or fewer"
         )
-    if study.predictions is not None and study.predictions < 2:
-        raise UsageError(f"{study.name}: predictions={study.predictions}: None, or at least two independent draws")
+    if study.predictions is not None and not 2 <= study.predictions <= MOST_UNITS:
+        raise UsageError(f"{study.name}: predictions={study.predictions}: None, or 2 to {MOST_UNITS:,} draws")
     _check_cells(study)
     return replicates, seed
 

@@ -1,7 +1,7 @@
 """Publication behind a claim: its BibTeX entry, and the theorem, equation or figure in it."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 from urllib.parse import quote
 
@@ -38,7 +38,7 @@ class Source:
     Raises
     ------
     UsageError
-        A key, an identifier or a kind of another form, or text with unbalanced braces.
+        An entry of another type, a key, an identifier or a kind of another form, or text with unbalanced braces.
 
     Examples
     --------
@@ -70,6 +70,11 @@ class Source:
     pages: str = ""
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            kind, value = (int if field.name == "year" else str), getattr(self, field.name)
+            if type(value) is not kind:
+                hint = '; write "Given Family and Given Family"' if field.name == "authors" else ""
+                raise UsageError(f"{field.name}={value!r}: expected {'a year' if kind is int else 'a text'}{hint}")
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9:_-]*", self.key):
             raise UsageError(f"a BibTeX key starts with a letter and holds letters, digits and ':_-'; got {self.key!r}")
         if self.kind not in get_args(Kind):

@@ -19,7 +19,8 @@ from manyheads.errors import FileRefused
 from manyheads.study import open_run, run
 from manyheads.study.store.equality import differences
 from manyheads.study.store.records.schema import identify
-from manyheads.study.store.run_store import RunStore
+from manyheads.study.store.disk import read_json, write_signed
+from manyheads.study.store.run_store import RunStore, StoreDamaged
 
 ARRAY, GROUP, ROOT = "0/square/zarr.json", "0/zarr.json", "zarr.json"
 CHUNK = "0/square/c/0/0"
@@ -269,6 +270,87 @@ def test_forged_segments_are_refused_or_say_the_same(at_work, good, tmp_path):
         shutil.rmtree(store.parent)
     assert count >= 200
     assert len(same) < count / 2  # an entry was added that nobody reads, or a time was changed
+
+
+def wide(lines):
+    """Return units of a few bytes under a schema of 128 MB."""
+    (start, environment, about, *_), units = lines, [line for line in lines if line["kind"] == "unit"]
+    about = resign(about, lambda variable: {**variable, "shape": [1 << 27], "type": "bool", "dims": ["x"]})
+    rest = [{**units[0], "unit": number, "schema": about["id"], "data": ""} for number in range(2000)]
+    return [start, environment, about, *rest]
+
+
+HUGE = {
+    "128 MB a unit": wide,
+    "a unit 1e30": record("unit", lambda line: line | {"unit": 10**30}),
+    "a unit 1e18": record("unit", lambda line: line | {"unit": 10**18}),
+    "a unit -1": record("unit", lambda line: line | {"unit": -1}),
+    "a time 1e30": record("unit", lambda line: line | {"time": 10**30}),
+    "two million values": record("environment", lambda line: line | {"more": [[]] * 2_000_000}),
+}
+
+
+@pytest.mark.parametrize("kind", HUGE)
+def test_what_a_segment_states_is_bounded_by_its_bytes_and_one_bad_run_is_one_line(at_work, tmp_path, capsys, kind):
+    for name in ("a", "c"):
+        shutil.copytree(at_work, tmp_path / name)
+    bad = shutil.copytree(at_work, tmp_path / "b")
+    (path,) = bad.glob("segments/*")
+    lines = HUGE[kind]([json.loads(line) for line in path.read_text().splitlines()])
+    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    with pytest.raises(StoreDamaged):
+        RunStore(bad).load()
+    assert tracemalloc.get_traced_memory()[1] - before < 60e6
+    tracemalloc.stop()
+    assert main(["runs", "list", str(tmp_path), "--json"]) == 0
+    states = [row["state"] for row in json.loads(capsys.readouterr().out)]
+    assert len(states) == 3
+    assert ["damaged" in state for state in states] == [False, True, False]
+    for command, of_good in (("status", 2), ("compact", 2), ("clean", 1)):
+        assert main(["runs", command, str(tmp_path)]) == (0 if command == "clean" else 3)
+        said = capsys.readouterr()
+        assert said.out.count("units") + said.out.count("leftovers") >= of_good
+        assert said.err.count("manyheads:") == (command != "clean")  # which reads no units
+
+
+def test_a_table_of_short_codes_cannot_state_long_texts(good, tmp_path):
+    store = shutil.copytree(good, tmp_path / "run")
+    members = read_table(store)
+    data = json.loads(members[GROUP])
+    for variable in data["attributes"]["manyheads_schema"]["variables"]:
+        if variable["type"].startswith("utf8-"):
+            variable["type"] = f"utf8-{1 << 26}"
+    members[GROUP] = json.dumps(data, indent=1).encode()
+    write_table(store, members.items())
+    with pytest.raises(FileRefused, match="units of .* bytes in a file of"):
+        RunStore(store).load()
+
+
+def test_json_of_millions_of_values_is_refused_before_it_takes_memory(good, tmp_path):
+    store = shutil.copytree(good, tmp_path / "run")
+    (store / "run.json").write_text("[" + "[]," * 3_000_000 + "[]]")
+    tracemalloc.start()
+    with pytest.raises(FileRefused, match="commas and brackets"):
+        RunStore(store)
+    assert tracemalloc.get_traced_memory()[1] < 40e6
+    tracemalloc.stop()
+
+
+def test_a_summary_without_the_verdicts_of_the_study_is_no_summary(good, tmp_path):
+    for kept in (0, 1):
+        store = shutil.copytree(good, tmp_path / str(kept))
+        header, summary = (read_json(store / name, "absent") for name in ("run.json", "summary.json"))
+        write_signed(
+            store / "summary.json",
+            {k: v for k, v in summary.items() if k != "sha256"} | {"verdicts": summary["verdicts"][:kept]},
+        )
+        if kept:  # one verdict is one too few where the study declares two
+            about = {k: v for k, v in header.items() if k != "sha256"} | {"claims": 2}
+            write_signed(store / "run.json", about)
+        with pytest.raises(StoreDamaged, match="verdicts on"):
+            open_run(store)
 
 
 @pytest.mark.parametrize("linked", ["segments", "leases"])

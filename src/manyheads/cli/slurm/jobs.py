@@ -25,24 +25,57 @@ class SubmissionFailed(ManyheadsError, RuntimeError):
     """sbatch is absent, refused a script, or did not answer; the script is kept."""
 
 
+# Options of sbatch by their whole names: it takes abbreviations too, and some replace the script, its array or its answer.
+WITH_VALUE = frozenset(
+    "account acctg-freq bb bbf begin chdir cluster-constraint clusters comment constraint container container-id "
+    "core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution error "
+    "exclude exclusive export extra-node-info gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task "
+    "gres gres-flags hint job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu "
+    "mem-per-gpu mincpus network nice nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node "
+    "ntasks-per-socket open-mode output partition prefer priority profile qos reservation segment signal "
+    "sockets-per-node switches thread-spec threads-per-core time time-min tmp tres-bind tres-per-task wckey".split()
+)
+ALONE = frozenset(
+    "contiguous exclusive hold nice no-kill no-requeue overcommit oversubscribe requeue spread-job "
+    "use-min-nodes".split()
+)
+LETTERS = "AbBcCdDeFGJLmMnNopqStwx"  # of options with a value, which follows at once: -c4
+LETTERS_ALONE = "HkOs"
+
+
 def sbatch_options(text: str) -> list[str]:
     """Split options of sbatch as a shell does.
 
     Raises
     ------
     UsageError
-        A word that is no option, or one with a line break, which would end the comment that it stands in.
+        A word that is no option of sbatch by its whole name, or one that this command sets itself.
     """
+    _refuse_controls("--sbatch", text)
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise UsageError(f"--sbatch {text!r}: {error}; quote it as a shell would") from error
     for word in words:
-        if not re.fullmatch(r"-[^\n\r\0]+", word):
-            raise UsageError(f"--sbatch {word!r}: expected options of the form --name=value")
-        if re.match(r"--array\b|-a", word):
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--"):
+            known = re.fullmatch(rf"-([{LETTERS}].+|[{LETTERS_ALONE}])", word) is not None
+        else:
+            known = name in WITH_VALUE and bool(value) if equals else name in ALONE
+        if name == "array" or word.startswith("-a"):
             raise UsageError(f"--sbatch {word!r}: the number of tasks is given by --array")
+        if not known:
+            raise UsageError(
+                f"--sbatch {word!r}: expected options of a job, by their whole names: --name=value, or -c4; options "
+                "that replace the script or sbatch's answer are refused"
+            )
     return words
+
+
+def _refuse_controls(what: str, text: str, but: str = "") -> None:
+    """Refuse characters that end a line or are none: what follows them would be read as a line of its own."""
+    if strange := [letter for letter in text if not (letter.isprintable() or letter in but)]:
+        raise UsageError(f"{what} {text!r} holds the character {strange[0]!r}; a job script takes printable ones")
 
 
 def job_script(folder: Path, command: Sequence[str], options: Sequence[str], tasks: int | None, prologue: str) -> str:
@@ -61,16 +94,18 @@ def job_script(folder: Path, command: Sequence[str], options: Sequence[str], tas
     prologue
         Lines of shell in front of the command, such as ``module load python``.
     """
-    own = ["--requeue", "--open-mode=append", "--cpus-per-task=1", f"--output={folder}/%A_%a.log"]
-    if tasks is None:
-        own[-1] = f"--output={folder}/%j.log"
+    output = f"{str(folder).replace('%', '%%')}/{'%j' if tasks is None else '%A_%a'}.log"
+    own = ["--requeue", "--open-mode=append", "--cpus-per-task=1", f"--output={output}"]
+    for what, text in (("the folder", str(folder)), *(("the argument", word) for word in command)):
+        _refuse_controls(what, text)
+    _refuse_controls("--prologue", prologue, but="\n\t")
     given = {word.partition("=")[0] for word in options}
     chosen = [word for word in own if word.partition("=")[0] not in given] + list(options)
     if tasks is not None:
         chosen.insert(0, f"--array=0-{tasks - 1}")
     threads = " ".join(f"{name}=${{SLURM_CPUS_PER_TASK:-1}}" for name in POOLS)
     offset = "" if tasks is None else f" --offset {TASK}"
-    lines = ["#!/bin/bash", *(f"#SBATCH {shlex.quote(word)}" if " " in word else f"#SBATCH {word}" for word in chosen)]
+    lines = ["#!/bin/bash", *(f"#SBATCH {shlex.quote(word)}" for word in chosen)]
     # exec: a signal of the scheduler reaches Python, not a shell that waits for it
     lines += [f"export {threads}", *filter(None, [prologue]), f"exec {shlex.join(command)}{offset}"]
     return "\n".join(lines) + "\n"

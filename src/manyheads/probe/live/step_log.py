@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from manyheads._json import parse_bounded
 from manyheads.errors import UsageError
 from manyheads.study.store.disk import LARGEST_FILE, StoreDamaged, open_bounded, trusting_nothing
 
@@ -84,7 +85,7 @@ def read_log(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     with open_bounded(path, LARGEST_FILE) as file:
         whole = [line for line in file if line.endswith(b"\n")]  # the last one may be torn
     with trusting_nothing(path, REMEDY):
-        parsed = [json.loads(line) for line in whole]
+        parsed = [parse_bounded(line) for line in whole]
         if not parsed:
             raise StoreDamaged(f"{path} has no header: nothing was recorded; {REMEDY}")
         header, lines = parsed[0], parsed[1:]

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from manyheads._json import parse_bounded
 from manyheads._overview import printable as printable
 from manyheads.errors import FileRefused, ManyheadsError
 
@@ -52,7 +53,7 @@ def write_text(path: Path, text: str) -> None:
 def read_json(path: Path, what: str) -> Any:
     """Read JSON; `what` says in the error what its absence means."""
     try:
-        return json.loads(read_bounded(path))
+        return parse_bounded(read_bounded(path))
     except FileNotFoundError:
         raise FileRefused(f"{path.parent}: {what} ({path.name} is missing)") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -156,11 +157,13 @@ def _host() -> str:
 
 
 @contextlib.contextmanager
-def trusting_nothing(path: Path, remedy: str) -> Iterator[None]:
-    """Turn whatever goes wrong while stored data are interpreted into `StoreDamaged`."""
+def trusting_nothing(
+    path: Path, remedy: str, but: type[Exception] | tuple[type[Exception], ...] = StoreDamaged
+) -> Iterator[None]:
+    """Turn whatever goes wrong while stored data are interpreted into `StoreDamaged`; errors of kind `but` pass."""
     try:
         yield
-    except StoreDamaged:
+    except but:
         raise
     except Exception as error:
         what = f"{type(error).__name__}: {error}"[:300]

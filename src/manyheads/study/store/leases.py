@@ -26,7 +26,7 @@ from manyheads.errors import ManyheadsError
 from manyheads.study.store.disk import StoreDamaged, room_on_disk, temporary_beside
 
 BEAT, STALE = 15.0, 180.0  # seconds
-CLAIM = re.compile(r"unit-(\d{1,19})\.(\d{1,9})")
+CLAIM = re.compile(r"unit-(\d{1,7})\.(\d{1,9})")
 LAUNCH = "launch-"
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
 

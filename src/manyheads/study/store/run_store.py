@@ -15,6 +15,7 @@ Units are stored by the process that computed them. Format 1 (a Zarr folder a un
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import shutil
@@ -58,6 +59,7 @@ __all__ = ["RunStore", "StoreDamaged", "StoreFull", "find_paths", "find_runs"]
 
 HEADER = ("study", "revision", "configuration", "inputs", "seed", "class", "command", "claim", "source", "versions")
 TABLES = ("configuration", "inputs", "source", "versions")
+CLAIMS = "claims"  # in run.json: how many there are; absent in runs of before
 NAMED = "named"  # in run.json of format 1: every unit of this run has its name; older runs lack it
 
 
@@ -77,23 +79,37 @@ class RunStore:
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
-        remedy = "delete the run's folder to compute it again"
+        remedy = "move this file away and run the same command again: stored units are kept"
         self.header = read_signed(self.path / "run.json", "no run is stored here", remedy)
         self.format = self.header.get("format", 1)
         refuse_newer(self.format, self.path / "run.json")
         with trusting_nothing(self.path / "run.json", remedy):
-            _check_types(self.header)
-            self.layout = Layout.from_json(self.header["layout"])
+            self.layout = _check(self.header)
             self.run = fingerprint_of(self.header)
 
     @classmethod
     def create(cls, root: str | os.PathLike[str], study: Study, seed: int) -> RunStore:
-        """Open the run of `study` and `seed` below `root`, and make it if it is not there."""
+        """Open the run of `study` and `seed` below `root`, and make it if it is not there.
+
+        Raises
+        ------
+        UsageError
+            No root, or a declaration of the study that cannot be read back; nothing was written.
+        StoreDamaged
+            The folder holds another run, or an altered one.
+        """
+        if not os.fspath(root):
+            raise UsageError("store='' names no folder; '.' is the working folder")
         path = Path(root) / study.name / fingerprint(study, seed)
         if not (path / "run.json").exists():
+            header = header_of(study, seed)
+            try:
+                _check(json.loads(json.dumps(header)))
+            except (TypeError, ValueError) as error:
+                raise UsageError(f"{study.name} is declared in a way that cannot be stored: {error}") from error
             with room_on_disk(path):
                 path.mkdir(parents=True, exist_ok=True)
-                write_signed(path / "run.json", header_of(study, seed))
+                write_signed(path / "run.json", header)
         run = cls(path)
         asked = identity(study, seed) | ({"settings": NUMBERS} if run.format == FORMAT else {})
         other = [name for name, value in asked.items() if run.header.get(name) != value]
@@ -222,6 +238,9 @@ class RunStore:
 
     def write_summary(self, summary: Summary) -> None:
         """Store what the comparison gave, with its sha256, in one atomic step."""
+        if self.header.get(CLAIMS) != (count := len(summary.verdicts)):  # a claim was added, or `compare` makes them
+            self.header[CLAIMS] = count
+            write_signed(self.path / "run.json", self.header)
         write_signed(self.path / "summary.json", summary.to_json())
 
     def summary(self) -> Summary | None:
@@ -232,6 +251,9 @@ class RunStore:
         data = read_signed(path, "the summary cannot be read", remedy)
         with trusting_nothing(path, remedy):
             summary = Summary.from_json(data)
+            claims, count = self.header.get(CLAIMS), len(summary.verdicts)
+            if count != claims if claims else not count:
+                raise ValueError(f"{count} verdicts on {claims or 'the'} claims of the study")
         for unit in self.layout.units(summary.replicates):  # one after the other: a forger may state 1e18 of them
             if unit not in self:
                 raise StoreDamaged(
@@ -261,11 +283,12 @@ def header_of(study: Study, seed: int) -> dict[str, Any]:
         "source": dataclasses.asdict(study.source),
         "layout": Layout.of(study).to_json(),
         "versions": versions(),
+        CLAIMS: None if type(study).compare is not Study.compare else len(study.claims()),
     }
 
 
-def _check_types(header: dict[str, Any]) -> None:
-    """Raise the errors of a header whose entries are missing or of another type."""
+def _check(header: dict[str, Any]) -> Layout:
+    """Return the layout that a header states; raise the errors of one whose entries are missing or of another type."""
     for name in HEADER:
         kind = int if name in ("revision", "seed") else dict if name in TABLES else str
         if type(header[name]) is not kind:
@@ -280,6 +303,9 @@ def _check_types(header: dict[str, Any]) -> None:
     for name in ("inputs", "versions"):
         if not all(isinstance(value, str) for value in header[name].values()):
             raise TypeError(f"{name} are no texts")
+    if type(header.get(CLAIMS)) not in (int, type(None)):
+        raise TypeError(f"claims is a {type(header[CLAIMS]).__name__}")
+    return Layout.from_json(header["layout"])
 
 
 def stored_source(header: dict[str, Any]) -> Source:

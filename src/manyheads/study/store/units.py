@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from manyheads._settings import reproducible
 from manyheads.study.base import Study
 from manyheads.study.cells import Cell
-from manyheads.study.store.records.schema import MalformedResult, is_plain_name
+from manyheads.study.store.records.schema import MOST_UNITS, MalformedResult, is_plain_name
 
 if TYPE_CHECKING:
     import jax
@@ -164,7 +164,7 @@ class Layout:
     def from_json(cls, data: dict[str, Any]) -> Layout:
         """Rebuild a layout from `to_json`."""
         predictions, chunk = data["predictions"], data["chunk"]
-        if not all(type(count) is int and 0 < count < 2**32 for count in (chunk, predictions or 1)):
+        if not all(type(count) is int and 0 < count <= MOST_UNITS for count in (chunk, predictions or 1)):
             raise ValueError(f"predictions={predictions!r}, chunk={chunk!r}: expected counts")
         if not data["cells"]:
             raise ValueError("a grid without cells")

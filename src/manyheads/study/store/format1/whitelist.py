@@ -6,14 +6,15 @@ So every file of a unit is compared with the one form that format 1 had, and eve
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
 from typing import Any
 
+from manyheads._json import parse_bounded
 from manyheads.study.store.disk import StoreDamaged, list_files, read_bounded
 from manyheads.study.store.records.schema import CODED, is_plain_name
+from manyheads.study.store.records.table import LARGEST_EMPTY, LARGEST_RATIO
 
 ITEM_SIZES = {
     "bool": 1,
@@ -39,8 +40,6 @@ ARRAY_KEYS = frozenset(
 )
 GROUP_KEYS = frozenset({"zarr_format", "node_type", "attributes", "consolidated_metadata"})
 LARGEST_METADATA = 1 << 24  # bytes of one JSON file
-LARGEST_EMPTY = 1 << 26  # bytes that a unit may state without a proportion to what is on disk
-LARGEST_RATIO = 1000  # of stated bytes to bytes on disk, beyond that
 
 
 def check_arrays(group: Path) -> None:
@@ -191,7 +190,7 @@ def _are_sizes(shape: Any, least: int) -> bool:
 
 def _metadata(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(read_bounded(path, LARGEST_METADATA))
+        data = parse_bounded(read_bounded(path, LARGEST_METADATA))
     except (OSError, ValueError, RecursionError) as error:
         raise StoreDamaged(f"{path} is no metadata of Zarr v3 ({type(error).__name__})") from error
     _require(isinstance(data, dict), path, "metadata that are no table")

@@ -33,6 +33,7 @@ NUMBERS = {
 TEXT = "utf8-"  # followed by the bytes of the longest text, a power of two
 LEAST_TEXT = 16  # so that a longer word does not make another schema
 LARGEST_BLOCK = 1 << 27  # bytes of a unit
+MOST_UNITS = 1_000_000  # of a prediction, and of trained systems
 CODED = frozenset({"missing_value", "scale_factor", "add_offset", "calendar", "dtype"})  # xarray would follow them
 
 
@@ -147,6 +148,11 @@ def digest_of(run: str, unit: int, schema: str, environment: str, block: bytes |
     digest = hashlib.sha256(f"{run} {unit} {schema} {environment}\n".encode())
     digest.update(block)
     return digest.hexdigest()
+
+
+def is_number(unit: int) -> bool:
+    """Tell whether a unit of any run may have this number: draws, trained units, and cells of a last chunk."""
+    return 0 <= unit < 3 * MOST_UNITS
 
 
 def is_plain_name(name: str) -> bool:

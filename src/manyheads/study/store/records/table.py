@@ -27,12 +27,15 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads._json import parse_bounded
 from manyheads.study.store.disk import StoreDamaged, open_bounded, room_on_disk, temporary_beside, trusting_nothing
-from manyheads.study.store.records.schema import Schema, digest_of, dtype_of, encode_texts, identify
+from manyheads.study.store.records.schema import Schema, digest_of, dtype_of, encode_texts, identify, is_number
 from manyheads.study.store.records.segments import FORMAT, Entry, refuse_newer
 
 LARGEST_TABLE = 1 << 40
 LARGEST_METADATA = 1 << 28
+LARGEST_EMPTY = 1 << 26  # bytes that a table may state without a proportion to what is on disk
+LARGEST_RATIO = 1000  # of stated bytes to bytes on disk, beyond that
 CHUNK = 1 << 24  # bytes of the largest chunk, unless a row is larger
 OWN = {"unit_number": "int64", "unit_digest": "uint8", "unit_environment": "int32", "unit_time": "int64"}
 REMEDY = "'manyheads runs repair' keeps its good units"
@@ -102,13 +105,15 @@ class Table:
         if any(identify(about) != name for name, about in self.environments.items()):
             raise ValueError("an environment that was altered")
         _require_metadata(file, sizes, "zarr.json", _group(root))
-        known = {"zarr.json"}
+        known, room = {"zarr.json"}, LARGEST_EMPTY + LARGEST_RATIO * sum(sizes.values())
         for number in range(root["groups"]):
             group = str(number)
             attributes = _stated(file, sizes, f"{group}/zarr.json")["attributes"]
             schema, count = Schema(attributes["manyheads_schema"]), attributes["manyheads_units"]
             if type(count) is not int or not 0 < count <= sum(sizes.values()) // 8:
                 raise ValueError(f"{count!r} units")
+            if (room := room - count * schema.size) < 0:  # texts are stored as codes, and read as wide as the longest
+                raise ValueError(f"{count:,} units of {schema.size:,} bytes in a file of {sum(sizes.values()):,}")
             _require_metadata(file, sizes, f"{group}/zarr.json", _group(_attributes(schema, count)))
             known.add(f"{group}/zarr.json")
             for name, array in _arrays(schema, count).items():
@@ -123,7 +128,7 @@ class Table:
         digests = own["unit_digest"].tobytes().hex()
         rows = zip(*(own[name].tolist() for name in ("unit_number", "unit_environment", "unit_time")), strict=True)
         for row, (unit, environment, time) in enumerate(rows):
-            if unit in self.units or unit < 0 or environment < 0:
+            if unit in self.units or not is_number(unit) or environment < 0:
                 raise ValueError(f"unit {unit} twice or nowhere")
             digest = digests[64 * row : 64 * row + 64]
             self.units[unit] = Entry(self.path.name, row, 0, schema.id, order[environment], digest, time)
@@ -316,7 +321,7 @@ def _members(file: zipfile.ZipFile, size: int) -> dict[str, int]:
 def _stated(file: zipfile.ZipFile, sizes: dict[str, int] | None, name: str) -> dict[str, Any]:
     if sizes is not None and sizes[name] > LARGEST_METADATA:
         raise ValueError(f"{name}: {sizes[name]:,} bytes of metadata")
-    data = json.loads(file.read(name))
+    data = parse_bounded(file.read(name))
     if not isinstance(data, dict) or not isinstance(data.get("attributes"), dict):
         raise TypeError(f"{name} is no metadata")
     return data
