@@ -452,12 +452,20 @@ def test_nothing_is_written_or_removed_through_a_linked_folder(good, tmp_path, l
     assert main(["runs", "clean", str(tmp_path)]) == 3
 
 
-@pytest.mark.parametrize("layout", [{"chunk": 2**31}, {"predictions": 2**31}])
-def test_a_stated_layout_is_that_of_the_study(good, tmp_path, layout):
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        ({"chunk": 4}, "its layout differs"),
+        ({"predictions": 5}, "its layout differs"),
+        ({"chunk": 2**31}, "expected counts"),
+        ({"predictions": 2**31}, "expected counts"),
+    ],
+)
+def test_a_stated_layout_is_that_of_the_study(good, tmp_path, layout, words):
     store = copy(good, tmp_path / "toy/small" / os.path.basename(good))
     header = json.loads((store / "run.json").read_text())
     edit(store / "run.json", layout=header["layout"] | layout)
-    with pytest.raises(StoreDamaged, match="its layout differs"):
+    with pytest.raises(StoreDamaged, match=words):
         run(Small(), 2, header["seed"], store=tmp_path, progress=False)
 
 

@@ -17,9 +17,9 @@ from tests.study.store.test_foreign import BOMBS, CODECS, DROP, OTHER_TYPES, TYP
 from manyheads.cli import main
 from manyheads.errors import FileRefused
 from manyheads.study import open_run, run
+from manyheads.study.store.disk import read_json, write_signed
 from manyheads.study.store.equality import differences
 from manyheads.study.store.records.schema import identify
-from manyheads.study.store.disk import read_json, write_signed
 from manyheads.study.store.run_store import RunStore, StoreDamaged
 
 ARRAY, GROUP, ROOT = "0/square/zarr.json", "0/zarr.json", "zarr.json"
@@ -324,7 +324,7 @@ def test_a_table_of_short_codes_cannot_state_long_texts(good, tmp_path):
             variable["type"] = f"utf8-{1 << 26}"
     members[GROUP] = json.dumps(data, indent=1).encode()
     write_table(store, members.items())
-    with pytest.raises(FileRefused, match="units of .* bytes in a file of"):
+    with pytest.raises(FileRefused, match=r"units of .* bytes in a file of"):
         RunStore(store).load()
 
 

@@ -25,20 +25,17 @@ class SubmissionFailed(ManyheadsError, RuntimeError):
     """sbatch is absent, refused a script, or did not answer; the script is kept."""
 
 
-# Options of sbatch by their whole names: it takes abbreviations too, and some replace the script, its array or its answer.
-WITH_VALUE = frozenset(
+# Options of sbatch by their whole names: it takes abbreviations too, and some replace the script or the answer.
+WITH_VALUE = (
     "account acctg-freq bb bbf begin chdir cluster-constraint clusters comment constraint container container-id "
     "core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution error "
     "exclude exclusive export extra-node-info gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task "
     "gres gres-flags hint job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu "
     "mem-per-gpu mincpus network nice nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node "
     "ntasks-per-socket open-mode output partition prefer priority profile qos reservation segment signal "
-    "sockets-per-node switches thread-spec threads-per-core time time-min tmp tres-bind tres-per-task wckey".split()
+    "sockets-per-node switches thread-spec threads-per-core time time-min tmp tres-bind tres-per-task wckey"
 )
-ALONE = frozenset(
-    "contiguous exclusive hold nice no-kill no-requeue overcommit oversubscribe requeue spread-job "
-    "use-min-nodes".split()
-)
+ALONE = "contiguous exclusive hold nice no-kill no-requeue overcommit oversubscribe requeue spread-job use-min-nodes"
 LETTERS = "AbBcCdDeFGJLmMnNopqStwx"  # of options with a value, which follows at once: -c4
 LETTERS_ALONE = "HkOs"
 
@@ -61,7 +58,7 @@ def sbatch_options(text: str) -> list[str]:
         if not word.startswith("--"):
             known = re.fullmatch(rf"-([{LETTERS}].+|[{LETTERS_ALONE}])", word) is not None
         else:
-            known = name in WITH_VALUE and bool(value) if equals else name in ALONE
+            known = bool(value) and name in WITH_VALUE.split() if equals else name in ALONE.split()
         if name == "array" or word.startswith("-a"):
             raise UsageError(f"--sbatch {word!r}: the number of tasks is given by --array")
         if not known:
