@@ -26,7 +26,7 @@ MOST_MODULES = 12  # in a folder, before it is grouped by idea
 # room that has no row here) may import the ground alone.
 GROUND = {"attention", "transformer", "costs", "models", "data", "spectra", "statistics", "study"}
 LOW = dict.fromkeys(
-    ("errors", "_extras", "_settings", "_arrays", "_machine", "_overview", "_runge_kutta", "_user_modules"), 0
+    ("errors", "_extras", "_json", "_settings", "_arrays", "_machine", "_overview", "_runge_kutta", "_user_modules"), 0
 )
 FLOOR = LOW | dict.fromkeys(GROUND, 1) | {"probe": 3, "demo": 3, "cli": 4, "__main__": 4}
 THEORY = 2
