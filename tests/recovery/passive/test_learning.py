@@ -99,6 +99,14 @@ def test_a_weak_head_is_kept_where_labels_show_it(rng, noise, share, kept):
         assert found.fewer > found.error + (0 if noise else 1e-14)
 
 
+def test_a_head_below_the_tolerance_is_named_as_one_that_would_not_show(rng, seed):
+    layer, x, _ = problem(rng, heads=2, dim=4)
+    share = np.array([1, 1e-6])[:, None, None]
+    weak = AttentionLayer(layer.theta, share * np.asarray(layer.projection))
+    found = learn_layer(x, evaluate_layer(weak, x), seed=seed)
+    assert found.heads == 2 or any("would not show" in note for note in found.notes)
+
+
 def test_the_same_seed_gives_the_same_numbers_whatever_the_shards(rng):
     _, x, y = problem(rng)
     once = learn_layer(x, y, 2, seed=5)

@@ -19,6 +19,7 @@ import numpy as np
 from manyheads.errors import check_integer
 from manyheads.recovery.gauss_newton import GaussNewtonSettings, descend
 from manyheads.recovery.layers.evaluation import sequence_errors
+from manyheads.recovery.passive.holdout import EXACT
 from manyheads.recovery.passive.student import Fit, StudentSettings, fit_student
 from manyheads.recovery.variable_projection import Examples, Tangent, stack_theta
 
@@ -72,8 +73,10 @@ def eliminate_heads(
         if smaller is None:
             break
         (layer, errors), fewer = smaller, np.inf
-    unseen = max(UNSEEN, _chance(errors) * len(errors) / held_out.power)
-    return Elimination(layer, float(errors.sum()) / held_out.power, fewer, unseen)
+    error = float(errors.sum()) / held_out.power
+    # What is left of exact labels may be a head; what is left of noisy ones is noise, known to three standard errors.
+    unseen = error if error <= EXACT else _chance(errors) * len(errors) / held_out.power
+    return Elimination(layer, error, fewer, max(UNSEEN, unseen))
 
 
 def note_count(found: Elimination, started: int) -> tuple[str, ...]:
