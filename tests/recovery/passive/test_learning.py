@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import manyheads as mh
+from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError, UsageError
 from manyheads.recovery import (
     LearningOptions,
@@ -15,10 +16,11 @@ from manyheads.recovery import (
     planted_layer,
     sequences,
 )
-from manyheads.recovery.gauss_newton import GaussNewtonSettings
+from manyheads.recovery.gauss_newton import GaussNewtonSettings, descend
 from manyheads.recovery.layers.evaluation import relative_error
 from manyheads.recovery.layers.violations import deformed_layer
 from manyheads.recovery.passive import learning
+from manyheads.recovery.passive.head_count import eliminate_heads
 from manyheads.recovery.passive.holdout import drift_of_errors, error_of_noise, note_undetermined
 from manyheads.recovery.passive.student import (
     StudentSettings,
@@ -29,7 +31,8 @@ from manyheads.recovery.passive.student import (
     search,
 )
 from manyheads.recovery.refusals import NoFit
-from manyheads.recovery.variable_projection import Examples, Form
+from manyheads.recovery.results import StageLog
+from manyheads.recovery.variable_projection import Examples, Form, Tangent
 
 FORM = {"key_bias": True, "bias": True, "causal": True}
 
@@ -53,7 +56,55 @@ def test_layer_and_number_of_heads_are_found_exactly(rng, seed, form):
     assert largest(compare_layers(layer, found.layer)) < 1e-9
     assert found.certificate.accepted
     assert found.certificate.largest_error < 1e-20
-    assert [stage.name for stage in found.stages][-1] == "2 heads"
+    assert found.stages[-1].name == "elimination, heads: 1"
+
+
+@pytest.mark.parametrize(
+    ("method", "noise"),
+    [
+        ("student", 0.0),
+        pytest.param("student", 0.05, marks=pytest.mark.slow),
+        pytest.param("six-stage", 0.0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_number_that_is_too_large_is_reduced_to_the_layers_own(rng, seed, method, noise):
+    layer = planted_layer(rng, 4, 2, scale=2.0)
+    x = rng.choice([-1.0, 1.0], (3000, 2, 4))
+    y = layer(x) + noise * rng.normal(size=x.shape)
+    found = learn_layer(x, y, 3, method=method, seed=seed, options=LearningOptions(noise=noise))
+    assert found.heads == 2
+    assert largest(compare_layers(layer, found.layer)) < (0.1 if noise else 1e-9)
+    assert found.notes[0].startswith("3 heads were reduced to 2")
+    assert ("would not show" in " ".join(found.notes)) == bool(noise)
+    last = found.stages[-1]
+    assert last.name == "elimination, heads: 1"
+    assert last.figures["told_apart"]
+    assert last.figures["held_out_error"] > 0.01
+
+
+@pytest.mark.parametrize(
+    ("noise", "share", "kept"),
+    [(0.0, 1e-5, True), (0.05, 0.1, True), pytest.param(0.05, 1e-3, False, marks=pytest.mark.slow)],
+)
+def test_a_weak_head_is_kept_where_labels_show_it(rng, noise, share, kept):
+    """The refined error of the smaller layer is that of the head; noise of .05 hides one of 1e-3."""
+    layer, x, _ = problem(rng, count=3000, heads=3, dim=4)
+    weak = AttentionLayer(layer.theta, np.array([1, 1, share])[:, None, None] * np.asarray(layer.projection))
+    y = evaluate_layer(weak, x) + noise * rng.normal(size=x.shape)
+    parts = Examples(x[:2000], y[:2000]), Examples(x[2000:], y[2000:])
+    fit = descend(Tangent.at(parts[0], np.asarray(weak.theta, np.float64)), GaussNewtonSettings())
+    found = eliminate_heads(fit.layer, *parts, StageLog(), GaussNewtonSettings(steps=20, inner=100))
+    assert found.layer.heads == (3 if kept else 2)
+    if kept:
+        assert found.fewer > found.error + (0 if noise else 1e-14)
+
+
+def test_a_head_below_the_tolerance_is_named_as_one_that_would_not_show(rng, seed):
+    layer, x, _ = problem(rng, heads=2, dim=4)
+    share = np.array([1, 1e-6])[:, None, None]
+    weak = AttentionLayer(layer.theta, share * np.asarray(layer.projection))
+    found = learn_layer(x, evaluate_layer(weak, x), seed=seed)
+    assert found.heads == 2 or any("would not show" in note for note in found.notes)
 
 
 def test_the_same_seed_gives_the_same_numbers_whatever_the_shards(rng):

@@ -18,9 +18,10 @@ from manyheads.recovery.passive.stages.acceptance_rate import (
 )
 from manyheads.recovery.passive.stages.fit import FitSettings, descend_in_span, differentiate, fit_in_span
 from manyheads.recovery.passive.stages.pipeline import SixStageRun
-from manyheads.recovery.passive.stages.refined_sum import RefinementSettings
+from manyheads.recovery.passive.stages.refined_sum import RefinementSettings, regress_clear_rows
 from manyheads.recovery.passive.stages.settings import LITERAL, StageSettings
-from manyheads.recovery.refusals import CertificateShortage, EffectiveSumError, RecoveryRefused
+from manyheads.recovery.passive.stages.shards import open_shards
+from manyheads.recovery.refusals import CertificateShortage, EffectiveSumError, NoFit, RecoveryRefused
 from manyheads.recovery.variable_projection import Examples, Tangent
 
 QUICK = StageSettings(
@@ -172,3 +173,26 @@ def test_the_limit_of_acceptance_is_its_law_at_small_thresholds(rng):
     assert dimension_correction(1.0, 2, 16) == pytest.approx((0.5 + 0.75) / 16)
     with pytest.raises(UsageError):
         predict_acceptance(rng, 1, 2, [0.1])
+
+
+def test_rows_that_tie_in_doubt_are_kept_together_or_refused_by_name(rng):
+    """Tokens of signs have few distinct doubts: the smallest may be that of hundreds of rows."""
+    layer = planted_layer(rng, 4, 1, scale=6.0)
+    x = rng.choice([-1.0, 1.0], (2000, 2, 4))
+    theta = np.zeros((4, 4))
+    theta[0, 0] = 3.0  # doubts of +-3 and 0 alone
+    found = regress_clear_rows(open_shards((x, layer(x))), theta, RefinementSettings(form="margin"))
+    assert np.isfinite(found).all()
+    assert np.abs(found).max() > 0.01
+    same = np.repeat(x[:1], 5, 0)
+    with pytest.raises(CertificateShortage, match="choose a token clearly"):
+        regress_clear_rows(open_shards((same[:2], same[:2])), theta, RefinementSettings(form="margin"))
+
+
+def test_singular_equations_end_as_a_refusal(rng, monkeypatch):
+    def singular(*_):
+        raise np.linalg.LinAlgError("Singular matrix")
+
+    monkeypatch.setattr("manyheads.recovery.passive.stages.pipeline.refine_sum", singular)
+    with pytest.raises(NoFit, match="no solution"):
+        learn_in_six_stages(labelled(rng, planted_layer(rng, 4, 2)), settings=QUICK, rng=rng)

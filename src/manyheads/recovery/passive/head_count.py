@@ -1,23 +1,99 @@
-"""Number of heads: fits with 1, 2, … heads, compared on held-out examples."""
+"""Number of heads: fits with 1, 2, … heads, compared on held-out examples, and backward elimination at the end.
+
+Exact labels are fitted as well by m + 1 heads as by m, with W = 0 of one head or with two heads of one Theta whose W
+add up to the true one, so that no error tells a number that is too large. Elimination does: drop a head, solve for
+all projections again, refine all matrices, and compare the errors of held-out sequences in pairs. Dropping covers
+merging, because the W of a dropped twin moves to the other one by least squares.
+
+Derived here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from manyheads.errors import check_integer
+from manyheads.recovery.gauss_newton import GaussNewtonSettings, descend
 from manyheads.recovery.layers.evaluation import sequence_errors
+from manyheads.recovery.passive.holdout import EXACT
 from manyheads.recovery.passive.student import Fit, StudentSettings, fit_student
+from manyheads.recovery.variable_projection import Examples, Tangent, stack_theta
 
 if TYPE_CHECKING:
-    from manyheads.recovery.variable_projection import Examples
+    from manyheads.attention import AttentionLayer
+    from manyheads.recovery.results import StageLog
 
 REACH = 20.0  # multiple of its target at which a first search may end and still be refined
 GLANCE = 60  # evaluations of a first look at a number of heads: benign layers of 12 heads took 30, measured here
+CHANCE = 3.0  # standard errors of a paired difference of sequences' errors that are put down to chance
+UNSEEN = 1e-18  # share of exact labels that a head must explain: rounding of refinements ends below 1e-20
+HOPELESS = 0.3  # share of the labels that a dropped head explained, beyond which no second candidate is tried
 HARDLY = 0.02  # a further head that lowers the error by a smaller share, or by less than chance does, is none
+
+
+class Elimination(NamedTuple):
+    """The layer of the fewest heads that held-out sequences allow, and what they say of one head less."""
+
+    layer: AttentionLayer
+    error: float  # relative squared error on held-out sequences
+    fewer: float  # the same of the best layer with one head less; infinite for one head
+    unseen: float  # share of the labels that a further head may have and not show
+
+
+def eliminate_heads(
+    layer: AttentionLayer, examples: Examples, held_out: Examples, log: StageLog, settings: GaussNewtonSettings
+) -> Elimination:
+    """Drop heads one by one, as long as held-out sequences do not tell the smaller layer from the larger one.
+
+    Told apart is what differs by more than three standard errors of the sequences' paired differences, unless the
+    smaller layer leaves less than 1e-18 of the labels, which is rounding. `examples` are those that the layer was
+    fitted to.
+    """
+    settings = replace(settings, steps=min(30, settings.steps), inner=min(200, settings.inner))
+    errors, fewer = sequence_errors(layer, held_out), np.inf
+    while layer.heads > 1:
+        with log.stage(f"elimination, heads: {layer.heads - 1}") as figures:
+            theta = stack_theta(layer)
+            losses = np.array([Tangent.at(examples, np.delete(theta, head, 0)).loss for head in range(layer.heads)])
+            smaller, fewer = None, np.inf
+            for head in np.argsort(losses)[:2]:
+                fit = descend(Tangent.at(examples, np.delete(theta, head, 0)), settings)
+                after = sequence_errors(fit.layer, held_out)
+                fewer = min(fewer, float(after.sum()) / held_out.power)
+                if after.sum() <= UNSEEN * held_out.power or (after - errors).mean() <= _chance(after - errors):
+                    smaller = fit.layer, after
+                    break
+                if losses[head] > HOPELESS:
+                    break
+            figures |= {"dropped": float(losses.min()), "held_out_error": fewer, "told_apart": smaller is None}
+        if smaller is None:
+            break
+        (layer, errors), fewer = smaller, np.inf
+    error = float(errors.sum()) / held_out.power
+    # What is left of exact labels may be a head; what is left of noisy ones is noise, known to three standard errors.
+    unseen = error if error <= EXACT else _chance(errors) * len(errors) / held_out.power
+    return Elimination(layer, error, fewer, max(UNSEEN, unseen))
+
+
+def note_count(found: Elimination, started: int) -> tuple[str, ...]:
+    """Say how many heads were dropped, and what a further one could be."""
+    heads, notes = found.layer.heads, []
+    if heads < started:
+        notes.append(
+            f"{started} heads were reduced to {heads}: held-out sequences do not tell the others from none, or from "
+            "copies of these"
+        )
+    if found.unseen > UNSEEN:
+        notes.append(f"a further head with less than {found.unseen:.1g} of the labels' variance would not show")
+    return tuple(notes)
+
+
+def _chance(differences: np.ndarray) -> float:
+    return CHANCE * float(differences.std(ddof=1)) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
 
 
 def check_heads(heads: int | None) -> int | None:
@@ -36,32 +112,18 @@ def fit_wanted(
 ) -> list[Fit]:
     """Try numbers of heads until one reaches the error that is wanted; the last fit is the answer.
 
-    First a glance at each, in rising order: one short search. Where one succeeds, the next smaller number is tried in
-    earnest, since it may only have had a bad start; where none does, all are tried in earnest.
+    First a glance at each, in rising order: one short search. Where none succeeds, all are tried in earnest. A smaller
+    number that only had a bad start is what `eliminate_heads` finds.
 
     Returns all fits in the order in which they were made; if none reached `wanted`, the best is the last.
     """
     counts, fits = list(counts), []
-    steps = replace(
-        settings.refinement, steps=min(12, settings.refinement.steps), inner=min(100, settings.refinement.inner)
-    )
     glance = replace(settings, restarts=1, evaluations=min(GLANCE, settings.evaluations), reach=REACH)
-    doubt = replace(settings, restarts=min(2, settings.restarts), reach=REACH, refinement=steps)
-    for place, heads in enumerate(counts):
-        fits.append(fit_student(examples, held_out, heads, rng, wanted=wanted, settings=glance))
-        if fits[-1].held_out_error > wanted:
-            continue
-        while place > 0:  # fewer, if they can
-            place -= 1
-            again = fit_student(examples, held_out, counts[place], rng, wanted=wanted, settings=doubt)
-            if again.held_out_error > wanted:
-                return [*fits[:-1], again, fits[-1]]
-            fits.append(again)
-        return fits
-    for heads in counts:
-        fits.append(fit_student(examples, held_out, heads, rng, wanted=wanted, settings=settings))
-        if fits[-1].held_out_error <= wanted:
-            return fits
+    for effort in (glance, settings):
+        for heads in counts:
+            fits.append(fit_student(examples, held_out, heads, rng, wanted=wanted, settings=effort))
+            if fits[-1].held_out_error <= wanted:
+                return fits
     return sorted(fits, key=lambda fit: -fit.held_out_error)
 
 
@@ -85,8 +147,7 @@ def fit_until_flat(
         errors = sequence_errors(fit.layer, held_out)
         if before is not None:
             gains = before - errors
-            chance = 3 * gains.std(ddof=1) / len(gains) ** 0.5
-            if gains.mean() < max(chance, HARDLY * before.mean()):
+            if gains.mean() < max(_chance(gains), HARDLY * before.mean()):
                 return [*fits[:-1], fit, fits[-1]]
         fits.append(fit)
         before = errors

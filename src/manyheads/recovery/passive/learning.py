@@ -4,8 +4,7 @@ The **student** is the default, because it wins where both were compared: in `re
 heads that break one assumption of the theory each and on ones that break none, it finds the function of every layer but
 the parity layer, from a fifth of the sequences that the six stages are given, some of which they refuse. The rows that
 the stages live on, in which all heads agree, become rare with every further head (`recovery/acceptance`). What they
-have that the student has not: sums over examples that need not be in one place, a spectral gap that shows the number of
-heads, and a theorem.
+have that the student has not: sums over examples that need not be in one place, and a theorem.
 
 Both are judged by sequences that neither has seen (`manyheads.recovery.passive.holdout`), and what those say is the
 certificate.
@@ -25,7 +24,13 @@ from manyheads.errors import UsageError, check_integer
 from manyheads.recovery.gauss_newton import as_examples
 from manyheads.recovery.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
 from manyheads.recovery.layers.evaluation import relative_error
-from manyheads.recovery.passive.head_count import check_heads, fit_until_flat, fit_wanted
+from manyheads.recovery.passive.head_count import (
+    check_heads,
+    eliminate_heads,
+    fit_until_flat,
+    fit_wanted,
+    note_count,
+)
 from manyheads.recovery.passive.holdout import (
     CHANCE,
     EXACT,
@@ -37,7 +42,7 @@ from manyheads.recovery.passive.holdout import (
 from manyheads.recovery.passive.stages.shards import list_shards, load_shard, open_shards
 from manyheads.recovery.passive.student import ENOUGH, Fit, StudentSettings, fit_student, free_numbers
 from manyheads.recovery.refusals import NoFit
-from manyheads.recovery.results import Recovery, Stage
+from manyheads.recovery.results import Recovery, Stage, StageLog
 from manyheads.recovery.variable_projection import Examples, Form
 
 if TYPE_CHECKING:
@@ -131,7 +136,8 @@ def learn_layer(
         Sequences and labels, (n, k, d), real numbers of any dtype, used in float64; or x alone: an iterable of shards,
         each a pair (x, y) or a function that returns one. The student reads all shards into memory.
     heads
-        Number of heads; None to find it.
+        Number of heads, at most; None to find it. Heads that held-out sequences do not tell from none, or two of one
+        Theta, are dropped or merged, which a note says.
     method
         "student", or "six-stage" for the learner of Chen and Li.
     seed
@@ -222,11 +228,15 @@ def _by_student(
             fits = [fit_student(train, held_out, counts[0], rng, wanted=wanted, settings=student)]
         else:
             fits = fit_wanted(train, held_out, counts, rng, wanted=wanted, settings=student)
-    found = fits[-1]
+    found, log, count = fits[-1], StageLog(), ()
+    if found.held_out_error <= wanted:
+        reduced = eliminate_heads(found.layer, train, held_out, log, student.refinement)
+        count = note_count(reduced, found.heads)
+        found = replace(found, layer=reduced.layer, held_out_error=reduced.error)
     certificate = certify_examples(found.layer, unseen, options.confidence, wanted)
     accuracies = _accuracies(found.layer, unseen, certificate)
-    notes = note_undetermined(found.layer, train, unseen) + note_unresolved(accuracies)
-    stages = tuple(map(_stage, fits))
+    notes = count + note_undetermined(found.layer, train, unseen) + note_unresolved(accuracies)
+    stages = (*map(_stage, fits), *log.stages)
     result = Recovery(found.layer, certificate, stages, "student", notes=notes, head_accuracy=accuracies)
     if found.held_out_error > wanted or not certificate.accepted:
         raise _refuse(counts, found, wanted, held_out, result)
@@ -360,7 +370,7 @@ def _in_six_stages(
     wanted = float(found.certificate["threshold"])
     certificate = certify_examples(found.layer, unseen, options.confidence, wanted)
     accuracies = _accuracies(found.layer, unseen, certificate)
-    notes = note_undetermined(found.layer, unseen, unseen) + note_unresolved(accuracies)
+    notes = found.notes + note_undetermined(found.layer, unseen, unseen) + note_unresolved(accuracies)
     result = replace(found, certificate=certificate, notes=notes, head_accuracy=accuracies)
     measured = relative_error(found.layer, unseen)
     if measured > max(wanted, EXACT) or not certificate.accepted:

@@ -14,7 +14,8 @@ stage   what it finds                                           where
 
 The number of heads is not given: stages two to six run for 1, 2, ... heads, until examples that were held out are
 explained. Whatever the stages say, the error on the held-out examples decides; what they say names the reason of a
-refusal.
+refusal. At the end heads that held-out examples do not ask for are eliminated
+(`manyheads.recovery.passive.head_count`): with exact labels a number that is too large explains them as well.
 
 Everything up to stage five is a sum or a rank over examples, and works on shards
 (`manyheads.recovery.passive.stages.shards`).
@@ -41,7 +42,7 @@ from manyheads.recovery.passive.stages.pipeline import SixStageRun
 from manyheads.recovery.passive.stages.settings import StageSettings
 from manyheads.recovery.passive.stages.shards import Pair, Shard, Shards
 from manyheads.recovery.passive.stages.span import span_of
-from manyheads.recovery.refusals import HullGapError
+from manyheads.recovery.refusals import HullGapError, NoFit, RecoveryRefused
 from manyheads.recovery.results import Recovery
 
 
@@ -61,7 +62,7 @@ def learn_in_six_stages(
         (x, y), each (N, k, d); or an iterable of such pairs, or of functions that load one; or what `open_shards`
         returned, with its executor.
     heads
-        Number of heads; None to find it. At most d^2: more attention matrices have no hull of their own.
+        Number of heads, at most; None to find it. At most d^2: more attention matrices have no hull of their own.
     settings
         Forms, sizes and thresholds.
     rng
@@ -100,8 +101,23 @@ def learn_in_six_stages(
     if heads is not None and heads > most:
         raise UsageError(f"heads={heads}: {most} at most in {run.train.dim} dimensions")
 
-    crude = run.crude_sum()  # stage 1
-    for count in (heads,) if heads else range(1, min(most, settings.most_heads) + 1):
+    try:
+        return _run_stages(run, (heads,) if heads else range(1, min(most, settings.most_heads) + 1))
+    except RecoveryRefused:  # itself an ArithmeticError
+        raise
+    except (np.linalg.LinAlgError, ArithmeticError) as error:
+        raise NoFit(
+            f"the equations of stage {run.log.stages[-1].name if run.log.stages else 1!r}, or of the next one, have no "
+            f"solution ({error}): give more examples, or use method='student'",
+            measured=np.nan,
+            threshold=np.nan,
+        ) from error
+
+
+def _run_stages(run: SixStageRun, counts: Iterable[int]) -> Recovery:
+    """Run all stages for numbers of heads in turn, until one explains the held-out sequences."""
+    settings, crude = run.settings, run.crude_sum()  # stage 1
+    for count in counts:
         try:
             hull = run.hull("crude hull", crude, count) if settings.refinement.needs_hull else None  # stage 2
             refined = run.refined_sum(hull)  # stage 3
@@ -113,9 +129,9 @@ def learn_in_six_stages(
         if run.is_enough():
             attempt = run.joint_fit()  # stage 6, for the best number so far
             if attempt.error < run.threshold(settings.tolerance):
-                return run.recovery(attempt)
+                return run.reduced(attempt)
     if run.has_better():
         attempt = run.joint_fit()
         if attempt.error < run.threshold(settings.tolerance):
-            return run.recovery(attempt)
+            return run.reduced(attempt)
     raise run.refusal()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from manyheads.errors import UsageError
 from manyheads.recovery.gauss_newton import fit_gauss_newton
 from manyheads.recovery.layers.evaluation import relative_error
+from manyheads.recovery.passive.head_count import eliminate_heads, note_count
 from manyheads.recovery.passive.stages.agreement import RowCertificates
 from manyheads.recovery.passive.stages.crude_sum import estimate_crude_sum
 from manyheads.recovery.passive.stages.fit import fit_in_span
@@ -56,6 +57,7 @@ class SixStageRun:
     log: StageLog = field(default_factory=StageLog)
     fitted: list[Candidate] = field(default_factory=list)
     joint_fits: dict[int, Candidate] = field(default_factory=dict)
+    sample: Examples | None = None  # of the last joint fit
     gaps: list[float] = field(default_factory=list)
     effective: float = 1.0
     _rows: dict[bytes, tuple[list[RowCertificates], float]] = field(default_factory=dict)
@@ -142,9 +144,8 @@ class SixStageRun:
         """Fit all matrices of the best fit at once."""
         attempt = self.without_joint_fit()[0]
         with self.log.stage(f"joint fit, heads: {attempt.layer.heads}") as figures:
-            done = fit_gauss_newton(
-                attempt.layer, *self._draw(self.settings.joint_fit_sequences), settings=self.settings.joint_fit
-            )
+            self.sample = Examples(*self._draw(self.settings.joint_fit_sequences))
+            done = fit_gauss_newton(attempt.layer, self.sample.x, self.sample.y, settings=self.settings.joint_fit)
             better = Candidate(done.layer, relative_error(done.layer, self.held))
             figures |= {"steps": len(done.errors) - 1, "error": done.error, "held_out_error": better.error}
         self.joint_fits[attempt.layer.heads] = better
@@ -157,6 +158,13 @@ class SixStageRun:
     def best(self) -> Candidate | None:
         """Return the layer with the smallest held-out error."""
         return min([*self.fitted, *self.joint_fits.values()], key=lambda attempt: attempt.error, default=None)
+
+    def reduced(self, attempt: Candidate) -> Recovery:
+        """Return what a joint fit found, without heads that held-out sequences do not ask for."""
+        assert self.sample is not None
+        found = eliminate_heads(attempt.layer, self.sample, self.held, self.log, self.settings.joint_fit)
+        result = self.recovery(Candidate(found.layer, found.error))
+        return replace(result, notes=note_count(found, attempt.layer.heads))
 
     def recovery(self, attempt: Candidate) -> Recovery:
         """Return what an attempt found, with the statement that was checked."""

@@ -27,8 +27,10 @@ from manyheads.errors import UsageError
 from manyheads.recovery.gauss_newton import GaussNewtonSettings, fit_gauss_newton
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.passive.stages.shards import Shards, add_up
+from manyheads.recovery.refusals import CertificateShortage
 
 Array: TypeAlias = NDArray[np.float64]
+TIED = 1e-9  # relative difference of doubts that are equal but for rounding
 RefinedForm: TypeAlias = Literal["trimmed", "margin"]
 
 
@@ -103,11 +105,33 @@ def regress_clear_rows(data: Shards, theta: Array, settings: RefinementSettings)
     >>> bool(np.abs(found - layer.projection[0]).max() < 1e-6)
     True
     """
-    count = max(round(settings.margin * data.rows), 8 * data.dim)
-    threshold = float(data.smallest(measure_doubt, count, theta)[-1])
-    sums = add_up(data.map(_regress, theta, max(threshold, np.finfo(float).tiny)))
+    sums = add_up(data.map(_regress, theta, _largest_doubt(data, theta, settings)))
     ridge = 1e-12 * np.trace(sums.inputs) / data.dim
     return np.linalg.solve(sums.inputs + ridge * np.eye(data.dim), sums.cross)
+
+
+def _largest_doubt(data: Shards, theta: Array, settings: RefinementSettings) -> float:
+    """Return the doubt below which rows are clear: that of a share of them, or the next larger one where rows tie.
+
+    Sequences of signs tie by the hundred, and no row lies clearly below a threshold at which they do.
+    """
+    count, needed = max(round(settings.margin * data.rows), 8 * data.dim), 2 * data.dim
+    ranked = data.smallest(measure_doubt, count, theta)
+    threshold = max(float(ranked[-1]), np.finfo(float).tiny)
+    level, asked = threshold * (1 + TIED), count
+    if np.count_nonzero(ranked < threshold * (1 - TIED)) >= needed:
+        return threshold
+    while ranked[-1] <= level and len(ranked) == asked:
+        asked *= 2
+        ranked = data.smallest(measure_doubt, asked, theta)
+    clear = int(np.count_nonzero(ranked <= level))
+    if clear < needed:
+        raise CertificateShortage(
+            f"{clear} rows of {data.rows} choose a token clearly, of {needed} needed: give more examples",
+            measured=float(clear),
+            threshold=float(needed),
+        )
+    return float(ranked[ranked > level].min(initial=2 * level))
 
 
 def trim_one_head(data: Shards, settings: RefinementSettings) -> Array:

@@ -37,8 +37,8 @@ def measure_span_error(span: Array, theta: Array) -> float:
 def count_by_gap(eigenvalues: Array) -> int:
     """Read the number of heads off the largest gap, in logarithms, of rising eigenvalues.
 
-    It is right for one or two heads and wrong more often than not for three or more, where false certificates fill the
-    gap: `manyheads.recovery.passive.six_stages` finds the number by held-out error.
+    A hint and no count: it may follow the number that the hull was fitted with, and false certificates fill the gap of
+    three heads or more. `manyheads.recovery.passive.head_count` counts by held-out sequences.
     """
     logs = np.log(np.maximum(eigenvalues, 1e-14 * eigenvalues[-1]))
     return int(np.argmax(np.diff(logs))) + 1
