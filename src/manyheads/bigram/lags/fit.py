@@ -19,8 +19,9 @@ here and not in the paper, whose model this is: Ren, Wang and Lee (NeurIPS 2024,
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,10 +29,12 @@ import numpy as np
 from manyheads._arrays import takes_labels
 from manyheads._overview import Overview, Shown
 from manyheads.bigram.lags.alternating_least_squares import LagProblem, alternate, certified, refit
-from manyheads.bigram.lags.held_out import HeldOutLoss, fit_additive, measure_losses
+from manyheads.bigram.lags.forward_selection import Selection, rotated_pvalue, select_lags
+from manyheads.bigram.lags.held_out import Additive, HeldOutLoss, measure_losses
 from manyheads.bigram.lags.independence import Forecast, independence_test
 from manyheads.bigram.lags.initialization import minimize
-from manyheads.bigram.lags.streams import information_of, read_streams
+from manyheads.bigram.lags.shared_table import SharedTable, check_shared_table
+from manyheads.bigram.lags.streams import Lagged, information_of, read_streams
 from manyheads.errors import CertificateError, ShapeError, UsageError
 
 if TYPE_CHECKING:
@@ -59,8 +62,6 @@ class LagSettings:
         Probability that a stream of independent symbols, or one whose targets are independent of it, is given lags.
     seed
         Of the permutations of the test.
-    baseline_lags
-        Lags that the additive baseline sees.
     """
 
     strength: float | None = None
@@ -69,16 +70,12 @@ class LagSettings:
     held_out: float = 0.2
     false_alarm: float = 0.005
     seed: int = 0
-    baseline_lags: int = 8
 
     def __post_init__(self) -> None:
         if self.strength is not None and not 0 < self.strength < np.inf:
             raise UsageError(f"strength={self.strength}: a positive number of standard deviations, 2 to 5 in practice")
-        if self.iterations < 1 or not 0 < self.tolerance < 1 or self.baseline_lags < 1:
-            raise UsageError(
-                f"iterations={self.iterations}, tolerance={self.tolerance}, baseline_lags={self.baseline_lags}: at "
-                "least 1, between 0 and 1, at least 1"
-            )
+        if self.iterations < 1 or not 0 < self.tolerance < 1:
+            raise UsageError(f"iterations={self.iterations}, tolerance={self.tolerance}: at least 1, between 0 and 1")
         if not 0 < self.held_out < 1:
             raise UsageError(f"held_out={self.held_out}: a share of the samples between 0 and 1")
         if not 1e-5 <= self.false_alarm < 1:
@@ -89,6 +86,7 @@ class LagSettings:
 
 DEFAULT = LagSettings()
 MOST_DRAWN = 40  # symbols in the picture of a fit
+INITIAL = 8  # lags of the additive model that gives an initial value, at least
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -126,6 +124,12 @@ class LagFit(Shown):
         F after every round; it never rises.
     labels
         What the symbols are in the stream, (N,).
+    table
+        Test of the assumption, one transition table for all lags: its p-value, the lag that contradicts it most, and
+        the strongest lag that was rejected (`left`), with its p-value.
+    own
+        Where that assumption is rejected, conditional mutual information in bits of symbol and lag, (N, L), given the
+        lags selected before, with a table of its own for each; None where it is not.
     """
 
     attention: np.ndarray
@@ -140,6 +144,8 @@ class LagFit(Shown):
     violation: float
     objective: tuple[float, ...]
     labels: np.ndarray
+    table: SharedTable
+    own: np.ndarray | None
 
     def __repr__(self) -> str:
         """Show the strongest lags, the held-out losses and the p-value."""
@@ -150,16 +156,19 @@ class LagFit(Shown):
                 f"LagFit of {len(self.labels)} symbols and {self.attention.shape[1]} lags",
                 "  weight by lag: " + ", ".join(f"{lag}: {self.importance[lag]:.2f}" for lag in order),
                 f"  held-out loss: {loss.fitted:.4f}; unigram {loss.unigram:.4f}, bigram {loss.bigram:.4f}",
-                f"  independence: p = {self.pvalue:.2g}",
+                f"  independence: p = {self.pvalue:.2g}; one table for all lags: p = {self.table.pvalue:.2g}"
+                + ("" if self.own is None else ", rejected: lags have tables of their own"),
+                f"  strongest rejected lag: {self.table.left}, p = {self.table.left_pvalue:.2g}",
+                *([f"  short explanation: lags {loss.short}, loss {loss.short_loss:.4f}"] if loss.short else []),
                 *(() if self.better_than_unigram else ("  no better than unigram in squared error",)),
             ]
         )
 
     def to_dataframe(self) -> pd.DataFrame:
         """Return the weights that are not zero as a pandas data frame, one row a symbol and lag."""
-        symbols, lags = np.nonzero(self.attention)
+        symbols, lags = np.nonzero(self.weights)
         labels, counts = self.labels[symbols].tolist(), self.counts[symbols].tolist()
-        rows = list(zip(labels, lags.tolist(), self.attention[symbols, lags].tolist(), counts, strict=True))
+        rows = list(zip(labels, lags.tolist(), self.weights[symbols, lags].tolist(), counts, strict=True))
         return Overview("", ("symbol", "lag", "weight", "count"), rows).frame()
 
     def plot(self) -> Figure:
@@ -174,7 +183,7 @@ class LagFit(Shown):
                 "Attention by symbol and lag",
                 "lag",
                 "symbol",
-                tuple(map(tuple, self.attention[order].tolist())),
+                tuple(map(tuple, self.weights[order].tolist())),
                 value_label="weight",
                 x_ticks=tuple(str(lag) if lag % (1 + lags // 20) == 0 else "" for lag in range(lags)),
                 y_ticks=tuple(repr(label) for label in self.labels[order].tolist()),
@@ -184,12 +193,20 @@ class LagFit(Shown):
     def _overview(self) -> Overview:
         order = np.argsort(-self.importance, kind="stable").tolist()
         rows = [
-            (lag, float(self.importance[lag]), int((self.attention[:, lag] > 0).sum()), float(self.information[lag]))
+            (lag, float(self.importance[lag]), int((self.weights[:, lag] > 0).sum()), float(self.information[lag]))
             for lag in order
             if self.importance[lag] > 0
         ]
         headline, _, *notes = repr(self).splitlines()
         return Overview(headline, ("lag", "weight", "symbols", "information_bits"), rows, tuple(notes))
+
+    @property
+    def weights(self) -> np.ndarray:
+        """Weights of the lags, (N, L), mean row sum one: `attention`, or the roots of `own` where it is not None."""
+        if self.own is None:
+            return self.attention
+        roots = np.sqrt(self.own)
+        return np.asarray(roots * self.counts.sum() / max(float(self.counts @ roots.sum(1)), 1e-300))
 
     @property
     def better_than_unigram(self) -> bool:
@@ -198,24 +215,24 @@ class LagFit(Shown):
 
     def lags_of(self, symbol: Any) -> list[tuple[int, float]]:
         """Return the lags that a symbol looks at with their weights, the largest first."""
-        row = self.attention[self._number([symbol])[0]]
+        row = self.weights[self._number([symbol])[0]]
         return [(int(lag), float(row[lag])) for lag in np.argsort(-row, kind="stable") if row[lag] > 0]
 
     def top(self, count: int) -> np.ndarray:
         """Return the `count` strongest lags of every symbol, (N, count), sorted; -1 where fewer were found."""
-        order = np.argsort(-self.attention, axis=1, kind="stable")[:, :count]
-        found = np.take_along_axis(self.attention, order, 1) > 0
+        order = np.argsort(-self.weights, axis=1, kind="stable")[:, :count]
+        found = np.take_along_axis(self.weights, order, 1) > 0
         return np.sort(np.where(found, order, -1), axis=1)
 
     @property
     def importance(self) -> np.ndarray:
         """Weight of every lag, averaged over the stream, (L,)."""
-        return self.counts @ self.attention / self.counts.sum()
+        return self.counts @ self.weights / self.counts.sum()
 
     @property
     def unresolved(self) -> np.ndarray:
         """Symbols that occur as queries but for which no lag stood out from the noise: too rare, or independent."""
-        return np.asarray(self.labels[(self.counts > 0) & ~(self.attention > 0).any(1)])
+        return np.asarray(self.labels[(self.counts > 0) & ~(self.weights > 0).any(1)])
 
     @takes_labels
     def predict(self, windows: ArrayLike) -> np.ndarray:
@@ -308,27 +325,50 @@ def fit_lags(
             f"{len(data)} samples to fit and {len(tested)} to test for {data.vocabulary} symbols at {lags} lags: "
             f"give a longer stream, some hundred samples for every symbol"
         )
-    problem = LagProblem.of(data, settings.strength)
-    matrices = fit_additive(data, problem.mean, settings.baseline_lags)
-    chosen = minimize(problem, matrices, information_of(data), settings.iterations, settings.tolerance)
-    pvalue = independence_test(
-        Forecast.of(everything, len(data), chosen),
-        own=targets is None,
-        rate=settings.false_alarm,
-        rng=np.random.default_rng(settings.seed),
-    )
-    if pvalue > settings.false_alarm:
-        raise CertificateError(
-            f"no better than unigram: on {len(everything) - len(data)} held-out samples the targets are independent of "
-            "what the lags predict; give more samples, or look for other lags: probability of so good a prediction by "
-            "chance",
+    rng, level = np.random.default_rng(settings.seed), settings.false_alarm
+    earlier, information = LagProblem.of(data, settings.strength), information_of(data)
+    path = select_lags(data, level / 2).order
+    ranked = list(dict.fromkeys([*path, *np.argsort(-information, kind="stable").tolist()]))
+    additive = Additive.fit(data, earlier.mean, ranked[: max(len(path), INITIAL)])
+    together = select_lags(everything, level / 2)
+    alone = together.pvalue
+    if targets is not None and alone <= level / 2:
+        alone = max(alone, rotated_pvalue(everything, rng))
+    chosen, predicted, failure = earlier.without_lags(), 1.0, None
+    try:
+        matrices = additive.matrices(len(additive.lags))
+        chosen = minimize(earlier, matrices, information, settings.iterations, settings.tolerance)
+        forecast = Forecast.of(everything, len(data), chosen)
+        predicted = independence_test(forecast, own=targets is None, rate=level, rng=rng)
+    except CertificateError as error:
+        failure = error
+    pvalue = min(1.0, 2 * min(alone, predicted))
+    if pvalue > level:
+        raise failure or CertificateError(
+            f"no better than unigram: neither predictions of {len(tested)} held-out samples nor single lags of all samples "
+            f"differ from chance; give more samples, or look for other lags: p-value, lag {together.left} the strongest",
             measured=pvalue,
-            threshold=settings.false_alarm,
+            threshold=level,
         )
-    loss = measure_losses(data, tested, *refit(problem, chosen.attention), matrices)
     problem = LagProblem.of(everything, settings.strength)
-    chosen = certified(alternate(problem, chosen.value, settings.iterations, settings.tolerance), settings.tolerance)
+    loss = measure_losses(data, tested, *refit(earlier, chosen.attention), additive, len(path))
+    if predicted <= level:
+        chosen = certified(
+            alternate(problem, chosen.value, settings.iterations, settings.tolerance), settings.tolerance
+        )
+    else:  # the lags of this fit are guesses
+        chosen = problem.without_lags()
     value, attention = refit(problem, chosen.attention)
+    table = check_shared_table(everything, value, attention, problem.mean)
+    own = None
+    if predicted > level or table.rejected(level):
+        own, left = _select_own(everything, together, level)
+        table = replace(table, left=left.left, left_pvalue=left.left_pvalue)
+        warnings.warn(
+            f"one transition table for all lags is rejected (lag {table.lag}, p = {table.pvalue:.2g}): the lags that are "
+            "returned have a table of their own each (LagFit.own); do not rely on `predict`, which uses the shared table",
+            stacklevel=3,
+        )
     return LagFit(
         attention,
         chosen.attention,
@@ -342,4 +382,19 @@ def fit_lags(
         chosen.violation,
         chosen.objective,
         everything.labels,
+        table,
+        own,
     )
+
+
+def _select_own(data: Lagged, together: Selection, level: float) -> tuple[np.ndarray, Selection]:
+    """Select lags for every symbol with tables of their own: information in bits, (N, L), and the selection.
+
+    Within the samples of a symbol lag 0 is constant, so that it counts for all if it does for all samples together.
+    """
+    found = select_lags(data, level, data.queries)
+    own = np.zeros((data.vocabulary, data.lags))
+    own[: len(found.information)] = found.information
+    lags = [0] if own.any() else np.arange(data.lags)
+    own[:, lags] = together.information[0, lags] * (np.bincount(data.queries, minlength=data.vocabulary) > 0)[:, None]
+    return own, found if found.order else together
