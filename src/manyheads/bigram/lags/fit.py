@@ -11,10 +11,17 @@ which nothing depends; with :math:`r = \sqrt{2\ln L}` the largest of L such grad
 (`alternating_least_squares`). For fixed :math:`W` it is a lasso of L weights for every symbol; for fixed :math:`A` a
 ridge regression whose strength solves one scalar equation. Both are solved exactly, so the objective falls. It is not
 convex: the fit is the best minimum from several initial values (`initialization`). Then W and A are fitted once more,
-without any penalty, on the lags that were found. Losses are measured on samples that were held out (`held_out`), and a
-test of independence compares the predictions of these with those of permuted streams (`independence`); if it rejects,
-all samples give the final fit. The penalty's form, its calibration, the algorithm and the test are derived
-here and not in the paper, whose model this is: Ren, Wang and Lee (NeurIPS 2024, arXiv 2410.23438).
+without any penalty, on the lags that were found and still stand out. Losses are measured on samples that were held out
+(`held_out`). Independence is tested on their predictions, by permuted streams (`independence`), and on all samples lag
+by lag; if either rejects, all samples give the final fit.
+
+In the words of Raftery's mixture transition distribution (MTD), P(next | past) is a mixture over lags of one transition
+matrix, with weights that depend on the present symbol. That one matrix is an assumption, and it is tested
+(`shared_table`). Where it is rejected, the lags are those of a selection by conditional mutual information with a
+matrix for each of them, as in the MTDg (`forward_selection`).
+
+The penalty's form, its calibration, the algorithm and the tests are derived here and not in the paper, whose model this
+is: Ren, Wang and Lee (NeurIPS 2024, arXiv 2410.23438).
 """
 
 from __future__ import annotations
@@ -109,11 +116,12 @@ class LagFit(Shown):
     information
         Mutual information of target and lag in bits, (L,), on the same samples.
     loss
-        Held-out losses of the fit and of three simpler predictions, without the samples that were held out. All other
-        attributes are of the fit to all samples, which starts from that one.
+        Held-out losses of the fit and of three simpler predictions, without the samples that were held out, and the
+        short explanation: the fewest lags that predict about as well. All other attributes are of the fit to all
+        samples, which starts from that one.
     pvalue
-        Probability that earlier samples predict later ones as well if these are independent of their past; at least
-        `LagSettings.false_alarm` / 4, the resolution of the permutations.
+        Of independence: twice the smaller p-value of the predictions of held-out samples and of single lags in all
+        samples, the latter corrected for the number of lags.
     strength
         r that was used.
     violation
@@ -272,7 +280,8 @@ def fit_lags(
     streams
         Symbols (n,) of any type, or a list of such arrays, sessions that do not continue one another; a `str` is a
         stream of its characters. Integers from 0 to 4095 are rows of the result as they stand; other labels are sorted,
-        and `LagFit.labels` says which row is whose.
+        and `LagFit.labels` says which row is whose. NaN, NaT, None, `pandas.NA` and masked entries are gaps, in every
+        dtype: a gap is no symbol, and ends a session.
     lags
         Number of lags L; lag 0 is the present symbol.
     targets
@@ -292,14 +301,21 @@ def fit_lags(
         An empty stream, lags beyond its length, symbols out of range, targets that never change, fewer samples than
         symbols.
     CertificateError
-        *No better than unigram*: no lag passes the penalty, or independence is not rejected. A stream of independent
-        symbols is given lags with the probability `settings.false_alarm`. Or the alternation did not converge.
+        *No better than unigram*: independence is not rejected. A stream of independent symbols is given lags with the
+        probability `settings.false_alarm`. Or the alternation did not converge.
+
+    Warns
+    -----
+    UserWarning
+        One transition table for all lags is rejected.
 
     Notes
     -----
     Its assumption is one shared transition: a symbol has the same effect at whichever lag it is looked up. Event logs
     with references, copied fields and repeating records are like that; running text is only in part, and there `loss`
-    says how much of the bigram and of an additive model it reaches. It is a detector of lags, no language model: to
+    says how much of the bigram and of an additive model it reaches. The assumption is tested, and counts as rejected if
+    tables of their own also add more than 5% of the information; then `own` and `weights` hold the lags of these
+    tables, `attention` and `value` are still of the shared one. It is a detector of lags, no language model: to
     predict, and where symbols at several lags have effects of their own, multinomial logistic regression on one-hot
     symbols is the better tool. Neither sees what only two lags together say, such as the XOR of two symbols.
 
@@ -345,8 +361,8 @@ def fit_lags(
     pvalue = min(1.0, 2 * min(alone, predicted))
     if pvalue > level:
         raise failure or CertificateError(
-            f"no better than unigram: neither predictions of {len(tested)} held-out samples nor single lags of all samples "
-            f"differ from chance; give more samples, or look for other lags: p-value, lag {together.left} the strongest",
+            f"no better than unigram: neither predictions of {len(tested)} held-out samples nor single lags of all "
+            f"samples differ from chance, lag {together.left} the most; give more samples or other lags: p-value",
             measured=pvalue,
             threshold=level,
         )
@@ -365,8 +381,8 @@ def fit_lags(
         own, left = _select_own(everything, together, level)
         table = replace(table, left=left.left, left_pvalue=left.left_pvalue)
         warnings.warn(
-            f"one transition table for all lags is rejected (lag {table.lag}, p = {table.pvalue:.2g}): the lags that are "
-            "returned have a table of their own each (LagFit.own); do not rely on `predict`, which uses the shared table",
+            f"one transition table for all lags is rejected (lag {table.lag}, p = {table.pvalue:.2g}): the result has "
+            "lags with tables of their own (LagFit.own); do not rely on `predict`, which uses the shared one",
             stacklevel=3,
         )
     return LagFit(
