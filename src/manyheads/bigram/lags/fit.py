@@ -36,7 +36,7 @@ import numpy as np
 from manyheads._arrays import takes_labels
 from manyheads._overview import Overview, Shown
 from manyheads.bigram.lags.alternating_least_squares import LagProblem, alternate, certified, refit
-from manyheads.bigram.lags.forward_selection import Selection, rotated_pvalue, select_lags
+from manyheads.bigram.lags.forward_selection import Selection, present_pvalue, rotated_pvalue, select_lags
 from manyheads.bigram.lags.held_out import Additive, HeldOutLoss, measure_losses
 from manyheads.bigram.lags.independence import Forecast, independence_test
 from manyheads.bigram.lags.initialization import minimize
@@ -164,8 +164,9 @@ class LagFit(Shown):
                 f"LagFit of {len(self.labels)} symbols and {self.attention.shape[1]} lags",
                 "  weight by lag: " + ", ".join(f"{lag}: {self.importance[lag]:.2f}" for lag in order),
                 f"  held-out loss: {loss.fitted:.4f}; unigram {loss.unigram:.4f}, bigram {loss.bigram:.4f}",
-                f"  independence: p = {self.pvalue:.2g}; one table for all lags: p = {self.table.pvalue:.2g}"
-                + ("" if self.own is None else ", rejected: lags have tables of their own"),
+                f"  independence: p = {self.pvalue:.2g}; one table for all lags: p = {self.table.pvalue:.2g}, "
+                f"others add {self.table.share:.0%} of the information"
+                + (", rejected: lags have tables of their own" if self.own is not None else ""),
                 f"  strongest rejected lag: {self.table.left}, p = {self.table.left_pvalue:.2g}",
                 *([f"  short explanation: lags {loss.short}, loss {loss.short_loss:.4f}"] if loss.short else []),
                 *(() if self.better_than_unigram else ("  no better than unigram in squared error",)),
@@ -406,11 +407,14 @@ def fit_lags(
 def _select_own(data: Lagged, together: Selection, level: float) -> tuple[np.ndarray, Selection]:
     """Select lags for every symbol with tables of their own: information in bits, (N, L), and the selection.
 
-    Within the samples of a symbol lag 0 is constant, so that it counts for all if it does for all samples together.
+    Within the samples of a symbol lag 0 is constant, so that it is tested on all samples, beside the other lags.
     """
     found = select_lags(data, level, data.queries)
     own = np.zeros((data.vocabulary, data.lags))
     own[: len(found.information)] = found.information
     lags = [0] if own.any() else np.arange(data.lags)
-    own[:, lags] = together.information[0, lags] * (np.bincount(data.queries, minlength=data.vocabulary) > 0)[:, None]
+    if not own.any() or (0 in together.order and present_pvalue(data, own > 0) <= level):
+        own[:, lags] = (
+            together.information[0, lags] * (np.bincount(data.queries, minlength=data.vocabulary) > 0)[:, None]
+        )
     return own, found if found.order else together

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import stats
+from scipy import sparse, stats
 
 from manyheads.bigram.lags.alternating_least_squares import one_hot
 from manyheads.bigram.lags.streams import Lagged
@@ -31,7 +31,7 @@ CELLS = 1 << 22  # of all tables, at most
 RIDGE = 0.5  # in samples: of what never occurs, or is known already
 PART = 0.01  # p-value below which a group takes part in a lag that all groups show together
 MOST = 16  # lags that are selected with one group, at most, and by each of several
-ROTATIONS = 64
+ROTATIONS = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +147,10 @@ class Scores:
         squares = np.einsum("ka,ab,kb->k", means, inverse, means)
         across = np.einsum("ka,ab,kb->k", means, inverse, along) ** 2
         squares -= across / np.maximum(np.einsum("ka,ab,kb->k", along, inverse, along), 1e-300)
-        statistic, dof = float(self.samples[often] @ squares), float(often.sum() * max(len(value) - 2, 0))
+        statistic, dof = (
+            float(self.samples[often] @ squares),
+            float(often.sum() * max(len(value) - (2 if value.any() else 1), 0)),
+        )
         return float(wilson_hilferty(np.asarray(statistic), np.asarray(dof), 0.0)), statistic - dof
 
     def condition(self, group: int, lag: int) -> float:
@@ -206,6 +209,31 @@ def select_lags(data: Lagged, level: float, groups: np.ndarray | None = None) ->
             information[group, lag] = tables.condition(int(group), lag)
         order.append(lag)
         single[members], together = tables.single(members)[0], tables.together()[0]
+
+
+def present_pvalue(data: Lagged, chosen: np.ndarray) -> float:
+    """Return the p-value of no effect of the present symbol beside a table for each lag, of the symbols that chose it.
+
+    Where a lag is of one symbol alone, its table holds every effect of that symbol.
+
+    Parameters
+    ----------
+    data
+        The samples.
+    chosen
+        Which lags beyond 0 belong to which symbol, (N, L) of bools.
+    """
+    levels = merge_levels(data, data.vocabulary)
+    size, lags = int(levels.max()) + 1, np.flatnonzero(chosen.any(0))
+    seen = levels[data.symbols[data.places[:, None] - lags]] + np.arange(len(lags)) * size
+    masks = chosen[data.queries][:, lags]
+    starts = np.append(0, np.cumsum(masks.sum(1)))
+    inputs = sparse.csr_array((np.ones(starts[-1]), seen[masks], starts), (len(data), size * len(lags)))
+    targets = one_hot(levels[data.targets], size).toarray()
+    targets -= targets.mean(0)
+    solved = np.linalg.solve((inputs.T @ inputs).toarray() + RIDGE * np.eye(size * len(lags)), inputs.T @ targets)
+    tables = Scores(data, data.queries, levels, targets - inputs @ solved)
+    return float(stats.norm.sf(tables.present(np.zeros((size, data.vocabulary)))[0]))
 
 
 def rotated_pvalue(data: Lagged, rng: np.random.Generator) -> float:
