@@ -13,7 +13,8 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.bigram.lags.fit import LagFit, LagSettings, fit_lags
+from manyheads.bigram.lags.fit import LagSettings, fit_lags
+from manyheads.bigram.lags.result import LagFit
 from manyheads.bigram.lags.streams import lag_information, plant_lags, read_streams
 from manyheads.bigram.screening import screen
 from manyheads.bigram.setups import SOURCE
