@@ -11,6 +11,7 @@ from tests.study.toys import Walk
 from manyheads._overview import LONGEST_TEXT, Overview, plain_text
 from manyheads.bigram import LagFit, Screening, TransferTest
 from manyheads.bigram.lags.held_out import HeldOutLoss
+from manyheads.bigram.lags.shared_table import SharedTable
 from manyheads.costs import ModelShape, transformer_cost
 from manyheads.data.texts import Text
 from manyheads.errors import FileRefused, UsageError
@@ -73,9 +74,9 @@ def lags(symbols=30, count=64):
     attention = rng.random((symbols, count)) * (rng.random((symbols, count)) > 0.9)
     counts, labels = rng.integers(1, 50, symbols), np.array([f"<{place}>" for place in range(symbols)])
     loss, value = HeldOutLoss(0.3, 0.5, 0.4, 0.35, 100), rng.random((symbols, symbols))
-    return LagFit(
-        attention, attention, value, value[0], counts, rng.random(count), loss, 0.001, 2.5, 0.01, (1.0, 0.9), labels
-    )
+    table = SharedTable(0.4, 3, 0.01, 5, 0.2)
+    figures = (rng.random(count), loss, 0.001, 2.5, 0.01, (1.0, 0.9), labels, table, None)
+    return LagFit(attention, attention, value, value[0], counts, *figures)
 
 
 def screened():

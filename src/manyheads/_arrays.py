@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 REAL = "biuf"
 COMPLEX = "biufc"
-LABELS = "biufOSU"
+LABELS = "biufOSUT"
 PLAIN = frozenset({int, float, bool, str, type(None)})
 RAGGED = "give an array, with rows cut or padded to one length"
 REMEDIES = {
@@ -79,6 +79,8 @@ def as_native(value: Any, name: str = "an array", kinds: str = REAL) -> Any:
     if _is_a(value, "jax", "Array"):
         _check_kind(value.dtype, name, kinds)
         return value
+    if isinstance(value, np.ma.MaskedArray) and kinds == LABELS:
+        return np.where(np.ma.getmaskarray(value), None, value.data)
     if isinstance(value, np.ma.MaskedArray):
         raise ShapeError(
             f"{name} is a masked array, whose mask would be ignored: drop the masked entries, or replace them "

@@ -21,7 +21,7 @@ from manyheads.bigram import (
     transfer_test,
 )
 from manyheads.bigram.lags.alternating_least_squares import LagProblem, alternate, solve_value, value_sums
-from manyheads.bigram.lags.held_out import fit_additive
+from manyheads.bigram.lags.held_out import Additive
 from manyheads.bigram.lags.initialization import initial_values, minimize
 from manyheads.bigram.lags.streams import information_of, read_streams
 from manyheads.bigram.screening import chi_square
@@ -183,7 +183,7 @@ def periods(folder: Path, firsts: list[int], seeds: int, inits: int) -> Measured
         stream = np.where(changed, rng.integers(0, 10, len(period)), period)
         data, _ = read_streams(stream, 24).split(0.2)
         problem = LagProblem.of(data, None)
-        matrices = fit_additive(data, problem.mean, 8)
+        matrices = Additive.fit(data, problem.mean, range(8)).matrices(8)
         found = minimize(problem, matrices, information_of(data), 60, 0.02)
         residues = [np.tile((np.arange(24) % 8 == residue) / 3, (10, 1)) for residue in range(8)]
         values = [

@@ -159,6 +159,72 @@ def test_a_periodic_stream_is_explained_by_its_period(seed):
     assert "no better" not in repr(fit)
 
 
+def copies(rng, stream, lags, weights, tables):
+    """Draw targets from a mixture of lags, each with its own table (lags, N, N), row the symbol that is looked up."""
+    picked = rng.choice(len(lags), len(stream), p=weights)
+    steps = np.cumsum(tables, 2)[picked, stream[np.arange(len(stream)) - np.asarray(lags)[picked]]]
+    return np.minimum((rng.random(len(stream))[:, None] >= steps).sum(1), tables.shape[1] - 1)
+
+
+def test_lags_with_tables_of_their_own_are_found_and_said(rng):
+    stream = rng.integers(0, 6, 9000)
+    truth = np.array([3, 7, 1, 9, 5, 2])
+    orders = np.stack([rng.permutation(6) for _ in range(10)])
+    looked_up = orders[truth[stream], stream[np.arange(9000) - truth[stream]]]
+    targets = np.where(rng.random(9000) < 0.8, looked_up, rng.integers(0, 6, 9000))
+    with pytest.warns(UserWarning, match="one transition table for all lags is rejected"):
+        fit = fit_lags(stream, 12, targets=targets)
+    assert fit.top(1).ravel().tolist() == truth.tolist()
+    assert ((fit.weights > 0).sum(1) == 1).all()
+    assert "rejected: lags have tables of their own" in repr(fit)
+    mixed = copies(rng, stream, [2, 5, 11], [0.4, 0.3, 0.3], rng.dirichlet(np.full(6, 0.3), size=(3, 6)))
+    with pytest.warns(UserWarning, match="rejected"):
+        fit = fit_lags(stream, 16, targets=mixed)
+    assert np.flatnonzero(fit.importance).tolist() == [2, 5, 11]
+    assert fit.loss.additive < fit.loss.fitted  # the baseline sees lag 11
+    assert fit.loss.short == (2, 5, 11)
+    assert fit.table.left not in (2, 5, 11)
+    assert fit.table.left_pvalue > 0.005
+
+
+def test_a_markov_background_adds_no_lags():
+    """A chain with a copy from 34 steps back: the lasso returned 12 lags a symbol."""
+    rng = np.random.default_rng(6)
+    steps, stream = np.cumsum(rng.dirichlet(np.full(4, 0.5), size=4), 1), rng.integers(0, 4, 9000)
+    for place, draw in enumerate(rng.random((9000, 2))):
+        if place > 40:
+            before, copied = stream[place - 1], stream[place - 35]
+            stream[place] = copied if draw[0] < 0.35 else min(3, np.searchsorted(steps[before], draw[1]))
+    with pytest.warns(UserWarning, match="lag 0"):
+        fit = fit_lags(stream, 64)
+    assert [[lag for lag, _ in fit.lags_of(symbol) if lag] for symbol in range(4)] == [[34]] * 4
+    sticky = stream[np.maximum.accumulate(np.where(rng.random(9000) < 0.2, np.arange(9000), 0))]
+    table = 0.7 * np.eye(4)[[2, 0, 3, 1]] + 0.3 / 4
+    fit = fit_lags(sticky, 64, targets=plant_lags(rng, sticky, table, [[50], [3], [20], [20]], np.ones((4, 1))) % 4)
+    assert fit.own is None
+    assert [[lag for lag, _ in fit.lags_of(symbol)] for symbol in range(4)] == [[50], [3], [20], [20]]
+
+
+def test_neighbours_that_depend_early_in_the_stream_are_not_called_independent(rng):
+    stream = rng.integers(0, 5, 6000)
+    part = slice(0, 4000)  # the last fifth is independent
+    stream[part] = np.where(rng.random(4000) < 0.12, np.roll(stream[part], 1), stream[part])
+    with pytest.warns(UserWarning, match="rejected"):
+        fit = fit_lags(stream, 6)
+    assert fit.pvalue < 1e-4
+    assert np.flatnonzero(fit.importance).tolist() == [0]
+
+
+def test_independent_chains_have_no_lags(rng):
+    """Targets that depend on each other but not on the stream: chi-square tests of single lags are misled."""
+    for _ in range(6):
+        changes = rng.random((2, 3000)) < 0.1
+        places = np.maximum.accumulate(np.where(changes, np.arange(3000), 0), axis=1)
+        stream, targets = np.take_along_axis(rng.integers(0, 4, (2, 3000)), places, 1)
+        with pytest.raises(CertificateError, match="no better than unigram"):
+            fit_lags(stream, 6, targets=targets)
+
+
 def test_noise_has_no_lags():
     found = 0
     for seed in range(10):  # without a test, 85 in 100 such streams had some
@@ -220,10 +286,10 @@ def test_labels_are_of_any_type(rng):
         np.testing.assert_allclose(fit.predict(window), expected, atol=1e-6)
         with pytest.raises(UsageError, match="none of the 3 symbols"):
             fit.lags_of("other")
-    names = ["x", None, 3]
+    names = ["x", 2.5, 3]
     mixed = fit_lags([names[number] for number in numbers], 4, targets=[names[number] for number in targets])
     assert set(mixed.labels.tolist()) == set(names)
-    assert mixed.lags_of(None)[0][0] == 2
+    assert mixed.lags_of(2.5)[0][0] == 2
     letters = fit_lags("".join("abc"[number] for number in numbers), 4, targets="".join("abc"[n] for n in targets))
     np.testing.assert_allclose(letters.attention, plain.attention, atol=1e-12)
 

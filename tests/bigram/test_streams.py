@@ -1,6 +1,7 @@
 """Streams: which places are samples, how much lags say, and targets that depend on known lags."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 from scipy.special import xlogy
@@ -29,6 +30,54 @@ def test_the_two_parts_of_a_split_share_no_symbol(rng):
     assert len(first) == 195 - 49  # a quarter of 195 samples, rounded
     assert second.places[0] - 4 > first.places[-1]
     assert second.places[-1] == data.places[-1]
+
+
+def containers(codes, gap):
+    """Return the same stream in every container that can hold a gap."""
+    numbers, letters = codes.tolist(), ["abcd"[code] for code in codes]
+
+    def put(labels, hole, dtype=object):
+        row = np.empty(len(labels), object)
+        row[:] = [hole() if missing else label for label, missing in zip(labels, gap, strict=True)]
+        return row.tolist() if dtype is list else pd.Series(row, dtype=dtype) if isinstance(dtype, str) else row
+
+    return {
+        "list": put(numbers, lambda: None, list),
+        "list of text": put(letters, lambda: float("nan"), list),
+        "objects, every NaN its own": put(numbers, lambda: float("nan")),
+        "object text": put(letters, lambda: None),
+        "tuples": put(list(zip(letters, numbers, strict=True)), lambda: None),
+        "float": np.where(gap, np.nan, codes),
+        "masked": np.ma.masked_array(codes, gap),
+        "masked text": np.ma.masked_array(letters, gap),
+        "StringDType": np.array(put(letters, lambda: np.nan, list), dtype=np.dtypes.StringDType(na_object=np.nan)),
+        **{kind: put(numbers, lambda: pd.NA, kind) for kind in ("object", "Int64", "Float64", "category")},
+        "string": put(letters, lambda: pd.NA, "string"),
+        "categories of text": put(letters, lambda: None, "category"),
+    }
+
+
+def test_a_gap_ends_a_session_in_every_container(rng):
+    codes, gap = rng.integers(0, 4, 3000), rng.random(3000) < 0.05
+    targets = np.where(rng.random(3000) < 0.8, np.roll(codes, 2), rng.integers(0, 4, 3000))
+    ends = np.flatnonzero(np.diff(gap, prepend=True, append=True))
+    sessions = [
+        part
+        for start, stop in zip(ends[::2], ends[1::2], strict=True)
+        if stop - start >= 4
+        for part in [(codes[start:stop], targets[start:stop])]
+    ]
+    expected = read_streams([one for one, _ in sessions], 4, [other for _, other in sessions])
+    bits = lag_information([one for one, _ in sessions], 4, targets=[other for _, other in sessions])
+    complete = containers(targets, np.zeros(3000, bool))
+    for name, stream in containers(codes, gap).items():
+        found = lag_information(stream, 4, targets=complete[name])
+        np.testing.assert_allclose(found, bits, atol=1e-12, err_msg=name)
+    own = read_streams(np.where(gap, np.nan, codes), 4)
+    assert own.windows.tolist() == read_streams([one for one, _ in sessions], 4).windows.tolist()
+    missing = rng.random(3000) < 0.1
+    assert len(read_streams(codes, 4, np.where(missing, np.nan, targets))) == (~missing[3:]).sum()
+    assert expected.vocabulary == own.vocabulary == 4
 
 
 @pytest.mark.parametrize(
@@ -67,8 +116,12 @@ def test_pairs_and_mixed_types_are_labels():
 def test_arrays_that_are_no_streams_are_refused():
     with pytest.raises(ShapeError, match="row of labels"):
         read_streams(np.zeros((2, 3)), 1)
-    with pytest.raises(UsageError, match="NaN or infinite"):
-        read_streams([0.5, 1.5, np.nan], 1)
+    with pytest.raises(UsageError, match="infinite"):
+        read_streams([0.5, 1.5, np.inf], 1)
+    with pytest.raises(UsageError, match="only missing values"):
+        read_streams([None, np.nan], 1)
+    with pytest.raises(UsageError, match="its 2 symbols between gaps"):
+        read_streams([0, 1, None, 1, 0, None], 2)
     with pytest.raises(UsageError, match="2 labels occur, and vocabulary=3"):
         read_streams(["a", "b", "a"], 1, vocabulary=3)
     with pytest.raises(ShapeError, match="shape of the streams"):

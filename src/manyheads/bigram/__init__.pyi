@@ -1,6 +1,6 @@
-from .lags.fit import LagFit as LagFit
 from .lags.fit import LagSettings as LagSettings
 from .lags.fit import fit_lags as fit_lags
+from .lags.result import LagFit as LagFit
 from .lags.streams import lag_information as lag_information
 from .lags.streams import plant_lags as plant_lags
 from .screening import Screening as Screening

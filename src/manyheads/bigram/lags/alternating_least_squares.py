@@ -69,6 +69,11 @@ class LagProblem:
         # no symbol has frequency zero: the norm of W must see every column
         return cls(data, mean, (counts + 1 / size) / (samples + 1), counts, float(chosen))
 
+    def without_lags(self) -> Minimum:
+        """Return the state in which no lag has weight."""
+        size = self.data.vocabulary
+        return Minimum(np.zeros((size, self.data.lags)), np.zeros((size, size)), (self.unexplained,), 0.0)
+
     @property
     def unexplained(self) -> float:
         """Half the mean squared target: the loss of predicting the frequencies."""
@@ -160,10 +165,7 @@ def settle(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Alternate on the lags that have weight, W first: A with mean row sum one, W, and F."""
     size, lags = attention.shape
-    tables = problem.all_pairs
-    if tables is None:
-        chosen = list_chosen(attention)
-        tables = PairCounts.of(problem.data, chosen, np.take_along_axis(attention, chosen, 1) > 0)
+    tables = tables_of(problem, attention)
     weights = np.take_along_axis(attention, tables.chosen, 1)
     free, best = weights > 0, np.inf
     value, level = np.zeros((size, size)), problem.unexplained
@@ -186,10 +188,12 @@ def settle(
     return tables.spread(weights, lags), value, level
 
 
-def refit(problem: LagProblem, selection: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Fit W and the chosen weights once more, by turns and without penalty: (W, A), A with mean row sum one."""
-    attention, value, _ = settle(problem, selection, np.zeros(len(selection)), ROUNDS // 2)
-    return value, attention
+def tables_of(problem: LagProblem, attention: np.ndarray) -> PairCounts:
+    """Return the tables of the lags that have weight, or of all lags."""
+    if problem.all_pairs is not None:
+        return problem.all_pairs
+    chosen = list_chosen(attention)
+    return PairCounts.of(problem.data, chosen, np.take_along_axis(attention, chosen, 1) > 0)
 
 
 def list_chosen(attention: np.ndarray) -> np.ndarray:

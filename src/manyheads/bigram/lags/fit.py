@@ -11,32 +11,41 @@ which nothing depends; with :math:`r = \sqrt{2\ln L}` the largest of L such grad
 (`alternating_least_squares`). For fixed :math:`W` it is a lasso of L weights for every symbol; for fixed :math:`A` a
 ridge regression whose strength solves one scalar equation. Both are solved exactly, so the objective falls. It is not
 convex: the fit is the best minimum from several initial values (`initialization`). Then W and A are fitted once more,
-without any penalty, on the lags that were found. Losses are measured on samples that were held out (`held_out`), and a
-test of independence compares the predictions of these with those of permuted streams (`independence`); if it rejects,
-all samples give the final fit. The penalty's form, its calibration, the algorithm and the test are derived
-here and not in the paper, whose model this is: Ren, Wang and Lee (NeurIPS 2024, arXiv 2410.23438).
+without any penalty, on the lags that were found and still stand out. Losses are measured on samples that were held out
+(`held_out`). Independence is tested on their predictions, by permuted streams (`independence`), and on all samples lag
+by lag; if either rejects, all samples give the final fit.
+
+In the words of Raftery's mixture transition distribution (MTD), P(next | past) is a mixture over lags of one transition
+matrix, with weights that depend on the present symbol. That one matrix is an assumption, and it is tested
+(`shared_table`). Where it is rejected, the lags are those of a selection by conditional mutual information with a
+matrix for each of them, as in the MTDg (`forward_selection`).
+
+The penalty's form, its calibration, the algorithm and the tests are derived here and not in the paper, whose model this
+is: Ren, Wang and Lee (NeurIPS 2024, arXiv 2410.23438).
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from manyheads._arrays import takes_labels
-from manyheads._overview import Overview, Shown
-from manyheads.bigram.lags.alternating_least_squares import LagProblem, alternate, certified, refit
-from manyheads.bigram.lags.held_out import HeldOutLoss, fit_additive, measure_losses
+from manyheads.bigram.lags.alternating_least_squares import LagProblem, alternate, certified
+from manyheads.bigram.lags.forward_selection import Selection, present_pvalue, rotated_pvalue, select_lags
+from manyheads.bigram.lags.held_out import Additive, measure_losses
 from manyheads.bigram.lags.independence import Forecast, independence_test
 from manyheads.bigram.lags.initialization import minimize
-from manyheads.bigram.lags.streams import information_of, read_streams
-from manyheads.errors import CertificateError, ShapeError, UsageError
+from manyheads.bigram.lags.refit import refit
+from manyheads.bigram.lags.result import LagFit
+from manyheads.bigram.lags.shared_table import check_shared_table
+from manyheads.bigram.lags.streams import Lagged, information_of, read_streams
+from manyheads.errors import CertificateError, UsageError
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
 
 
@@ -59,8 +68,6 @@ class LagSettings:
         Probability that a stream of independent symbols, or one whose targets are independent of it, is given lags.
     seed
         Of the permutations of the test.
-    baseline_lags
-        Lags that the additive baseline sees.
     """
 
     strength: float | None = None
@@ -69,16 +76,12 @@ class LagSettings:
     held_out: float = 0.2
     false_alarm: float = 0.005
     seed: int = 0
-    baseline_lags: int = 8
 
     def __post_init__(self) -> None:
         if self.strength is not None and not 0 < self.strength < np.inf:
             raise UsageError(f"strength={self.strength}: a positive number of standard deviations, 2 to 5 in practice")
-        if self.iterations < 1 or not 0 < self.tolerance < 1 or self.baseline_lags < 1:
-            raise UsageError(
-                f"iterations={self.iterations}, tolerance={self.tolerance}, baseline_lags={self.baseline_lags}: at "
-                "least 1, between 0 and 1, at least 1"
-            )
+        if self.iterations < 1 or not 0 < self.tolerance < 1:
+            raise UsageError(f"iterations={self.iterations}, tolerance={self.tolerance}: at least 1, between 0 and 1")
         if not 0 < self.held_out < 1:
             raise UsageError(f"held_out={self.held_out}: a share of the samples between 0 and 1")
         if not 1e-5 <= self.false_alarm < 1:
@@ -88,155 +91,7 @@ class LagSettings:
 
 
 DEFAULT = LagSettings()
-MOST_DRAWN = 40  # symbols in the picture of a fit
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class LagFit(Shown):
-    """Result of `fit_lags`.
-
-    Attributes
-    ----------
-    attention
-        A, (N, L): row k holds the weights of the lags for symbol k, fitted without penalty; zero where nothing was
-        found. The mean of the row sums over the stream is one, which fixes the scale of `value`.
-    selection
-        The same under the penalty: what chose the lags, and by how much each passed.
-    value
-        W, (N, N): what the symbol at an attended lag adds to the prediction; columns sum to zero.
-    mean
-        Frequencies of the targets, (N,).
-    counts
-        How often each symbol was the query, (N,).
-    information
-        Mutual information of target and lag in bits, (L,), on the same samples.
-    loss
-        Held-out losses of the fit and of three simpler predictions, without the samples that were held out. All other
-        attributes are of the fit to all samples, which starts from that one.
-    pvalue
-        Probability that earlier samples predict later ones as well if these are independent of their past; at least
-        `LagSettings.false_alarm` / 4, the resolution of the permutations.
-    strength
-        r that was used.
-    violation
-        The certificate: largest violation of the optimality conditions in A for the fitted W, as a share of the
-        penalty. It says that no other weights are better with this W; it says nothing of other W, and global optimality
-        is not claimed.
-    objective
-        F after every round; it never rises.
-    labels
-        What the symbols are in the stream, (N,).
-    """
-
-    attention: np.ndarray
-    selection: np.ndarray
-    value: np.ndarray
-    mean: np.ndarray
-    counts: np.ndarray
-    information: np.ndarray
-    loss: HeldOutLoss
-    pvalue: float
-    strength: float
-    violation: float
-    objective: tuple[float, ...]
-    labels: np.ndarray
-
-    def __repr__(self) -> str:
-        """Show the strongest lags, the held-out losses and the p-value."""
-        order = [lag for lag in np.argsort(-self.importance, kind="stable")[:5] if self.importance[lag] > 0]
-        loss = self.loss
-        return "\n".join(
-            [
-                f"LagFit of {len(self.labels)} symbols and {self.attention.shape[1]} lags",
-                "  weight by lag: " + ", ".join(f"{lag}: {self.importance[lag]:.2f}" for lag in order),
-                f"  held-out loss: {loss.fitted:.4f}; unigram {loss.unigram:.4f}, bigram {loss.bigram:.4f}",
-                f"  independence: p = {self.pvalue:.2g}",
-                *(() if self.better_than_unigram else ("  no better than unigram in squared error",)),
-            ]
-        )
-
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return the weights that are not zero as a pandas data frame, one row a symbol and lag."""
-        symbols, lags = np.nonzero(self.attention)
-        labels, counts = self.labels[symbols].tolist(), self.counts[symbols].tolist()
-        rows = list(zip(labels, lags.tolist(), self.attention[symbols, lags].tolist(), counts, strict=True))
-        return Overview("", ("symbol", "lag", "weight", "count"), rows).frame()
-
-    def plot(self) -> Figure:
-        """Draw the weights as an image: one row a symbol, the most frequent on top, one column a lag."""
-        from manyheads.study.reporting.charts import draw_titled
-        from manyheads.study.reporting.panels import Picture
-
-        order = np.argsort(-self.counts, kind="stable")[:MOST_DRAWN]
-        lags = self.attention.shape[1]
-        return draw_titled(
-            Picture(
-                "Attention by symbol and lag",
-                "lag",
-                "symbol",
-                tuple(map(tuple, self.attention[order].tolist())),
-                value_label="weight",
-                x_ticks=tuple(str(lag) if lag % (1 + lags // 20) == 0 else "" for lag in range(lags)),
-                y_ticks=tuple(repr(label) for label in self.labels[order].tolist()),
-            )
-        )
-
-    def _overview(self) -> Overview:
-        order = np.argsort(-self.importance, kind="stable").tolist()
-        rows = [
-            (lag, float(self.importance[lag]), int((self.attention[:, lag] > 0).sum()), float(self.information[lag]))
-            for lag in order
-            if self.importance[lag] > 0
-        ]
-        headline, _, *notes = repr(self).splitlines()
-        return Overview(headline, ("lag", "weight", "symbols", "information_bits"), rows, tuple(notes))
-
-    @property
-    def better_than_unigram(self) -> bool:
-        """Whether the held-out squared error is below that of the frequencies; lags may be right where it is not."""
-        return self.loss.fitted < self.loss.unigram
-
-    def lags_of(self, symbol: Any) -> list[tuple[int, float]]:
-        """Return the lags that a symbol looks at with their weights, the largest first."""
-        row = self.attention[self._number([symbol])[0]]
-        return [(int(lag), float(row[lag])) for lag in np.argsort(-row, kind="stable") if row[lag] > 0]
-
-    def top(self, count: int) -> np.ndarray:
-        """Return the `count` strongest lags of every symbol, (N, count), sorted; -1 where fewer were found."""
-        order = np.argsort(-self.attention, axis=1, kind="stable")[:, :count]
-        found = np.take_along_axis(self.attention, order, 1) > 0
-        return np.sort(np.where(found, order, -1), axis=1)
-
-    @property
-    def importance(self) -> np.ndarray:
-        """Weight of every lag, averaged over the stream, (L,)."""
-        return self.counts @ self.attention / self.counts.sum()
-
-    @property
-    def unresolved(self) -> np.ndarray:
-        """Symbols that occur as queries but for which no lag stood out from the noise: too rare, or independent."""
-        return np.asarray(self.labels[(self.counts > 0) & ~(self.attention > 0).any(1)])
-
-    @takes_labels
-    def predict(self, windows: ArrayLike) -> np.ndarray:
-        """Predict the target's distribution for contexts (m, L), column j the symbol at lag j: (m, N), rows sum to one.
-
-        The prediction is linear and may leave [0, 1] by a little: it is no probability model.
-        """
-        context = np.asarray(windows)
-        if context.ndim != 2 or context.shape[1] != self.attention.shape[1]:
-            raise ShapeError(f"windows of shape {context.shape}: give (m, {self.attention.shape[1]}), lag 0 first")
-        seen = self._number(context.ravel().tolist()).reshape(context.shape)
-        weights = self.attention[seen[:, 0]]
-        return self.mean + np.einsum("ml,mln->mn", weights, self.value.T[seen])
-
-    def _number(self, labels: list[Any]) -> np.ndarray:
-        """Return the rows of labels."""
-        numbers = {label: number for number, label in enumerate(self.labels.tolist())}
-        try:
-            return np.asarray([numbers[label] for label in labels])
-        except KeyError as error:
-            raise UsageError(f"{error.args[0]!r} is none of the {len(numbers)} symbols of the stream") from None
+INITIAL = 8  # lags of the additive model that gives an initial value, at least
 
 
 @takes_labels
@@ -255,7 +110,8 @@ def fit_lags(
     streams
         Symbols (n,) of any type, or a list of such arrays, sessions that do not continue one another; a `str` is a
         stream of its characters. Integers from 0 to 4095 are rows of the result as they stand; other labels are sorted,
-        and `LagFit.labels` says which row is whose.
+        and `LagFit.labels` says which row is whose. NaN, NaT, None, `pandas.NA` and masked entries are gaps, in every
+        dtype: a gap is no symbol, and ends a session.
     lags
         Number of lags L; lag 0 is the present symbol.
     targets
@@ -275,14 +131,21 @@ def fit_lags(
         An empty stream, lags beyond its length, symbols out of range, targets that never change, fewer samples than
         symbols.
     CertificateError
-        *No better than unigram*: no lag passes the penalty, or independence is not rejected. A stream of independent
-        symbols is given lags with the probability `settings.false_alarm`. Or the alternation did not converge.
+        *No better than unigram*: independence is not rejected. A stream of independent symbols is given lags with the
+        probability `settings.false_alarm`. Or the alternation did not converge.
+
+    Warns
+    -----
+    UserWarning
+        One transition table for all lags is rejected.
 
     Notes
     -----
     Its assumption is one shared transition: a symbol has the same effect at whichever lag it is looked up. Event logs
     with references, copied fields and repeating records are like that; running text is only in part, and there `loss`
-    says how much of the bigram and of an additive model it reaches. It is a detector of lags, no language model: to
+    says how much of the bigram and of an additive model it reaches. The assumption is tested, and counts as rejected if
+    tables of their own also add more than 5% of the information; then `own` and `weights` hold the lags of these
+    tables, `attention` and `value` are still of the shared one. It is a detector of lags, no language model: to
     predict, and where symbols at several lags have effects of their own, multinomial logistic regression on one-hot
     symbols is the better tool. Neither sees what only two lags together say, such as the XOR of two symbols.
 
@@ -308,27 +171,50 @@ def fit_lags(
             f"{len(data)} samples to fit and {len(tested)} to test for {data.vocabulary} symbols at {lags} lags: "
             f"give a longer stream, some hundred samples for every symbol"
         )
-    problem = LagProblem.of(data, settings.strength)
-    matrices = fit_additive(data, problem.mean, settings.baseline_lags)
-    chosen = minimize(problem, matrices, information_of(data), settings.iterations, settings.tolerance)
-    pvalue = independence_test(
-        Forecast.of(everything, len(data), chosen),
-        own=targets is None,
-        rate=settings.false_alarm,
-        rng=np.random.default_rng(settings.seed),
-    )
-    if pvalue > settings.false_alarm:
-        raise CertificateError(
-            f"no better than unigram: on {len(everything) - len(data)} held-out samples the targets are independent of "
-            "what the lags predict; give more samples, or look for other lags: probability of so good a prediction by "
-            "chance",
+    rng, level = np.random.default_rng(settings.seed), settings.false_alarm
+    earlier, information = LagProblem.of(data, settings.strength), information_of(data)
+    path = select_lags(data, level / 2).order
+    ranked = list(dict.fromkeys([*path, *np.argsort(-information, kind="stable").tolist()]))
+    additive = Additive.fit(data, earlier.mean, ranked[: max(len(path), INITIAL)])
+    together = select_lags(everything, level / 2)
+    alone = together.pvalue
+    if targets is not None and alone <= level / 2:
+        alone = max(alone, rotated_pvalue(everything, rng))
+    chosen, predicted, failure = earlier.without_lags(), 1.0, None
+    try:
+        matrices = additive.matrices(len(additive.lags))
+        chosen = minimize(earlier, matrices, information, settings.iterations, settings.tolerance)
+        forecast = Forecast.of(everything, len(data), chosen)
+        predicted = independence_test(forecast, own=targets is None, rate=level, rng=rng)
+    except CertificateError as error:
+        failure = error
+    pvalue = min(1.0, 2 * min(alone, predicted))
+    if pvalue > level:
+        raise failure or CertificateError(
+            f"no better than unigram: neither predictions of {len(tested)} held-out samples nor single lags of all "
+            f"samples differ from chance, lag {together.left} the most; give more samples or other lags: p-value",
             measured=pvalue,
-            threshold=settings.false_alarm,
+            threshold=level,
         )
-    loss = measure_losses(data, tested, *refit(problem, chosen.attention), matrices)
     problem = LagProblem.of(everything, settings.strength)
-    chosen = certified(alternate(problem, chosen.value, settings.iterations, settings.tolerance), settings.tolerance)
+    loss = measure_losses(data, tested, *refit(earlier, chosen.attention), additive, len(path))
+    if predicted <= level:
+        chosen = certified(
+            alternate(problem, chosen.value, settings.iterations, settings.tolerance), settings.tolerance
+        )
+    else:  # the lags of this fit are guesses
+        chosen = problem.without_lags()
     value, attention = refit(problem, chosen.attention)
+    table = check_shared_table(everything, value, attention, problem.mean)
+    own = None
+    if predicted > level or table.rejected(level):
+        own, left = _select_own(everything, together, level)
+        table = replace(table, left=left.left, left_pvalue=left.left_pvalue)
+        warnings.warn(
+            f"one transition table for all lags is rejected (lag {table.lag}, p = {table.pvalue:.2g}): the result has "
+            "lags with tables of their own (LagFit.own); do not rely on `predict`, which uses the shared one",
+            stacklevel=3,
+        )
     return LagFit(
         attention,
         chosen.attention,
@@ -342,4 +228,22 @@ def fit_lags(
         chosen.violation,
         chosen.objective,
         everything.labels,
+        table,
+        own,
     )
+
+
+def _select_own(data: Lagged, together: Selection, level: float) -> tuple[np.ndarray, Selection]:
+    """Select lags for every symbol with tables of their own: information in bits, (N, L), and the selection.
+
+    Within the samples of a symbol lag 0 is constant, so that it is tested on all samples, beside the other lags.
+    """
+    found = select_lags(data, level, data.queries)
+    own = np.zeros((data.vocabulary, data.lags))
+    own[: len(found.information)] = found.information
+    lags = [0] if own.any() else np.arange(data.lags)
+    if not own.any() or (0 in together.order and present_pvalue(data, own > 0) <= level):
+        own[:, lags] = (
+            together.information[0, lags] * (np.bincount(data.queries, minlength=data.vocabulary) > 0)[:, None]
+        )
+    return own, found if found.order else together

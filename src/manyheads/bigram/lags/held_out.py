@@ -1,16 +1,23 @@
-"""Squared errors on the samples that were held out, of the fit and of simpler predictions."""
+r"""Squared errors on the samples that were held out, of the fit and of simpler predictions.
+
+The strongest of them is additive, a matrix for every lag, on lags that forward selection found among all. The fewest of
+these lags that predict about as well as anything does are the short explanation (the one-standard-error rule of
+Breiman, Friedman, Olshen and Stone, 1984).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import sparse
+from scipy import linalg, sparse
 
 from manyheads.bigram.lags.alternating_least_squares import attended, one_hot
 from manyheads.bigram.lags.streams import Lagged
 
 LARGEST_BASELINE = 4096  # unknowns in a row of the additive baseline; with more symbols it sees fewer lags
+TOLERATED = 0.05  # of what the best prediction explains, that a short explanation may miss
 RIDGE = 5.0  # of the additive baseline, in samples
 
 
@@ -25,11 +32,16 @@ class HeldOutLoss:
     bigram
         The table of what follows the present symbol.
     additive
-        A linear model with a matrix for every lag, which sees the first `baseline_lags` lags.
+        A linear model with a matrix for every lag: the best number of the lags that forward selection found among all.
     fitted
         The fit.
     samples
         How many there were.
+    short
+        Fewest lags of the additive model whose loss exceeds the least of all by one standard error of the difference,
+        or 5% of what that explains, at most; empty if there are none.
+    short_loss
+        Its loss.
     """
 
     unigram: float
@@ -37,51 +49,89 @@ class HeldOutLoss:
     additive: float
     fitted: float
     samples: int
+    short: tuple[int, ...] = ()
+    short_loss: float = float("nan")
 
 
-def fit_additive(data: Lagged, mean: np.ndarray, lags: int) -> np.ndarray:
-    """Fit one matrix a lag by least squares with a slight ridge: (lags that it sees, N, N), answer before token."""
-    size = data.vocabulary
-    reach = max(1, min(lags, data.lags, LARGEST_BASELINE // size))
-    second, cross = np.zeros((reach * size, reach * size)), np.zeros((reach * size, size))
-    for block in data.blocks():
-        inputs = _one_hot(block, reach)
-        second += (inputs.T @ inputs).toarray()
-        cross += (inputs.T @ one_hot(block.targets, size)).toarray()
-    cross -= np.outer(second.sum(1) / reach, mean)  # every sample holds `reach` ones
-    matrices = np.linalg.solve(second + RIDGE * np.eye(len(second)), cross)
-    return matrices.reshape(reach, size, size).transpose(0, 2, 1)
+@dataclass(frozen=True, eq=False)
+class Additive:
+    """One matrix a lag, by least squares with a slight ridge, for the first of some lags, any number of them.
+
+    `factor` is the Cholesky factor of the normal equations, `solved` its inverse times their right side.
+    """
+
+    lags: tuple[int, ...]
+    factor: np.ndarray
+    solved: np.ndarray
+
+    @classmethod
+    def fit(cls, data: Lagged, mean: np.ndarray, lags: Sequence[int]) -> Additive:
+        """Sum the normal equations; with many symbols of fewer lags."""
+        size = data.vocabulary
+        lags = tuple(lags[: max(1, LARGEST_BASELINE // size)])
+        second, cross = np.zeros((len(lags) * size,) * 2), np.zeros((len(lags) * size, size))
+        for block in data.blocks():
+            inputs = _one_hot(block, lags)
+            second += (inputs.T @ inputs).toarray()
+            cross += (inputs.T @ one_hot(block.targets, size)).toarray()
+        cross -= np.outer(second.sum(1) / len(lags), mean)  # every sample holds a one for each lag
+        factor = np.linalg.cholesky(second + RIDGE * np.eye(len(second)))
+        return cls(lags, factor, linalg.solve_triangular(factor, cross, lower=True))
+
+    def matrices(self, count: int) -> np.ndarray:
+        """Return the matrices of the first lags, (count, N, N), answer before token."""
+        size = self.solved.shape[1]
+        part = slice(0, count * size)
+        found = linalg.solve_triangular(self.factor[part, part], self.solved[part], lower=True, trans="T")
+        return np.asarray(found.reshape(count, size, size).transpose(0, 2, 1))
 
 
 def measure_losses(
-    data: Lagged, tested: Lagged, value: np.ndarray, attention: np.ndarray, matrices: np.ndarray
+    data: Lagged, tested: Lagged, value: np.ndarray, attention: np.ndarray, additive: Additive, selected: int
 ) -> HeldOutLoss:
-    """Test the fit and the simpler predictions on the samples that were held out."""
+    """Test the fit and the simpler predictions, additive of up to `selected` lags, on samples that were held out."""
     size = data.vocabulary
     mean = np.bincount(data.targets, minlength=size) / len(data)
     table = np.zeros((size, size))  # (query, target)
     np.add.at(table, (data.queries, data.targets), 1.0)
     table = (table + mean) / (table.sum(1, keepdims=True) + 1)
-    stacked = matrices.transpose(0, 2, 1).reshape(-1, size)
-    sums = np.zeros(4)
+    counts = range(1, max(1, min(selected, len(additive.lags))) + 1)
+    matrices = [additive.matrices(count) for count in counts]
+    found = []
     for block in tested.blocks():
-        hidden = attended(block, attention)  # (m, N)
-        predictions = (
-            np.broadcast_to(mean, hidden.shape),
+        predictions = [
+            np.broadcast_to(mean, (len(block), size)),
             table[block.queries],
-            mean + _one_hot(block, len(matrices)) @ stacked,
-            mean + hidden @ value.T,
-        )
-        for place, predicted in enumerate(predictions):
-            right = predicted[np.arange(len(block)), block.targets]
-            sums[place] += 0.5 * float((predicted**2).sum() - 2 * right.sum() + len(block))
-    unigram, bigram, additive, fitted = (sums / len(tested)).tolist()
-    return HeldOutLoss(unigram, bigram, additive, fitted, len(tested))
+            mean + attended(block, attention) @ value.T,
+            *(
+                mean + _one_hot(block, additive.lags[: len(each)]) @ each.transpose(0, 2, 1).reshape(-1, size)
+                for each in matrices
+            ),
+        ]
+        rows = np.arange(len(block))
+        found.append([0.5 * ((p**2).sum(1) - 2 * p[rows, block.targets] + 1) for p in predictions])
+    errors = np.concatenate(found, axis=1)  # (predictions, samples)
+    losses = errors.mean(1)
+    best = int(losses[2:].argmin()) + 2
+    worse = errors[3:] - errors[best]
+    allowed = np.maximum(worse.std(1) / len(tested) ** 0.5, TOLERATED * (losses[0] - losses[best]))
+    enough = np.flatnonzero(worse.mean(1) <= allowed) if selected else []
+    short = additive.lags[: int(enough[0]) + 1] if len(enough) else ()
+    return HeldOutLoss(
+        float(losses[0]),
+        float(losses[1]),
+        float(losses[3:].min()),
+        float(losses[2]),
+        len(tested),
+        tuple(sorted(short)),
+        float(losses[2 + len(short)]) if short else float("nan"),
+    )
 
 
-def _one_hot(block: Lagged, reach: int) -> sparse.csr_array:
-    """Return the symbols at the first lags as ones, (m, reach N)."""
-    lags = np.arange(reach)
-    columns = block.symbols[block.places[:, None] - lags] + lags * block.vocabulary  # (m, reach)
-    starts = np.arange(0, columns.size + 1, reach)
-    return sparse.csr_array((np.ones(columns.size), columns.ravel(), starts), (len(block), reach * block.vocabulary))
+def _one_hot(block: Lagged, lags: Sequence[int]) -> sparse.csr_array:
+    """Return the symbols at some lags as ones, (m, lags N)."""
+    columns = block.symbols[block.places[:, None] - np.asarray(lags)] + np.arange(len(lags)) * block.vocabulary
+    starts = np.arange(0, columns.size + 1, len(lags))
+    return sparse.csr_array(
+        (np.ones(columns.size), columns.ravel(), starts), (len(block), len(lags) * block.vocabulary)
+    )

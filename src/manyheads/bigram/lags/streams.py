@@ -96,11 +96,13 @@ def read_streams(
     streams
         Labels (n,) of any type, or a list of such arrays: sessions that do not continue one another; a `str` is a
         stream of its characters. Integers from 0 to 4095, or any with `vocabulary`, are symbols as they stand; other
-        labels are numbered in their order.
+        labels are numbered in their order. NaN, NaT, None, `pandas.NA` and masked entries are gaps, whatever the dtype:
+        a gap is no symbol, and ends a session.
     lags
         Number of lags L, lag 0 included.
     targets
-        What is to be predicted at every place, of the same shape as `streams`; by default the next symbol.
+        What is to be predicted at every place, of the same shape as `streams`; by default the next symbol. A place
+        whose target is a gap is no sample.
     vocabulary
         Number of symbols; by default one more than the largest integer, or as many as there are labels.
 
@@ -109,8 +111,8 @@ def read_streams(
     ShapeError
         Streams that are no rows of labels, or targets of another shape.
     UsageError
-        An empty stream, symbols outside the vocabulary, labels that are NaN, lags that no stream is long enough for, or
-        symbols or targets that never change.
+        An empty stream, symbols outside the vocabulary, infinite labels, lags that no stretch without a gap is long
+        enough for, or symbols or targets that never change.
 
     Examples
     --------
@@ -119,53 +121,78 @@ def read_streams(
     ([[6, 5], [7, 6]], [7, 8])
     """
     rows = _rows(streams, "stream")
-    wanted = [_followed(row) for row in rows] if targets is None else _rows(targets, "target")
-    if [len(row) for row in rows] != [len(row) for row in wanted]:
+    wanted = None if targets is None else _rows(targets, "target")
+    if wanted is not None and [len(row) for row, _ in rows] != [len(row) for row, _ in wanted]:
         raise ShapeError("targets do not have the shape of the streams: give one target for every symbol")
     lags = check_integer("lags", lags)  # lag 0 is the symbol itself
-    ends = np.cumsum([len(row) for row in rows])
-    usable = np.concatenate([np.arange(len(row)) for row in rows]) >= lags - 1  # enough history of its own stream
-    if targets is None:
-        usable[ends - 1] = False  # nothing follows
+    gaps = np.concatenate([gap for _, gap in rows])
+    ends = np.cumsum([len(row) for row, _ in rows])
+    place = np.arange(len(gaps))
+    breaks = np.where(gaps, place, -1)  # the last place before each that is not of its session
+    breaks[ends[:-1]] = np.where(gaps[ends[:-1]], ends[:-1], ends[:-1] - 1)
+    history = place - np.maximum.accumulate(breaks)
+    usable = history >= lags
+    if wanted is None:
+        followed = np.append(~gaps[1:], False)
+        followed[ends - 1] = False  # nothing follows
+        usable &= followed
+    else:
+        usable &= ~np.concatenate([gap for _, gap in wanted])
     places = np.flatnonzero(usable)
-    longest = max(len(row) for row in rows)
     if not len(places):
+        longest, between = int(history.max()), " between gaps" if gaps.any() else ""
         raise UsageError(
-            f"{lags} lags reach beyond the stream: its {longest} symbols leave no place with that much history; "
-            f"give fewer than {longest} lags"
+            f"{lags} lags reach beyond the stream: its {longest} symbols{between} leave no place with that much "
+            f"history and a target; give fewer than {longest} lags"
         )
-    symbols, answers, labels = _number(_join(rows), _join(wanted)[places], vocabulary)
-    _check_change(symbols, labels, "symbols", "no lag says anything")
+    joined = _join([row for row, _ in rows])
+    answers = joined[places + 1] if wanted is None else _join([row for row, _ in wanted])[places]
+    symbols = np.zeros(len(gaps), np.int64)  # a gap is never read
+    symbols[~gaps], answers, labels = _number(joined[~gaps], answers, vocabulary)
+    _check_change(symbols[~gaps], labels, "symbols", "no lag says anything")
     _check_change(answers, labels, "targets", "nothing is left to predict")
     return Lagged(symbols, places, answers, lags, len(labels), labels)
 
 
-def _rows(streams: ArrayLike | Sequence[ArrayLike], what: str) -> list[np.ndarray]:
-    """Return one array for every stream that has any symbol."""
+def _rows(streams: ArrayLike | Sequence[ArrayLike], what: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return one array for every stream that has any symbol, and where its gaps are."""
     if isinstance(streams, str):
         streams = list(streams)
     several = isinstance(streams, list | tuple) and len(streams) > 0 and np.ndim(streams[0]) > 0
-    rows = [_row(row) for row in (streams if several else [streams])]  # type: ignore[union-attr, arg-type]
-    for row in rows:
-        if row.ndim != 1:
-            raise ShapeError(f"a {what} of shape {row.shape}: give a row of labels, or a list of such rows")
-    if not any(row.size for row in rows):
+    rows = [_row(row, what) for row in (streams if several else [streams])]  # type: ignore[union-attr, arg-type]
+    if not any(row.size for row, _ in rows):
         raise UsageError(f"the {what} is empty: give labels, such as integers or text")
-    return [row for row in rows if row.size]
+    if all(gap.all() for _, gap in rows):
+        raise UsageError(f"the {what} has only missing values: give labels, such as integers or text")
+    return [row for row in rows if row[0].size]
 
 
-def _row(labels: ArrayLike) -> np.ndarray:
-    """Return labels as an array; of objects where a list mixes text with others, so that 1 and "1" stay two labels."""
+def _row(labels: ArrayLike, what: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return labels as an array, and where gaps are: the dtype is that of the labels between them.
+
+    Of objects where a list mixes text with others, so that 1 and "1" stay two labels.
+    """
     row = np.asarray(labels)
-    if isinstance(labels, list | tuple) and row.dtype.kind in "SU" and len(set(map(type, labels))) > 1:
-        row = np.empty(len(labels), dtype=object)
-        row[:] = labels
-    return row
+    if row.dtype.kind == "T" or (
+        isinstance(labels, list | tuple) and row.dtype.kind in "SU" and len(set(map(type, labels))) > 1
+    ):
+        row = np.empty(len(row), dtype=object)
+        row[:] = list(labels)  # type: ignore[arg-type]
+    if row.ndim != 1:
+        raise ShapeError(f"a {what} of shape {row.shape}: give a row of labels, or a list of such rows")
+    if row.dtype.kind == "f":
+        return row, np.isnan(row)
+    if row.dtype.kind != "O":
+        return row, np.zeros(len(row), bool)
+    import pandas as pd
 
-
-def _followed(row: np.ndarray) -> np.ndarray:
-    """Return what follows each symbol; after the last one stands itself, which is never read."""
-    return np.append(row[1:], row[-1:])
+    gap = np.asarray(pd.isna(row))
+    known = row[~gap].tolist()
+    if known and all(isinstance(label, int | float | np.number) for label in known):
+        numbers = np.asarray(known)
+        row = np.zeros(len(row), numbers.dtype)
+        row[~gap] = numbers
+    return row, gap
 
 
 def _join(rows: list[np.ndarray]) -> np.ndarray:
@@ -191,7 +218,7 @@ def _number(
             codes = joined.astype(np.int64)
             return codes[: len(symbols)], codes[len(symbols) :], np.arange(vocabulary or high + 1)
     if joined.dtype.kind == "f" and not np.isfinite(joined).all():
-        raise UsageError("labels that are NaN or infinite are equal to no other: give each gap a label of its own")
+        raise UsageError("labels are infinite: give numbers or text, and NaN for a gap")
     try:
         labels, codes = np.unique(joined, return_inverse=True)
     except TypeError:  # labels of several types have no order: as they first occur
