@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
-from scipy import linalg
+from scipy import linalg, special
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import CertificateError, UsageError
@@ -65,6 +65,12 @@ class StableRank:
         "gram".
     squares
         All squared singular values over the largest, ascending; None for "lanczos".
+    effective_rank
+        exp(-sum p log p) with p = sigma / sum(sigma), the singular values as a distribution (Roy and Vetterli 2007).
+    participation_ratio
+        (sum sigma^2)^2 / sum(sigma^4), of the eigenvalues sigma^2 of the Gram matrix.
+        Both are 0 for a zero matrix and NaN for "lanczos", which does not give all singular values; values below the
+        rounding of the Gram matrix, 6e-8 sqrt(min(rows, columns)) of the largest, count as zero.
     """
 
     value: float
@@ -78,6 +84,25 @@ class StableRank:
     certificate: str
     vector: Array | None = field(default=None, repr=False, compare=False)
     squares: Array | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def effective_rank(self) -> float:  # noqa: D102  # in the docstring of the class
+        if self.squares is None or self.method == "zero":
+            return math.nan if self.squares is None else 0.0
+        values = np.sqrt(self._significant())
+        return float(np.exp(special.entr(values / values.sum()).sum()))
+
+    @property
+    def participation_ratio(self) -> float:  # noqa: D102
+        if self.squares is None or self.method == "zero":
+            return math.nan if self.squares is None else 0.0
+        squares = self._significant()
+        return float(squares.sum() ** 2 / (squares @ squares))
+
+    def _significant(self) -> Array:
+        squares = np.zeros(0) if self.squares is None else self.squares
+        found: Array = squares[squares > 16 * len(squares) * EPS]
+        return found
 
 
 @takes_arrays
@@ -143,8 +168,8 @@ def stable_rank(
 
     References
     ----------
-    Rudelson and Vershynin (2007), Sampling from large matrices, Journal of the ACM 54 (stable rank). Kuczyński and
-    Woźniakowski (1992), Estimating the largest eigenvalue by the power and Lanczos algorithms with a random start, SIAM
+    Rudelson and Vershynin (2007), Sampling from large matrices, Journal of the ACM 54 (stable rank). Roy and Vetterli
+    (2007), The effective rank, EUSIPCO. Kuczyński and Woźniakowski (1992), Estimating the largest eigenvalue by the power and Lanczos algorithms with a random start, SIAM
     Journal on Matrix Analysis 13, theorem 3.2. Rump (2006), Verification of positive definiteness, BIT 46.
     """
     if method not in ("auto", "gram", "lanczos") or certificate not in (None, "cholesky", "probability"):
