@@ -110,9 +110,9 @@ def weight_spectra(
         NaN throughout.
 
         For known families: attention by query, key, value and output, also where one tensor fuses them, and
-        `head_frobenius`, `head_spectral`, `head_stable_rank` over (head_matrix, layer, head) with their null levels,
-        see `head_spectra`. For others every two-dimensional tensor is a matrix without a role, and `attrs["roles"]`
-        says why. `attrs["not_measured"]`: tensors of two axes or more that are no matrix of floats.
+        the figures of `head_spectra` over (head_matrix, layer, head), as `head_frobenius`, `head_stable_rank`, with
+        their null levels. For others every two-dimensional tensor is a matrix without a role, and `attrs["roles"]` says
+        why. `attrs["not_measured"]`: tensors of two axes or more that are no matrix of floats.
 
     Raises
     ------
