@@ -105,7 +105,7 @@ def find_alarms(
         _find_level(series, max_logit),
         _find_change(series, planned, false_alarm, window=window, ignored=ignored, silent=silent),
         _find_beyond_clean(series, [_gather(run) for run in clean], ignored) if clean else None,
-        *(() if updates is None else (find_stalled(updates), find_rounded(updates))),
+        *(() if updates is None else (find_stalled(updates, _step_of(series, silent)), find_rounded(updates))),
     ]
     return sorted((alarm for alarm in found if alarm is not None), key=lambda alarm: alarm.step)
 
@@ -143,6 +143,12 @@ class _Series:
         figure, value = WATCHED[self.figure[k]], float(self.raw[t, k])
         words = words.format(subject=figure.subject, direction=figure.direction, value=value, reference=reference)
         return Alarm(detector, figure.name, *place, value, reference, len(named) - 1, false_alarm, words)
+
+
+def _step_of(series: _Series, probe: int) -> int:
+    """Return the step of a probe, beyond the last one by equal intervals."""
+    interval = int(series.steps[1] - series.steps[0]) if len(series.steps) > 1 else 1
+    return int(series.steps[0]) + probe * interval
 
 
 def _gather(curves: "xr.Dataset") -> _Series:

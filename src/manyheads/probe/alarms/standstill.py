@@ -15,6 +15,7 @@ Array = np.ndarray
 # Figure -> what vanishes, and the share of its usual size, beside that of all others, below which it has vanished.
 VANISHING = {"gradient_rms": ("gradient", 1e-3), "update_ratio": ("update", 1 / 30)}
 SUCCESSIVE = 3  # measurements in which it does
+TOGETHER = 1 / 3  # the same of the gradients of all matrices at once: a batch that repeats is learned by heart
 USUAL = 16, 8  # most and fewest measurements before them, of which the usual size is the median
 
 
@@ -25,24 +26,14 @@ class _Place(NamedTuple):
     head: int  # -1: the whole matrix
 
 
-def find_stalled(updates: "xr.Dataset") -> Alarm | None:
-    """Find the first matrix, or head of one, whose gradient or update vanishes, or whose weights stand still."""
+def find_stalled(updates: "xr.Dataset", silent: int = 0) -> Alarm | None:
+    """Find the first matrix, or head of one, whose gradient or update vanishes, or whose weights stand still.
+
+    Also a step from `silent` on at which the gradients of all matrices shrink together, as they do at the start.
+    """
     _check(updates)
-    hits = [(name, found) for name in (*VANISHING, "weight_rms") if (found := _first_stalled(updates, name))]
-    if not hits:
-        return None
-    name, (t, table, usual, who) = min(hits, key=lambda hit: hit[1][0])
-    who.sort(key=lambda k: table[1][k].head >= 0)  # whole matrices first
-    place = table[1][who[0]]
-    value, reference = float(table[0][t, who[0]]), float(usual[who[0]])
-    subject = VANISHING.get(name, ("weights", 0))[0]
-    of = f" of its {place.part} weights" if place.part and subject != "weights" else ""
-    words = f"{subject}{of} vanishes, {reference:.3g} -> {value:.3g}"
-    if subject == "weights":
-        words = f"its {place.part} weights stand still" if place.part else "weights stand still"
-    same = sum((table[1][k].head >= 0) == (place.head >= 0) for k in who) - 1
-    where = int(updates.step.values[t]), place.layer, place.head
-    return Alarm("updates", name, *where, value, reference, same, None, words, place.matrix)
+    found = [_find_common_fall(updates, silent), *(_find_first(updates, name) for name in (*VANISHING, "weight_rms"))]
+    return min((alarm for alarm in found if alarm is not None), key=lambda alarm: alarm.step, default=None)
 
 
 def find_rounded(updates: "xr.Dataset") -> Alarm | None:
@@ -66,17 +57,13 @@ def find_rounded(updates: "xr.Dataset") -> Alarm | None:
     return Alarm("precision", "significand_bits", *where, *figures, None, words, str(updates.matrix.values[k]))
 
 
-def _first_stalled(updates: "xr.Dataset", name: str) -> "tuple[int, tuple[Array, list[_Place]], Array, list[int]] | None":
-    """Return the first step at which series of a figure stall, all series, their usual size, and which ones do."""
+def _find_first(updates: "xr.Dataset", name: str) -> Alarm | None:
+    """Find the first step at which some series of a figure stall, but not most of them."""
     values, places = _series(updates, name)
-    measured = np.isfinite(values)
-    last = np.maximum.accumulate(np.where(measured, np.arange(len(values))[:, None], 0), axis=0)
-    held = np.take_along_axis(values, last, axis=0)  # the last figure that was measured
-    with np.errstate(divide="ignore"):
-        logs = np.log(np.maximum(held, 1e-30))
-    relative = logs - np.nanmedian(np.where(np.isfinite(held), logs, np.nan), axis=1, keepdims=True)
+    measured, logs = np.isfinite(values), _held_logs(values)
+    relative = logs - np.nanmedian(logs, axis=1, keepdims=True)
     for t in range(len(values)):
-        found, usual = [], np.full(values.shape[1], np.nan)
+        who, usual = [], np.full(values.shape[1], np.nan)
         for k in np.flatnonzero(measured[t]):
             own = np.flatnonzero(measured[: t + 1, k])
             if len(own) < USUAL[1] + SUCCESSIVE:
@@ -89,10 +76,51 @@ def _first_stalled(updates: "xr.Dataset", name: str) -> "tuple[int, tuple[Array,
                 limit = np.median(relative[before, k]) + np.log(VANISHING[name][1])
                 stalled = (relative[recent, k] < limit).all() and usual[k] > 0
             if stalled:
-                found.append(int(k))
-        if found and len(found) < max(2, measured[t].sum() / 2):  # all together: a learning rate of zero
-            return t, (values, places), usual, found
+                who.append(int(k))
+        if who and len(who) < max(2, measured[t].sum() / 2):  # most of them: a learning rate of zero
+            who.sort(key=lambda k: places[k].head >= 0)  # whole matrices first
+            others = sum((places[k].head >= 0) == (places[who[0]].head >= 0) for k in who) - 1
+            figures = float(values[t, who[0]]), float(usual[who[0]])
+            return _alarm(name, int(updates.step.values[t]), places[who[0]], *figures, others)
     return None
+
+
+def _alarm(name: str, step: int, place: _Place, value: float, reference: float, others: int) -> Alarm:
+    weights = f"{place.part} weights" if place.part else "weights"
+    words = ("its " if place.part else "") + f"{weights} stand still"
+    if name in VANISHING:
+        of = f" of its {weights}" if place.part else ""
+        words = f"{VANISHING[name][0]}{of} vanishes, {reference:.3g} -> {value:.3g}"
+    return Alarm("updates", name, step, place.layer, place.head, value, reference, others, None, words, place.matrix)
+
+
+def _find_common_fall(updates: "xr.Dataset", silent: int) -> Alarm | None:
+    """Find the first step at which the typical gradient is small beside what each matrix had before."""
+    values = updates.gradient_rms.values
+    measured, usual, now = np.isfinite(values), np.full(values.shape, np.nan), np.full(values.shape, np.nan)
+    for k in range(values.shape[1]):
+        own = np.flatnonzero(measured[:, k])
+        for count in range(USUAL[1] + SUCCESSIVE, len(own) + 1):
+            recent, before = own[count - SUCCESSIVE : count], own[: count - SUCCESSIVE][-USUAL[0] :]
+            now[recent[-1], k], usual[recent[-1], k] = values[recent, k].max(), np.median(values[before, k])
+    fall = np.nan_to_num(_held_logs(now) - _held_logs(usual), nan=0.0)
+    low = (np.median(fall, axis=1) < np.log(TOGETHER)) & (updates.step.values >= silent)
+    if not low.any():
+        return None
+    t = int(np.argmax(low))
+    k = int(np.argmin(np.where(measured[t] & (usual[t] > 0), fall[t], np.inf)))
+    words = f"gradients of all matrices shrink together, there {usual[t, k]:.3g} -> {values[t, k]:.3g}"
+    step, matrix = int(updates.step.values[t]), str(updates.matrix.values[k])
+    figures = float(values[t, k]), float(usual[t, k]), values.shape[1] - 1
+    return Alarm("updates", "gradient_rms", step, int(updates.layer.values[k]), -1, *figures, None, words, matrix)
+
+
+def _held_logs(values: Array) -> Array:
+    """Return logarithms of the last figures that were measured, NaN before the first one."""
+    measured = np.isfinite(values)
+    last = np.maximum.accumulate(np.where(measured, np.arange(len(values))[:, None], 0), axis=0)
+    held: Array = np.take_along_axis(values, last, axis=0)
+    return np.log(np.maximum(held, 1e-30))
 
 
 def _series(updates: "xr.Dataset", name: str) -> tuple[Array, list[_Place]]:
