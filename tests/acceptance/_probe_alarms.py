@@ -60,10 +60,11 @@ def alarms(folder: Path, optimizer: str, seeds: int, faulty: int, further: int) 
         other = replace(recipe, **change)
         clean.append(found_in(train(folder, 1100 + number, other), other))
     false = {name: sum(name in found for found in clean) for name in DETECTORS}
-    own = seeds if same else 0
     shown = [
         "clean runs that alarm: "
-        + ", ".join(f"{name} {interval(count, own if name == 'clean runs' else len(clean))}" for name, count in false.items())
+        + ", ".join(
+            f"{name} {interval(count, seeds if name == 'clean runs' else len(clean))}" for name, count in false.items()
+        )
     ]
     named = {}
     for fault in FAULTS:
@@ -74,8 +75,12 @@ def alarms(folder: Path, optimizer: str, seeds: int, faulty: int, further: int) 
     total = false["change"] + false["updates"] + false["precision"] + false["not finite"]
     low = stats.binomtest(false["change"], len(clean)).proportion_ci(method="exact").low
     right = ", ".join(f"{fault} {named[fault][0]} of {named[fault][1]}" for fault in NAMED)
-    figure = f"{interval(total, len(clean))} clean runs alarmed without those for comparison; named within 50 steps: {right}"
-    passed = low <= 0.05 and total == false["change"] and all(5 * named[fault][0] >= 4 * named[fault][1] for fault in NAMED)
+    figure = (
+        f"{interval(total, len(clean))} clean runs alarmed without those for comparison; named within 50 steps: {right}"
+    )
+    passed = (
+        low <= 0.05 and total == false["change"] and all(5 * named[fault][0] >= 4 * named[fault][1] for fault in NAMED)
+    )
     drawn = f"1000-{999 + seeds}, 1100-{1099 + len(OTHERS)}, 1200-{1199 + faulty}"
     return Measured(figure, "; ".join(shown), drawn, passed)
 
@@ -90,7 +95,7 @@ def is_named(fault: str, found: dict[str, Alarm]) -> bool:
 
 
 def delays(name: str, found: Sequence[dict[str, Alarm]]) -> str:
-    """Return the steps from a fault to the alarms of a detector, "early" for those before it; empty if there is none."""
+    """Return the steps from a fault to the alarms of a detector, "early" for those before it; empty without any."""
     steps = [run[name].step - FAULT + 1 if name in run else None for run in found]
     if not any(steps):
         return ""

@@ -21,7 +21,7 @@ KEPT = ("step", "layer", "head", "matrix", "head_matrix")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained: peak learning rate, its schedule after the warm-up, optimizer, steps of warm-up, text, size.
+    """How a network is trained: peak learning rate, its schedule, optimizer, steps of warm-up, text, width.
 
     Schedules: "constant", "cosine" to zero, "wsd" (constant, then linear to zero in the last fifth).
     """
@@ -137,7 +137,9 @@ def _disturb(model: Any, step: int, fault: str) -> None:
     joint = model.transformer.h[1].attn.c_attn
     width = joint.weight.shape[0]
     head, queries_and_keys = slice(0, width // HEADS), slice(0, 2 * width)
-    columns, factor = {"head8": (head, 8), "zeroed": (head, 0), "drift2": (queries_and_keys, 1.02)}.get(fault, (head, 1))
+    columns, factor = {"head8": (head, 8), "zeroed": (head, 0), "drift2": (queries_and_keys, 1.02)}.get(
+        fault, (head, 1)
+    )
     if step == FAULT or (step > FAULT and fault == "drift2"):
         joint.weight[:, columns] *= factor
         joint.bias[columns] *= factor

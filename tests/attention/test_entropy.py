@@ -123,7 +123,10 @@ def test_additive_masks_and_biases_are_those_of_the_materialized_formula(rng, sh
     allowed[..., 0] = True
     for low in (np.finfo(dtype).min, -np.inf):
         mask = np.where(allowed, bias, np.array(low, dtype))
-        cases = ((mask, np.where(allowed, bias, -np.inf)), (causal & mask, np.where(np.tri(7, 9, 2) > 0, mask, -np.inf)))
+        cases = (
+            (mask, np.where(allowed, bias, -np.inf)),
+            (causal & mask, np.where(np.tri(7, 9, 2) > 0, mask, -np.inf)),
+        )
         for given_mask, exact in cases:
             found = attention_entropy(q, k, mask=given_mask, block=3)
             for have, want in zip(found, materialized(q, k, 0.5, exact.astype(np.float64)), strict=True):
@@ -147,7 +150,9 @@ def test_a_row_that_may_attend_to_nothing_is_one_thing_whatever_forbids_its_keys
 def test_derivatives_with_respect_to_a_bias(rng):
     q, k, bias = (jnp.asarray(rng.normal(size=shape)) for shape in ((2, 6, 4), (2, 6, 4), (6, 6)))
     bias = bias.at[2, 3].set(jnp.finfo(bias.dtype).min)
-    found = jax.jit(jax.grad(lambda bias: sum(each.sum() for each in attention_entropy(q, k, mask=bias, block=2))))(bias)
+    found = jax.jit(jax.grad(lambda bias: sum(each.sum() for each in attention_entropy(q, k, mask=bias, block=2))))(
+        bias
+    )
 
     def dense(bias):
         logits = jnp.einsum("...nd,...md->...nm", q, k) / 2 + bias
@@ -183,7 +188,9 @@ def test_masks_and_biases_of_transformers_give_the_entropy_of_its_own_patterns(r
         _, p = eager_attention_forward(module, q, k, k, each, scaling=0.3)
         entropy, _ = attention_entropy(q, k, scale=0.3, mask=each, block=4)
         expected = special.entr(p.double().numpy()).sum(axis=-1)
-        empty = np.broadcast_to(each.numpy() < -1e38, p.shape).all(axis=-1)  # where its own rows are uniform over what they may not see
+        empty = np.broadcast_to(each.numpy() < -1e38, p.shape).all(
+            axis=-1
+        )  # where its own rows are uniform over what they may not see
         np.testing.assert_allclose(entropy[~empty], expected[~empty], rtol=0, atol=1e-6)  # its softmax is single
         assert (entropy[empty] == 0).all()
 

@@ -118,7 +118,7 @@ def test_a_slow_drift_is_found_by_the_level_and_by_clean_runs(rng):
 
 
 def test_what_an_alarm_says_is_true_of_its_figures(rng):
-    """What grows ends above where it began, what is above a bound is above it; also at the first probe and of a level."""
+    """What grows ends above where it began, and what is above a bound is above it; also at the first probe."""
     clean = [dataset(rng, size=0.05) for _ in range(6)]
     for case in range(40):
         curves = dataset(rng, size=0.05)

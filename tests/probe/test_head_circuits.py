@@ -29,9 +29,7 @@ def test_small_gram_matrices_give_the_norms(rng):
     basis = np.linalg.qr(rng.normal(size=(4, 6, 6)))[0] * np.logspace(-1, 1, 6)  # condition 100
     keys = np.linalg.inv(basis).swapaxes(1, 2) @ np.repeat(weights["key"], 2, axis=0)
     turned = head_norms({"query": basis @ weights["query"], "key": keys})
-    np.testing.assert_allclose(
-        turned[:, MATRICES.index("query-key")], norms[:, MATRICES.index("query-key")], rtol=1e-9
-    )
+    np.testing.assert_allclose(turned[:, MATRICES.index("query-key")], norms[:, MATRICES.index("query-key")], rtol=1e-9)
     assert np.isnan(turned[:, [2, 3, 5]]).all()
 
 

@@ -69,7 +69,7 @@ def test_figures_of_heads_are_those_of_their_rows_and_columns(make):
     def heads(table, part):
         """Weights of layer 1 (heads, size, width)."""
         if make is llama:
-            name = f"model.layers.1.self_attn.{ {'query': 'q', 'key': 'k', 'value': 'v', 'output': 'o'}[part]}_proj.weight"
+            name = f"model.layers.1.self_attn.{part[0]}_proj.weight"
             return (table[name].T if part == "output" else table[name]).reshape(-1, 8, 32)
         if part == "output":
             return table["transformer.h.1.attn.c_proj.weight"].reshape(4, 8, 32)

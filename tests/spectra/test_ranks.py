@@ -147,7 +147,9 @@ def test_effective_rank_and_participation_ratio_are_their_definitions(rng):
     """Equal singular values give their number; 4, 3, 2, 1 the entropy of .4, .3, .2, .1 and 30^2 / 354."""
     rotation = np.linalg.qr(rng.standard_normal((9, 9)))[0]
     four = stable_rank(1e-200 * rotation[:, :4] @ np.diag([4.0, 3, 2, 1]) @ np.eye(4, 6))
-    assert four.effective_rank == pytest.approx(np.exp(-(np.array([0.4, 0.3, 0.2, 0.1]) @ np.log([0.4, 0.3, 0.2, 0.1]))))
+    assert four.effective_rank == pytest.approx(
+        np.exp(-(np.array([0.4, 0.3, 0.2, 0.1]) @ np.log([0.4, 0.3, 0.2, 0.1])))
+    )
     assert four.participation_ratio == pytest.approx(900 / 354)
     for rank in (1, 3, 9):
         same = stable_rank(rotation[:, :rank] @ rotation[:rank])

@@ -4,9 +4,9 @@ A mask is a boolean array that broadcasts to (..., n, m), True where query row r
 (below), or a rule that is evaluated on indices, so that streaming code never holds n x m booleans. Rules combine with
 `&`, also with an array: what both allow, and the sum of what they add.
 
-**Additive arrays** are added to the logits: the masks of transformers, ALiBi, relative positions. An entry of -inf, or of
-at most half the lowest number of its dtype (half that of float32 for float64), forbids its key: masks are built of the
-lowest number, and some are added to a bias. Every other entry is a number, so that a row of -1e9 alone attends as a
+**Additive arrays** are added to the logits: the masks of transformers, ALiBi, relative positions. An entry of -inf, or
+of at most half the lowest number of its dtype (half that of float32 for float64), forbids its key: masks are built of
+the lowest number, and some are added to a bias. Every other entry is a number, so that a row of -1e9 alone attends as a
 row of 0; a row whose keys are all forbidden attends to nothing, whatever forbids them.
 
 **Where the queries stand.** n queries against m >= n keys are the *last* n of the m positions: row r stands at position

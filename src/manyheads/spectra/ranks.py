@@ -181,8 +181,9 @@ def stable_rank(
     References
     ----------
     Rudelson and Vershynin (2007), Sampling from large matrices, Journal of the ACM 54 (stable rank). Roy and Vetterli
-    (2007), The effective rank, EUSIPCO. Kuczyński and Woźniakowski (1992), Estimating the largest eigenvalue by the power and Lanczos algorithms with a random start, SIAM
-    Journal on Matrix Analysis 13, theorem 3.2. Rump (2006), Verification of positive definiteness, BIT 46.
+    (2007), The effective rank, EUSIPCO. Kuczyński and Woźniakowski (1992), Estimating the largest eigenvalue by the
+    power and Lanczos algorithms with a random start, SIAM Journal on Matrix Analysis 13, theorem 3.2. Rump (2006),
+    Verification of positive definiteness, BIT 46.
     """
     if method not in ("auto", "gram", "lanczos") or certificate not in (None, "cholesky", "probability"):
         raise UsageError(f"method={method!r}, certificate={certificate!r}: no such choice; see help(stable_rank)")

@@ -178,7 +178,10 @@ def _matrices(found: xr.Dataset) -> str:
     for name in found.matrix.values:
         one = found.sel(matrix=name)
         shape = f"{one.rows.item()} x {one.columns.item()}"
-        norms, ranks = ("frobenius", "spectral", "spectral_random", "beyond_edge"), ("stable_rank", "stable_rank_random")
+        norms, ranks = (
+            ("frobenius", "spectral", "spectral_random", "beyond_edge"),
+            ("stable_rank", "stable_rank_random"),
+        )
         figures = (*norms, *ranks, "effective_rank", "participation_ratio")
         cells = [number(one[figure].item()) for figure in figures]
         half = (one.coherence_high.item() - one.coherence_low.item()) / 2

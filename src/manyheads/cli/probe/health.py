@@ -20,8 +20,8 @@ class Health:
     """Look for alarms and dormant heads in the recording of a training.
 
     RECORDING is the store of `manyheads probe attention`, or the folder that `AttentionRecorder` was given as store=,
-    with figures of a fixed batch for alarms; update sizes in the same folder are judged too. Each detector is named, with its false-alarm rate; no alarm says anything
-    about the final loss.
+    with figures of a fixed batch for alarms; updates that `UpdateRecorder` wrote there are judged too. Each detector is
+    named, with its false-alarm rate; no alarm says anything about the final loss.
     """
 
     recording: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RECORDING", help_behavior_hint="")]
@@ -100,6 +100,7 @@ def _fixed_batch(path: Path) -> tuple[xr.Dataset, xr.Dataset | None]:
         )
     curves = tree["attention_fixed"].to_dataset()
     updates = tree["updates"].to_dataset() if "updates" in tree.children else None
+    updates = None if updates is None or "gradient_rms" not in updates else updates  # of an older version
     weights = tree["weights"].to_dataset() if "weights" in tree.children else curves
     if "head_stable_rank" not in weights:
         return curves, updates

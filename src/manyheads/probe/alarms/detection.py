@@ -36,8 +36,9 @@ def find_alarms(
 
     Detectors are reported by name, never as one score. "change" finds sudden changes against the run's own past,
     at a stated chance of any alarm in a clean run; it is blind to slow drift. "clean runs" compares with clean runs of
-    the same recipe. "level" is a bound on the largest logit. "updates" and "precision" read the weights. Where the loss itself moves, none is much earlier than the
-    loss: they find faults that the loss does not show, and name the head. None says anything about the final loss.
+    the same recipe. "level" is a bound on the largest logit. "updates" finds gradients and updates that vanish,
+    "precision" weights that are rounded. Where the loss itself moves, none is much earlier than the loss: they find
+    faults that the loss does not show, and name the head. None says anything about the final loss.
 
     Parameters
     ----------

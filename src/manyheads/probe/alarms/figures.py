@@ -40,8 +40,8 @@ def _logit(mass: Array) -> Array:
     return np.log((mass + 1e-4) / (1 - mass + 1e-4))
 
 
-# Entropy is a share of that of uniform attention. Its noise is in proportion to its distance from there: on the scale of
-# the entropy itself, a head that leaves uniformity late makes a jump beside the noise that it had before.
+# Entropy is a share of that of uniform attention. Its noise is in proportion to its distance from there: on the scale
+# of the entropy itself, a head that leaves uniformity late makes a jump beside the noise that it had before.
 WATCHED = (
     Figure("entropy", lambda x: np.log(np.maximum(1 - x, 0) + FLOOR), 0.1, "entropy", "falls", lambda x: -x),
     Figure("max_logit", lambda x: np.log(np.maximum(x, 0.05)), np.log(1.5), "largest logit", "grows"),

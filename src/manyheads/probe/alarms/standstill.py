@@ -1,5 +1,6 @@
-"""Alarms over recorded updates: gradients and updates that vanish, weights that stand still, weights that were rounded."""
+"""Alarms over recorded updates: gradients and updates that vanish, weights that stand still or are rounded."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -60,29 +61,34 @@ def find_rounded(updates: "xr.Dataset") -> Alarm | None:
 def _find_first(updates: "xr.Dataset", name: str) -> Alarm | None:
     """Find the first step at which some series of a figure stall, but not most of them."""
     values, places = _series(updates, name)
-    measured, logs = np.isfinite(values), _held_logs(values)
+    logs = _held_logs(values)
     relative = logs - np.nanmedian(logs, axis=1, keepdims=True)
-    for t in range(len(values)):
-        who, usual = [], np.full(values.shape[1], np.nan)
-        for k in np.flatnonzero(measured[t]):
-            own = np.flatnonzero(measured[: t + 1, k])
-            if len(own) < USUAL[1] + SUCCESSIVE:
-                continue
-            recent, before = own[-SUCCESSIVE:], own[:-SUCCESSIVE][-USUAL[0] :]
-            usual[k] = np.median(values[before, k])
-            if name == "weight_rms":
-                stalled = len(set(values[own[-SUCCESSIVE - 1 :], k])) == 1 and values[t, k] > 0
-            else:
-                limit = np.median(relative[before, k]) + np.log(VANISHING[name][1])
-                stalled = (relative[recent, k] < limit).all() and usual[k] > 0
-            if stalled:
-                who.append(int(k))
-        if who and len(who) < max(2, measured[t].sum() / 2):  # most of them: a learning rate of zero
-            who.sort(key=lambda k: places[k].head >= 0)  # whole matrices first
-            others = sum((places[k].head >= 0) == (places[who[0]].head >= 0) for k in who) - 1
-            figures = float(values[t, who[0]]), float(usual[who[0]])
-            return _alarm(name, int(updates.step.values[t]), places[who[0]], *figures, others)
-    return None
+    stalled, usual = np.zeros(values.shape, bool), np.full(values.shape, np.nan)
+    for k, recent, before in _windows(values):
+        t = recent[-1]
+        usual[t, k] = np.median(values[before, k])
+        if name == "weight_rms":
+            stalled[t, k] = len({values[before[-1], k], *values[recent, k]}) == 1 and values[t, k] > 0
+        else:
+            limit = np.median(relative[before, k]) + np.log(VANISHING[name][1])
+            stalled[t, k] = usual[t, k] > 0 and (relative[recent, k] < limit).all()
+    number = stalled.sum(axis=1)
+    some = (number > 0) & (number < np.maximum(2, np.isfinite(values).sum(axis=1) / 2))  # most: no learning rate
+    if not some.any():
+        return None
+    t = int(np.argmax(some))
+    who = sorted(map(int, np.flatnonzero(stalled[t])), key=lambda k: places[k].head >= 0)  # whole matrices first
+    others = sum((places[k].head >= 0) == (places[who[0]].head >= 0) for k in who) - 1
+    figures = float(values[t, who[0]]), float(usual[t, who[0]])
+    return _alarm(name, int(updates.step.values[t]), places[who[0]], *figures, others)
+
+
+def _windows(values: Array) -> Iterator[tuple[int, Array, Array]]:
+    """Yield series, the probes of its last successive measurements, and those of its usual size before them."""
+    for k in range(values.shape[1]):
+        own = np.flatnonzero(np.isfinite(values[:, k]))
+        for count in range(USUAL[1] + SUCCESSIVE, len(own) + 1):
+            yield k, own[count - SUCCESSIVE : count], own[: count - SUCCESSIVE][-USUAL[0] :]
 
 
 def _alarm(name: str, step: int, place: _Place, value: float, reference: float, others: int) -> Alarm:
@@ -98,11 +104,8 @@ def _find_common_fall(updates: "xr.Dataset", silent: int) -> Alarm | None:
     """Find the first step at which the typical gradient is small beside what each matrix had before."""
     values = updates.gradient_rms.values
     measured, usual, now = np.isfinite(values), np.full(values.shape, np.nan), np.full(values.shape, np.nan)
-    for k in range(values.shape[1]):
-        own = np.flatnonzero(measured[:, k])
-        for count in range(USUAL[1] + SUCCESSIVE, len(own) + 1):
-            recent, before = own[count - SUCCESSIVE : count], own[: count - SUCCESSIVE][-USUAL[0] :]
-            now[recent[-1], k], usual[recent[-1], k] = values[recent, k].max(), np.median(values[before, k])
+    for k, recent, before in _windows(values):
+        now[recent[-1], k], usual[recent[-1], k] = values[recent, k].max(), np.median(values[before, k])
     fall = np.nan_to_num(_held_logs(now) - _held_logs(usual), nan=0.0)
     low = (np.median(fall, axis=1) < np.log(TOGETHER)) & (updates.step.values >= silent)
     if not low.any():

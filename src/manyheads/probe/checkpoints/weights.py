@@ -104,10 +104,10 @@ def weight_spectra(
         counts the singular values beyond the edge of a matrix of independent entries with the variance of the others;
         such a matrix has one in 1 of 100 cases. `effective_rank`, exp(-sum p log p) of the singular values over their
         sum, and `participation_ratio`, (sum s^2)^2 / sum s^4 of the singular values s. NaN beyond a smaller side of
-        1024, as `beyond_edge` is. `coherence` of the rows of embedding and unembedding and of the vectors that MLPs write, with its interval, `coherence_rms` as
-        a bound, and that of random directions; NaN for other matrices. Coordinates: `role`, `matrix_layer` (-1 outside
-        of layers), `rows`, `columns` (as stored; of attention (out, in)). Matrices with entries that are not finite are
-        NaN throughout.
+        1024, as `beyond_edge` is. `coherence` of the rows of embedding and unembedding and of the vectors that MLPs
+        write, with its interval, `coherence_rms` as a bound, and that of random directions; NaN for other matrices.
+        Coordinates: `role`, `matrix_layer` (-1 outside of layers), `rows`, `columns` (as stored; of attention (out,
+        in)). Matrices with entries that are not finite are NaN throughout.
 
         For known families: attention by query, key, value and output, also where one tensor fuses them, and
         the figures of `head_spectra` over (head_matrix, layer, head), as `head_frobenius`, `head_stable_rank`, with

@@ -124,7 +124,8 @@ def _wishart(side: int, degrees: int, rng: np.random.Generator) -> Array:
 def head_dataset(norms: list[Array], sizes: list[tuple[int, int]]) -> "xr.Dataset":
     """Gather what `head_norms` returned for every layer, with head size and width (N, d), beside its null level.
 
-    Over (head_matrix, layer, head): `frobenius`, `spectral`, `stable_rank`, `effective_rank`, `participation_ratio`; over (head_matrix, layer):
+    Over (head_matrix, layer, head): `frobenius`, `spectral`, `stable_rank`, `effective_rank`, `participation_ratio`;
+    over (head_matrix, layer):
     `stable_rank_random`, `stable_rank_random_std`. NaN where a layer has fewer heads.
     """
     import xarray as xr

@@ -177,10 +177,10 @@ class UpdateRecorder:
             Over (step, matrix), NaN where it was not a matrix's turn: `update_ratio`, RMS of the update over that of
             the weight, beside `update_ratio_rounding` (matrix), what rounding to the type of the weight amounts to;
             `weight_rms`, `gradient_rms` as the optimizer gets it; `significand_bits`, which the weights before the
-            step need, beside `significand_bits_dtype` (matrix); over (step, head_matrix, attention_layer, head) the same of
-            the heads of queries, keys, values and outputs, where their order is known: `head_update_ratio`,
-            `head_weight_rms`, `head_gradient_rms`; and, if spectra are computed, `orthogonality` and `stable_rank` of the update beside
-            `orthogonality_random` and `stable_rank_random` (matrix), those of Gaussian matrices. Coordinates: `role`,
+            step need, beside `significand_bits_dtype` (matrix); and, if spectra are computed, `orthogonality` and
+            `stable_rank` of the update beside `orthogonality_random` and `stable_rank_random` (matrix), those of
+            Gaussian matrices. Over (step, head_matrix, attention_layer, head), for queries, keys, values and outputs
+            whose order is known: `head_update_ratio`, `head_weight_rms`, `head_gradient_rms`. Coordinates: `role`,
             `layer` (-1: none), `optimizer` and `weight_decay` (matrix; "removed", "none" or "included").
 
         Raises
@@ -319,7 +319,7 @@ class UpdateRecorder:
 
 
 def significand_bits(tensor: Any) -> float:
-    """Return the bits of the narrowest significand that holds a tensor: 24 of float32, 8 if they were rounded to bfloat16.
+    """Return the bits of the narrowest significand that holds a tensor: 24 in float32, 8 if rounded to bfloat16.
 
     Examples
     --------
@@ -332,7 +332,7 @@ def significand_bits(tensor: Any) -> float:
     tensor = _local(tensor)
     eps = torch.finfo(tensor.dtype).eps
     for narrow in (torch.bfloat16, torch.float16, torch.float32):
-        if torch.finfo(narrow).eps > eps:
+        if torch.finfo(narrow).eps > eps and tensor.numel():
             samples = (tensor.flatten()[:1024], tensor)  # a few entries tell almost always
             if all(torch.equal(each.to(narrow).to(each.dtype), each) for each in samples):
                 return 1 - math.log2(torch.finfo(narrow).eps)
