@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import special
 
 from manyheads.attention import attention_entropy, causal, padding, sliding_window
 from manyheads.attention.entropy import _bands
@@ -98,6 +99,100 @@ def test_rules_masks_and_suffixes(rng):
                 np.testing.assert_allclose(have, want[9 - n :], rtol=0, atol=1e-13)
         additive = np.where(table, 0.0, -np.inf)
         np.testing.assert_array_equal(attention_entropy(q, k, mask=additive), attention_entropy(q, k, mask=table))
+
+
+def materialized(q, k, scale, bias):
+    """Softmax over scale q k^T + bias in double precision: entropy and logsumexp of every row."""
+    logits = scale * np.einsum("...nd,...md->...nm", q.astype(np.float64), k.astype(np.float64)) + bias
+    p = special.softmax(logits, axis=-1)
+    return special.entr(p).sum(axis=-1), special.logsumexp(logits, axis=-1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((2, 3, 7, 9), np.float16),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (((3, 1, 9), np.float32), ((7, 9), np.float64))),
+    ],
+)
+def test_additive_masks_and_biases_are_those_of_the_materialized_formula(rng, shape, dtype):
+    """Lowest numbers of the dtype where a key is forbidden, an array of numbers elsewhere; alone and beside a rule."""
+    q, k = 3 * rng.normal(size=(2, 3, 7, 4)), rng.normal(size=(2, 3, 9, 4))
+    bias = (5 * rng.normal(size=shape)).astype(dtype)
+    allowed = rng.random(np.broadcast_shapes(shape, (1, 9))) < 0.6
+    allowed[..., 0] = True
+    for low in (np.finfo(dtype).min, -np.inf):
+        mask = np.where(allowed, bias, np.array(low, dtype))
+        cases = (
+            (mask, np.where(allowed, bias, -np.inf)),
+            (causal & mask, np.where(np.tri(7, 9, 2) > 0, mask, -np.inf)),
+        )
+        for given_mask, exact in cases:
+            found = attention_entropy(q, k, mask=given_mask, block=3)
+            for have, want in zip(found, materialized(q, k, 0.5, exact.astype(np.float64)), strict=True):
+                np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-12)
+
+
+def test_a_row_that_may_attend_to_nothing_is_one_thing_whatever_forbids_its_keys():
+    q, k = np.ones((2, 4)), np.ones((3, 4))
+    lowest = [np.full((2, 3), np.finfo(dtype).min, dtype) for dtype in (np.float16, np.float32, np.float64)]
+    masks = [*lowest, np.full((2, 3), -np.inf), np.zeros((2, 3), bool), lowest[1] + np.float32(-7), causal & lowest[0]]
+    for mask in masks:
+        entropy, logsumexp = attention_entropy(q, k, mask=mask)
+        assert (entropy == 0).all()
+        assert (logsumexp == -np.inf).all()
+    # A finite number shifts a row, in single precision too, where it would round the logits away.
+    k = np.arange(12, dtype=np.float32).reshape(3, 4)
+    shifted = attention_entropy(q.astype(np.float32), k, mask=np.full((2, 3), -1e9, np.float32))[0]
+    np.testing.assert_array_equal(shifted, attention_entropy(q.astype(np.float32), k)[0])
+
+
+def test_derivatives_with_respect_to_a_bias(rng):
+    q, k, bias = (jnp.asarray(rng.normal(size=shape)) for shape in ((2, 6, 4), (2, 6, 4), (6, 6)))
+    bias = bias.at[2, 3].set(jnp.finfo(bias.dtype).min)
+    found = jax.jit(jax.grad(lambda bias: sum(each.sum() for each in attention_entropy(q, k, mask=bias, block=2))))(
+        bias
+    )
+
+    def dense(bias):
+        logits = jnp.einsum("...nd,...md->...nm", q, k) / 2 + bias
+        p = jax.nn.softmax(logits)
+        return -(p * jnp.log(jnp.where(p > 0, p, 1))).sum() + jax.scipy.special.logsumexp(logits, axis=-1).sum()
+
+    np.testing.assert_allclose(found, jax.grad(dense)(bias), atol=1e-5)
+
+
+@pytest.mark.torch
+def test_masks_and_biases_of_transformers_give_the_entropy_of_its_own_patterns(rng):
+    import torch
+    import transformers
+    from transformers.masking_utils import create_causal_mask
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+    from transformers.models.llama.modeling_llama import eager_attention_forward
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    heads, length, size = 4, 9, 8
+    padding_mask = torch.ones(2, length, dtype=torch.long)
+    padding_mask[0, :3] = 0
+    sizes = {"hidden_size": heads * size, "num_attention_heads": heads, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(**sizes, attn_implementation="eager")
+    embeds = torch.zeros(2, length, heads * size, dtype=torch.float64)
+    mask = create_causal_mask(config, inputs_embeds=embeds, attention_mask=padding_mask, past_key_values=None)
+    t5 = T5Attention(transformers.T5Config(d_model=8, d_kv=size, num_heads=heads), has_relative_attention_bias=True)
+    relative = t5.compute_bias(length, length).detach().double()  # (1, heads, length, length)
+    alibi = build_alibi_tensor(padding_mask, heads, torch.float64).view(2, heads, 1, length)
+    q, k = (torch.from_numpy(rng.normal(size=(2, heads, length, size))) for _ in range(2))
+    module = torch.nn.Module()
+    module.num_key_value_groups = 1
+    for each in (mask, relative, alibi, mask + relative, mask + alibi):
+        _, p = eager_attention_forward(module, q, k, k, each, scaling=0.3)
+        entropy, _ = attention_entropy(q, k, scale=0.3, mask=each, block=4)
+        expected = special.entr(p.double().numpy()).sum(axis=-1)
+        empty = np.broadcast_to(each.numpy() < -1e38, p.shape).all(
+            axis=-1
+        )  # where its own rows are uniform over what they may not see
+        np.testing.assert_allclose(entropy[~empty], expected[~empty], rtol=0, atol=1e-6)  # its softmax is single
+        assert (entropy[empty] == 0).all()
 
 
 def test_bands_of_rows_see_every_key_that_they_may(rng):
@@ -224,7 +319,7 @@ def test_half_precision_is_computed_in_single(rng):
         ((4, 3), (4, 3), np.ones((4, 3), bool), "does not broadcast"),
         ((4, 3), (3, 3), causal, "last n of the m keys"),
         ((4, 3), (4, 3), np.zeros((4, 4), int), "booleans"),
-        ((4, 3), (4, 3), np.full((4, 4), -1e9), "additive mask"),
+        ((4, 3), (4, 3), np.zeros((4, 3)), "does not broadcast"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(q, k, mask, says):

@@ -162,6 +162,18 @@ def test_derivatives_are_finite_and_right_with_an_empty_row(make, rng):
     np.testing.assert_allclose(slope, difference, rtol=1e-6, atol=1e-7)
 
 
+def test_a_bias_is_added_to_the_logits(rng):
+    layer, x = thin_layer(rng), rng.normal(size=(2, 5, 4))
+    bias = rng.normal(size=(2, 5, 5))
+    bias[0, 2, :3] = bias[1, 4] = np.finfo(np.float64).min
+    logits = np.asarray(layer.logits(x)) + bias[:, None]
+    exponentials = np.exp(logits)
+    total = exponentials.sum(-1, keepdims=True)
+    expected = np.divide(exponentials, total, out=np.zeros_like(total * exponentials), where=total > 0)
+    np.testing.assert_allclose(layer.weights(x, bias), expected, rtol=0, atol=1e-6)
+    assert not layer(x, bias)[1, 4].any()
+
+
 @thin_first
 def test_causal_is_the_causal_mask(make, rng):
     x = rng.normal(size=(2, 5, 4))

@@ -129,6 +129,31 @@ def test_health_names_the_head(call, folder):
     assert "holds no recording" in err
 
 
+@pytest.mark.torch
+def test_health_reads_the_updates_in_the_same_folder(call, folder):
+    import torch
+    from tests.probe.trainings import small_model, windows
+
+    from manyheads.probe import AttentionRecorder
+    from manyheads.probe.live.updates import UpdateRecorder
+
+    model = small_model()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    fixed = AttentionRecorder(model, share=None, batch={"input_ids": windows(2)}, store=folder)
+    updates = UpdateRecorder(model, 50, share=None, store=folder)
+    updates.watch(optimizer)
+    for step in range(16):
+        with fixed.step(step):
+            model(windows(4, seed=step), labels=windows(4, seed=step)).loss.backward()
+        if step >= 12:
+            model.transformer.h[1].attn.c_attn.weight.grad[:, 8:16] = 0
+        optimizer.step()
+        optimizer.zero_grad()
+    status, out, _ = call("health", folder, "--strict")
+    assert status == 1
+    assert out.splitlines()[1].startswith("step 14, layer 1 head 1: gradient of its query weights vanishes")
+
+
 @pytest.fixture
 def undrawn(monkeypatch):
     """Leave the report out, whose pictures cost more than everything else."""
@@ -156,7 +181,7 @@ def test_attention_over_a_series_and_its_health(call, folder, undrawn):
     assert float(lines[5].split()[-5]) > 100  # the largest logit of layer 1
     assert "takes 20 checkpoints" in out
     status, out, _ = call("health", store)
-    assert out.splitlines()[1].startswith("step 10, layer 1 head 0: largest logit grows")
+    assert out.splitlines()[1].startswith("step 10, layer 1 head 0: largest logit is")
     short = [folder / "step0", "--tokens", folder / "tokens.npy", "--store", folder / "short", "--json"]
     status, out, _ = call(*short)  # without the word attention
     assert status == 0

@@ -47,6 +47,124 @@ def test_ratios_and_spectra_are_those_of_the_step_without_decay(kind, removed):
         assert (found.orthogonality > found.orthogonality_random).all()
 
 
+def llama():
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 29}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, head_dim=8))
+
+
+@pytest.mark.parametrize("make", [small_model, llama])
+def test_figures_of_heads_are_those_of_their_rows_and_columns(make):
+    import torch
+
+    model = make()
+    recorder = UpdateRecorder(model, 50, share=None)
+    before, after = one_step(model, torch.optim.SGD(model.parameters(), lr=0.1), recorder)
+    gradients = {name: value.grad.double().numpy() for name, value in model.named_parameters()}
+    found = recorder.dataset().isel(step=0)
+
+    def heads(table, part):
+        """Weights of layer 1 (heads, size, width)."""
+        if make is llama:
+            name = f"model.layers.1.self_attn.{part[0]}_proj.weight"
+            return (table[name].T if part == "output" else table[name]).reshape(-1, 8, 32)
+        if part == "output":
+            return table["transformer.h.1.attn.c_proj.weight"].reshape(4, 8, 32)
+        joint = table["transformer.h.1.attn.c_attn.weight"].T.reshape(3, 4, 8, 32)
+        return joint[["query", "key", "value"].index(part)]
+
+    for part in ("query", "key", "value", "output"):
+        weight, gradient = heads(before, part), heads(gradients, part)
+        update = heads(after, part) - weight
+        of = found.sel(head_matrix=part).isel(attention_layer=1)
+        norms = [np.sqrt(np.mean(each**2, axis=(1, 2))) for each in (weight, gradient, update)]
+        for name, expected in (
+            ("head_weight_rms", norms[0]),
+            ("head_gradient_rms", norms[1]),
+            ("head_update_ratio", norms[2] / norms[0]),
+        ):
+            present = of[name].values[: len(expected)]
+            np.testing.assert_allclose(present, expected, rtol=1e-4)
+            assert np.isnan(of[name].values[len(expected) :]).all()
+    for name, gradient in gradients.items():
+        if gradient.ndim == 2:
+            rms = np.sqrt(np.mean(gradient**2))
+            assert found.gradient_rms.sel(matrix=name).item() == pytest.approx(rms, rel=1e-5)
+
+
+def zero_query(model, step):
+    if step >= 30:
+        model.transformer.h[1].attn.c_attn.weight.grad[:, 8:16] = 0
+
+
+def zero_layer(model, step):
+    if step >= 30:
+        for each in model.transformer.h[0].parameters():
+            each.grad.zero_()
+
+
+def no_gradient(model, step):
+    if step >= 30:
+        for each in model.transformer.h[0].parameters():
+            each.grad = None
+
+
+def rounded(model, step):
+    if step >= 30:
+        for each in model.parameters():
+            each.data = each.data.bfloat16().float()
+
+
+def restored(model, step):
+    query = model.transformer.h[1].attn.c_attn.weight.data[:, :8]
+    if step == 30:
+        model.kept = query.clone()
+    elif step > 30:
+        query[:] = model.kept
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (None, None),
+        (zero_query, ("updates", "gradient of its query weights vanishes", 1, 1)),
+        (zero_layer, ("updates", "gradient vanishes", 0, -1)),
+        (no_gradient, ("updates", "gradient vanishes", 0, -1)),
+        (rounded, ("precision", "weights hold 8 of the 24 bits", -1, -1)),
+        (restored, ("updates", "its query weights stand still", 1, 0)),
+    ],
+)
+def test_faults_of_gradients_and_weights_are_named(fault, expected, optimizer):
+    import torch
+
+    from manyheads.probe.alarms.standstill import find_rounded, find_stalled
+
+    model = small_model()
+    optimizer = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-2)
+    recorder = UpdateRecorder(model, 50, share=None)
+    recorder.watch(optimizer)
+    for step in range(40):
+        tokens = windows(4, seed=step)
+        model(tokens, labels=tokens).loss.backward()
+        if fault is not None:
+            fault(model, step)
+        optimizer.step()
+        optimizer.zero_grad()
+    found = [alarm for find in (find_stalled, find_rounded) if (alarm := find(recorder.dataset())) is not None]
+    if expected is None:
+        assert found == []
+        return
+    alarm = next(each for each in found if each.detector == expected[0])
+    assert len(found) == 1 or fault is rounded  # small updates are rounded away: weights stand still, too
+    assert (alarm.detector, alarm.layer, alarm.head) == (expected[0], *expected[2:])
+    assert alarm.words.startswith(expected[1])
+    assert 30 <= alarm.step <= 34
+
+
 def test_muon_beside_adamw_is_measured_in_turn_and_with_spectra():
     import torch
 

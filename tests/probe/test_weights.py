@@ -48,6 +48,8 @@ def check(found, dense):
     assert rank <= found.stable_rank_high * (1 + 1e-12)
     assert (int(found.rows), int(found.columns)) == dense.shape
     assert found.beyond_edge == count_beyond_edge(values[::-1] ** 2, *dense.shape)
+    assert found.participation_ratio == pytest.approx((values**2).sum() ** 2 / (values**4).sum())
+    assert found.effective_rank == pytest.approx(np.exp(-(values / values.sum()) @ np.log(values / values.sum())))
     edge = values @ values * (1 / np.sqrt(dense.shape[0]) + 1 / np.sqrt(dense.shape[1])) ** 2
     assert found.spectral_random.item() == pytest.approx(np.sqrt(edge))
 

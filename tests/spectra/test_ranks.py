@@ -143,6 +143,30 @@ def test_range_rotations_transposition_and_scale(rows, columns, exponent, number
         np.testing.assert_allclose(stable_rank(other).value, found.value, rtol=1e-9)
 
 
+def test_effective_rank_and_participation_ratio_are_their_definitions(rng):
+    """Equal singular values give their number; 4, 3, 2, 1 the entropy of .4, .3, .2, .1 and 30^2 / 354."""
+    rotation = np.linalg.qr(rng.standard_normal((9, 9)))[0]
+    four = stable_rank(1e-200 * rotation[:, :4] @ np.diag([4.0, 3, 2, 1]) @ np.eye(4, 6))
+    assert four.effective_rank == pytest.approx(
+        np.exp(-(np.array([0.4, 0.3, 0.2, 0.1]) @ np.log([0.4, 0.3, 0.2, 0.1])))
+    )
+    assert four.participation_ratio == pytest.approx(900 / 354)
+    for rank in (1, 3, 9):
+        same = stable_rank(rotation[:, :rank] @ rotation[:rank])
+        assert same.effective_rank == pytest.approx(rank, rel=1e-9)
+        assert same.participation_ratio == pytest.approx(rank, rel=1e-9)
+    for shape in ((300, 40), (40, 300), (700, 700)):
+        matrix = rng.standard_normal(shape)
+        values = np.linalg.svd(matrix, compute_uv=False)
+        p, found = values / values.sum(), stable_rank(matrix)
+        assert found.effective_rank == pytest.approx(np.exp(-(p @ np.log(p))), rel=1e-6)
+        assert found.participation_ratio == pytest.approx((values**2).sum() ** 2 / (values**4).sum(), rel=1e-9)
+        assert found.value <= found.participation_ratio <= found.effective_rank <= min(shape)
+    nothing = stable_rank(np.zeros((3, 2)))
+    assert nothing.effective_rank == nothing.participation_ratio == 0
+    assert np.isnan(stable_rank(matrix, "lanczos", rng=rng).effective_rank)
+
+
 def test_closed_forms():
     assert stable_rank(np.eye(5)).value == pytest.approx(5.0, rel=1e-12)
     assert stable_rank(np.ones((4, 7))).value == pytest.approx(1.0, rel=1e-12)

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from manyheads._arrays import follows_caller
-from manyheads.attention.masks import Mask, as_rule, evaluate, shift_rows
+from manyheads.attention.masks import Mask, add_bias, as_rule, evaluate, shift_rows
 from manyheads.errors import ShapeError, check_integer
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def attention_entropy(
 ) -> "tuple[Float[Array, '... n'], Float[Array, '... n']]":
     """Entropy and log-sum-exp of every attention row, without the n x m pattern.
 
-    H_r = -sum_j p_rj log p_rj,  lse_r = log sum_j exp(s_rj),  s = scale q k^T, over the allowed keys.
+    H_r = -sum_j p_rj log p_rj,  lse_r = log sum_j exp(s_rj),  s = scale q k^T + bias, over the allowed keys.
 
     Parameters
     ----------
@@ -67,7 +67,9 @@ def attention_entropy(
         Factor on the dot products; None means N**-0.5.
     mask
         Booleans that broadcast to (..., n, m), True where attending is allowed, or a rule of
-        `manyheads.attention.masks`. n queries count as the last n of the m keys.
+        `manyheads.attention.masks`. n queries count as the last n of the m keys. Floats of that shape are the bias:
+        additive masks as transformers builds them, ALiBi, relative positions. Both: `np.where(allowed, bias, -np.inf)`
+        or `causal & bias`.
     block
         At most so many query rows at a time. The extra memory is a few arrays of block x m numbers, in the backward
         pass too, whatever n and the number of heads; under `jax.vmap`, that much for each member.
@@ -141,7 +143,8 @@ def _compiled(q: Any, k: Any, scale: Any, rule: Mask | None, block: int) -> tupl
         for band, keys in _bands(rule, shape, block):
 
             def reduce(q_rows: Any, rows: Any, keys: range = keys) -> tuple[Any, Any]:
-                return _reduce(q_rows, k, scale, evaluate(rule, shape, rows), keys)
+                added = None if rule is None else rule.bias(rows, shape)
+                return _reduce(q_rows, k, scale, (evaluate(rule, shape, rows), added), keys)
 
             parts.append(_over_rows(reduce, q, band, block))
         return jax.tree.map(lambda *pieces: pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces), *parts)
@@ -212,17 +215,19 @@ def _tied(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda q, rows: function(*jax.lax.optimization_barrier((q, rows)))
 
 
-def _reduce(q: Any, k: Any, scale: Any, allowed: Any, keys: range) -> tuple[Any, Any]:
-    """Return entropy and log-sum-exp of some rows, which may see some of the keys."""
-    if allowed is not None and allowed.shape[-1] > 1:
-        allowed = allowed[..., keys.start : keys.stop]
+def _reduce(q: Any, k: Any, scale: Any, masks: tuple[Any, Any], keys: range) -> tuple[Any, Any]:
+    """Return entropy and log-sum-exp of some rows, from the keys that they may see and what is added to the logits."""
+    allowed, bias = (
+        mask if mask is None or mask.shape[-1] == 1 else mask[..., keys.start : keys.stop] for mask in masks
+    )
     k = k[keys.start : keys.stop]
     # The highest precision: accelerators otherwise round float32 factors to ten bits.
     logits = jnp.matmul(q, k.T, precision=jax.lax.Precision.HIGHEST) * jnp.asarray(scale, q.dtype)  # (rows, m)
+    logits, level = add_bias(logits, bias, allowed)
     row = shift_rows(logits, True if allowed is None else allowed)
     total = row.safe_total[:, 0]
     entropy = _add_log(-jnp.sum(row.exponentials * row.shifted, axis=-1) / total, total)
-    return entropy, jnp.where(row.empty[:, 0], -jnp.inf, row.shift[:, 0] + jnp.log(total))
+    return entropy, jnp.where(row.empty[:, 0], -jnp.inf, (level + row.shift)[:, 0] + jnp.log(total))
 
 
 def _add_log(term: Any, total: Any) -> Any:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from manyheads._arrays import check_arrays, follows_caller
-from manyheads.attention.masks import Mask, as_rule, causal, evaluate, masked_softmax
+from manyheads.attention.masks import Mask, add_bias, as_rule, causal, evaluate, masked_softmax
 from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ class Layer(eqx.Module):
         x
             Tokens (..., k, d), real numbers of any dtype.
         mask
-            Booleans that broadcast to (..., k, m), True where row r may attend to row j, an additive mask of the same
-            shape that is 0 there and -inf elsewhere, or a rule of `manyheads.attention.masks`; the same for all heads.
-            It joins `causal`.
+            Booleans that broadcast to (..., k, m), True where row r may attend to row j, floats of that shape that are
+            added to the logits, -inf where it may not, or a rule of `manyheads.attention.masks`; the same for all
+            heads. It joins `causal`.
         keys
             Cross-attention: tokens (..., m, d) that keys are made of, with the leading axes of `x`; `None` means `x`.
             Under a causal mask the k rows of `x` are the last of the m.
@@ -160,8 +160,13 @@ def _apply(layer: Layer, x: Any, keys: Any, values: Any, rule: Mask | None) -> A
 
 @jax.jit
 def _pattern(layer: Layer, x: Any, keys: Any, rule: Mask | None) -> tuple[Any, Any]:
-    allowed = evaluate(rule, (x.shape[-2], (x if keys is None else keys).shape[-2]))  # (..., k, m)
-    return masked_softmax(layer.logits(x, keys), None if allowed is None else allowed[..., None, :, :]), allowed
+    shape = x.shape[-2], (x if keys is None else keys).shape[-2]
+    allowed, logits = evaluate(rule, shape), layer.logits(x, keys)  # (..., k, m), (..., heads, k, m)
+    if rule is None:
+        return masked_softmax(logits), None
+    bias, by_head = rule.bias(None, shape), allowed[..., None, :, :]
+    logits, _ = add_bias(logits, None if bias is None else bias[..., None, :, :], by_head)
+    return masked_softmax(logits, by_head), allowed
 
 
 def as_array(value: Any, name: str = "a weight") -> Any:

@@ -1,8 +1,13 @@
 """Attention masks: boolean arrays and rules, and the softmax over the allowed keys.
 
 A mask is a boolean array that broadcasts to (..., n, m), True where query row r may attend to key j, an additive array
-that is 0 there and -inf elsewhere, or a rule that is evaluated on indices, so that streaming code never holds n x m
-booleans. Rules combine with `&`, also with an array.
+(below), or a rule that is evaluated on indices, so that streaming code never holds n x m booleans. Rules combine with
+`&`, also with an array: what both allow, and the sum of what they add.
+
+**Additive arrays** are added to the logits: the masks of transformers, ALiBi, relative positions. An entry of -inf, or
+of at most half the lowest number of its dtype (half that of float32 for float64), forbids its key: masks are built of
+the lowest number, and some are added to a bias. Every other entry is a number, so that a row of -1e9 alone attends as a
+row of 0; a row whose keys are all forbidden attends to nothing, whatever forbids them.
 
 **Where the queries stand.** n queries against m >= n keys are the *last* n of the m positions: row r stands at position
 m - n + r. With n = m this is the usual square; with n = 1 it is a decoding step against a cache. (torch's `is_causal`
@@ -49,6 +54,10 @@ class Mask(eqx.Module):
     @abc.abstractmethod
     def allowed(self, rows: Any, shape: tuple[int, int]) -> Any:
         """Evaluate on query rows (r,) of an (n, m) pattern, None for all: booleans that broadcast to (..., r, m)."""
+
+    def bias(self, rows: Any, shape: tuple[int, int]) -> Any:
+        """Evaluate what is added to the logits, finite where attending is allowed; None for nothing."""
+        return None
 
     def reach(self, rows: range, shape: tuple[int, int]) -> range:
         """Return keys outside of which consecutive query rows of an (n, m) pattern may attend to nothing."""
@@ -127,7 +136,6 @@ class _Padding(Mask):
         return np.arange(shape[1]) < self.lengths[..., None, None]
 
 
-@final
 class _Table(Mask):
     table: Any  # (..., n or 1, m or 1)
 
@@ -136,7 +144,7 @@ class _Table(Mask):
         return self.table.shape[:-2]
 
     def align(self, depth: int) -> Mask:
-        return _Table(_prepend_axes(self.table, depth - (self.table.ndim - 2)))
+        return type(self)(_prepend_axes(self.table, depth - (self.table.ndim - 2)))
 
     def allowed(self, rows: Any, shape: tuple[int, int]) -> Any:
         table = self.table
@@ -145,6 +153,16 @@ class _Table(Mask):
         if rows is not None and table.shape[-2] > 1:
             table = jnp.take(table, rows, axis=-2)
         return table
+
+
+@final
+class _Additive(_Table):
+    def allowed(self, rows: Any, shape: tuple[int, int]) -> Any:
+        return ~_forbids(super().allowed(rows, shape))
+
+    def bias(self, rows: Any, shape: tuple[int, int]) -> Any:
+        table = super().allowed(rows, shape)
+        return jnp.where(_forbids(table), 0, table)
 
 
 @final
@@ -161,6 +179,10 @@ class _Both(Mask):
 
     def allowed(self, rows: Any, shape: tuple[int, int]) -> Any:
         return self.first.allowed(rows, shape) & self.second.allowed(rows, shape)
+
+    def bias(self, rows: Any, shape: tuple[int, int]) -> Any:
+        found = [bias for each in (self.first, self.second) if (bias := each.bias(rows, shape)) is not None]
+        return sum(found[1:], start=found[0]) if found else None
 
     def reach(self, rows: range, shape: tuple[int, int]) -> range:
         first, second = self.first.reach(rows, shape), self.second.reach(rows, shape)
@@ -225,7 +247,7 @@ def padding(lengths: "Int[ArrayLike, '...']") -> Mask:
 
 
 def as_rule(mask: "MaskLike") -> Mask | None:
-    """Turn a boolean array into a rule; leave rules and None as they are."""
+    """Turn a boolean or an additive array into a rule; leave rules and None as they are."""
     return None if mask is None else _rule(mask)
 
 
@@ -235,7 +257,7 @@ def evaluate(mask: "MaskLike", shape: tuple[int, int], rows: Any = None) -> Any:
     Parameters
     ----------
     mask
-        A rule, a boolean array that broadcasts to (..., n, m), or None, which allows everything.
+        A rule, an array that broadcasts to (..., n, m), or None, which allows everything.
     shape
         (n, m): the number of queries and of keys of the whole pattern. Row r stands at position m - n + r.
     rows
@@ -304,31 +326,38 @@ def shift_rows(logits: Any, allowed: Any = True) -> ShiftedRows:
     return ShiftedRows(shift, shifted, exponentials, empty, jnp.where(empty, 1, total))
 
 
+def add_bias(logits: Any, bias: Any, allowed: Any) -> tuple[Any, Any]:
+    """Add a bias less its largest allowed entry of each row, which would round the logits away; return that entry."""
+    if bias is None:
+        return logits, jnp.zeros((1, 1), logits.dtype)
+    bias = bias.astype(jnp.promote_types(bias.dtype, logits.dtype))
+    level = jax.lax.stop_gradient(jnp.max(jnp.where(allowed, bias, -jnp.inf), axis=-1, keepdims=True))
+    level = jnp.where(level == -jnp.inf, 0, level)
+    return logits + (bias - level).astype(logits.dtype), level.astype(logits.dtype)
+
+
 def _rule(mask: Any) -> Mask:
     if isinstance(mask, Mask):
         return mask
     mask = _as_array(mask, "mask")
-    if jnp.issubdtype(mask.dtype, jnp.floating) and not isinstance(mask, jax.core.Tracer):
-        mask = _from_additive(np.asarray(mask))
-    if mask.dtype != np.bool_:
+    additive = jnp.issubdtype(mask.dtype, jnp.floating)
+    if mask.dtype != np.bool_ and not additive:
         raise ShapeError(
-            f"a mask of dtype {mask.dtype}: give booleans, True where a query may attend to a key "
-            "(under a trace an additive mask becomes one as `mask > -inf`)"
+            f"a mask of dtype {mask.dtype}: give booleans, True where a query may attend to a key, or floats that are "
+            "added to the logits"
         )
     if mask.ndim < 2:
         raise ShapeError(f"a mask of shape {mask.shape}: give (..., n, m), queries by keys")
-    return _Table(mask)
+    if additive and not isinstance(mask, jax.core.Tracer):
+        forbidden = np.asarray(_forbids(mask))
+        if (forbidden | (np.asarray(mask) == 0)).all():
+            return _Table(~forbidden)
+    return _Additive(mask) if additive else _Table(mask)
 
 
-def _from_additive(mask: np.ndarray) -> np.ndarray:
-    """Turn 0 and -inf into booleans; other numbers would change the logits and are refused."""
-    allowed = mask == 0
-    if (others := mask[~allowed & (mask != -np.inf)]).size:
-        raise ShapeError(
-            f"an additive mask with the entry {others[0]:g}: give 0 where a query may attend to a key, -inf elsewhere, "
-            "or booleans"
-        )
-    return allowed
+def _forbids(bias: Any) -> Any:
+    """Tell which entries of an additive array stand for a key that may not be attended to."""
+    return bias <= max(float(jnp.finfo(bias.dtype).min), float(jnp.finfo(jnp.float32).min)) / 2
 
 
 def _as_array(value: Any, name: str) -> Any:

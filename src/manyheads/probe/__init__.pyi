@@ -1,5 +1,5 @@
-from .alarms.detection import Alarm as Alarm
 from .alarms.detection import find_alarms as find_alarms
+from .alarms.figures import Alarm as Alarm
 from .attention.recording import AttentionRecord as AttentionRecord
 from .attention.recording import record_attention as record_attention
 from .checkpoints.measurement import measure_checkpoints as measure_checkpoints

@@ -169,6 +169,8 @@ def _matrices(found: xr.Dataset) -> str:
         "beyond",
         "stable rank",
         "(random)",
+        "effective",
+        "participation",
         "coherence",
         "(random)",
     )
@@ -176,7 +178,11 @@ def _matrices(found: xr.Dataset) -> str:
     for name in found.matrix.values:
         one = found.sel(matrix=name)
         shape = f"{one.rows.item()} x {one.columns.item()}"
-        figures = ("frobenius", "spectral", "spectral_random", "beyond_edge", "stable_rank", "stable_rank_random")
+        norms, ranks = (
+            ("frobenius", "spectral", "spectral_random", "beyond_edge"),
+            ("stable_rank", "stable_rank_random"),
+        )
+        figures = (*norms, *ranks, "effective_rank", "participation_ratio")
         cells = [number(one[figure].item()) for figure in figures]
         half = (one.coherence_high.item() - one.coherence_low.item()) / 2
         coherence = number(one.coherence.item()) + (f" +- {half:.1g}" if half > 0 else "")

@@ -20,8 +20,8 @@ class Health:
     """Look for alarms and dormant heads in the recording of a training.
 
     RECORDING is the store of `manyheads probe attention`, or the folder that `AttentionRecorder` was given as store=,
-    with figures of a fixed batch for alarms. Each detector is named, with its false-alarm rate; no alarm says anything
-    about the final loss.
+    with figures of a fixed batch for alarms; updates that `UpdateRecorder` wrote there are judged too. Each detector is
+    named, with its false-alarm rate; no alarm says anything about the final loss.
     """
 
     recording: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RECORDING", help_behavior_hint="")]
@@ -57,12 +57,13 @@ class Health:
         from manyheads.probe.heads.dormant import dormant_heads
         from manyheads.study.store.disk import printable
 
-        curves = _fixed_batch(Path(self.recording))
+        curves, updates = _fixed_batch(Path(self.recording))
         alarms = find_alarms(
             curves,
+            updates=updates,
             probes=self.probes,
             false_alarm=self.false_alarm,
-            clean=[_fixed_batch(path) for path in self.clean or ()],
+            clean=[_fixed_batch(path)[0] for path in self.clean or ()],
             max_logit=self.max_logit,
             silent=self.silent,
         )
@@ -81,8 +82,11 @@ class Health:
         return 1 if self.strict and alarms else 0
 
 
-def _fixed_batch(path: Path) -> xr.Dataset:
-    """Return what a recording holds of its fixed batch, with the query-key circuits of the same heads, if it does."""
+def _fixed_batch(path: Path) -> tuple[xr.Dataset, xr.Dataset | None]:
+    """Return what a recording holds of its fixed batch, with the query-key circuits of the same heads, and its updates.
+
+    The circuits are left out, and the updates None, if it does not hold them.
+    """
     import numpy as np
 
     from manyheads.errors import UsageError
@@ -95,9 +99,12 @@ def _fixed_batch(path: Path) -> xr.Dataset:
             "record with AttentionRecorder(model, batch={...}, store=...)"
         )
     curves = tree["attention_fixed"].to_dataset()
+    updates = tree["updates"].to_dataset() if "updates" in tree.children else None
+    updates = None if updates is None or "gradient_rms" not in updates else updates  # of an older version
     weights = tree["weights"].to_dataset() if "weights" in tree.children else curves
     if "head_stable_rank" not in weights:
-        return curves
+        return curves, updates
     circuits = weights.sel(head_matrix="query-key")[["head_stable_rank", "head_frobenius"]]
     same = all(np.array_equal(circuits[name], curves[name]) for name in ("step", "layer", "head"))
-    return curves.assign(stable_rank=circuits.head_stable_rank, frobenius=circuits.head_frobenius) if same else curves
+    both = {"stable_rank": circuits.head_stable_rank, "frobenius": circuits.head_frobenius} if same else {}
+    return curves.assign(both), updates

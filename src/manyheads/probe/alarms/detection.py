@@ -1,14 +1,16 @@
 """Alarms over the curves of a training: which head, at which step, by which detector, at which false-alarm rate."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from manyheads.errors import UsageError, check_integer
-from manyheads.probe.alarms.calibration import LEAST_RUNS, calibrated_level, score
+from manyheads.probe.alarms.calibration import LEAST_RUNS, calibrated_level, score, usual_spread
 from manyheads.probe.alarms.changes import alarm_level, detection_statistics, standardized_residuals
+from manyheads.probe.alarms.figures import WATCHED, Alarm
+from manyheads.probe.alarms.standstill import find_rounded, find_stalled
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -18,84 +20,10 @@ Array = np.ndarray
 LAG = 16  # probes over which a change must have its smallest size to be worth an alarm
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A figure that alarms watch.
-
-    Attributes
-    ----------
-    name
-        Of the variable over (step, layer, head).
-    transform
-        Scale on which changes are compared, with the unwelcome direction upwards.
-    change
-        Smallest change on that scale that is worth an alarm.
-    words
-        What the alarm says.
-    """
-
-    name: str
-    transform: Callable[[Array], Array]
-    change: float
-    words: str
-
-
-def _logit(mass: Array) -> Array:
-    return np.log((mass + 1e-4) / (1 - mass + 1e-4))
-
-
-WATCHED = (
-    Figure("entropy", lambda x: -x, 0.1, "entropy falls"),  # as a share of that of uniform attention
-    Figure("max_logit", lambda x: np.log(np.maximum(x, 0.05)), np.log(1.5), "largest logit grows"),
-    Figure("first_mass", _logit, 0.7, "attention to the first key grows"),
-    Figure("stable_rank", lambda x: -np.log(x), 0.1, "stable rank of W_Q^T W_K falls"),
-    Figure("frobenius", np.log, np.log(1.25), "norm of W_Q^T W_K grows"),
-)
-
-
-@dataclass(frozen=True)
-class Alarm:
-    """An alarm.
-
-    Attributes
-    ----------
-    detector
-        "change" (sudden, against the run's own past), "clean runs" (above what clean runs of the recipe reach), "level"
-        (a fixed bound), or "not finite".
-    figure
-        Name of the variable.
-    step, layer, head
-        Where; `layer` and `head` are coordinates of the curves.
-    value, before
-        The figure then, and the median of the last probes before it.
-    others
-        Further heads that the same detector names at that step.
-    false_alarm
-        Chance of any alarm of this detector in a clean run, as far as its assumptions hold; None for a bound.
-    """
-
-    detector: str
-    figure: str
-    step: int
-    layer: int
-    head: int
-    value: float
-    before: float
-    others: int
-    false_alarm: float | None
-
-    def __str__(self) -> str:
-        words = {figure.name: figure.words for figure in WATCHED}.get(self.figure, self.figure)
-        words = f"{self.figure} is not finite" if self.detector == "not finite" else words
-        rate = "" if self.false_alarm is None else f", false-alarm rate {self.false_alarm:.2g} a run"
-        others = f" and {self.others} further heads" if self.others else ""
-        where = f"step {self.step}, layer {self.layer} head {self.head}{others}"
-        return f"{where}: {words}, {self.before:.3g} -> {self.value:.3g} ({self.detector}{rate})"
-
-
 def find_alarms(
     curves: "xr.Dataset",
     *,
+    updates: "xr.Dataset | None" = None,
     probes: int | None = None,
     false_alarm: float = 0.05,
     clean: "Sequence[xr.Dataset]" = (),
@@ -106,10 +34,11 @@ def find_alarms(
 ) -> list[Alarm]:
     """Find what broke in a training: the first alarm of each detector, heads first.
 
-    Three detectors are reported by name, never as one score. "change" finds sudden changes against the run's own past,
+    Detectors are reported by name, never as one score. "change" finds sudden changes against the run's own past,
     at a stated chance of any alarm in a clean run; it is blind to slow drift. "clean runs" compares with clean runs of
-    the same recipe. "level" is a bound on the largest logit. Where the loss itself moves, none is much earlier than the
-    loss: they find faults that the loss does not show, and name the head. None says anything about the final loss.
+    the same recipe. "level" is a bound on the largest logit. "updates" finds gradients and updates that vanish,
+    "precision" weights that are rounded. Where the loss itself moves, none is much earlier than the loss: they find
+    faults that the loss does not show, and name the head. None says anything about the final loss.
 
     Parameters
     ----------
@@ -117,6 +46,8 @@ def find_alarms(
         Figures of one training over (step, layer, head), on the same batch at every probe, at equal intervals: those of
         `AttentionRecord.dataset` and, for query-key, `head_spectra` that are among entropy (with entropy_uniform),
         max_logit, first_mass, stable_rank and frobenius.
+    updates
+        What `UpdateRecorder.dataset` returned in the same training, for "updates" and "precision".
     probes
         Planned number of probes of the training, on which the rate depends; None: those of `curves`.
     false_alarm
@@ -145,9 +76,8 @@ def find_alarms(
 
     Notes
     -----
-    The rate of "change" holds if residuals of the run's own past follow Student's t distribution or a narrower one. In
-    measured trainings by AdamW it was kept, in trainings by Muon it was not, where "clean runs" is the detector to
-    take; see docs/probe.md.
+    The rate of "change" holds if residuals of the run's own past follow Student's t distribution or a narrower one.
+    What each detector did in trainings by AdamW and by Muon, with faults and without, stands in docs/probe.md.
 
     Examples
     --------
@@ -176,6 +106,7 @@ def find_alarms(
         _find_level(series, max_logit),
         _find_change(series, planned, false_alarm, window=window, ignored=ignored, silent=silent),
         _find_beyond_clean(series, [_gather(run) for run in clean], ignored) if clean else None,
+        *(() if updates is None else (find_stalled(updates, _step_of(series, silent)), find_rounded(updates))),
     ]
     return sorted((alarm for alarm in found if alarm is not None), key=lambda alarm: alarm.step)
 
@@ -188,8 +119,9 @@ class _Series:
     ----------
     steps
         (T,).
-    raw, values
-        The figures, and on the scale of changes, upwards unwelcome, without gaps, (T, K).
+    raw, values, sizes
+        The figures; on the scale of their noise and on that of changes worth an alarm, upwards unwelcome, without
+        gaps, (T, K).
     figure, layer, head
         Number of the figure in WATCHED, and coordinates, (K,).
     """
@@ -197,25 +129,27 @@ class _Series:
     steps: Array
     raw: Array
     values: Array
+    sizes: Array
     figure: Array
     layer: Array
     head: Array
 
-    def alarm(self, detector: str, t: int, who: Array, false_alarm: float | None = None) -> Alarm:
+    def alarm(
+        self, detector: str, t: int, who: Array, reference: float, words: str, false_alarm: float | None = None
+    ) -> Alarm:
         """Return the alarm of a detector at probe t, of series in falling order of their part in it."""
         k = who[0]
         named = {(self.layer[each], self.head[each]) for each in who}
-        return Alarm(
-            detector,
-            WATCHED[self.figure[k]].name,
-            int(self.steps[t]),
-            int(self.layer[k]),
-            int(self.head[k]),
-            float(self.raw[t, k]),
-            float(np.median(self.raw[max(t - LAG, 0) : max(t, 1), k])),
-            len(named) - 1,
-            false_alarm,
-        )
+        place = int(self.steps[t]), int(self.layer[k]), int(self.head[k])
+        figure, value = WATCHED[self.figure[k]], float(self.raw[t, k])
+        words = words.format(subject=figure.subject, direction=figure.direction, value=value, reference=reference)
+        return Alarm(detector, figure.name, *place, value, reference, len(named) - 1, false_alarm, words)
+
+
+def _step_of(series: _Series, probe: int) -> int:
+    """Return the step of a probe, beyond the last one by equal intervals."""
+    interval = int(series.steps[1] - series.steps[0]) if len(series.steps) > 1 else 1
+    return int(series.steps[0]) + probe * interval
 
 
 def _gather(curves: "xr.Dataset") -> _Series:
@@ -237,7 +171,7 @@ def _gather(curves: "xr.Dataset") -> _Series:
     layers, heads = (
         curves[name].values if name in curves.coords else np.arange(curves.sizes[name]) for name in ("layer", "head")
     )
-    raw, values, places = [], [], []
+    raw, values, sizes, places = [], [], [], []
     for number, figure in enumerate(WATCHED):
         if figure.name not in curves:
             continue
@@ -251,17 +185,19 @@ def _gather(curves: "xr.Dataset") -> _Series:
                 / curves["entropy_uniform"].broadcast_like(curves["entropy"]).transpose("step", "layer", "head").values
             )
         with np.errstate(divide="ignore", invalid="ignore"):
+            size = (figure.size or figure.transform)(scaled)
             scaled = figure.transform(scaled)
         for row, column in np.argwhere(np.isfinite(table).any(axis=0)):
             raw.append(table[:, row, column])
             values.append(_fill(scaled[:, row, column]))
+            sizes.append(_fill(size[:, row, column]))
             places.append((number, layers[row], heads[column]))
     if not raw:
         raise UsageError(
             f"curves of {', '.join(map(str, curves.data_vars))}: expected one of {names}, with finite values"
         )
     figure, layer, head = np.array(places).T
-    return _Series(steps, np.stack(raw, 1), np.stack(values, 1), figure, layer, head)
+    return _Series(steps, np.stack(raw, 1), np.stack(values, 1), np.stack(sizes, 1), figure, layer, head)
 
 
 def _fill(values: Array) -> Array:
@@ -278,7 +214,11 @@ def _find_not_finite(series: _Series) -> Alarm | None:
     if not bad.any():
         return None
     t = int(np.argmax(bad.any(axis=1)))
-    return series.alarm("not finite", t, np.flatnonzero(bad[t]))
+    who = np.flatnonzero(bad[t])
+    before = series.raw[:t, who[0]]
+    last = float(before[np.isfinite(before)][-1])
+    name = WATCHED[series.figure[who[0]]].name
+    return series.alarm("not finite", t, who, last, name + " is not finite, it was {reference:.3g}")
 
 
 def _find_level(series: _Series, max_logit: float) -> Alarm | None:
@@ -288,7 +228,8 @@ def _find_level(series: _Series, max_logit: float) -> Alarm | None:
         return None
     t = int(np.argmax(above.any(axis=1)))
     who = np.flatnonzero(above[t])
-    return series.alarm("level", t, who[np.argsort(-series.raw[t, who])])
+    words = "{subject} is {value:.3g}, above the bound of {reference:.3g}"
+    return series.alarm("level", t, who[np.argsort(-series.raw[t, who])], max_logit, words)
 
 
 def _find_change(series: _Series, planned: int, false_alarm: float, **options: int) -> Alarm | None:
@@ -299,10 +240,14 @@ def _find_change(series: _Series, planned: int, false_alarm: float, **options: i
     smallest = np.array([WATCHED[number].change for number in series.figure])
     for t in np.flatnonzero(np.logaddexp.reduce(statistics, axis=1) >= level):
         carries = statistics[t] >= max(level - np.log(K), statistics[t].max() - np.log(1e3))
-        change = series.values[t] - series.values[max(t - LAG, 0) : t].min(axis=0)
+        past = slice(max(t - LAG, 0), t)
+        change = series.sizes[t] - series.sizes[past].min(axis=0)
         who = np.flatnonzero(carries & (change >= smallest))
         if len(who):
-            return series.alarm("change", int(t), who[np.argsort(-statistics[t, who])], false_alarm)
+            who = who[np.argsort(-statistics[t, who])]
+            start = float(series.raw[past, who[0]][np.argmin(series.sizes[past, who[0]])])
+            words = "{subject} {direction}, {reference:.3g} -> {value:.3g}"
+            return series.alarm("change", int(t), who, start, words, false_alarm)
     return None
 
 
@@ -332,10 +277,14 @@ def _find_beyond_clean(series: _Series, clean: list[_Series], ignored: int) -> A
     if not above.any():
         return None
     t = int(np.argmax(above))
-    mean, spread = reference[:, t].mean(axis=0), reference[:, t].std(axis=0, ddof=1) + 1e-12
-    figure = present[np.argmax((own[t] - mean) / spread)]
-    beyond = reference[:, t, present == figure].max()
-    who = np.flatnonzero((series.figure == figure) & (series.values[t + ignored] > beyond))
-    who = who if len(who) else np.flatnonzero(series.figure == figure)
+    place = int(np.argmax((own[t] - reference[:, t].mean(axis=0)) / usual_spread(reference[:, :length])[t]))
+    members = series.figure == present[place]
+    beyond = clean[int(np.argmax(reference[:, t, place]))]  # the clean run that goes furthest
+    furthest = np.flatnonzero(members)[np.argmax(beyond.values[t + ignored, members])]
+    who = np.flatnonzero(members & (series.values[t + ignored] > beyond.values[t + ignored, furthest]))
+    who = who if len(who) else np.flatnonzero(members)
     who = who[np.argsort(-series.values[t + ignored, who])]
-    return series.alarm("clean runs", t + ignored, who, 1 / (len(clean) + 1))
+    bound = "at most" if WATCHED[present[place]].direction == "grows" else "at least"
+    words = f"{{subject}} is {{value:.3g}}, in clean runs {bound} {{reference:.3g}}"
+    furthest_raw = float(beyond.raw[t + ignored, furthest])
+    return series.alarm("clean runs", t + ignored, who, furthest_raw, words, 1 / (len(clean) + 1))

@@ -43,6 +43,8 @@ FIGURES = {
     "stable_rank_low": "lower bound of the stable rank",
     "stable_rank_high": "upper bound of the stable rank",
     "stable_rank_random": "expected stable rank of a Gaussian matrix",
+    "effective_rank": "exponential of the entropy of the singular values over their sum",
+    "participation_ratio": "squared sum of the squared singular values over the sum of their squares",
     "beyond_edge": "singular values beyond the Marchenko-Pastur edge of the others, at the 1% level",
     "coherence": "mean |cos| over pairs of vectors",
     "coherence_low": "mean |cos|, low end of the interval over sampled vectors",
@@ -100,16 +102,17 @@ def weight_spectra(
         and `stable_rank` with bounds (`_low`, `_high`) that hold, rounding included, and the null level (`_random`):
         the Marchenko-Pastur edge at this Frobenius norm, the expected stable rank of a Gaussian matrix. `beyond_edge`
         counts the singular values beyond the edge of a matrix of independent entries with the variance of the others;
-        such a matrix has one in 1 of 100 cases. NaN beyond a smaller side of 1024. `coherence` of
-        the rows of embedding and unembedding and of the vectors that MLPs write, with its interval, `coherence_rms` as
-        a bound, and that of random directions; NaN for other matrices. Coordinates: `role`, `matrix_layer` (-1 outside
-        of layers), `rows`, `columns` (as stored; of attention (out, in)). Matrices with entries that are not finite are
-        NaN throughout.
+        such a matrix has one in 1 of 100 cases. `effective_rank`, exp(-sum p log p) of the singular values over their
+        sum, and `participation_ratio`, (sum s^2)^2 / sum s^4 of the singular values s. NaN beyond a smaller side of
+        1024, as `beyond_edge` is. `coherence` of the rows of embedding and unembedding and of the vectors that MLPs
+        write, with its interval, `coherence_rms` as a bound, and that of random directions; NaN for other matrices.
+        Coordinates: `role`, `matrix_layer` (-1 outside of layers), `rows`, `columns` (as stored; of attention (out,
+        in)). Matrices with entries that are not finite are NaN throughout.
 
         For known families: attention by query, key, value and output, also where one tensor fuses them, and
-        `head_frobenius`, `head_spectral`, `head_stable_rank` over (head_matrix, layer, head) with their null levels,
-        see `head_spectra`. For others every two-dimensional tensor is a matrix without a role, and `attrs["roles"]`
-        says why. `attrs["not_measured"]`: tensors of two axes or more that are no matrix of floats.
+        the figures of `head_spectra` over (head_matrix, layer, head), as `head_frobenius`, `head_stable_rank`, with
+        their null levels. For others every two-dimensional tensor is a matrix without a role, and `attrs["roles"]` says
+        why. `attrs["not_measured"]`: tensors of two axes or more that are no matrix of floats.
 
     Raises
     ------
@@ -283,6 +286,8 @@ def _figures(matrix: _Matrix, options: _Options) -> dict[str, float]:
         "stable_rank_low": rank.lower,
         "stable_rank_high": rank.upper,
         "stable_rank_random": min(max(expected_stable_rank(*entries.shape), 1.0), side),
+        "effective_rank": rank.effective_rank,
+        "participation_ratio": rank.participation_ratio,
         "beyond_edge": float(beyond),
     }
     if matrix.vectors is None:

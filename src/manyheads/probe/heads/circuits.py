@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads.spectra.ranks import rank_measures
+
 if TYPE_CHECKING:
     import xarray as xr
 
@@ -33,7 +35,9 @@ DRAWS = 64
 
 
 def head_norms(weights: Mapping[str, NDArray[Any]]) -> Array:
-    """Return Frobenius and spectral norm of the matrices of every head, (2, 6, H), from small Gram matrices.
+    """Return figures of the matrices of every head, (4, 6, H), from small Gram matrices.
+
+    Frobenius and spectral norm, effective rank, and participation ratio (see `manyheads.spectra.ranks.rank_measures`).
 
     Parameters
     ----------
@@ -49,11 +53,11 @@ def head_norms(weights: Mapping[str, NDArray[Any]]) -> Array:
     """
     heads = len(weights["query"])
     grams = {name: _grams(weight) for name, weight in weights.items()}
-    found = np.full((2, len(MATRICES), heads), np.nan)
+    found = np.full((4, len(MATRICES), heads), np.nan)
     for place, name in enumerate(MATRICES):
         if name in grams:
-            total = np.trace(grams[name], axis1=-2, axis2=-1)
-            found[:, place, : len(total)] = np.sqrt(total), _root(np.linalg.eigvalsh(grams[name])[..., -1])
+            total, squares = np.trace(grams[name], axis1=-2, axis2=-1), np.linalg.eigvalsh(grams[name])
+            found[:, place, : len(total)] = np.sqrt(total), _root(squares[..., -1]), *rank_measures(squares)
         elif name in CIRCUITS and all(part in grams for part in CIRCUITS[name]):
             found[:, place] = _norms(*(_shared(grams[part], heads) for part in CIRCUITS[name]))
     return found
@@ -72,12 +76,12 @@ def _root(squares: NDArray[Any]) -> Array:
     return np.sqrt(np.maximum(squares, 0.0)).astype(np.float64, copy=False)
 
 
-def _norms(gram: Array, other: Array) -> tuple[Array, Array]:
-    """Return Frobenius and spectral norm of a product from the Gram matrices of its factors."""
+def _norms(gram: Array, other: Array) -> tuple[Array, ...]:
+    """Return the figures of `head_norms` of a product from the Gram matrices of its factors."""
     values, vectors = np.linalg.eigh(gram)
     root = vectors * _root(values)[..., None, :]
-    top = np.linalg.eigvalsh(root.swapaxes(-1, -2) @ other @ root)[..., -1]
-    return _root(np.sum(gram * other, axis=(-1, -2))), _root(top)
+    squares = np.linalg.eigvalsh(root.swapaxes(-1, -2) @ other @ root)
+    return _root(np.sum(gram * other, axis=(-1, -2))), _root(squares[..., -1]), *rank_measures(squares)
 
 
 def stable_ranks(norms: Array) -> Array:
@@ -120,13 +124,14 @@ def _wishart(side: int, degrees: int, rng: np.random.Generator) -> Array:
 def head_dataset(norms: list[Array], sizes: list[tuple[int, int]]) -> "xr.Dataset":
     """Gather what `head_norms` returned for every layer, with head size and width (N, d), beside its null level.
 
-    Over (head_matrix, layer, head): `frobenius`, `spectral`, `stable_rank`; over (head_matrix, layer):
+    Over (head_matrix, layer, head): `frobenius`, `spectral`, `stable_rank`, `effective_rank`, `participation_ratio`;
+    over (head_matrix, layer):
     `stable_rank_random`, `stable_rank_random_std`. NaN where a layer has fewer heads.
     """
     import xarray as xr
 
     heads = max(found.shape[2] for found in norms)
-    table = np.full((2, len(MATRICES), len(norms), heads), np.nan)
+    table = np.full((4, len(MATRICES), len(norms), heads), np.nan)
     for layer, found in enumerate(norms):
         table[:, :, layer, : found.shape[2]] = found
     levels = np.stack([random_head_ranks(*size) for size in sizes], axis=-1)
@@ -138,6 +143,8 @@ def head_dataset(norms: list[Array], sizes: list[tuple[int, int]]) -> "xr.Datase
         ("frobenius", by_head, table[0], "Frobenius norm of a matrix of the head"),
         ("spectral", by_head, table[1], "largest singular value of a matrix of the head"),
         ("stable_rank", by_head, stable_ranks(table), "stable rank of a matrix of the head"),
+        ("effective_rank", by_head, table[2], "exp of the entropy of the singular values over their sum"),
+        ("participation_ratio", by_head, table[3], "(sum of squares)^2 / sum of fourth powers of singular values"),
         ("stable_rank_random", by_layer, levels[0], "mean stable rank for Gaussian weights"),
         ("stable_rank_random_std", by_layer, levels[1], "standard deviation of the stable rank for Gaussian weights"),
     ):

@@ -41,7 +41,8 @@ def head_spectra(model: Any) -> "xr.Dataset":
     xr.Dataset
         Over (head_matrix, layer, head), with the head matrices W_Q, W_K, W_V, W_O ("query", "key", "value", "output"),
         W_Q^T W_K ("query-key") and W_V^T W_O ("output-value"), the last two of which no change of basis within the head
-        moves: `frobenius` and `spectral`, the norms; `stable_rank`, (frobenius / spectral)^2, at least 1 and at most N.
+        moves: `frobenius` and `spectral`, the norms; `stable_rank`, (frobenius / spectral)^2, at least 1 and at most N;
+        `effective_rank` and `participation_ratio`, as in `weight_spectra`.
         Over (head_matrix, layer): `stable_rank_random`, its mean for independent Gaussian weights, and
         `stable_rank_random_std`. `logit_bound` (layer), the largest |logit| that norms of queries and keys allow, NaN
         without RMS norms there. Coordinates: `module` (layer) and `normalized` (layer), whether queries are normalized

@@ -105,10 +105,15 @@ def _gather_datasets(_: Mapping[str, Any], lines: list[dict[str, Any]]) -> "xr.D
 FIGURES = {
     "update_ratio": ("RMS of the update over RMS of the weight, weight decay taken out", "1"),
     "weight_rms": ("RMS of the weight before the update", "1"),
+    "gradient_rms": ("RMS of the gradient that the optimizer gets", "1"),
+    "significand_bits": ("bits of the significands of the weights before the update", "1"),
     "orthogonality": ("sum of the update's singular values / (sqrt(rank) Frobenius norm)", "1"),
     "stable_rank": ("stable rank of the update", "1"),
 }
+HEAD_FIGURES = {f"head_{name}": FIGURES[name] for name in ("update_ratio", "weight_rms", "gradient_rms")}
+HEAD_MATRICES = ("query", "key", "value", "output")
 LEVELS = {
+    "significand_bits_dtype": "bits of the significands of this type",
     "update_ratio_rounding": "RMS of the rounding of weights of this type over RMS of the weight",
     "orthogonality_random": "orthogonality of a Gaussian matrix of this shape",
     "stable_rank_random": "stable rank of a Gaussian matrix of this shape",
@@ -136,8 +141,25 @@ def _gather_updates(header: Mapping[str, Any], lines: list[dict[str, Any]]) -> "
                 row[place[matrix]] = float(figures.get(name, np.nan))
         if not np.isnan(table).all():
             found[name] = ("step", "matrix"), table, {"long_name": title, "units": unit}
+    layers = {name: each.get("attention_layer", -1) for name, each in about.items()}
+    heads = [len(row) for line in lines for figures in line["figures"].values() for row in _parts(figures).values()]
+    for name, (title, unit) in HEAD_FIGURES.items() if heads else ():
+        blocks = np.full((len(lines), len(HEAD_MATRICES), max(layers.values()) + 1, max(heads)), np.nan)
+        for block, line in zip(blocks, lines, strict=True):
+            for matrix, figures in line["figures"].items():
+                for part, row in figures.get(name, {}).items():
+                    block[HEAD_MATRICES.index(part), layers[matrix], : len(row)] = np.array(row, dtype=float)
+        by_head = ("step", "head_matrix", "attention_layer", "head")
+        found[name] = by_head, blocks, {"long_name": title + ", of a head", "units": unit}
+    if heads:
+        found = found.assign_coords(head_matrix=list(HEAD_MATRICES))
     for name, title in LEVELS.items():
         if name.rpartition("_")[0] in found:
             values = [float(each["levels"].get(name, np.nan)) for each in about.values()]
             found[name] = "matrix", values, {"long_name": title, "units": "1"}
     return found
+
+
+def _parts(figures: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the first figure of every head of a matrix; empty if there is none."""
+    return next((figures[name] for name in HEAD_FIGURES if name in figures), {})

@@ -24,6 +24,7 @@ from manyheads.errors import ManyheadsError, UsageError, check_integer
 from manyheads.limits.torch.model import INNER, unwrap
 from manyheads.models.parameters import recognize
 from manyheads.probe.attention.datasets import layer_number
+from manyheads.probe.heads.layouts import HeadLayout, head_layouts
 from manyheads.probe.live.budget import TimeBudget
 from manyheads.probe.live.output import Output, count_processes
 from manyheads.probe.live.reading import as_series
@@ -49,8 +50,8 @@ class _Matrix(NamedTuple):
 class UpdateRecorder:
     """Record the sizes of the updates of weight matrices while a model trains, within a share of its time.
 
-    A few matrices in turn are copied before an optimizer's step and compared after it. The training is the same to the
-    last bit.
+    A few matrices in turn are copied before an optimizer's step and compared after it. Weights and gradients are read
+    and never written.
 
     Parameters
     ----------
@@ -111,7 +112,7 @@ class UpdateRecorder:
         self._output = Output(store, header, tracker)
         self._queue: list[_Matrix] = []
         self._optimizers: list[Any] = []
-        self._before: list[tuple[_Matrix, Any, float]] = []
+        self._before: list[tuple[_Matrix, Any, float, dict[str, Any]]] = []
         self._step, self._written, self._next = -1, -1, 0
         self._given: int | None = None  # number of the next step, from `begin`
         self._done = False  # whether this step is measured already, by another optimizer
@@ -175,8 +176,11 @@ class UpdateRecorder:
         xr.Dataset
             Over (step, matrix), NaN where it was not a matrix's turn: `update_ratio`, RMS of the update over that of
             the weight, beside `update_ratio_rounding` (matrix), what rounding to the type of the weight amounts to;
-            `weight_rms`; and, if spectra are computed, `orthogonality` and `stable_rank` of the update beside
-            `orthogonality_random` and `stable_rank_random` (matrix), those of Gaussian matrices. Coordinates: `role`,
+            `weight_rms`, `gradient_rms` as the optimizer gets it; `significand_bits`, which the weights before the
+            step need, beside `significand_bits_dtype` (matrix); and, if spectra are computed, `orthogonality` and
+            `stable_rank` of the update beside `orthogonality_random` and `stable_rank_random` (matrix), those of
+            Gaussian matrices. Over (step, head_matrix, attention_layer, head), for queries, keys, values and outputs
+            whose order is known: `head_update_ratio`, `head_weight_rms`, `head_gradient_rms`. Coordinates: `role`,
             `layer` (-1: none), `optimizer` and `weight_decay` (matrix; "removed", "none" or "included").
 
         Raises
@@ -205,8 +209,12 @@ class UpdateRecorder:
         with self._budget.spending():
             for matrix in self._take_turn():
                 rate, decay = (float(matrix.group.get(key, 0.0)) for key in ("lr", "weight_decay"))
-                removed = rate * decay if _decay(matrix) == "removed" else 0.0
-                self._before.append((matrix, matrix.parameter.detach().clone(), removed))
+                gradient = matrix.parameter.grad
+                if gradient is None and matrix.name not in self._about:
+                    continue  # it never had one
+                removed = rate * decay if gradient is not None and _decay(matrix) == "removed" else 0.0
+                before = matrix.parameter.detach().clone()
+                self._before.append((matrix, before, removed, self._rms("gradient_rms", matrix, gradient)))
 
     def _take_turn(self) -> Iterator[_Matrix]:
         """Yield the next matrices of the queue that belong to one optimizer."""
@@ -219,36 +227,51 @@ class UpdateRecorder:
             yield matrix
 
     def _compare(self) -> None:
-        """Compare the copies with the weights after the step, those without a gradient left out."""
-        copies = [copy for copy in self._before if copy[0].parameter.grad is not None]
-        self._before = []
+        """Compare the copies with the weights after the step."""
+        copies, self._before = self._before, []
         if not copies:
             return
         with self._budget.spending():
             if self._step <= self._written:  # the training started again
                 self._about = {}
-            figures = {matrix.name: self._measure(matrix, before, decay) for matrix, before, decay in copies}
-            new = {matrix.name: self._describe(matrix) for matrix, _, _ in copies if matrix.name not in self._about}
+            figures = {matrix.name: self._measure(matrix, *rest) for matrix, *rest in copies}
+            new = {matrix.name: self._describe(matrix) for matrix, *_ in copies if matrix.name not in self._about}
             self._about, self._written = self._about | new, self._step
             cost = {"step": self._step, "cost": self._budget.cost, "elapsed": self._budget.elapsed}
             line = cost | {"figures": figures} | ({"matrices": new} if new else {})
             self._output.write(line, lambda: list(self._rows(self._written, figures)))
 
-    def _measure(self, matrix: _Matrix, before: Any, decay: float) -> dict[str, float]:
-        """Return the figures of one update, from the weight before the step and the decay within it."""
+    def _measure(self, matrix: _Matrix, before: Any, decay: float, gradient: dict[str, Any]) -> dict[str, Any]:
+        """Return the figures of one update, from the weight before the step, the decay within it and the gradient's."""
         update = matrix.parameter.detach() - before
         update = (update + decay * before) if decay else update
-        weight, moved = (_squared_norm(tensor) for tensor in (before, update))
-        found = {
-            "update_ratio": math.sqrt(moved / weight) if weight else math.nan,
-            "weight_rms": math.sqrt(weight / before.numel()),
-        }
+        found = gradient | self._rms("weight_rms", matrix, before) | self._rms("update_ratio", matrix, update)
+        for name in ("update_ratio", "head_update_ratio"):  # of the root mean squares of update and weight
+            if name in found:
+                found[name] = _divided(found[name], found[name.replace("update_ratio", "weight_rms")])
+        found["significand_bits"] = significand_bits(before)
+        moved = _squared_norm(update)
         if self._has_spectrum(matrix) and moved:
             squares = np.linalg.eigvalsh(_gram(update)).clip(0)
             values = np.sqrt(squares[-min(update.shape) :])
             found["orthogonality"] = float(values.sum() / math.sqrt(len(values) * moved))
             found["stable_rank"] = float(moved / squares[-1])
         return found
+
+    def _rms(self, figure: str, matrix: _Matrix, tensor: Any) -> dict[str, Any]:
+        """Return the root mean square of a tensor of a matrix's shape, and that of each head; of None, zero."""
+        count = matrix.parameter.numel()
+        found: dict[str, Any] = {figure: 0.0 if tensor is None else math.sqrt(_squared_norm(tensor) / count)}
+        layout = self._layouts.get(id(matrix.parameter))
+        if layout is None:
+            return found
+        size = count / (len(layout.parts) * layout.heads)
+        sums = layout.sums(matrix.parameter.detach() * 0 if tensor is None else tensor.double().square())
+        return found | {f"head_{figure}": {part: np.sqrt(np.array(row) / size) for part, row in sums.items()}}
+
+    @functools.cached_property
+    def _layouts(self) -> dict[int, HeadLayout]:
+        return head_layouts(self._model)
 
     def _has_spectrum(self, matrix: _Matrix) -> bool:
         wanted = "ns_steps" in matrix.group if self._spectra is None else self._spectra
@@ -257,13 +280,15 @@ class UpdateRecorder:
     def _describe(self, matrix: _Matrix) -> dict[str, Any]:
         import torch
 
-        levels = {"update_ratio_rounding": ROUNDING * torch.finfo(matrix.parameter.dtype).eps}
+        eps = torch.finfo(matrix.parameter.dtype).eps
+        levels = {"update_ratio_rounding": ROUNDING * eps, "significand_bits_dtype": 1 - math.log2(eps)}
         if self._has_spectrum(matrix):
             rows, columns = matrix.parameter.shape
             levels["orthogonality_random"] = random_orthogonality(rows, columns)
             levels["stable_rank_random"] = expected_stable_rank(rows, columns)
-        number = layer_number(matrix.name)
+        number, layout = layer_number(matrix.name), self._layouts.get(id(matrix.parameter))
         return {
+            "attention_layer": -1 if layout is None else layout.layer,
             "role": self._roles.get(matrix.name, ""),
             "layer": -1 if number is None else number,
             "optimizer": type(matrix.optimizer).__name__,
@@ -287,8 +312,40 @@ class UpdateRecorder:
         for matrix, values in figures.items():
             levels = self._about[matrix]["levels"]
             for name, value in values.items():
+                if isinstance(value, Mapping):  # of every head
+                    continue
                 level = levels.get(f"{name}_rounding", levels.get(f"{name}_random"))
                 yield Row(step, None, None, f"{name}/{matrix}", value, None, level)
+
+
+def significand_bits(tensor: Any) -> float:
+    """Return the bits of the narrowest significand that holds a tensor: 24 in float32, 8 if rounded to bfloat16.
+
+    Examples
+    --------
+    >>> import torch
+    >>> [significand_bits(x) for x in (torch.tensor([1 / 3]), torch.tensor([1 / 3]).bfloat16().float())]
+    [24.0, 8.0]
+    """
+    import torch
+
+    tensor = _local(tensor)
+    eps = torch.finfo(tensor.dtype).eps
+    for narrow in (torch.bfloat16, torch.float16, torch.float32):
+        if torch.finfo(narrow).eps > eps and tensor.numel():
+            samples = (tensor.flatten()[:1024], tensor)  # a few entries tell almost always
+            if all(torch.equal(each.to(narrow).to(each.dtype), each) for each in samples):
+                return 1 - math.log2(torch.finfo(narrow).eps)
+    return 1 - math.log2(eps)
+
+
+def _divided(update: Any, weight: Any) -> Any:
+    """Divide figures, those of every head too; NaN for weights of zero."""
+    if isinstance(update, Mapping):
+        return {part: _divided(update[part], weight[part]) for part in update}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.where(np.asarray(weight) > 0, np.divide(update, weight), np.nan)
+    return found if found.ndim else float(found)
 
 
 @functools.cache

@@ -1,0 +1,99 @@
+"""Figures that alarms watch, and the alarm itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+Array = np.ndarray
+
+FLOOR = 0.03  # share of the largest entropy, below which a distance from uniform attention is not told from none
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure that alarms watch.
+
+    Attributes
+    ----------
+    name
+        Of the variable over (step, layer, head).
+    transform
+        Scale on which its noise is of one size, with the unwelcome direction upwards.
+    change
+        Smallest change that is worth an alarm, on the scale `size`.
+    subject, direction
+        What the alarm says: "grows" or "falls" is unwelcome.
+    size
+        None: that of `transform`.
+    """
+
+    name: str
+    transform: Callable[[Array], Array]
+    change: float
+    subject: str
+    direction: str
+    size: Callable[[Array], Array] | None = None
+
+
+def _logit(mass: Array) -> Array:
+    return np.log((mass + 1e-4) / (1 - mass + 1e-4))
+
+
+# Entropy is a share of that of uniform attention. Its noise is in proportion to its distance from there: on the scale
+# of the entropy itself, a head that leaves uniformity late makes a jump beside the noise that it had before.
+WATCHED = (
+    Figure("entropy", lambda x: np.log(np.maximum(1 - x, 0) + FLOOR), 0.1, "entropy", "falls", lambda x: -x),
+    Figure("max_logit", lambda x: np.log(np.maximum(x, 0.05)), np.log(1.5), "largest logit", "grows"),
+    Figure("first_mass", _logit, 0.7, "attention to the first key", "grows"),
+    Figure("stable_rank", lambda x: -np.log(x), 0.1, "stable rank of W_Q^T W_K", "falls"),
+    Figure("frobenius", np.log, np.log(1.25), "norm of W_Q^T W_K", "grows"),
+    Figure("frobenius", lambda x: -np.log(x + 1e-12), np.log(2), "norm of W_Q^T W_K", "falls"),
+)
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """An alarm.
+
+    Attributes
+    ----------
+    detector
+        "change" (sudden, against the run's own past), "clean runs" (above what clean runs of the recipe reach), "level"
+        (a fixed bound), "not finite", "updates" (a gradient or an update that vanishes, weights that stand still), or
+        "precision" (weights that hold fewer bits than their type).
+    figure
+        Name of the variable.
+    step, layer, head
+        Where; `layer` and `head` are coordinates of the curves, -1 where a matrix belongs to none.
+    value, reference
+        The figure then, and what it is compared with: from where it changed, within the last 16 probes; the furthest
+        of clean runs; the bound; the last finite figure; the usual figure before; the bits of the type.
+    others
+        Further heads, or matrices, that the same detector names at that step.
+    false_alarm
+        Chance of any alarm of this detector in a clean run, as far as its assumptions hold; None for a bound.
+    words
+        What happened.
+    matrix
+        Name of the matrix, of "updates" and "precision".
+    """
+
+    detector: str
+    figure: str
+    step: int
+    layer: int
+    head: int
+    value: float
+    reference: float
+    others: int
+    false_alarm: float | None
+    words: str
+    matrix: str = ""
+
+    def __str__(self) -> str:
+        rate = "" if self.false_alarm is None else f", false-alarm rate {self.false_alarm:.2g} a run"
+        where = f"layer {self.layer} head {self.head}" if self.head >= 0 else self.matrix
+        kind = "heads" if self.head >= 0 else "matrices"
+        others = f" and {self.others} further {kind}" if self.others else ""
+        return f"step {self.step}, {where}{others}: {self.words} ({self.detector}{rate})"

@@ -1,0 +1,151 @@
+"""Alarms over recorded updates: gradients and updates that vanish, weights that stand still or are rounded."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from manyheads.errors import UsageError
+from manyheads.probe.alarms.figures import Alarm
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Array = np.ndarray
+
+# Figure -> what vanishes, and the share of its usual size, beside that of all others, below which it has vanished.
+VANISHING = {"gradient_rms": ("gradient", 1e-3), "update_ratio": ("update", 1 / 30)}
+SUCCESSIVE = 3  # measurements in which it does
+TOGETHER = 1 / 3  # the same of the gradients of all matrices at once: a batch that repeats is learned by heart
+USUAL = 16, 8  # most and fewest measurements before them, of which the usual size is the median
+
+
+class _Place(NamedTuple):
+    matrix: str
+    part: str  # of a head: "query", "key", "value" or "output"
+    layer: int
+    head: int  # -1: the whole matrix
+
+
+def find_stalled(updates: "xr.Dataset", silent: int = 0) -> Alarm | None:
+    """Find the first matrix, or head of one, whose gradient or update vanishes, or whose weights stand still.
+
+    Also a step from `silent` on at which the gradients of all matrices shrink together, as they do at the start.
+    """
+    _check(updates)
+    found = [_find_common_fall(updates, silent), *(_find_first(updates, name) for name in (*VANISHING, "weight_rms"))]
+    return min((alarm for alarm in found if alarm is not None), key=lambda alarm: alarm.step, default=None)
+
+
+def find_rounded(updates: "xr.Dataset") -> Alarm | None:
+    """Find the first matrix that holds fewer bits than its type although it was updated before."""
+    _check(updates)
+    if "significand_bits" not in updates:
+        return None
+    bits, types = updates.significand_bits.values, updates.significand_bits_dtype.values
+    moved, nonzero = updates.update_ratio.values > 0, updates.weight_rms.values > 0
+    updated = np.zeros_like(moved)
+    updated[1:] = np.logical_or.accumulate(moved, axis=0)[:-1]
+    rounded = (bits < types) & updated & nonzero
+    if not rounded.any():
+        return None
+    t = int(np.argmax(rounded.any(axis=1)))
+    who = np.flatnonzero(rounded[t])
+    k = who[0]
+    words = f"weights hold {bits[t, k]:.0f} of the {types[k]:.0f} bits of their type: they are rounded after updates"
+    where = int(updates.step.values[t]), int(updates.layer.values[k]), -1
+    figures = float(bits[t, k]), float(types[k]), len(who) - 1
+    return Alarm("precision", "significand_bits", *where, *figures, None, words, str(updates.matrix.values[k]))
+
+
+def _find_first(updates: "xr.Dataset", name: str) -> Alarm | None:
+    """Find the first step at which some series of a figure stall, but not most of them."""
+    values, places = _series(updates, name)
+    logs = _held_logs(values)
+    relative = logs - np.nanmedian(logs, axis=1, keepdims=True)
+    stalled, usual = np.zeros(values.shape, bool), np.full(values.shape, np.nan)
+    for k, recent, before in _windows(values):
+        t = recent[-1]
+        usual[t, k] = np.median(values[before, k])
+        if name == "weight_rms":
+            stalled[t, k] = len({values[before[-1], k], *values[recent, k]}) == 1 and values[t, k] > 0
+        else:
+            limit = np.median(relative[before, k]) + np.log(VANISHING[name][1])
+            stalled[t, k] = usual[t, k] > 0 and (relative[recent, k] < limit).all()
+    number = stalled.sum(axis=1)
+    some = (number > 0) & (number < np.maximum(2, np.isfinite(values).sum(axis=1) / 2))  # most: no learning rate
+    if not some.any():
+        return None
+    t = int(np.argmax(some))
+    who = sorted(map(int, np.flatnonzero(stalled[t])), key=lambda k: places[k].head >= 0)  # whole matrices first
+    others = sum((places[k].head >= 0) == (places[who[0]].head >= 0) for k in who) - 1
+    figures = float(values[t, who[0]]), float(usual[t, who[0]])
+    return _alarm(name, int(updates.step.values[t]), places[who[0]], *figures, others)
+
+
+def _windows(values: Array) -> Iterator[tuple[int, Array, Array]]:
+    """Yield series, the probes of its last successive measurements, and those of its usual size before them."""
+    for k in range(values.shape[1]):
+        own = np.flatnonzero(np.isfinite(values[:, k]))
+        for count in range(USUAL[1] + SUCCESSIVE, len(own) + 1):
+            yield k, own[count - SUCCESSIVE : count], own[: count - SUCCESSIVE][-USUAL[0] :]
+
+
+def _alarm(name: str, step: int, place: _Place, value: float, reference: float, others: int) -> Alarm:
+    weights = f"{place.part} weights" if place.part else "weights"
+    words = ("its " if place.part else "") + f"{weights} stand still"
+    if name in VANISHING:
+        of = f" of its {weights}" if place.part else ""
+        words = f"{VANISHING[name][0]}{of} vanishes, {reference:.3g} -> {value:.3g}"
+    return Alarm("updates", name, step, place.layer, place.head, value, reference, others, None, words, place.matrix)
+
+
+def _find_common_fall(updates: "xr.Dataset", silent: int) -> Alarm | None:
+    """Find the first step at which the typical gradient is small beside what each matrix had before."""
+    values = updates.gradient_rms.values
+    measured, usual, now = np.isfinite(values), np.full(values.shape, np.nan), np.full(values.shape, np.nan)
+    for k, recent, before in _windows(values):
+        now[recent[-1], k], usual[recent[-1], k] = values[recent, k].max(), np.median(values[before, k])
+    fall = np.nan_to_num(_held_logs(now) - _held_logs(usual), nan=0.0)
+    low = (np.median(fall, axis=1) < np.log(TOGETHER)) & (updates.step.values >= silent)
+    if not low.any():
+        return None
+    t = int(np.argmax(low))
+    k = int(np.argmin(np.where(measured[t] & (usual[t] > 0), fall[t], np.inf)))
+    words = f"gradients of all matrices shrink together, there {usual[t, k]:.3g} -> {values[t, k]:.3g}"
+    step, matrix = int(updates.step.values[t]), str(updates.matrix.values[k])
+    figures = float(values[t, k]), float(usual[t, k]), values.shape[1] - 1
+    return Alarm("updates", "gradient_rms", step, int(updates.layer.values[k]), -1, *figures, None, words, matrix)
+
+
+def _held_logs(values: Array) -> Array:
+    """Return logarithms of the last figures that were measured, NaN before the first one."""
+    measured = np.isfinite(values)
+    last = np.maximum.accumulate(np.where(measured, np.arange(len(values))[:, None], 0), axis=0)
+    held: Array = np.take_along_axis(values, last, axis=0)
+    return np.log(np.maximum(held, 1e-30))
+
+
+def _series(updates: "xr.Dataset", name: str) -> tuple[Array, list[_Place]]:
+    """Lay the figure of every matrix and of every head side by side, (T, K)."""
+    columns = [updates[name].values]
+    matrices = zip(updates.matrix.values, updates.layer.values, strict=True)
+    places = [_Place(str(matrix), "", int(layer), -1) for matrix, layer in matrices]
+    if f"head_{name}" in updates:
+        heads = updates[f"head_{name}"]
+        present = np.isfinite(heads.values).any(axis=0)
+        columns.append(heads.values[:, present])
+        places += [
+            _Place("", str(heads.head_matrix.values[part]), int(layer), int(head))
+            for part, layer, head in np.argwhere(present)
+        ]
+    return np.concatenate(columns, axis=1), places
+
+
+def _check(updates: "xr.Dataset") -> None:
+    missing = {*VANISHING, "weight_rms"} - set(getattr(updates, "data_vars", ()))
+    if missing:
+        raise UsageError(
+            f"updates of type {type(updates).__name__} without {', '.join(sorted(missing))}: give what "
+            "UpdateRecorder.dataset() returned"
+        )
