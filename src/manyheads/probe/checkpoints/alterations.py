@@ -25,7 +25,7 @@ AWAY = (2.0, 3.0)
 # Change at an end over the largest of those extrapolated, and where only other tensors tell it.
 BEYOND, BEYOND_OTHERS = 8.0, 20.0
 # Change of an entry over the RMS of others in its row and column: out and back, at an end; matrices, vectors.
-JUMPS = ((5.0, 10.0), (8.0, 15.0))
+JUMPS = ((5.0, 10.0), (8.0, 30.0))
 # A single entry over the next largest of its tensor, where there is no other checkpoint.
 PEAK = 32.0
 # The smallest entry that is not zero over the next one: of n random entries the ratio is uniform.
@@ -40,14 +40,13 @@ class _Course:
     changes: list[Change]
     past: list[float]
     matrix: bool
-    coarse: float
     told: dict[int, Explanation] = field(default_factory=dict)
 
     def sizes(self) -> dict[tuple[int, int], float]:
         """Return the RMS change over each interval, where it is more than rounding."""
         found = {}
         for interval, change in zip(zip(self.places, self.places[1:], strict=False), self.changes, strict=True):
-            if change.moved > (2 * self.coarse) ** 2 * max(change.before, change.after):
+            if not change.is_rounding:
                 found[interval] = change.rms
         return found
 
@@ -67,11 +66,12 @@ def find_alterations(
         taken: set[int] = set()
         for places, jump, intervals in _jumps(course):
             taken |= intervals
-            text = f"{name}[{', '.join(map(str, jump.place))}]: {jump.before:.4g} -> {jump.after:.4g}"
+            text = f"{name}{list(jump.place)}: {jump.before:.4g} -> {jump.after:.4g}"
             found[_where(places, contents), "altered entries"].append(text)
         for places, interval in _altered(name, course, sizes, taken):
             if not any((place, name) in zeros for place in places):
-                found[_where(places, contents), "altered tensors"].append(f"{name} {_told(course, interval)}")
+                text = f"{name} {_told(course, interval)}, {_where(course.places[interval : interval + 2], contents)}"
+                found[_where(places, contents), "altered tensors"].append(text)
     whats = {"altered tensors": "tensors changed as no training does", "altered entries": "single entries jump"}
     for content in contents:
         if alone := _alone(content, contents):
@@ -89,7 +89,7 @@ def _told(course: _Course, interval: int) -> str:
     return f"changes by {np.sqrt(change.moved / max(change.before, change.after)):.2g} of its norm"
 
 
-def _where(places: tuple[int, ...], contents: Sequence[Contents]) -> str:
+def _where(places: Sequence[int], contents: Sequence[Contents]) -> str:
     return " to ".join(contents[place].name for place in places)
 
 
@@ -104,9 +104,8 @@ def _follow(name: str, contents: Sequence[Contents], checkpoints: Mapping[str, C
     if len(places) < 2:
         return None
     held = [checkpoints[contents[place].name] for place in places]
-    coarse = max(contents[place].precision(name) for place in places)
-    changes, past = measure_changes(held, name, coarse)
-    course = _Course(places, changes, past, len(usual) > 1 and min(usual) > 1, coarse)
+    changes, past = measure_changes(held, name, [contents[place].precision(name) for place in places])
+    course = _Course(places, changes, past, len(usual) > 1 and min(usual) > 1)
     for interval, change in enumerate(changes):
         if change.moved > LARGE**2 * max(change.before, change.after):
             told = list(explain_moments(change, course.matrix))
@@ -160,7 +159,7 @@ def _altered(
     strong = {interval for interval, told in course.told.items() if not told.weak}
     small = {
         interval for interval, change in enumerate(course.changes)
-        if change.size < 8 or change.moved <= (2 * course.coarse) ** 2 * max(change.before, change.after)
+        if change.size < 8 or change.is_rounding
     }  # fmt: skip
     for inner in range(last):
         both = {inner, inner + 1}
@@ -228,18 +227,18 @@ def _alone(content: Contents, contents: Sequence[Contents]) -> list[str]:
         elif 0 < peak.smallest < FLOOR * peak.next:
             index, value, others = peak.low, peak.smallest, f"at least {peak.next:.4g}"
         if index is not None:
-            places = ", ".join(map(str, np.unravel_index(index, content.entries[name].shape)))
-            found.append(f"{name}[{places}]: {value:.4g}, the others {others}")
+            places = [int(each) for each in np.unravel_index(index, content.entries[name].shape)]
+            found.append(f"{name}{places}: {value:.4g}, the others {others}")
     return found
 
 
-def note_unchecked(contents: Sequence[Contents], steps: Sequence[int | None], unchecked: Notes) -> None:
+def note_unchecked(contents: Sequence[Contents], steps: Sequence[int | None], against: bool, unchecked: Notes) -> None:
     """Note what cannot be seen in so few checkpoints, and why."""
     if len(contents) < 4:
         unchecked[f"the order of {len(contents)} different checkpoints", "it takes four"] = []
     if None in steps:
         unchecked["steps", "not every name holds one, such as step1000 or checkpoint-500"] = []
-    if len(contents) == 1:
+    if len(contents) == 1 and not against:
         what = "sign, order of rows and heads, transposition, shift, scale, single entries of ordinary size"
         why = "one checkpoint does not show them; give its neighbours, or its source with --against"
         unchecked[what, why] = []

@@ -3,6 +3,7 @@
 Checkpoints are read tensor by tensor and by blocks of rows, those of a block together; no tensor is ever held whole.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,8 +36,8 @@ class Change:
 
     Attributes
     ----------
-    size
-        Number of entries.
+    size, spacing
+        Number of entries, and the spacing of the numbers that they are, relative to them.
     before, after, product
         Squared norms of the tensor in both checkpoints, and their inner product.
     shift
@@ -48,6 +49,7 @@ class Change:
     """
 
     size: int = 0
+    spacing: float = 0.0
     before: float = 0.0
     after: float = 0.0
     product: float = 0.0
@@ -56,13 +58,18 @@ class Change:
     jumps: list[Jump] = field(default_factory=list)
 
     @property
+    def is_rounding(self) -> bool:
+        """Whether rounding to the type explains the difference."""
+        return self.moved <= (2 * self.spacing) ** 2 * max(self.before, self.after)
+
+    @property
     def rms(self) -> float:
         """RMS of the difference."""
         return float(np.sqrt(self.moved / max(self.size, 1)))
 
 
 def measure_changes(
-    checkpoints: Sequence[Checkpoint], name: str, coarse: float = 0.0
+    checkpoints: Sequence[Checkpoint], name: str, spacings: Sequence[float]
 ) -> tuple[list[Change], list[float]]:
     """Return the change of a tensor over every interval, and its distance past every inner checkpoint.
 
@@ -72,8 +79,8 @@ def measure_changes(
         In their order; all hold the tensor in one shape.
     name
         The tensor.
-    coarse
-        Spacing of the numbers that it holds, relative to them: a step of the spacing is no jump.
+    spacings
+        Spacing of the numbers that each holds, relative to them: steps of the spacing are no jumps.
 
     Returns
     -------
@@ -81,7 +88,7 @@ def measure_changes(
         Of one less than the checkpoints, and distances from checkpoint t - 1 to t + 1, of two less.
     """
     entry = checkpoints[0].entry(name)
-    changes = [Change(entry.size) for _ in checkpoints[1:]]
+    changes = [Change(entry.size, max(pair)) for pair in itertools.pairwise(spacings)]
     past = np.zeros(max(len(checkpoints) - 2, 0))
     columns: list[Any] = [0.0] * len(changes)
     found: list[list[tuple[int, int, float, float, float]]] = [[] for _ in changes]
@@ -102,7 +109,7 @@ def measure_changes(
             older, old = old, new
         start += len(new)
     for change, sums, candidates in zip(changes, columns, found, strict=True):
-        least = 8 * coarse * np.sqrt(min(change.before, change.after) / max(change.size, 1))
+        least = 8 * change.spacing * np.sqrt(min(change.before, change.after) / max(change.size, 1))
         jumps = [_judge(candidate, sums, start, entry.shape) for candidate in candidates]
         change.jumps = [jump for jump in jumps if abs(jump.after - jump.before) > least]
     return changes, list(np.sqrt(past))

@@ -70,7 +70,7 @@ def _difference(name: str, ours: Contents, theirs: Contents, one: Checkpoint, ot
     """Say how the values of a tensor differ."""
     if name not in ours.peaks or name not in theirs.peaks:
         return "has other values"
-    (change,), _ = measure_changes([other, one], name)
+    (change,), _ = measure_changes([other, one], name, [each.precision(name) for each in (theirs, ours)])
     matrix = sum(extent > 1 for extent in ours.entries[name].shape) > 1
     told = list(explain_moments(change, matrix)) + (list(explain_orders(other, one, name)) if matrix else [])
     if told:
@@ -80,6 +80,5 @@ def _difference(name: str, ours: Contents, theirs: Contents, one: Checkpoint, ot
     share = np.sqrt(change.moved / max(change.before, change.after))
     jump = max(change.jumps, key=lambda each: each.times, default=None)
     if jump and jump.times > 1e3:
-        return f"is {jump.after:.4g} at [{', '.join(map(str, jump.place))}], there {jump.before:.4g}"
-    coarse = max(each.precision(name) for each in (ours, theirs))
-    return "is rounded" if share < coarse else f"differs by {share:.2g} of its norm"
+        return f"is {jump.after:.4g} at {list(jump.place)}, there {jump.before:.4g}"
+    return "is rounded" if change.is_rounding else f"differs by {share:.2g} of its norm"

@@ -99,8 +99,7 @@ class Contents:
     peaks
         Name of every tensor of finite floats → the extremes of its absolute values.
     narrow
-        Name of every tensor of floats that is not constant → types of `NARROW`, narrower than its own, that hold all
-        its values.
+        Name of every tensor of finite floats → types of `NARROW`, narrower than its own, that hold all its values.
     unfinished
         Name of every tensor with NaN or infinite entries → their number.
     tokenizer
@@ -193,6 +192,4 @@ def _digest(content: Contents, name: str, parts: Iterable[NDArray[Any]]) -> None
     if broken:
         content.unfinished[name] = broken
     else:
-        content.peaks[name] = extremes
-        if np.unique(content.samples[name]).size > 2:
-            content.narrow[name] = narrow
+        content.peaks[name], content.narrow[name] = extremes, narrow

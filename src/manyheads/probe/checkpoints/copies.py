@@ -12,6 +12,8 @@ from manyheads.probe.checkpoints.contents import NARROW, Contents, Extremes, Fin
 
 # A tensor holds what another one held if it is nearer to it than this share of the distance to itself.
 CLOSER = 0.5
+# ... and than this share of its norm: unrelated ones are farther.
+ALIKE = 0.9
 # Share of the sampled entries that have to change before a tensor that comes back is a copy, and how many.
 CHANGED, ENTRIES = 0.25, 16
 # The largest entry over the next one, beyond which it decides distances alone.
@@ -51,8 +53,13 @@ def _equal_when_rounded(one: Contents, other: Contents) -> str:
 
 def _is_narrow(content: Contents, dtype: str) -> bool:
     """Tell whether all values of a checkpoint are those of a type, whatever it is held in."""
-    found = content.narrow.items()
-    return bool(found) and all(content.entries[name].dtype == dtype or dtype in types for name, types in found)
+    names = _telling(content)
+    return bool(names) and all(content.entries[name].dtype == dtype or dtype in content.narrow[name] for name in names)
+
+
+def _telling(content: Contents) -> list[str]:
+    """Return the tensors whose values tell a type: gains of one and biases of zero are values of any."""
+    return [name for name in content.narrow if np.unique(content.samples[name]).size > 2]
 
 
 def _rounded(sample: np.ndarray, dtype: str) -> np.ndarray:
@@ -62,22 +69,25 @@ def _rounded(sample: np.ndarray, dtype: str) -> np.ndarray:
 
 def find_rounded(contents: list[Contents], unchecked: Notes) -> list[Finding]:
     """Find tensors whose values are those of a narrower type, unlike at most other steps or unlike what is said."""
-    found: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for name in sorted(set().union(*(each.narrow for each in contents))):
-        for dtype in NARROW:
-            wide = [each for each in contents if name in each.narrow and each.entries[name].dtype != dtype]
-            held = [each for each in wide if dtype in each.narrow[name]]
-            if held and len(held) <= len(wide) / 2:
-                for each in held:
-                    found[each.name, dtype].append(name)
+    found: dict[str, list[str]] = defaultdict(list)
+    telling = {content.name: set(_telling(content)) for content in contents}
+    for name in sorted(set().union(*telling.values())):
+        held = [each for each in contents if name in telling[each.name]]
+        rounded = [each for each in held if each.narrow[name]]
+        if len(rounded) <= len(held) / 2:
+            for each in rounded:
+                found[each.name].append(name)
+    rounded = [each for each in contents if _is_narrow(each, "BF16")]
+    for each in rounded if len(rounded) <= len(contents) / 2 else ():  # in a series of values of F16
+        if each.name not in found and all(each.entries[name].dtype != "BF16" for name in each.samples):
+            found[each.name] += sorted(telling[each.name])
     findings = [
-        Finding("rounded", where, f"{len(names)} tensors hold values of {dtype} in a wider type", shorten(names))
-        for (where, dtype), names in found.items()
+        Finding("rounded", where, f"{len(names)} tensors hold values of a narrower type than their own", shorten(names))
+        for where, names in found.items()
     ]
     throughout = [
         dtype for dtype in NARROW
-        if any(each.narrow for each in contents)
-        and all(dtype in held for each in contents for held in each.narrow.values())
+        if any(telling.values()) and all(dtype in each.narrow[name] for each in contents for name in telling[each.name])
     ]  # fmt: skip
     if throughout and len(contents) == 1:
         dtypes = sorted({contents[0].entries[name].dtype for name in contents[0].narrow})
@@ -160,7 +170,8 @@ def _moves(before: Contents, after: Contents) -> Iterator[tuple[str, str]]:
             gaps = np.linalg.norm(old - new, axis=1)
             gaps[sizes < CLOSER * np.linalg.norm(new)] = np.inf  # zeros are near to everything that is small
             nearest = int(np.argmin(gaps))
-            if nearest != place and gaps[nearest] < CLOSER * np.linalg.norm(old[place] - new):
+            least = min(CLOSER * np.linalg.norm(old[place] - new), ALIKE * np.linalg.norm(new))
+            if nearest != place and gaps[nearest] < least:
                 yield name, names[nearest]
 
 

@@ -40,19 +40,19 @@ class Explanation(NamedTuple):
 
 def explain_moments(change: Change, matrix: bool) -> Iterator[Explanation]:
     """Go through the transformations that are judged by sums over all entries."""
-    if not (change.moved and change.before and change.after):
+    if not change.moved:
         return
     negated = (change.before + change.after + 2 * change.product) / change.moved
     if negated < (LEFT if matrix else CLOSE):
-        yield Explanation("has the opposite sign", negated, not matrix)
+        yield Explanation("changes sign", negated, not matrix)
     step = change.shift / change.size
     shifted = max(change.moved - change.size * step**2, 0.0) / change.moved
     if shifted < (LEFT if matrix else CLOSE) and change.size >= 8:
         yield Explanation(f"is shifted by {step:.3g}", shifted, not matrix and abs(abs(step) - 1) > ONE)
-    factor = change.product / change.before
+    factor = change.product / change.before if change.before else 0.0
     scaled = max(change.after - change.product * factor, 0.0) / change.moved
     if matrix and scaled < SCALED and factor > 0 and not 0.7 < factor < 1.4:
-        yield Explanation(f"is multiplied by {factor:.3g}", scaled, scaled > CLOSE)
+        yield Explanation(f"is multiplied by {factor:.3g}", scaled, scaled > SCALED / 2 or 0.6 < factor < 1.7)
 
 
 def explain_orders(one: Checkpoint, other: Checkpoint, name: str) -> Iterator[Explanation]:

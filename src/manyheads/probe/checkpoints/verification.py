@@ -180,7 +180,7 @@ def verify(
     findings += copied + interchanged + misplaced
     ordered = [content for content in contents if content.name not in odd]
     findings += find_alterations(ordered, opened, partial | moved)
-    note_unchecked(ordered, [step_of(source) for source in sources], unchecked)
+    note_unchecked(ordered, [step_of(source) for source in sources], against is not None, unchecked)
     return Verification(tuple(names), tuple(findings), readable, read, _as_text(unchecked, readable), digests)
 
 
