@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 
 from manyheads.probe import verify
-from manyheads.probe.checkpoints.changes import measure_changes
+from manyheads.probe.checkpoints.alterations.changes import measure_changes
 
 pytestmark = pytest.mark.torch
 LAYER = "model.layers.1."

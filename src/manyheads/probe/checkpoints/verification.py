@@ -19,8 +19,8 @@ from manyheads._overview import Overview, Shown
 from manyheads.errors import UsageError
 from manyheads.models.checkpoint import Checkpoint, open_checkpoint
 from manyheads.models.refusals import CheckpointRefused, shorten
-from manyheads.probe.checkpoints.alterations import find_alterations, note_unchecked
-from manyheads.probe.checkpoints.comparison import compare_with
+from manyheads.probe.checkpoints.alterations.comparison import compare_with
+from manyheads.probe.checkpoints.alterations.detection import find_alterations, note_unchecked
 from manyheads.probe.checkpoints.contents import SAMPLE, Contents, Finding, Notes, digest_contents, read_contents
 from manyheads.probe.checkpoints.copies import find_copies, find_interchanged, find_partial_copies, find_rounded
 from manyheads.probe.checkpoints.folder import check_folder
@@ -112,9 +112,9 @@ def verify(
       weights, or of those in one shard, other than that of the steps, see
       `manyheads.probe.checkpoints.trajectory_order`.
     * Matrices of one shape that are interchanged from one step to the next.
-    * Tensors, vectors too, and single entries that change as no training changes them, see
-      `manyheads.probe.checkpoints.alterations`: negated, zeroed, shifted, scaled, transposed, rows or columns in
-      another order, a jump that comes from one exponent bit.
+    * Tensors, vectors too, and single entries that change as no training changes them: negated, zeroed, shifted,
+      scaled, transposed, rows or columns in another order, a jump that comes from one exponent bit; see
+      `manyheads.probe.checkpoints.alterations.detection`.
     * The tokenizer: another one than at most steps, or more ids than embeddings.
 
     Parameters

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.models.checkpoint import Checkpoint
-from manyheads.probe.checkpoints.changes import Change
+from manyheads.probe.checkpoints.alterations.changes import Change
 from manyheads.probe.checkpoints.contents import blocks
 
 Array = NDArray[np.float64]

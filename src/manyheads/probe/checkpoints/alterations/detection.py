@@ -16,9 +16,9 @@ import numpy as np
 
 from manyheads.models.checkpoint import Checkpoint
 from manyheads.models.refusals import shorten
-from manyheads.probe.checkpoints.changes import Change, Jump, measure_changes
+from manyheads.probe.checkpoints.alterations.changes import Change, Jump, measure_changes
+from manyheads.probe.checkpoints.alterations.transformations import LARGE, Explanation, explain_moments, explain_orders
 from manyheads.probe.checkpoints.contents import Contents, Finding, Notes
-from manyheads.probe.checkpoints.transformations import LARGE, Explanation, explain_moments, explain_orders
 
 # Shortest way to a neighbour over the way past it, for matrices and vectors; 1 in a stationary phase.
 AWAY = (2.0, 3.0)
@@ -165,7 +165,8 @@ def _altered(
         both = {inner, inner + 1}
         if both & (taken | small):
             continue
-        if min(lengths[inner], lengths[inner + 1]) > AWAY[not course.matrix] * course.past[inner] or both <= strong:
+        away = AWAY[not course.matrix] if not both <= strong else 1.0
+        if min(lengths[inner], lengths[inner + 1]) > away * course.past[inner]:
             found.append(((course.places[inner + 1],), inner))
             taken = taken | both
     for interval in range(last + 1):

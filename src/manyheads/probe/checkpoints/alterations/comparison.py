@@ -7,11 +7,11 @@ import numpy as np
 
 from manyheads.models.checkpoint import Checkpoint, open_checkpoint
 from manyheads.models.refusals import CheckpointRefused, shorten
-from manyheads.probe.checkpoints.changes import measure_changes
+from manyheads.probe.checkpoints.alterations.changes import measure_changes
+from manyheads.probe.checkpoints.alterations.transformations import explain_moments, explain_orders
 from manyheads.probe.checkpoints.contents import Contents, Finding, Notes, read_contents
 from manyheads.probe.checkpoints.folder import check_folder
 from manyheads.probe.checkpoints.series import Source, path_of, step_of
-from manyheads.probe.checkpoints.transformations import explain_moments, explain_orders
 
 
 def compare_with(
