@@ -24,7 +24,7 @@ SAMPLE = 256
 PRECISION = {dtype: float(ml_dtypes.finfo(DTYPES[dtype]).eps) for dtype in DTYPES if dtype.startswith(("F", "BF"))}
 
 
-# Types whose values may be held in a wider one.
+# Types whose values may be held in a finer one.
 NARROW = ("F16", "BF16")
 
 
@@ -99,7 +99,7 @@ class Contents:
     peaks
         Name of every tensor of finite floats → the extremes of its absolute values.
     narrow
-        Name of every tensor of finite floats → types of `NARROW`, narrower than its own, that hold all its values.
+        Name of every tensor of finite floats → types of `NARROW`, coarser than its own, that hold all its values.
     unfinished
         Name of every tensor with NaN or infinite entries → their number.
     tokenizer
@@ -167,7 +167,7 @@ def _digest(content: Contents, name: str, parts: Iterable[NDArray[Any]]) -> None
     entry, digest, done, samples = content.entries[name], hashlib.sha256(), 0, []
     extremes = Extremes()
     floats, broken = entry.dtype in PRECISION, 0
-    narrow = {dtype for dtype in NARROW if floats and DTYPES[dtype].itemsize < DTYPES[entry.dtype].itemsize}
+    narrow = {dtype for dtype in NARROW if floats and PRECISION[dtype] > PRECISION[entry.dtype]}
     places = np.arange(entry.size)
     if entry.size > SAMPLE:  # one in each of equal strata: the same in every checkpoint, and in no step with the rows
         edges = np.linspace(0, entry.size, SAMPLE + 1).astype(np.int64)

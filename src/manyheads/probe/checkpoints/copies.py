@@ -14,6 +14,8 @@ from manyheads.probe.checkpoints.contents import NARROW, Contents, Extremes, Fin
 CLOSER = 0.5
 # ... and than this share of its norm: unrelated ones are farther.
 ALIKE = 0.9
+# Absolute values below which F16 has few digits.
+SMALL = 1e-3
 # Share of the sampled entries that have to change before a tensor that comes back is a copy, and how many.
 CHANGED, ENTRIES = 0.25, 16
 # The largest entry over the next one, beyond which it decides distances alone.
@@ -58,8 +60,11 @@ def _is_narrow(content: Contents, dtype: str) -> bool:
 
 
 def _telling(content: Contents) -> list[str]:
-    """Return the tensors whose values tell a type: gains of one and biases of zero are values of any."""
-    return [name for name in content.narrow if np.unique(content.samples[name]).size > 2]
+    """Return the tensors whose values tell a type: gains of one, biases of zero and numbers near it are of any."""
+    return [
+        name for name in content.narrow
+        if np.unique(content.samples[name]).size > 2 and np.median(np.abs(content.samples[name])) > SMALL
+    ]  # fmt: skip
 
 
 def _rounded(sample: np.ndarray, dtype: str) -> np.ndarray:
