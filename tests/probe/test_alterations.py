@@ -213,7 +213,7 @@ def test_changes_are_those_of_the_tensors(tmp_path, rng, monkeypatch):
     arrays[1, 30, 2] += 5
     for step, array in enumerate(arrays):
         safetensors.numpy.save_file({"w": array}, tmp_path / f"step{step}.safetensors")
-    monkeypatch.setattr(contents, "BLOCK_BYTES", 500)
+    monkeypatch.setattr(contents, "BLOCK", 60)
     opened = [open_checkpoint(tmp_path / f"step{step}.safetensors") for step in range(3)]
     changes, past = measure_changes(opened, "w", [2**-52] * 3)
     for one, other, change in zip(arrays, arrays[1:], changes, strict=False):

@@ -17,7 +17,8 @@ from manyheads.models.parameters import parameter_roles
 from manyheads.models.refusals import CheckpointRefused, FamilyUnknown, FileMissing
 from manyheads.probe.checkpoints.series import step_of
 
-BLOCK_BYTES = 2**23
+# Entries that are read at once.
+BLOCK = 2**20
 # Entries of a tensor that are kept.
 SAMPLE = 256
 # Spacing of the numbers of a type, relative to them.
@@ -157,7 +158,7 @@ def blocks(checkpoint: Checkpoint, name: str, entry: TensorEntry) -> Iterator[ND
     if not entry.shape:
         yield checkpoint.tensor(name)
         return
-    step = max(1, BLOCK_BYTES * entry.shape[0] // max(entry.nbytes, 1))
+    step = max(1, BLOCK * entry.shape[0] // max(entry.size, 1))
     for start in range(0, entry.shape[0], step):
         yield checkpoint.tensor(name, slice(start, start + step))
 
@@ -168,7 +169,7 @@ def _digest(content: Contents, name: str, parts: Iterable[NDArray[Any]]) -> None
     extremes = Extremes()
     floats, broken = entry.dtype in PRECISION, 0
     narrow = {dtype for dtype in NARROW if floats and PRECISION[dtype] > PRECISION[entry.dtype]}
-    places = np.arange(entry.size)
+    places = np.arange(min(entry.size, SAMPLE))
     if entry.size > SAMPLE:  # one in each of equal strata: the same in every checkpoint, and in no step with the rows
         edges = np.linspace(0, entry.size, SAMPLE + 1).astype(np.int64)
         places = edges[:-1] + np.random.default_rng(0).integers(0, np.diff(edges))
@@ -176,12 +177,10 @@ def _digest(content: Contents, name: str, parts: Iterable[NDArray[Any]]) -> None
         flat = block.reshape(-1)
         digest.update(flat.view(np.uint8).data)
         if floats and flat.size:
-            with np.errstate(invalid="ignore"):
-                sizes = np.abs(flat.astype(np.float64))
+            sizes = np.abs(flat.astype(np.float64))
             broken += int(flat.size - np.count_nonzero(np.isfinite(flat)))
             extremes = extremes.among(sizes, done)
-            with np.errstate(over="ignore", invalid="ignore"):
-                narrow -= {dtype for dtype in narrow if (flat.astype(DTYPES[dtype]).astype(flat.dtype) != flat).any()}
+            narrow -= {dtype for dtype in narrow if (flat.astype(DTYPES[dtype]).astype(flat.dtype) != flat).any()}
         here = places[(places >= done) & (places < done + flat.size)]
         samples.append(flat[here - done].astype(np.float32))
         done += flat.size

@@ -68,8 +68,7 @@ def _telling(content: Contents) -> list[str]:
 
 
 def _rounded(sample: np.ndarray, dtype: str) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        return sample.astype(DTYPES[dtype]).astype(np.float32)
+    return sample.astype(DTYPES[dtype]).astype(np.float32)
 
 
 def find_rounded(contents: list[Contents], unchecked: Notes) -> list[Finding]:
@@ -110,9 +109,9 @@ def find_partial_copies(contents: list[Contents]) -> tuple[list[Finding], set[st
     if it moves before and after that; otherwise it was altered in between, and is no copy.
     """
     shared: dict[tuple[str, str], list[str]] = defaultdict(list)
-    tensors = sorted(set().union(*(content.samples for content in contents)))
+    tensors = sorted(set().union(*(content.peaks for content in contents)))
     for name in tensors:
-        holders = [each for each in contents if name in each.samples and each.samples[name].size >= ENTRIES]
+        holders = [each for each in contents if name in each.peaks and each.samples[name].size >= ENTRIES]
         moved = [False, *(_moved(name, *pair) for pair in itertools.pairwise(holders)), False]  # before and after each
         latest: dict[str, int] = {}
         for place, content in enumerate(holders):

@@ -94,6 +94,7 @@ class Verification(Shown):
         return "\n".join([head, *lines, *(f"  not checked: {text}" for text in self.unchecked)])
 
 
+@np.errstate(over="ignore", invalid="ignore")  # damaged weights hold anything
 def verify(
     checkpoints: Sequence[Source],
     *,

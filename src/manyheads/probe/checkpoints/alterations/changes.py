@@ -92,52 +92,57 @@ def measure_changes(
     past = np.zeros(max(len(checkpoints) - 2, 0))
     columns: list[Any] = [0.0] * len(changes)
     found: list[list[tuple[int, int, float, float, float]]] = [[] for _ in changes]
-    start = 0
-    for parts in zip(*(blocks(checkpoint, name, checkpoint.entry(name)) for checkpoint in checkpoints), strict=True):
+    start, rows = 0, entry.shape[0] if len(entry.shape) > 1 else 1  # a vector is one row
+    readers = [blocks(checkpoint, name, checkpoint.entry(name)) for checkpoint in checkpoints]
+    while (part := next(readers[0], None)) is not None:
         older: Array | None = None
         old: Array | None = None
-        for place, part in enumerate(parts):
-            # A vector is one row.
-            new = part.astype(np.float64).reshape((1, -1) if part.ndim < 2 else (part.shape[0], -1))
+        for place, reader in enumerate(readers):
+            new = (
+                (part if place == 0 else next(reader))
+                .astype(np.float64)
+                .reshape(min(part.shape[0], rows) if part.ndim else 1, -1)
+            )
             if old is not None:
-                _add(changes[place - 1], old, new)
                 squares = (new - old) ** 2
-                columns[place - 1] = columns[place - 1] + squares.sum(axis=0)
+                _add(changes[place - 1], old, new, squares)
+                columns[place - 1] = columns[place - 1] + (squares.sum(axis=0) if rows > 1 else 0.0)
                 found[place - 1] += _candidates(squares, old, new, start)
             if older is not None:
                 past[place - 2] += float(np.sum((new - older) ** 2))
             older, old = old, new
-        start += len(new)
+        start += part.size
     for change, sums, candidates in zip(changes, columns, found, strict=True):
         least = 8 * change.spacing * np.sqrt(min(change.before, change.after) / max(change.size, 1))
-        jumps = [_judge(candidate, sums, start, entry.shape) for candidate in candidates]
+        jumps = [_judge(candidate, sums, rows, entry.shape) for candidate in candidates]
         change.jumps = [jump for jump in jumps if abs(jump.after - jump.before) > least]
     return changes, list(np.sqrt(past))
 
 
-def _add(change: Change, old: Array, new: Array) -> None:
+def _add(change: Change, old: Array, new: Array, squares: Array) -> None:
     change.before += float(np.sum(old**2))
     change.after += float(np.sum(new**2))
     change.product += float(np.sum(old * new))
     change.shift += float(np.sum(new) - np.sum(old))
-    change.moved += float(np.sum((new - old) ** 2))
+    change.moved += float(np.sum(squares))
 
 
-def _candidates(squares: Array, old: Array, new: Array, start: int) -> list[tuple[int, int, float, float, float]]:
-    """Return row, column, values and RMS of the others in the row for the entries that stand out most in theirs."""
-    rows = squares.sum(axis=1, keepdims=True)
-    others = np.maximum(rows - squares, 0) / max(squares.shape[1] - 1, 1)
-    with np.errstate(over="ignore"):
-        scores = (squares / (others + 1e-300)).reshape(-1)
+def _candidates(squares: Array, old: Array, new: Array, start: int) -> list[tuple[int, float, float, float]]:
+    """Return place, values and RMS of the others in the row of the entries that stand out most in theirs."""
+    sums = squares.sum(axis=1, keepdims=True)
+    others = np.maximum(sums - squares, 0) / max(squares.shape[1] - 1, 1)
+    scores = (squares / (others + 1e-300)).reshape(-1)
     best = np.argpartition(scores, -min(TOP, scores.size))[-TOP:] if scores.size else []
-    flat = [np.unravel_index(place, squares.shape) for place in best if scores[place] > 0]
-    return [(start + int(i), int(j), float(old[i, j]), float(new[i, j]), float(np.sqrt(others[i, j]))) for i, j in flat]
+    return [
+        (start + int(at), float(old.flat[at]), float(new.flat[at]), float(np.sqrt(others.flat[at])))
+        for at in best if scores[at] > 0
+    ]  # fmt: skip
 
 
-def _judge(candidate: tuple[int, int, float, float, float], sums: Array, rows: int, shape: tuple[int, ...]) -> Jump:
-    row, column, before, after, of_row = candidate
+def _judge(candidate: tuple[int, float, float, float], sums: Any, rows: int, shape: tuple[int, ...]) -> Jump:
+    at, before, after, usual = candidate
     size = abs(after - before)
-    of_column = np.sqrt(max(sums[column] - size**2, 0.0) / (rows - 1)) if rows > 1 else 0.0
-    usual = max(of_row, of_column)
-    place = np.unravel_index(row * len(sums) + column, shape) if shape else ()
+    if rows > 1:
+        usual = max(usual, float(np.sqrt(max(sums[at % len(sums)] - size**2, 0.0) / (rows - 1))))
+    place = np.unravel_index(at, shape) if shape else ()
     return Jump(tuple(map(int, place)), before, after, size / usual if usual else np.inf)

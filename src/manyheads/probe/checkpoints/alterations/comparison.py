@@ -8,6 +8,7 @@ import numpy as np
 from manyheads.models.checkpoint import Checkpoint, open_checkpoint
 from manyheads.models.refusals import CheckpointRefused, shorten
 from manyheads.probe.checkpoints.alterations.changes import measure_changes
+from manyheads.probe.checkpoints.alterations.detection import HUGE
 from manyheads.probe.checkpoints.alterations.transformations import explain_moments, explain_orders
 from manyheads.probe.checkpoints.contents import Contents, Finding, Notes, read_contents
 from manyheads.probe.checkpoints.folder import check_folder
@@ -68,7 +69,7 @@ def _differences(ours: Contents, theirs: Contents, one: Checkpoint, other: Check
 
 def _difference(name: str, ours: Contents, theirs: Contents, one: Checkpoint, other: Checkpoint) -> str:
     """Say how the values of a tensor differ."""
-    if name not in ours.peaks or name not in theirs.peaks:
+    if any(name not in each.peaks or each.peaks[name].largest > HUGE for each in (ours, theirs)):
         return "has other values"
     (change,), _ = measure_changes([other, one], name, [each.precision(name) for each in (theirs, ours)])
     matrix = sum(extent > 1 for extent in ours.entries[name].shape) > 1

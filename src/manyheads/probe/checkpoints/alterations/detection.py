@@ -26,6 +26,8 @@ AWAY = (2.0, 3.0)
 BEYOND, BEYOND_OTHERS = 8.0, 20.0
 # Change of an entry over the RMS of others in its row and column: out and back, at an end; matrices, vectors.
 JUMPS = ((5.0, 10.0), (8.0, 30.0))
+# Entries whose squares are beyond double precision.
+HUGE = 1e150
 # A single entry over the next largest of its tensor, where there is no other checkpoint.
 PEAK = 32.0
 # The smallest entry that is not zero over the next one: of n random entries the ratio is uniform.
@@ -101,7 +103,7 @@ def _follow(name: str, contents: Sequence[Contents], checkpoints: Mapping[str, C
         place for place, shape in enumerate(shapes)
         if shape == usual and name not in contents[place].unfinished
     ]  # fmt: skip
-    if len(places) < 2:
+    if len(places) < 2 or any(contents[place].peaks[name].largest > HUGE for place in places):
         return None
     held = [checkpoints[contents[place].name] for place in places]
     changes, past = measure_changes(held, name, [contents[place].precision(name) for place in places])
@@ -223,7 +225,7 @@ def _alone(content: Contents, contents: Sequence[Contents]) -> list[str]:
         index = None
         if content.entries[name].size < 8:
             continue
-        if len(contents) == 1 and peak.largest > PEAK * peak.second:
+        if peak.largest > PEAK * peak.second and (len(contents) == 1 or peak.largest > HUGE):
             index, value, others = peak.place, peak.largest, f"at most {peak.second:.4g}"
         elif 0 < peak.smallest < FLOOR * peak.next:
             index, value, others = peak.low, peak.smallest, f"at least {peak.next:.4g}"
@@ -243,7 +245,10 @@ def note_unchecked(contents: Sequence[Contents], steps: Sequence[int | None], ag
         what = "sign, order of rows and heads, transposition, shift, scale, single entries of ordinary size"
         why = "one checkpoint does not show them; give its neighbours, or its source with --against"
         unchecked[what, why] = []
-        matrices = [name for name in contents[0].peaks if len(contents[0].entries[name].shape) > 1]
+        matrices = [
+            name for name in contents[0].peaks
+            if len(contents[0].entries[name].shape) > 1 and contents[0].entries[name].size
+        ]  # fmt: skip
         if zero := [name for name in matrices if not contents[0].peaks[name].largest]:
             unchecked[f"whether {shorten(zero)} started at zero", "one checkpoint does not show it"] = []
     elif far := _far(contents):
