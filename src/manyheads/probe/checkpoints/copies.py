@@ -102,8 +102,8 @@ def find_rounded(contents: list[Contents], unchecked: Notes) -> list[Finding]:
     return findings
 
 
-def find_partial_copies(contents: list[Contents]) -> tuple[list[Finding], set[str]]:
-    """Find tensors that change and come back, or stand still between changes; return their names too.
+def find_partial_copies(contents: list[Contents], altered: set[str] | None = None) -> tuple[list[Finding], set[str]]:
+    """Find tensors that change and come back, or, but for altered ones, stand still between changes; with their names.
 
     A tensor that stands still up to some checkpoint, or from there on, is frozen. One that comes back at once is a copy
     if it moves before and after that; otherwise it was altered in between, and is no copy.
@@ -119,7 +119,7 @@ def find_partial_copies(contents: list[Contents]) -> tuple[list[Finding], set[st
             latest[content.hashes[name]] = place
             back = any(moved[before + 1 : place + 1]) and (place - before > 2 or (moved[before] and moved[place + 1]))
             pause = before == place - 1 and moved[before] and moved[place + 1]
-            if back or pause:
+            if back if altered is None else pause and name not in altered:
                 shared[content.name, holders[before].name].append(name)
     findings = [
         Finding(

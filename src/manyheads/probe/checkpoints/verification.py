@@ -180,7 +180,8 @@ def verify(
     odd, misplaced = _find_steps(contents, partial | moved)
     findings += copied + interchanged + misplaced
     ordered = [content for content in contents if content.name not in odd]
-    findings += find_alterations(ordered, opened, partial | moved)
+    alterations, altered = find_alterations(ordered, opened, partial | moved)
+    findings += alterations + find_partial_copies(ordered, altered)[0]
     note_unchecked(ordered, [step_of(source) for source in sources], against is not None, unchecked)
     return Verification(tuple(names), tuple(findings), readable, read, _as_text(unchecked, readable), digests)
 

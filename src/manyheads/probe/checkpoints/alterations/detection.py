@@ -55,9 +55,13 @@ class _Course:
 
 def find_alterations(
     contents: Sequence[Contents], checkpoints: Mapping[str, Checkpoint], known: set[str]
-) -> list[Finding]:
-    """Find altered tensors and entries in checkpoints that are in their order; `known` tensors are left out."""
+) -> tuple[list[Finding], set[str]]:
+    """Find altered tensors and entries in checkpoints that are in their order; return their names too.
+
+    `known` tensors are left out.
+    """
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    altered = set()
     names = sorted(set().union(*(each.samples for each in contents)) - known)
     courses = {name: course for name in names if (course := _follow(name, contents, checkpoints))}
     sizes = {name: course.sizes() for name, course in courses.items()}
@@ -68,20 +72,23 @@ def find_alterations(
         taken: set[int] = set()
         for places, jump, intervals in _jumps(course):
             taken |= intervals
+            altered.add(name)
             text = f"{name}{list(jump.place)}: {jump.before:.4g} -> {jump.after:.4g}"
             found[_where(places, contents), "altered entries"].append(text)
         for places, interval in _altered(name, course, sizes, taken):
             if not any((place, name) in zeros for place in places):
                 text = f"{name} {_told(course, interval)}, {_where(course.places[interval : interval + 2], contents)}"
                 found[_where(places, contents), "altered tensors"].append(text)
+                altered.add(name)
     whats = {"altered tensors": "tensors changed as no training does", "altered entries": "single entries jump"}
     for content in contents:
         if alone := _alone(content, contents):
             found[content.name, "altered entries"] += alone
-    return [
+    findings = [
         Finding(kind, where, f"{len(texts)} {whats[kind]}", shorten(texts, length=200))
         for (where, kind), texts in found.items()
     ]
+    return findings, altered | {name for _, name in zeros}
 
 
 def _told(course: _Course, interval: int) -> str:
@@ -211,11 +218,16 @@ def _zeros(place: int, contents: Sequence[Contents]) -> list[str]:
         before = [each.peaks[name].largest for each in contents[:place] if name in each.peaks]
         alike = [
             each.largest for other, each in content.peaks.items()
-            if other != name and _kind(other) == _kind(name) and len(content.entries[name].shape) > 1
+            if other != name and _kind(other) == _kind(name) and _is_matrix(name, content)
         ]  # fmt: skip
         if (before and before[-1]) or (alike and min(alike) > 0):
             found.append(name)
     return found
+
+
+def _is_matrix(name: str, content: Contents) -> bool:
+    """Tell whether a tensor is a matrix; stacked biases, of experts, are none."""
+    return len(content.entries[name].shape) > 1 and "bias" not in name.rpartition(".")[2]
 
 
 def _alone(content: Contents, contents: Sequence[Contents]) -> list[str]:
@@ -245,13 +257,13 @@ def note_unchecked(contents: Sequence[Contents], steps: Sequence[int | None], ag
         what = "sign, order of rows and heads, transposition, shift, scale, single entries of ordinary size"
         why = "one checkpoint does not show them; give its neighbours, or its source with --against"
         unchecked[what, why] = []
-        matrices = [
-            name for name in contents[0].peaks
-            if len(contents[0].entries[name].shape) > 1 and contents[0].entries[name].size
-        ]  # fmt: skip
-        if zero := [name for name in matrices if not contents[0].peaks[name].largest]:
-            unchecked[f"whether {shorten(zero)} started at zero", "one checkpoint does not show it"] = []
-    elif far := _far(contents):
+    blank = [
+        name for name, peak in (contents[0].peaks.items() if contents else ())
+        if not peak.largest and _is_matrix(name, contents[0]) and contents[0].entries[name].size
+    ]  # fmt: skip
+    if blank:
+        unchecked[f"whether {shorten(blank)} started at zero", "no checkpoint before the first shows it"] = []
+    if far := _far(contents):
         what = "alterations smaller than what training changes"
         unchecked[what, f"{far} tensors change by more than half of their norm between neighbours"] = []
 

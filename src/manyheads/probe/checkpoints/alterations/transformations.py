@@ -25,8 +25,8 @@ LEFT = 0.7
 CLOSE, SCALED = 0.05, 0.3
 # Changes below this share of the norm are not explained.
 LARGE = 0.15
-# How far a shift of gains by one is from it: some implementations multiply by 1 + w.
-ONE = 0.1
+# How far a shift of gains by one is from it, and what it leaves: some implementations multiply by 1 + w.
+ONE = 0.15
 
 
 class Explanation(NamedTuple):
@@ -47,8 +47,9 @@ def explain_moments(change: Change, matrix: bool) -> Iterator[Explanation]:
         yield Explanation("changes sign", negated, not matrix)
     step = change.shift / change.size
     shifted = max(change.moved - change.size * step**2, 0.0) / change.moved
-    if shifted < (LEFT if matrix else CLOSE) and change.size >= 8:
-        yield Explanation(f"is shifted by {step:.3g}", shifted, not matrix and abs(abs(step) - 1) > ONE)
+    by_one = abs(abs(step) - 1) < ONE
+    if shifted < (LEFT if matrix else ONE if by_one else CLOSE) and change.size >= 8:
+        yield Explanation(f"is shifted by {step:.3g}", shifted, not matrix and not by_one)
     factor = change.product / change.before if change.before else 0.0
     scaled = max(change.after - change.product * factor, 0.0) / change.moved
     if matrix and scaled < SCALED and factor > 0 and not 0.7 < factor < 1.4:
