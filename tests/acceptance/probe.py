@@ -4,7 +4,7 @@ import itertools
 from pathlib import Path
 
 import numpy as np
-from tests.acceptance import _probe_alarms, _probe_live, _probe_shapes, _probe_weights
+from tests.acceptance import _probe_alarms, _probe_alterations, _probe_live, _probe_shapes, _probe_weights
 from tests.acceptance._lane import Figure, Measured
 from tests.probe.families import FAMILIES, NOT_FUSED, OUTSIDE, batch, build, double, eager_patterns, run
 from tests.probe.test_families import compare
@@ -200,6 +200,7 @@ FIGURES = [
         {"seeds": 5},
     ),
     *_probe_alarms.FIGURES,
+    *_probe_alterations.FIGURES,
     *_probe_live.FIGURES,
     *_probe_shapes.FIGURES,
     *_probe_weights.FIGURES,

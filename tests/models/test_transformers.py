@@ -1,9 +1,11 @@
 """Random models of transformers, saved by their own method: every weight explained, every layer reproduced."""
 
+import json
 import math
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from tests.models import tiny
 
 from manyheads.models import attention_weights, open_checkpoint, parameter_roles
@@ -254,3 +256,59 @@ def test_attention_of_another_form_is_refused_by_name():
     ):
         with pytest.raises(ConfigInvalid, match=reason):
             attention_config(read_config({"model_type": family, **tiny.settings(family)}), 0)
+
+
+def layouts(folder, model, stored):
+    """Rearrange a model of several shards in ways that transformers reads; yield the name of each."""
+    index = folder / "model.safetensors.index.json"
+
+    def rearrange(name, placed=(), **arrays):
+        for old in folder.glob("*"):
+            old.unlink()
+        model.save_pretrained(folder, max_shard_size="8KB")
+        table = json.loads(index.read_text())
+        shards = sorted(set(table["weight_map"].values()))
+        for shard, added in arrays.items():
+            file = folder / shards[{"first": 0, "last": -1}[shard]]
+            safetensors.numpy.save_file(safetensors.numpy.load_file(file) | added, file, {"format": "pt"})
+        table["weight_map"] |= {key: shards[place] for key, place in placed}
+        index.write_text(json.dumps(table))
+        return name, shards, table
+
+    yield rearrange("as saved")[0]
+    _, shards, table = rearrange("")
+    name = next(name for name, shard in table["weight_map"].items() if shard == shards[1])
+    array = stored[name]
+    yield rearrange("another shard before it has other values", first={name: array + 1})[0]
+    yield rearrange("the index names the last of two shards", [(name, -1)], last={name: array + 1})[0]
+    yield rearrange("another shard behind it has the same values", last={name: array})[0]
+    yield rearrange("the index names a shard that lacks it", [(name, 0)])[0]
+    table["weight_map"] = {key: shard for key, shard in table["weight_map"].items() if key != name}
+    rearrange("")
+    index.write_text(json.dumps({"metadata": {}, "weight_map": table["weight_map"]}))
+    yield "the index names no shard for it"
+    rearrange("")
+    model.save_pretrained(folder)
+    assert index.exists()
+    yield "one file, and the index of an earlier save"
+    rearrange("")
+    safetensors.numpy.save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    yield "one file and the same in shards"
+    changed = {key: value + 1 for key, value in stored.items()}
+    safetensors.numpy.save_file(changed, folder / "other.safetensors", {"format": "pt"})
+    (folder / "model.safetensors").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": "other.safetensors"}))
+    yield "a file that the configuration names"
+
+
+def test_layouts_of_files_are_read_as_transformers_reads_them(tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED))
+    stored = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    for layout in layouts(tmp_path, model, stored):
+        expected = transformers.LlamaForCausalLM.from_pretrained(tmp_path).state_dict()
+        found = dict(open_checkpoint(tmp_path).stream())
+        assert found.keys() == expected.keys(), layout
+        assert all(np.array_equal(found[name], expected[name].numpy()) for name in found), layout

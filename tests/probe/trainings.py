@@ -19,12 +19,12 @@ def small_model(**options):
     return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM", **options))
 
 
-def save_quietly(model, folder):
+def save_quietly(model, folder, **options):
     """Save a checkpoint, without the bar of transformers."""
     from manyheads.models.loading import quiet_transformers
 
     with quiet_transformers():
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, **options)
 
 
 def windows(count=16, seed=2, length=LENGTH):

@@ -1,7 +1,6 @@
 """A checkpoint: one file, or a folder with a configuration and one file or many shards, behind one set of names."""
 
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -29,13 +28,15 @@ class Checkpoint:
     path
         The file or folder it was opened from.
     files
-        Its files; no tensor stands in two of them.
+        Its files.
     config
         The configuration, or None.
+    file_of
+        Name of every tensor → the file that it is read from; None: no tensor stands in two of them.
 
     Attributes
     ----------
-    path, files, config
+    path, files, config, file_of
         As given.
     entries
         Name → `TensorEntry` (dtype, shape, bytes), file after file in the order of each file.
@@ -44,13 +45,19 @@ class Checkpoint:
         metadata of a file states; see `manyheads.models.parameters.recognize` for weights that the configuration ties.
     """
 
-    def __init__(self, path: Path, files: Sequence[TensorFile], config: Mapping[str, Any] | None):
+    def __init__(
+        self,
+        path: Path,
+        files: Sequence[TensorFile],
+        config: Mapping[str, Any] | None,
+        file_of: Mapping[str, TensorFile] | None = None,
+    ):
         self.path = path
         self.files = tuple(files)
         self.config = None if config is None else MappingProxyType(dict(config))
-        self._file_of = {name: file for file in self.files for name in file.entries}
+        self.file_of = file_of or {name: file for file in self.files for name in file.entries}
         self.entries: Mapping[str, TensorEntry] = MappingProxyType(
-            {name: entry for file in self.files for name, entry in file.entries.items()}
+            {name: file.entries[name] for file in self.files for name in file.entries if self.file_of[name] is file}
         )
         # The library that writes safetensors from PyTorch drops shared tensors and notes {dropped: kept}.
         self.aliases: Mapping[str, str] = MappingProxyType(
@@ -119,9 +126,9 @@ class Checkpoint:
 
     def _find(self, name: str) -> tuple[str, TensorFile]:
         stored = self.aliases.get(name, name)
-        if stored not in self._file_of:
+        if stored not in self.file_of:
             raise UsageError(unknown_name(self.path, name, self.names))
-        return stored, self._file_of[stored]
+        return stored, self.file_of[stored]
 
 
 @final
@@ -174,19 +181,30 @@ def open_checkpoint(
     folder = path if is_folder else path.parent
     if config is None and os.path.lexists(folder / "config.json"):
         config = read_json(folder / "config.json", follow_links)
-    weights = _choose(path) if is_folder else path
+    weights = _choose(path, config, follow_links) if is_folder else path
     if weights.name.endswith(".json"):
-        return Checkpoint(path, _open_shards(weights, follow_links), config)
+        return Checkpoint(path, *_open_shards(weights, config, follow_links))
     return Checkpoint(path, [TensorFile(weights, follow_links=follow_links)], config)
 
 
-def _choose(folder: Path) -> Path:
-    """Find the one file of a folder that says where its weights are."""
+def _choose(folder: Path, config: Mapping[str, Any] | None, follow_links: bool) -> Path:
+    """Find the one file of a folder that says where its weights are, as transformers does."""
+    if isinstance(named := (config or {}).get("transformers_weights"), str):
+        return folder / _plain(named, folder / "config.json", (".safetensors", ".safetensors.index.json"))
     single, index = folder / SINGLE, folder / INDEX
     has_single, has_index = (os.path.lexists(path) for path in (single, index))
-    if has_single and has_index:
-        found = f"holds both {SINGLE} and {INDEX}"
-        raise FileDamaged(folder, found, "give the one you mean: the .safetensors file or the .index.json file")
+    if has_single and has_index:  # transformers reads the file, and leaves the index of an earlier save
+        shards = _read_index(index, follow_links).values()
+        if all(os.path.lexists(folder / shard) for shard in shards):
+            files, _, file_of = _open_shards(index, None, follow_links)
+            file = TensorFile(single, follow_links=follow_links)
+            if differing := [
+                name
+                for name in {**file.entries, **file_of}
+                if name not in file_of or not _same(name, file, file_of[name])
+            ]:
+                found = f"{SINGLE} and the {len(files)} shards of {INDEX} differ in {shorten(sorted(differing), 3)}"
+                raise FileDamaged(folder, found, "give the one you mean: the .safetensors file or the .index.json file")
     if has_single or has_index:
         return single if has_single else index
     try:
@@ -200,43 +218,59 @@ def _choose(folder: Path) -> Path:
     raise FileMissing(folder, found, "give the .safetensors file itself if it has another name")
 
 
-def _read_index(path: Path, follow_links: bool) -> dict[str, set[str]]:
-    """Read which shard, a plain name in the folder of the index, holds which tensors.
+def _same(name: str, one: TensorFile, other: TensorFile) -> bool:
+    """Tell whether two files hold the same tensor of a name."""
+    if name not in one.entries or name not in other.entries:
+        return False
+    said = [(file.entries[name].dtype, file.entries[name].shape) for file in (one, other)]
+    return said[0] == said[1] and one.fingerprint(name) == other.fingerprint(name)
+
+
+def _plain(name: str, path: Path, endings: tuple[str, ...] = (".safetensors",)) -> str:
+    """Return the name of a file beside `path` that `path` gives."""
+    if name in ("", ".", "..") or any(mark in name for mark in "/\\:\0"):
+        found = f"the file {name[:200]!r} is no plain file name"
+        raise FileDamaged(path, found, f"put the file beside {path.name}, and its plain name there")
+    if not name.endswith(endings):
+        raise PickleRefused(path, f"the file {name[:200]!r} is no .safetensors file")
+    return name
+
+
+def _read_index(path: Path, follow_links: bool) -> dict[str, str]:
+    """Read which shard, a plain name in the folder of the index, holds a tensor.
 
     `metadata.total_size` is not believed: published indexes disagree on whether tied weights count twice.
     """
     table = read_json(path, follow_links).get("weight_map")
     if not isinstance(table, dict) or not table or not all(isinstance(shard, str) for shard in table.values()):
         raise FileDamaged(path, "weight_map is not a table from tensors to file names")
-    placed: dict[str, set[str]] = defaultdict(set)
-    for name, shard in table.items():
-        placed[shard].add(name)
-    for shard in placed:
-        if shard in ("", ".", "..") or any(mark in shard for mark in "/\\:\0"):
-            raise FileDamaged(path, f"the shard {shard[:200]!r} is no plain file name")
-        if not shard.endswith(".safetensors"):
-            raise PickleRefused(path, f"the shard {shard[:200]!r} is no .safetensors file")
-    return placed
+    for shard in set(table.values()):
+        _plain(shard, path)
+    return table
 
 
-def _open_shards(index: Path, follow_links: bool) -> list[TensorFile]:
-    """Open every shard of an index and check that each holds exactly what the index says."""
-    files, shards = [], sorted(_read_index(index, follow_links).items())
-    absent = [shard for shard, _ in shards if not os.path.lexists(index.parent / shard)]
-    for shard, names in shards:
-        path = index.parent / shard
-        if shard in absent:
-            also = f"; also missing: {shorten(absent[1:])}" if absent[1:] else ""
-            found = f"{index.name} places {len(names)} tensors in it{also}"
-            raise FileMissing(path, found, "the download is incomplete: fetch the missing shard")
-        file = TensorFile(path, follow_links=follow_links)
-        held = file.entries.keys()
-        for others, verb, places in ((names - held, "lacks", "places"), (held - names, "holds", "does not place")):
-            if others:
-                raise FileDamaged(
-                    path,
-                    f"{verb} {len(others)} tensors that {index.name} {places} in it, such as {min(others)[:120]!r}",
-                    "shards and index come from different saves: fetch all of them again",
-                )
-        files.append(file)
-    return files
+def _open_shards(
+    index: Path, config: Mapping[str, Any] | None, follow_links: bool
+) -> tuple[list[TensorFile], Mapping[str, Any] | None, dict[str, TensorFile]]:
+    """Open every shard of an index; return the files, the configuration, and the file that each tensor is read from.
+
+    transformers reads all tensors of the shards that the index names, a tensor of two shards from the last of them,
+    whichever the index gives.
+    """
+    placed = _read_index(index, follow_links)
+    shards = sorted(set(placed.values()))
+    if absent := [shard for shard in shards if not os.path.lexists(index.parent / shard)]:
+        also = f"; also missing: {shorten(absent[1:])}" if absent[1:] else ""
+        found = f"{index.name} places {list(placed.values()).count(absent[0])} tensors in it{also}"
+        raise FileMissing(index.parent / absent[0], found, "the download is incomplete: fetch the missing shard")
+    files = {shard: TensorFile(index.parent / shard, follow_links=follow_links) for shard in shards}
+    file_of = {name: file for file in files.values() for name in file.entries}
+    if nowhere := sorted(placed.keys() - file_of.keys()):
+        found = f"places {len(nowhere)} tensors that no shard holds, such as {nowhere[0][:120]!r}"
+        raise FileDamaged(index, found, "the save is incomplete: fetch index and shards again")
+    for name, last in file_of.items():
+        file = files.get(placed.get(name, ""), last)
+        if name in file.entries and file is not last and not _same(name, file, last):
+            found = f"{name[:120]!r} is in {file.path.name}, which it names, and with other values in {last.path.name}"
+            raise FileDamaged(index, found, "transformers reads the latter: take out the one that is not meant")
+    return list(files.values()), config, file_of

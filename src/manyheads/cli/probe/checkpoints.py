@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Union
+from typing import TYPE_CHECKING, Annotated, Any, Optional, Union
 
 import tyro
 
-from manyheads.cli.parsing import Switch
+from manyheads.cli.parsing import ABSENT, Switch
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -70,7 +70,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Verify:
-    """Check whether a checkpoint series is what it says: files, duplicates, dtypes, order of the steps, NaN.
+    """Check whether a checkpoint series is what it says: files, copies, dtypes, order of the steps, altered tensors.
 
     CHECKPOINT is a .safetensors file, or a folder with one or with shards and their index, or a folder of such. Where
     every name holds a step (step1000, checkpoint-500) they are compared in the order of the steps.
@@ -78,6 +78,8 @@ class Verify:
 
     checkpoints: Paths = None
     """Files or folders in safetensors format."""
+    against: Annotated[Optional[Path], ABSENT] = None
+    """What they should be equal to: a checkpoint, or a folder of checkpoints, compared by step."""
     follow_links: Switch = False
     """Files may be symbolic links, as in a Hugging Face cache."""
     json: Switch = False
@@ -96,7 +98,8 @@ class Verify:
         from manyheads.probe import verify
         from manyheads.study.store.disk import printable
 
-        found = verify(given_checkpoints(self.checkpoints), follow_links=self.follow_links)
+        against = None if self.against is None else given_checkpoints((self.against,))
+        found = verify(given_checkpoints(self.checkpoints), against=against, follow_links=self.follow_links)
         text = json.dumps(found.as_dict(), indent=1) if self.json else str(found)
         print("\n".join(map(printable, text.splitlines())))
         if not found.compared:

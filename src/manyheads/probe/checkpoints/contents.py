@@ -2,23 +2,35 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.models.checkpoint import Checkpoint
-from manyheads.models.files import read_json
-from manyheads.models.header import TensorEntry
-from manyheads.models.parameters import parameter_map
+from manyheads.models.header import DTYPES, TensorEntry
+from manyheads.models.parameters import parameter_roles
 from manyheads.models.refusals import CheckpointRefused, FamilyUnknown, FileMissing
 from manyheads.probe.checkpoints.series import step_of
 
-BLOCK_BYTES = 2**23
+# Entries that are read at once.
+BLOCK = 2**20
 # Entries of a tensor that are kept.
 SAMPLE = 256
+# Spacing of the numbers of a type, relative to them.
+PRECISION = {dtype: float(ml_dtypes.finfo(DTYPES[dtype]).eps) for dtype in DTYPES if dtype.startswith(("F", "BF"))}
+
+
+# Types whose values may be held in a finer one.
+NARROW = ("F16", "BF16")
+
+
+Notes: TypeAlias = dict[tuple[str, str], list[str]]
+"""What was not checked, and why → the checkpoints concerned."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +40,9 @@ class Finding:
     Attributes
     ----------
     kind
-        "file", "configuration", "tensors", "dtype", "shape", "not finite", "duplicate", "copied tensors", "step",
-        "order", "apart" or "interchanged tensors".
+        "file", "configuration", "tokenizer", "tensors", "dtype", "shape", "rounded", "not finite", "duplicate",
+        "copied tensors", "step", "order", "apart", "interchanged tensors", "altered tensors", "altered entries" or
+        "against".
     where
         The checkpoint or checkpoints.
     what
@@ -42,6 +55,30 @@ class Finding:
     where: str
     what: str
     evidence: str
+
+
+class Extremes(NamedTuple):
+    """Absolute values of a tensor: the largest two and the place of the first, the smallest two that are not zero."""
+
+    largest: float = 0.0
+    second: float = 0.0
+    place: int = 0
+    smallest: float = math.inf
+    next: float = math.inf
+    low: int = 0
+
+    def among(self, sizes: NDArray[np.float64], start: int) -> "Extremes":
+        """Return the extremes of these and more values, which begin at a place."""
+        two = np.argpartition(sizes, -min(2, sizes.size))[-2:]
+        above = sorted(
+            [(self.largest, self.place), (self.second, -1), *((float(sizes[at]), start + int(at)) for at in two)]
+        )
+        sizes = np.where(sizes > 0, sizes, np.inf)
+        two = np.argpartition(sizes, min(2, sizes.size) - 1)[:2]
+        below = sorted(
+            [(self.smallest, self.low), (self.next, -1), *((float(sizes[at]), start + int(at)) for at in two)]
+        )
+        return Extremes(above[-1][0], above[-2][0], above[-1][1], below[0][0], below[1][0], below[0][1])
 
 
 @dataclass
@@ -59,7 +96,15 @@ class Contents:
     hashes
         Name of every tensor → sha256 of its bytes.
     samples
-        Name of every matrix → up to `SAMPLE` entries, at the same places in every checkpoint.
+        Name of every tensor of floats → up to `SAMPLE` entries, at the same places in every checkpoint.
+    peaks
+        Name of every tensor of finite floats → the extremes of its absolute values.
+    narrow
+        Name of every tensor of finite floats → types of `NARROW`, coarser than its own, that hold all its values.
+    unfinished
+        Name of every tensor with NaN or infinite entries → their number.
+    tokenizer
+        What tells the tokenizer from others, or None.
     config
         The configuration, or None.
     """
@@ -70,43 +115,35 @@ class Contents:
     files: dict[str, str]
     hashes: dict[str, str]
     samples: dict[str, NDArray[np.float32]]
+    peaks: dict[str, Extremes]
+    narrow: dict[str, set[str]]
+    unfinished: dict[str, int]
+    tokenizer: str | None
     config: dict[str, Any] | None
 
+    def precision(self, name: str) -> float:
+        """Return the spacing of the numbers that a tensor holds, relative to them."""
+        return max(PRECISION[dtype] for dtype in {self.entries[name].dtype, *self.narrow.get(name, ())})
 
-def read_contents(name: str, checkpoint: Checkpoint, findings: list[Finding]) -> Contents:
+
+def read_contents(name: str, checkpoint: Checkpoint, findings: list[Finding], unchecked: Notes) -> Contents:
     """Read every tensor once, and check what a checkpoint says about itself."""
-    hashes, samples, unfinished = {}, {}, {}
+    config = None if checkpoint.config is None else dict(checkpoint.config)
+    files = {tensor: file.path.name for tensor, file in checkpoint.file_of.items()}
+    content = Contents(name, step_of(checkpoint), dict(checkpoint.entries), files, {}, {}, {}, {}, {}, None, config)
     for tensor in checkpoint.names:
-        entry = checkpoint.entry(tensor)
-        hashes[tensor], sample, broken = _digest(_blocks(checkpoint, tensor, entry), entry)
-        if _is_matrix(entry):
-            samples[tensor] = sample
-        if broken:
-            unfinished[tensor] = broken
-    if unfinished:
-        worst = ", ".join(f"{tensor} {count:,}" for tensor, count in list(unfinished.items())[:5])
-        total = f"{sum(unfinished.values()):,} entries of {len(unfinished)} tensors are NaN or infinite"
+        _digest(content, tensor, blocks(checkpoint, tensor, checkpoint.entry(tensor)))
+    if content.unfinished:
+        worst = ", ".join(f"{tensor} {count:,}" for tensor, count in list(content.unfinished.items())[:5])
+        total = f"{sum(content.unfinished.values()):,} entries of {len(content.unfinished)} tensors are NaN or infinite"
         findings.append(Finding("not finite", name, total, worst))
     try:
-        parameter_map(checkpoint)
-    except (FamilyUnknown, FileMissing):
-        pass  # names of this model cannot be explained: no finding
+        parameter_roles(checkpoint)
+    except (FamilyUnknown, FileMissing) as refusal:
+        unchecked.setdefault(("whether configuration and weights belong together", refusal.found), []).append(name)
     except CheckpointRefused as refusal:
         findings.append(Finding("configuration", name, "configuration and weights contradict each other", str(refusal)))
-    config = None if checkpoint.config is None else dict(checkpoint.config)
-    step = step_of(checkpoint)
-    state = checkpoint.path / "trainer_state.json"
-    if step is not None and state.is_file():
-        try:
-            told = read_json(state, follow_links=True).get("global_step")
-        except CheckpointRefused as refusal:
-            findings.append(Finding("file", name, "trainer_state.json cannot be read", str(refusal)))
-        else:
-            if isinstance(told, int) and told != step:
-                what = f"trainer_state.json is of step {told}, the name of step {step}"
-                findings.append(Finding("step", name, what, f"global_step {told}"))
-    files = {tensor: file.path.name for file in checkpoint.files for tensor in file.entries}
-    return Contents(name, step, dict(checkpoint.entries), files, hashes, samples, config)
+    return content
 
 
 def digest_contents(content: Contents) -> str:
@@ -116,33 +153,42 @@ def digest_contents(content: Contents) -> str:
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
-def _is_matrix(entry: TensorEntry) -> bool:
-    return entry.dtype.startswith(("F", "BF")) and len(entry.shape) >= 2 and entry.size >= 4
-
-
-def _blocks(checkpoint: Checkpoint, name: str, entry: TensorEntry) -> Iterator[NDArray[Any]]:
+def blocks(checkpoint: Checkpoint, name: str, entry: TensorEntry) -> Iterator[NDArray[Any]]:
     """Read a tensor by blocks of rows."""
     if not entry.shape:
         yield checkpoint.tensor(name)
         return
-    step = max(1, BLOCK_BYTES * entry.shape[0] // max(entry.nbytes, 1))
+    step = max(1, BLOCK * entry.shape[0] // max(entry.size, 1))
     for start in range(0, entry.shape[0], step):
         yield checkpoint.tensor(name, slice(start, start + step))
 
 
-def _digest(blocks: Iterable[NDArray[Any]], entry: TensorEntry) -> tuple[str, NDArray[np.float32], int]:
-    """Return sha256, the sampled entries, and how many entries are not finite."""
-    digest, broken, done, parts = hashlib.sha256(), 0, 0, []
-    places = np.arange(entry.size)
+def _digest(content: Contents, name: str, parts: Iterable[NDArray[Any]]) -> None:
+    """Note sha256, sampled entries, entries that are not finite, the largest entries and narrower types of a tensor."""
+    entry, digest, done, samples = content.entries[name], hashlib.sha256(), 0, []
+    extremes = Extremes()
+    floats, broken = entry.dtype in PRECISION, 0
+    narrow = {dtype for dtype in NARROW if floats and PRECISION[dtype] > PRECISION[entry.dtype]}
+    places = np.arange(min(entry.size, SAMPLE))
     if entry.size > SAMPLE:  # one in each of equal strata: the same in every checkpoint, and in no step with the rows
         edges = np.linspace(0, entry.size, SAMPLE + 1).astype(np.int64)
         places = edges[:-1] + np.random.default_rng(0).integers(0, np.diff(edges))
-    for block in blocks:
+    for block in parts:
         flat = block.reshape(-1)
         digest.update(flat.view(np.uint8).data)
-        if entry.dtype.startswith(("F", "BF")):
+        if floats and flat.size:
+            sizes = np.abs(flat.astype(np.float64))
             broken += int(flat.size - np.count_nonzero(np.isfinite(flat)))
+            extremes = extremes.among(sizes, done)
+            narrow -= {dtype for dtype in narrow if (flat.astype(DTYPES[dtype]).astype(flat.dtype) != flat).any()}
         here = places[(places >= done) & (places < done + flat.size)]
-        parts.append(flat[here - done].astype(np.float32))
+        samples.append(flat[here - done].astype(np.float32))
         done += flat.size
-    return digest.hexdigest(), np.concatenate(parts) if parts else np.empty(0, np.float32), broken
+    content.hashes[name] = digest.hexdigest()
+    if not floats:
+        return
+    content.samples[name] = np.concatenate(samples) if samples else np.empty(0, np.float32)
+    if broken:
+        content.unfinished[name] = broken
+    else:
+        content.peaks[name], content.narrow[name] = extremes, narrow

@@ -1,10 +1,10 @@
 """Verification of a checkpoint series, before any trajectory is drawn.
 
-Every tensor is read once, by blocks: sha256 of its bytes, entries that are not finite, and a sample of entries at
-places that are the same in every checkpoint. Samples give the distances between checkpoints and between tensors.
+Every tensor is read twice, by blocks. First by itself: sha256 of its bytes, entries that are not finite, and a sample
+of entries at places that are the same in every checkpoint, which gives the distances between checkpoints and between
+tensors. Then beside the same tensor of its neighbours, entry by entry.
 """
 
-import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,17 +18,18 @@ from numpy.typing import NDArray
 from manyheads._overview import Overview, Shown
 from manyheads.errors import UsageError
 from manyheads.models.checkpoint import Checkpoint, open_checkpoint
-from manyheads.models.header import DTYPES
 from manyheads.models.refusals import CheckpointRefused, shorten
-from manyheads.probe.checkpoints.contents import SAMPLE, Contents, Finding, digest_contents, read_contents
+from manyheads.probe.checkpoints.alterations.comparison import compare_with
+from manyheads.probe.checkpoints.alterations.detection import find_alterations, note_unchecked
+from manyheads.probe.checkpoints.contents import SAMPLE, Contents, Finding, Notes, digest_contents, read_contents
+from manyheads.probe.checkpoints.copies import find_copies, find_interchanged, find_partial_copies, find_rounded
+from manyheads.probe.checkpoints.folder import check_folder
 from manyheads.probe.checkpoints.series import Source, path_of, sort_by_step, step_of
 from manyheads.probe.checkpoints.trajectory_order import find_misplaced
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# A tensor holds what another one held if it is nearer to it than this share of the distance to itself.
-CLOSER = 0.5
 # Sampled entries from which the order of a single shard is told: with fewer, distances that are equal differ by chance.
 OF_SHARD = 8 * SAMPLE
 # Keys of a configuration that say nothing of the model or are seen in the weights.
@@ -93,37 +94,52 @@ class Verification(Shown):
         return "\n".join([head, *lines, *(f"  not checked: {text}" for text in self.unchecked)])
 
 
-def verify(checkpoints: Sequence[Source], *, follow_links: bool = False) -> Verification:
+@np.errstate(over="ignore", invalid="ignore")  # damaged weights hold anything
+def verify(
+    checkpoints: Sequence[Source],
+    *,
+    against: Source | Sequence[Source] | None = None,
+    follow_links: bool = False,
+) -> Verification:
     """Check whether a checkpoint series is what it says.
 
     * Files: missing shards, truncated or damaged files, pickles, shards that contradict their index.
     * Configuration and weights that do not belong together, or a configuration that changes along the series.
     * Tensors that appear or vanish, and changed dtypes or shapes.
     * Entries that are NaN or infinite.
-    * Duplicates: the weights of another step (sha256, or equal to rounding in another dtype); matrices copied from
-      another step that change elsewhere in the series.
+    * Duplicates: the weights of another step (sha256, or equal when rounded); tensors that change and come back to the
+      bytes of another step; values of a narrower type than the one that holds them.
     * Steps: one step twice, a trainer's state that gives another step than the folder's name, and an order of the
       weights, or of those in one shard, other than that of the steps, see
       `manyheads.probe.checkpoints.trajectory_order`.
     * Matrices of one shape that are interchanged from one step to the next.
+    * Tensors, vectors too, and single entries that change as no training changes them: negated, zeroed, shifted,
+      scaled, transposed, rows or columns in another order, a jump that comes from one exponent bit; see
+      `manyheads.probe.checkpoints.alterations.detection`.
+    * The tokenizer: another one than at most steps, or more ids than embeddings.
 
     Parameters
     ----------
     checkpoints
         Files, folders or opened checkpoints. Where every name holds a step (`step1000`, `checkpoint-500`) they are
         compared in the order of the steps, otherwise in the order given.
+    against
+        A checkpoint, or several, that these should be equal to, by step where there are several: every tensor that
+        differs is named, with what explains the difference.
     follow_links
         Whether files may be symbolic links, as in a Hugging Face cache.
 
     Returns
     -------
     Verification
-        The findings. A checkpoint that cannot be read is a finding, and the others are compared without it.
+        The findings, and what was not checked, and why. A checkpoint that cannot be read is a finding, and the others
+        are compared without it.
 
     Notes
     -----
     The order is read from the weights, so it needs four checkpoints, and it cannot be told from its reverse or in a
-    stationary phase. A checkpoint of another run at either end looks like a long step.
+    stationary phase. A checkpoint of another run at either end looks like a long step. An alteration is seen if it is
+    large beside the changes between neighbours.
 
     Examples
     --------
@@ -139,30 +155,43 @@ def verify(checkpoints: Sequence[Source], *, follow_links: bool = False) -> Veri
     if isinstance(checkpoints, str) or not sources:
         raise UsageError("expected a list of checkpoints: files, folders or opened checkpoints")
     findings: list[Finding] = []
+    unchecked: Notes = {}
     sources = sort_by_step(sources)
     names = _names([path_of(source) for source in sources])
+    opened: dict[str, Checkpoint] = {}
     contents = []
     for name, source in zip(names, sources, strict=True):
         try:
-            checkpoint = (
+            opened[name] = (
                 source if isinstance(source, Checkpoint) else open_checkpoint(source, follow_links=follow_links)
             )
-            contents.append(read_contents(name, checkpoint, findings))
+            contents.append(read_contents(name, opened[name], findings, unchecked))
+            findings += check_folder(contents[-1], opened[name].path, unchecked)
         except CheckpointRefused as refusal:
             findings.append(Finding("file", name, type(refusal).__name__, str(refusal)))
     digests = {content.name: digest_contents(content) for content in contents}
     readable, read = len(contents), sum(len(content.hashes) for content in contents)
+    if against is not None:
+        findings += compare_with(against, contents, opened, unchecked, follow_links)
     findings += _compare_tables(contents)
-    findings += _find_copies(contents)
-    copied, partial = _find_partial_copies(contents)
-    moved, interchanged = _find_interchanged(contents)
-    findings += copied + interchanged + _find_steps(contents, partial | moved)
-    unchecked = []
-    if len(contents) < 4:
-        unchecked.append(f"the order of {len(contents)} different checkpoints: it takes four")
-    if any(step_of(source) is None for source in sources):
-        unchecked.append("steps: not every name holds one, such as step1000 or checkpoint-500")
-    return Verification(tuple(names), tuple(findings), readable, read, tuple(unchecked), digests)
+    findings += find_copies(contents) + find_rounded(contents, unchecked)
+    copied, partial = find_partial_copies(contents)
+    moved, interchanged = find_interchanged(contents)
+    odd, misplaced = _find_steps(contents, partial | moved)
+    findings += copied + interchanged + misplaced
+    ordered = [content for content in contents if content.name not in odd]
+    alterations, altered = find_alterations(ordered, opened, partial | moved)
+    findings += alterations + find_partial_copies(ordered, altered)[0]
+    note_unchecked(ordered, [step_of(source) for source in sources], against is not None, unchecked)
+    return Verification(tuple(names), tuple(findings), readable, read, _as_text(unchecked, readable), digests)
+
+
+def _as_text(unchecked: Notes, readable: int) -> tuple[str, ...]:
+    """Say what was not checked, of which checkpoints unless of all, and why."""
+    return tuple(
+        f"{what}{f' of {shorten(names)}' if 0 < len(names) < readable else ''}: {why}"
+        for (what, why), names in unchecked.items()
+    )
 
 
 def _names(paths: list[Path]) -> list[str]:
@@ -199,6 +228,11 @@ def _compare_tables(contents: list[Contents]) -> list[Finding]:
                 ]
                 what = f"{kind} of {len(changed)} of {len(usual)} tensors is not that of most of the series"
                 findings.append(Finding(kind, content.name, what, shorten(evidence)))
+    tokenizers = [each.tokenizer for each in contents if each.tokenizer]
+    for content in contents:
+        if content.tokenizer and content.tokenizer != _most_frequent(tokenizers):
+            what = "the tokenizer is not that of most of the series"
+            findings.append(Finding("tokenizer", content.name, what, "vocabulary and merges differ"))
     tables = [
         {key: value for key, value in (each.config or {}).items() if key not in PASSING_KEYS} for each in contents
     ]
@@ -218,64 +252,11 @@ def _most_frequent(values: list[Any]) -> Any:
     return max(dict.fromkeys(values), key=values.count)
 
 
-def _find_copies(contents: list[Contents]) -> list[Finding]:
-    """Find checkpoints that hold the weights of another, whole or in part; drop whole copies from the list."""
-    findings = []
-    for later in list(contents):
-        for earlier in contents[: contents.index(later)]:
-            shared = [name for name in later.samples if name in earlier.samples]
-            equal = [name for name in shared if later.hashes[name] == earlier.hashes[name]]
-            if shared and len(equal) == len(later.samples) == len(earlier.samples):
-                evidence = f"all {len(equal)} matrices have the same sha256"
-            elif shared and all(_equal_when_rounded(name, later, earlier) for name in shared):
-                evidence = f"{len(shared)} matrices agree to the rounding of the coarser dtype"
-            else:
-                continue
-            what = f"holds the weights of {earlier.name}"
-            findings.append(Finding("duplicate", later.name, what, evidence))
-            contents.remove(later)
-            break
-    return findings
+def _find_steps(contents: list[Contents], doubtful: set[str]) -> tuple[set[str], list[Finding]]:
+    """Find steps that occur twice, and an order of the weights, but for doubtful ones, that is not the stated one.
 
-
-def _equal_when_rounded(name: str, one: Contents, other: Contents) -> bool:
-    """Tell whether the samples of a matrix agree to rounding, which says something only where the dtypes differ."""
-    dtypes = [content.entries[name].dtype for content in (one, other)]
-    if dtypes[0] == dtypes[1]:
-        return one.hashes[name] == other.hashes[name]
-    a, b = one.samples[name], other.samples[name]
-    if a.shape != b.shape:
-        return False
-    import ml_dtypes
-
-    eps = max(float(ml_dtypes.finfo(DTYPES[dtype]).eps) for dtype in dtypes)
-    return bool(np.all(np.abs(a - b) <= eps * np.maximum(np.abs(a), np.abs(b)) + 1e-30))
-
-
-def _find_partial_copies(contents: list[Contents]) -> tuple[list[Finding], set[str]]:
-    """Find matrices that are equal in two checkpoints and change elsewhere in the series; return their names too."""
-    shared: dict[tuple[str, str], list[str]] = defaultdict(list)
-    matrices = sorted(set().union(*(content.samples for content in contents)))
-    for name in matrices:
-        first_with: dict[str, str] = {}
-        holders = [content for content in contents if name in content.samples]
-        if len({content.hashes[name] for content in holders}) == 1:
-            continue  # frozen, or a constant
-        for content in holders:
-            earlier = first_with.setdefault(content.hashes[name], content.name)
-            if earlier != content.name:
-                shared[content.name, earlier].append(name)
-    findings = [
-        Finding(
-            "copied tensors", later, f"{len(names)} of {len(matrices)} matrices are those of {earlier}", shorten(names)
-        )
-        for (later, earlier), names in shared.items()
-    ]
-    return findings, set().union(*shared.values())
-
-
-def _find_steps(contents: list[Contents], doubtful: set[str]) -> list[Finding]:
-    """Find steps that occur twice, and an order of the weights, but for doubtful ones, that is not the stated one."""
+    The checkpoints that are out of order are returned too.
+    """
     findings = []
     by_step: dict[int, list[str]] = defaultdict(list)
     for content in contents:
@@ -288,28 +269,27 @@ def _find_steps(contents: list[Contents], doubtful: set[str]) -> list[Finding]:
         name
         for name in (contents[0].samples if contents else ())
         if name not in doubtful
+        and len(contents[0].entries[name].shape) > 1
         and len({each.entries[name].shape if name in each.samples else None for each in contents}) == 1
     ]
     usable = [each for each in contents if all(np.isfinite(each.samples[name]).all() for name in common)]
     if len(usable) < 4 or not common:
-        return findings
+        return set(), findings
     if misplaced := list(_misplaced(usable, common, "")):
-        return findings + misplaced
+        return {name for each in misplaced for name in each.where.split(", ")}, findings + misplaced
     by_file: dict[str, list[str]] = defaultdict(list)
     for name in common:
         by_file[usable[0].files[name]].append(name)
     for file, names in by_file.items():
         if len(by_file) > 1 and sum(usable[0].samples[name].size for name in names) >= OF_SHARD:
             findings += _misplaced(usable, names, f", {file}")
-    return findings
+    return set(), findings
 
 
 def _misplaced(usable: list[Contents], names: list[str], of: str) -> Iterator[Finding]:
     """Find checkpoints that are out of order by some of their matrices; `of` says by which."""
-    points = np.array([_scaled(each, names) for each in usable])
-    squares = np.sum(points**2, axis=1)
-    distances = np.sqrt(np.maximum(squares[:, None] + squares - 2 * points @ points.T, 0.0))
-    for each in find_misplaced(distances):
+    distances = _distances(usable, names)
+    for each in [] if distances is None else find_misplaced(distances):
         named = [usable[place].name if place >= 0 else "" for place in each.places]
         evidence = f"distances around it: {each.before:.3g} in the stated order, {each.after:.3g} otherwise"
         if each.kind == "interchanged":
@@ -322,47 +302,14 @@ def _misplaced(usable: list[Contents], names: list[str], of: str) -> Iterator[Fi
             yield Finding("apart", f"{named[0]}{of}", "lies far from its neighbours and all others", evidence)
 
 
-def _scaled(content: Contents, names: list[str]) -> NDArray[np.float64]:
-    """Return the samples in one vector, each weighted by the square root of the entries that it stands for."""
-    weights = [np.sqrt(content.entries[name].size / content.samples[name].size) for name in names]
-    return np.concatenate(
-        [weight * content.samples[name].astype(float) for weight, name in zip(weights, names, strict=True)]
-    )
-
-
-def _find_interchanged(contents: list[Contents]) -> tuple[set[str], list[Finding]]:
-    """Find matrices of one shape that hold what another one held in the checkpoint before; return their names too."""
-    findings, names = [], set()
-    pending: frozenset[tuple[str, str]] = frozenset()
-    for before, after in itertools.pairwise(contents):
-        moved = frozenset(_moves(before, after))
-        if moved and moved != pending:
-            pairs = [f"{name} holds what {other} held" for name, other in sorted(moved)]
-            what = f"{len(moved)} matrices hold what another one of their shape held"
-            where = f"{before.name} to {after.name}"
-            findings.append(Finding("interchanged tensors", where, what, shorten(pairs, length=300)))
-            names |= {name for name, _ in moved}
-            pending = frozenset((other, name) for name, other in moved)  # what undoes it is no second finding
-        else:
-            pending = frozenset()
-    return names, findings
-
-
-def _moves(before: Contents, after: Contents) -> Iterator[tuple[str, str]]:
-    """Go through the matrices that are far nearer to what another one of their shape was than to themselves."""
-    groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
-    for name in before.samples:
-        if name in after.samples and before.entries[name].shape == after.entries[name].shape:
-            groups[before.entries[name].shape].append(name)
-    for names in groups.values():
-        old = np.array([before.samples[name] for name in names], np.float64)
-        sizes = np.linalg.norm(old, axis=1)
-        for place, name in enumerate(names):
-            new = after.samples[name].astype(np.float64)
-            gaps = np.linalg.norm(old - new, axis=1)
-            if not np.isfinite(gaps).all():
-                continue
-            gaps[sizes < CLOSER * np.linalg.norm(new)] = np.inf  # zeros are near to everything that is small
-            nearest = int(np.argmin(gaps))
-            if nearest != place and gaps[nearest] < CLOSER * np.linalg.norm(old[place] - new):
-                yield name, names[nearest]
+def _distances(contents: list[Contents], names: list[str]) -> NDArray[np.float64] | None:
+    """Return the distances between checkpoints, the median over matrices of each in units of its own median."""
+    found = []
+    for name in names:
+        points = np.array([each.samples[name] for each in contents], np.float64)
+        points -= points.mean(axis=0)
+        squares = np.sum(points**2, axis=1)
+        distances = np.sqrt(np.maximum(squares[:, None] + squares - 2 * points @ points.T, 0.0))
+        if unit := float(np.median(distances[np.triu_indices(len(contents), 1)])):
+            found.append(distances / unit)
+    return np.median(found, axis=0) if found else None

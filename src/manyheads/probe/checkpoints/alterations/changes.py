@@ -1,0 +1,148 @@
+"""Changes of every tensor along a checkpoint series: distances over all entries, and single entries that jump.
+
+Checkpoints are read tensor by tensor and by blocks of rows, those of a block together; no tensor is ever held whole.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyheads.models.checkpoint import Checkpoint
+from manyheads.probe.checkpoints.contents import blocks
+
+Array = NDArray[np.float64]
+
+# Candidates for single entries that are kept of a block.
+TOP = 3
+
+
+@dataclass(frozen=True)
+class Jump:
+    """One entry whose change is `times` the RMS change of the others in its row and in its column, the larger one."""
+
+    place: tuple[int, ...]
+    before: float
+    after: float
+    times: float
+
+
+@dataclass
+class Change:
+    """What a tensor did from one checkpoint to the next.
+
+    Attributes
+    ----------
+    size, spacing
+        Number of entries, and the spacing of the numbers that they are, relative to them.
+    before, after, product
+        Squared norms of the tensor in both checkpoints, and their inner product.
+    shift
+        Sum of the entries of the difference.
+    moved
+        Squared norm of the difference.
+    jumps
+        Entries that may have changed by themselves.
+    """
+
+    size: int = 0
+    spacing: float = 0.0
+    before: float = 0.0
+    after: float = 0.0
+    product: float = 0.0
+    shift: float = 0.0
+    moved: float = 0.0
+    jumps: list[Jump] = field(default_factory=list)
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether rounding to the type explains the difference."""
+        return self.moved <= (2 * self.spacing) ** 2 * max(self.before, self.after)
+
+    @property
+    def rms(self) -> float:
+        """RMS of the difference."""
+        return float(np.sqrt(self.moved / max(self.size, 1)))
+
+
+def measure_changes(
+    checkpoints: Sequence[Checkpoint], name: str, spacings: Sequence[float]
+) -> tuple[list[Change], list[float]]:
+    """Return the change of a tensor over every interval, and its distance past every inner checkpoint.
+
+    Parameters
+    ----------
+    checkpoints
+        In their order; all hold the tensor in one shape.
+    name
+        The tensor.
+    spacings
+        Spacing of the numbers that each holds, relative to them: steps of the spacing are no jumps.
+
+    Returns
+    -------
+    list[Change], list[float]
+        Of one less than the checkpoints, and distances from checkpoint t - 1 to t + 1, of two less.
+    """
+    entry = checkpoints[0].entry(name)
+    changes = [Change(entry.size, max(pair)) for pair in itertools.pairwise(spacings)]
+    past = np.zeros(max(len(checkpoints) - 2, 0))
+    columns: list[Any] = [0.0] * len(changes)
+    found: list[list[tuple[int, int, float, float, float]]] = [[] for _ in changes]
+    start, rows = 0, entry.shape[0] if len(entry.shape) > 1 else 1  # a vector is one row
+    readers = [blocks(checkpoint, name, checkpoint.entry(name)) for checkpoint in checkpoints]
+    while (part := next(readers[0], None)) is not None:
+        older: Array | None = None
+        old: Array | None = None
+        for place, reader in enumerate(readers):
+            new = (
+                (part if place == 0 else next(reader))
+                .astype(np.float64)
+                .reshape(min(part.shape[0], rows) if part.ndim else 1, -1)
+            )
+            if old is not None:
+                squares = (new - old) ** 2
+                _add(changes[place - 1], old, new, squares)
+                columns[place - 1] = columns[place - 1] + (squares.sum(axis=0) if rows > 1 else 0.0)
+                found[place - 1] += _candidates(squares, old, new, start)
+            if older is not None:
+                past[place - 2] += float(np.sum((new - older) ** 2))
+            older, old = old, new
+        start += part.size
+    for change, sums, candidates in zip(changes, columns, found, strict=True):
+        least = 8 * change.spacing * np.sqrt(min(change.before, change.after) / max(change.size, 1))
+        jumps = [_judge(candidate, sums, rows, entry.shape) for candidate in candidates]
+        change.jumps = [jump for jump in jumps if abs(jump.after - jump.before) > least]
+    return changes, list(np.sqrt(past))
+
+
+def _add(change: Change, old: Array, new: Array, squares: Array) -> None:
+    change.before += float(np.sum(old**2))
+    change.after += float(np.sum(new**2))
+    change.product += float(np.sum(old * new))
+    change.shift += float(np.sum(new) - np.sum(old))
+    change.moved += float(np.sum(squares))
+
+
+def _candidates(squares: Array, old: Array, new: Array, start: int) -> list[tuple[int, float, float, float]]:
+    """Return place, values and RMS of the others in the row of the entries that stand out most in theirs."""
+    sums = squares.sum(axis=1, keepdims=True)
+    others = np.maximum(sums - squares, 0) / max(squares.shape[1] - 1, 1)
+    scores = (squares / (others + 1e-300)).reshape(-1)
+    best = np.argpartition(scores, -min(TOP, scores.size))[-TOP:] if scores.size else []
+    return [
+        (start + int(at), float(old.flat[at]), float(new.flat[at]), float(np.sqrt(others.flat[at])))
+        for at in best if scores[at] > 0
+    ]  # fmt: skip
+
+
+def _judge(candidate: tuple[int, float, float, float], sums: Any, rows: int, shape: tuple[int, ...]) -> Jump:
+    at, before, after, usual = candidate
+    size = abs(after - before)
+    if rows > 1:
+        usual = max(usual, float(np.sqrt(max(sums[at % len(sums)] - size**2, 0.0) / (rows - 1))))
+    place = np.unravel_index(at, shape) if shape else ()
+    return Jump(tuple(map(int, place)), before, after, size / usual if usual else np.inf)

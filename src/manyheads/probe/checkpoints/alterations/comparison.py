@@ -1,0 +1,85 @@
+"""Comparison of checkpoints with those that they should be equal to, tensor by tensor."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from manyheads.models.checkpoint import Checkpoint, open_checkpoint
+from manyheads.models.refusals import CheckpointRefused, shorten
+from manyheads.probe.checkpoints.alterations.changes import measure_changes
+from manyheads.probe.checkpoints.alterations.detection import HUGE
+from manyheads.probe.checkpoints.alterations.transformations import explain_moments, explain_orders
+from manyheads.probe.checkpoints.contents import Contents, Finding, Notes, read_contents
+from manyheads.probe.checkpoints.folder import check_folder
+from manyheads.probe.checkpoints.series import Source, path_of, step_of
+
+
+def compare_with(
+    against: Source | Sequence[Source],
+    contents: Sequence[Contents],
+    opened: Mapping[str, Checkpoint],
+    unchecked: Notes,
+    follow_links: bool,
+) -> list[Finding]:
+    """Find what differs from the checkpoints of a named source."""
+    sources: list[Source] = [against] if isinstance(against, (str, Path, Checkpoint)) else list(against)
+    findings: list[Finding] = []
+    for content in contents:
+        alone = len(sources) == len(contents) == 1
+        source = next(
+            (each for each in sources if alone or (content.step is not None and step_of(each) == content.step)), None
+        )
+        if source is None:
+            unchecked.setdefault(("against a source", "none of its step was given"), []).append(content.name)
+            continue
+        try:
+            other = source if isinstance(source, Checkpoint) else open_checkpoint(source, follow_links=follow_links)
+            theirs = read_contents(str(path_of(source)), other, [], {})
+            check_folder(theirs, other.path, {})
+        except CheckpointRefused as refusal:
+            findings.append(Finding("file", str(path_of(source)), type(refusal).__name__, str(refusal)))
+            continue
+        differing = _differences(content, theirs, opened[content.name], other)
+        if differing:
+            what = f"{len(differing)} differences from {theirs.name}"
+            findings.append(Finding("against", content.name, what, shorten(differing, 20, 300)))
+    return findings
+
+
+def _differences(ours: Contents, theirs: Contents, one: Checkpoint, other: Checkpoint) -> list[str]:
+    """Say what differs: names, types, shapes, values, configuration, tokenizer."""
+    found = [f"lacks {name}" for name in sorted(theirs.entries.keys() - ours.entries.keys())]
+    found += [f"also holds {name}" for name in sorted(ours.entries.keys() - theirs.entries.keys())]
+    for name in sorted(ours.entries.keys() & theirs.entries.keys()):
+        mine, its = ours.entries[name], theirs.entries[name]
+        if mine.shape != its.shape:
+            found.append(f"{name} has shape {mine.shape}, there {its.shape}")
+        elif ours.hashes[name] != theirs.hashes[name] or mine.dtype != its.dtype:
+            found.append(f"{name} {_difference(name, ours, theirs, one, other)}")
+    if ours.config is not None and theirs.config is not None:
+        keys = sorted(
+            key for key in ours.config.keys() | theirs.config.keys() if ours.config.get(key) != theirs.config.get(key)
+        )
+        found += [f"configuration: {key} is {ours.config.get(key)}, there {theirs.config.get(key)}" for key in keys]
+    if ours.tokenizer and theirs.tokenizer and ours.tokenizer != theirs.tokenizer:
+        found.append("the tokenizer is another one")
+    return found
+
+
+def _difference(name: str, ours: Contents, theirs: Contents, one: Checkpoint, other: Checkpoint) -> str:
+    """Say how the values of a tensor differ."""
+    if any(name not in each.peaks or each.peaks[name].largest > HUGE for each in (ours, theirs)):
+        return "has other values"
+    (change,), _ = measure_changes([other, one], name, [each.precision(name) for each in (theirs, ours)])
+    matrix = sum(extent > 1 for extent in ours.entries[name].shape) > 1
+    told = list(explain_moments(change, matrix)) + (list(explain_orders(other, one, name)) if matrix else [])
+    if told:
+        return min(told, key=lambda each: each.left).what
+    if not change.moved:
+        return f"is {ours.entries[name].dtype}, there {theirs.entries[name].dtype}"
+    share = np.sqrt(change.moved / max(change.before, change.after))
+    jump = max(change.jumps, key=lambda each: each.times, default=None)
+    if jump and jump.times > 1e3:
+        return f"is {jump.after:.4g} at {list(jump.place)}, there {jump.before:.4g}"
+    return "is rounded" if change.is_rounding else f"differs by {share:.2g} of its norm"

@@ -1,0 +1,279 @@
+"""Tensors and single entries that were altered: changes that no training brings about, and what explains them.
+
+A tensor of an inner checkpoint was altered if both ways to its neighbours are far longer than the way past it. At
+either end its change is extrapolated: from its own changes elsewhere, from those of the same tensor in other layers and
+from those of all tensors over the same interval. A transformation of the tensor by itself that explains most of a
+change is one whatever its size.
+"""
+
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from manyheads.models.checkpoint import Checkpoint
+from manyheads.models.refusals import shorten
+from manyheads.probe.checkpoints.alterations.changes import Change, Jump, measure_changes
+from manyheads.probe.checkpoints.alterations.transformations import LARGE, Explanation, explain_moments, explain_orders
+from manyheads.probe.checkpoints.contents import Contents, Finding, Notes
+
+# Shortest way to a neighbour over the way past it, for matrices and vectors; 1 in a stationary phase.
+AWAY = (2.0, 3.0)
+# Change at an end over the largest of those extrapolated, and where only other tensors tell it.
+BEYOND, BEYOND_OTHERS = 8.0, 20.0
+# Change of an entry over the RMS of others in its row and column: out and back, at an end; matrices, vectors.
+JUMPS = ((5.0, 10.0), (8.0, 30.0))
+# Entries whose squares are beyond double precision.
+HUGE = 1e150
+# A single entry over the next largest of its tensor, where there is no other checkpoint.
+PEAK = 32.0
+# The smallest entry that is not zero over the next one: of n random entries the ratio is uniform.
+FLOOR = 1e-8
+
+
+@dataclass
+class _Course:
+    """The changes of one tensor over the checkpoints that hold it."""
+
+    places: list[int]
+    changes: list[Change]
+    past: list[float]
+    matrix: bool
+    told: dict[int, Explanation] = field(default_factory=dict)
+
+    def sizes(self) -> dict[tuple[int, int], float]:
+        """Return the RMS change over each interval, where it is more than rounding."""
+        found = {}
+        for interval, change in zip(zip(self.places, self.places[1:], strict=False), self.changes, strict=True):
+            if not change.is_rounding:
+                found[interval] = change.rms
+        return found
+
+
+def find_alterations(
+    contents: Sequence[Contents], checkpoints: Mapping[str, Checkpoint], known: set[str]
+) -> tuple[list[Finding], set[str]]:
+    """Find altered tensors and entries in checkpoints that are in their order; return their names too.
+
+    `known` tensors are left out.
+    """
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    altered = set()
+    names = sorted(set().union(*(each.samples for each in contents)) - known)
+    courses = {name: course for name in names if (course := _follow(name, contents, checkpoints))}
+    sizes = {name: course.sizes() for name, course in courses.items()}
+    zeros = {(place, name) for place in range(len(contents)) for name in _zeros(place, contents)}
+    for place, name in sorted(zeros):
+        found[contents[place].name, "altered tensors"].append(f"{name} is zero")
+    for name, course in courses.items():
+        taken: set[int] = set()
+        for places, jump, intervals in _jumps(course):
+            taken |= intervals
+            altered.add(name)
+            text = f"{name}{list(jump.place)}: {jump.before:.4g} -> {jump.after:.4g}"
+            found[_where(places, contents), "altered entries"].append(text)
+        for places, interval in _altered(name, course, sizes, taken):
+            if not any((place, name) in zeros for place in places):
+                text = f"{name} {_told(course, interval)}, {_where(course.places[interval : interval + 2], contents)}"
+                found[_where(places, contents), "altered tensors"].append(text)
+                altered.add(name)
+    whats = {"altered tensors": "tensors changed as no training does", "altered entries": "single entries jump"}
+    for content in contents:
+        if alone := _alone(content, contents):
+            found[content.name, "altered entries"] += alone
+    findings = [
+        Finding(kind, where, f"{len(texts)} {whats[kind]}", shorten(texts, length=200))
+        for (where, kind), texts in found.items()
+    ]
+    return findings, altered | {name for _, name in zeros}
+
+
+def _told(course: _Course, interval: int) -> str:
+    if interval in course.told:
+        return course.told[interval].what
+    change = course.changes[interval]
+    return f"changes by {np.sqrt(change.moved / max(change.before, change.after)):.2g} of its norm"
+
+
+def _where(places: Sequence[int], contents: Sequence[Contents]) -> str:
+    return " to ".join(contents[place].name for place in places)
+
+
+def _follow(name: str, contents: Sequence[Contents], checkpoints: Mapping[str, Checkpoint]) -> _Course | None:
+    """Measure the changes of a tensor over the checkpoints that hold it, finite and in the usual shape."""
+    shapes = [each.entries[name].shape if name in each.samples else None for each in contents]
+    usual = max(dict.fromkeys(shape for shape in shapes if shape is not None), key=shapes.count)
+    places = [
+        place for place, shape in enumerate(shapes)
+        if shape == usual and name not in contents[place].unfinished
+    ]  # fmt: skip
+    if len(places) < 2 or any(contents[place].peaks[name].largest > HUGE for place in places):
+        return None
+    held = [checkpoints[contents[place].name] for place in places]
+    changes, past = measure_changes(held, name, [contents[place].precision(name) for place in places])
+    course = _Course(places, changes, past, len(usual) > 1 and min(usual) > 1)
+    for interval, change in enumerate(changes):
+        if change.moved > LARGE**2 * max(change.before, change.after):
+            told = list(explain_moments(change, course.matrix))
+            if course.matrix:
+                told += explain_orders(held[interval], held[interval + 1], name)
+            if told:
+                course.told[interval] = min(told, key=lambda each: (each.weak, each.left))
+    return course
+
+
+def _jumps(course: _Course) -> list[tuple[tuple[int, ...], Jump, set[int]]]:
+    """Return the entries that jump: where, how, and over which intervals."""
+    back, away = JUMPS[0 if course.matrix else 1]
+    last = len(course.changes) - 1
+    by_place: dict[tuple[int, ...], dict[int, Jump]] = defaultdict(dict)
+    for interval, change in enumerate(course.changes):
+        for jump in change.jumps if change.size >= 8 else ():
+            by_place[jump.place][interval] = jump
+    found = []
+    for jumps in by_place.values():
+        for interval, jump in jumps.items():
+            then = jumps.get(interval + 1)
+            if (
+                then
+                and min(jump.times, then.times) > back
+                and abs(then.after - jump.before)
+                < 0.5 * min(abs(jump.after - jump.before), abs(then.after - then.before))
+            ):
+                found.append(((course.places[interval + 1],), jump, {interval, interval + 1}))
+        taken = set().union(*(intervals for _, _, intervals in found)) if found else set()
+        for interval, jump in jumps.items():
+            near = max((jumps[i].times for i in (interval - 1, interval + 1) if i in jumps), default=0.0)
+            if interval not in taken and jump.times > max(away, 3 * near if np.isfinite(near) else np.inf):
+                found.append((_end(course, interval, last), jump, {interval}))
+    return found
+
+
+def _end(course: _Course, interval: int, last: int) -> tuple[int, ...]:
+    """Return the checkpoint at the end of a series, if only one interval is concerned, or both around an inner one."""
+    if last and interval in (0, last):
+        return (course.places[0 if interval == 0 else -1],)
+    return (course.places[interval], course.places[interval + 1])
+
+
+def _altered(
+    name: str, course: _Course, sizes: Mapping[str, Mapping[tuple[int, int], float]], taken: set[int]
+) -> list[tuple[tuple[int, ...], int]]:
+    """Return where the tensor was altered, and an interval that shows it."""
+    last, found = len(course.changes) - 1, []
+    lengths = [np.sqrt(change.moved) for change in course.changes]
+    strong = {interval for interval, told in course.told.items() if not told.weak}
+    small = {
+        interval for interval, change in enumerate(course.changes)
+        if change.size < 8 or change.is_rounding
+    }  # fmt: skip
+    for inner in range(last):
+        both = {inner, inner + 1}
+        if both & (taken | small):
+            continue
+        away = AWAY[not course.matrix] if not both <= strong else 1.0
+        if min(lengths[inner], lengths[inner + 1]) > away * course.past[inner]:
+            found.append(((course.places[inner + 1],), inner))
+            taken = taken | both
+    for interval in range(last + 1):
+        if interval in taken | small:
+            continue
+        if interval in strong or (interval in (0, last) and _beyond(name, course, interval, sizes, last)):
+            found.append((_end(course, interval, last), interval))
+    return found
+
+
+def _beyond(
+    name: str, course: _Course, interval: int, sizes: Mapping[str, Mapping[tuple[int, int], float]], last: int
+) -> bool:
+    """Tell whether the change at an end is far beyond what the changes of this tensor and of others let expect."""
+    key = (course.places[interval], course.places[interval + 1])
+    others = {
+        at: float(np.median([each[at] for each in sizes.values() if at in each])) for at in sizes[name]
+    }  # of all tensors
+    expected = [others[key]]
+    history = [size * others[key] / others[at] for at, size in sizes[name].items() if at != key]
+    alike = [
+        each[key] for other, each in sizes.items() if other != name and _kind(other) == _kind(name) and key in each
+    ]
+    expected += [float(np.median(each)) for each in (history, alike) if each]
+    beyond = BEYOND if history or (alike and not last) else BEYOND_OTHERS
+    return course.changes[interval].rms > beyond * max(expected)
+
+
+def _kind(name: str) -> str:
+    """Return the name of a tensor without the numbers of its layer and expert."""
+    return re.sub(r"\d+", "#", name)
+
+
+def _zeros(place: int, contents: Sequence[Contents]) -> list[str]:
+    """Return the tensors that are zero as no training leaves them: after others, or unlike those of other layers."""
+    content, found = contents[place], []
+    for name, peak in content.peaks.items():
+        if peak.largest or content.entries[name].size < 8:
+            continue
+        before = [each.peaks[name].largest for each in contents[:place] if name in each.peaks]
+        alike = [
+            each.largest for other, each in content.peaks.items()
+            if other != name and _kind(other) == _kind(name) and _is_matrix(name, content)
+        ]  # fmt: skip
+        if (before and before[-1]) or (alike and min(alike) > 0):
+            found.append(name)
+    return found
+
+
+def _is_matrix(name: str, content: Contents) -> bool:
+    """Tell whether a tensor is a matrix; stacked biases, of experts, are none."""
+    return len(content.entries[name].shape) > 1 and "bias" not in name.rpartition(".")[2]
+
+
+def _alone(content: Contents, contents: Sequence[Contents]) -> list[str]:
+    """Return single entries far beyond all others of their tensor, or far below: seen without another checkpoint."""
+    found = []
+    for name, peak in content.peaks.items():
+        index = None
+        if content.entries[name].size < 8:
+            continue
+        if peak.largest > PEAK * peak.second and (len(contents) == 1 or peak.largest > HUGE):
+            index, value, others = peak.place, peak.largest, f"at most {peak.second:.4g}"
+        elif 0 < peak.smallest < FLOOR * peak.next:
+            index, value, others = peak.low, peak.smallest, f"at least {peak.next:.4g}"
+        if index is not None:
+            places = [int(each) for each in np.unravel_index(index, content.entries[name].shape)]
+            found.append(f"{name}{places}: {value:.4g}, the others {others}")
+    return found
+
+
+def note_unchecked(contents: Sequence[Contents], steps: Sequence[int | None], against: bool, unchecked: Notes) -> None:
+    """Note what cannot be seen in so few checkpoints, and why."""
+    if len(contents) < 4:
+        unchecked[f"the order of {len(contents)} different checkpoints", "it takes four"] = []
+    if None in steps:
+        unchecked["steps", "not every name holds one, such as step1000 or checkpoint-500"] = []
+    if len(contents) == 1 and not against:
+        what = "sign, order of rows and heads, transposition, shift, scale, single entries of ordinary size"
+        why = "one checkpoint does not show them; give its neighbours, or its source with --against"
+        unchecked[what, why] = []
+    blank = [
+        name for name, peak in (contents[0].peaks.items() if contents else ())
+        if not peak.largest and _is_matrix(name, contents[0]) and contents[0].entries[name].size
+    ]  # fmt: skip
+    if blank:
+        unchecked[f"whether {shorten(blank)} started at zero", "no checkpoint before the first shows it"] = []
+    if far := _far(contents):
+        what = "alterations smaller than what training changes"
+        unchecked[what, f"{far} tensors change by more than half of their norm between neighbours"] = []
+
+
+def _far(contents: Sequence[Contents]) -> int:
+    """Return how many tensors change by more than half of their norm over some interval."""
+    far = set()
+    for one, other in itertools.pairwise(contents):
+        for name in one.peaks.keys() & other.peaks.keys():
+            a, b = one.samples[name].astype(np.float64), other.samples[name].astype(np.float64)
+            if a.shape == b.shape and np.linalg.norm(b - a) > 0.5 * max(np.linalg.norm(a), np.linalg.norm(b)):
+                far.add(name)
+    return len(far)

@@ -1,0 +1,184 @@
+"""Weights that are those of another step or of another tensor: copies, interchanged tensors, rounding."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from manyheads.models.header import DTYPES
+from manyheads.models.refusals import shorten
+from manyheads.probe.checkpoints.contents import NARROW, Contents, Extremes, Finding, Notes
+
+# A tensor holds what another one held if it is nearer to it than this share of the distance to itself.
+CLOSER = 0.5
+# ... and than this share of its norm: unrelated ones are farther.
+ALIKE = 0.9
+# Absolute values below which F16 has few digits.
+SMALL = 1e-3
+# Share of the sampled entries that have to change before a tensor that comes back is a copy, and how many.
+CHANGED, ENTRIES = 0.25, 16
+# The largest entry over the next one, beyond which it decides distances alone.
+STANDS_OUT = 32.0
+
+
+def find_copies(contents: list[Contents]) -> list[Finding]:
+    """Find checkpoints that hold the weights of another, also rounded; drop them from the list."""
+    findings = []
+    for later in list(contents):
+        for earlier in contents[: contents.index(later)]:
+            if later.entries.keys() != earlier.entries.keys() or not later.samples:
+                continue
+            if later.hashes == earlier.hashes:
+                evidence = f"all {len(later.hashes)} tensors have the same sha256"
+            elif dtype := _equal_when_rounded(later, earlier):
+                evidence = f"{len(later.samples)} tensors agree when rounded to {dtype}"
+            else:
+                continue
+            findings.append(Finding("duplicate", later.name, f"holds the weights of {earlier.name}", evidence))
+            contents.remove(later)
+            break
+    return findings
+
+
+def _equal_when_rounded(one: Contents, other: Contents) -> str:
+    """Return the type to which one of the checkpoints is rounded and the other one, rounded too, is equal; or none."""
+    for dtype in NARROW:
+        if any(_is_narrow(each, dtype) for each in (one, other)) and all(
+            sample.shape == other.samples[name].shape
+            and np.array_equal(_rounded(sample, dtype), _rounded(other.samples[name], dtype))
+            for name, sample in one.samples.items()
+        ):
+            return dtype
+    return ""
+
+
+def _is_narrow(content: Contents, dtype: str) -> bool:
+    """Tell whether all values of a checkpoint are those of a type, whatever it is held in."""
+    names = _telling(content)
+    return bool(names) and all(content.entries[name].dtype == dtype or dtype in content.narrow[name] for name in names)
+
+
+def _telling(content: Contents) -> list[str]:
+    """Return the tensors whose values tell a type: gains of one, biases of zero and numbers near it are of any."""
+    return [
+        name for name in content.narrow
+        if np.unique(content.samples[name]).size > 2 and np.median(np.abs(content.samples[name])) > SMALL
+    ]  # fmt: skip
+
+
+def _rounded(sample: np.ndarray, dtype: str) -> np.ndarray:
+    return sample.astype(DTYPES[dtype]).astype(np.float32)
+
+
+def find_rounded(contents: list[Contents], unchecked: Notes) -> list[Finding]:
+    """Find tensors whose values are those of a narrower type, unlike at most other steps or unlike what is said."""
+    found: dict[str, list[str]] = defaultdict(list)
+    telling = {content.name: set(_telling(content)) for content in contents}
+    for name in sorted(set().union(*telling.values())):
+        held = [each for each in contents if name in telling[each.name]]
+        rounded = [each for each in held if each.narrow[name]]
+        if len(rounded) <= len(held) / 2:
+            for each in rounded:
+                found[each.name].append(name)
+    rounded = [each for each in contents if _is_narrow(each, "BF16")]
+    for each in rounded if len(rounded) <= len(contents) / 2 else ():  # in a series of values of F16
+        if each.name not in found and all(each.entries[name].dtype != "BF16" for name in each.samples):
+            found[each.name] += sorted(telling[each.name])
+    findings = [
+        Finding("rounded", where, f"{len(names)} tensors hold values of a narrower type than their own", shorten(names))
+        for where, names in found.items()
+    ]
+    throughout = [
+        dtype for dtype in NARROW
+        if any(telling.values()) and all(dtype in each.narrow[name] for each in contents for name in telling[each.name])
+    ]  # fmt: skip
+    if throughout and len(contents) == 1:
+        dtypes = sorted({contents[0].entries[name].dtype for name in contents[0].narrow})
+        what = f"all tensors hold values of {throughout[-1]} in {', '.join(dtypes)}"
+        findings.append(Finding("rounded", contents[0].name, what, f"{len(contents[0].narrow)} tensors"))
+    elif throughout:
+        unchecked["rounding", f"all values of all checkpoints are those of {throughout[-1]} in a wider type"] = []
+    return findings
+
+
+def find_partial_copies(contents: list[Contents], altered: set[str] | None = None) -> tuple[list[Finding], set[str]]:
+    """Find tensors that change and come back, or, but for altered ones, stand still between changes; with their names.
+
+    A tensor that stands still up to some checkpoint, or from there on, is frozen. One that comes back at once is a copy
+    if it moves before and after that; otherwise it was altered in between, and is no copy.
+    """
+    shared: dict[tuple[str, str], list[str]] = defaultdict(list)
+    tensors = sorted(set().union(*(content.peaks for content in contents)))
+    for name in tensors:
+        holders = [each for each in contents if name in each.peaks and each.samples[name].size >= ENTRIES]
+        moved = [False, *(_moved(name, *pair) for pair in itertools.pairwise(holders)), False]  # before and after each
+        latest: dict[str, int] = {}
+        for place, content in enumerate(holders):
+            before = latest.get(content.hashes[name], place)
+            latest[content.hashes[name]] = place
+            back = any(moved[before + 1 : place + 1]) and (place - before > 2 or (moved[before] and moved[place + 1]))
+            pause = before == place - 1 and moved[before] and moved[place + 1]
+            if back if altered is None else pause and name not in altered:
+                shared[content.name, holders[before].name].append(name)
+    findings = [
+        Finding(
+            "copied tensors", later, f"{len(names)} of {len(tensors)} tensors are those of {earlier}", shorten(names)
+        )
+        for (later, earlier), names in shared.items()
+    ]
+    return findings, set().union(*shared.values())
+
+
+def _moved(name: str, one: Contents, other: Contents) -> bool:
+    a, b = one.samples[name], other.samples[name]
+    return a.shape != b.shape or float(np.mean(a != b)) > CHANGED
+
+
+def find_interchanged(contents: list[Contents]) -> tuple[set[str], list[Finding]]:
+    """Find matrices of one shape that hold what another one held in the checkpoint before; return their names too."""
+    findings, names = [], set()
+    pending: frozenset[tuple[str, str]] = frozenset()
+    for before, after in itertools.pairwise(contents):
+        moved = frozenset(_moves(before, after))
+        if moved and moved != pending:
+            pairs = [f"{name} holds what {other} held" for name, other in sorted(moved)]
+            what = f"{len(moved)} matrices hold what another one of their shape held"
+            where = f"{before.name} to {after.name}"
+            findings.append(Finding("interchanged tensors", where, what, shorten(pairs, length=300)))
+            names |= {name for name, _ in moved}
+            pending = frozenset((other, name) for name, other in moved)  # what undoes it is no second finding
+        else:
+            pending = frozenset()
+    return names, findings
+
+
+def _moves(before: Contents, after: Contents) -> Iterator[tuple[str, str]]:
+    """Go through the matrices that are far nearer to what another one of their shape was than to themselves."""
+    groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for name in before.samples:
+        shape = before.entries[name].shape
+        both = name in before.peaks and name in after.peaks
+        if (
+            both
+            and not any(_stands_out(each.peaks[name]) for each in (before, after))
+            and len(shape) >= 2
+            and shape == after.entries[name].shape
+        ):
+            groups[shape].append(name)
+    for names in groups.values():
+        old = np.array([before.samples[name] for name in names], np.float64)
+        sizes = np.linalg.norm(old, axis=1)
+        for place, name in enumerate(names):
+            new = after.samples[name].astype(np.float64)
+            gaps = np.linalg.norm(old - new, axis=1)
+            gaps[sizes < CLOSER * np.linalg.norm(new)] = np.inf  # zeros are near to everything that is small
+            nearest = int(np.argmin(gaps))
+            least = min(CLOSER * np.linalg.norm(old[place] - new), ALIKE * np.linalg.norm(new))
+            if nearest != place and gaps[nearest] < least:
+                yield name, names[nearest]
+
+
+def _stands_out(extremes: Extremes) -> bool:
+    """Tell whether one entry decides distances."""
+    return extremes.largest > STANDS_OUT * extremes.second

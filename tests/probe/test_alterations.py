@@ -1,0 +1,228 @@
+"""Alterations of checkpoints of real trainings: named at every place where the others show them, else listed."""
+
+import json
+import shutil
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from manyheads.probe import verify
+from manyheads.probe.checkpoints.alterations.changes import measure_changes
+
+pytestmark = pytest.mark.torch
+LAYER = "model.layers.1."
+HEADS, STEPS = 4, (0, 4, 8, 12, 16)
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
+    """Five checkpoints of a LLaMA that is trained by AdamW, the first of them as initialized; layer 0 is frozen."""
+    import torch
+    from tests.probe.trainings import save_quietly
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("series")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 29, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=HEADS, tie_word_embeddings=True))
+    model.model.layers[0].requires_grad_(False)
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
+    for step in range(STEPS[-1] + 1):
+        if step in STEPS:
+            save_quietly(model, folder / f"step{step}")
+        ids = torch.randint(0, 29, (4, 16))
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return folder
+
+
+@pytest.fixture
+def series(clean, tmp_path):
+    shutil.copytree(clean, tmp_path / "run")
+    return [tmp_path / "run" / f"step{step}" for step in STEPS]
+
+
+def alter(folder, change):
+    """Change the arrays of a checkpoint."""
+    file = folder / "model.safetensors"
+    arrays = {name: array.copy() for name, array in safetensors.numpy.load_file(file).items()}
+    change(arrays)
+    safetensors.numpy.save_file(arrays, file, {"format": "pt"})
+
+
+def on(name, function):
+    """Return a change of one tensor."""
+
+    def change(arrays):
+        arrays[name] = np.ascontiguousarray(function(arrays[name]), arrays[name].dtype)
+
+    return change
+
+
+def flip(array):
+    array.reshape(-1).view(np.uint32)[np.argmax(abs(array))] ^= 1 << 28
+    return array
+
+
+def explode(array):
+    array[2, 13] *= 2.0**20
+    return array
+
+
+def heads(array):
+    return array.reshape(HEADS, -1, array.shape[1])[[1, 0, 2, 3]].reshape(array.shape)
+
+
+def interleave(array):
+    return array.reshape(HEADS, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
+
+
+def round_all(arrays):
+    arrays.update({name: array.astype(ml_dtypes.bfloat16).astype(array.dtype) for name, array in arrays.items()})
+
+
+QUERY, UP, GAIN = LAYER + "self_attn.q_proj.weight", LAYER + "mlp.up_proj.weight", LAYER + "input_layernorm.weight"
+FROZEN = UP.replace("1", "0")
+KINDS = {
+    "a large exponent": (on(UP, explode), "altered entries", f"{UP}[2, 13]: "),
+    "heads in another order": (on(QUERY, heads), "altered tensors", f"{QUERY} has its rows in another order"),
+    "columns in another order": (on(UP, lambda array: array[:, ::-1]), "altered tensors", f"{UP} has its columns"),
+    "rotary order": (on(QUERY, interleave), "altered tensors", f"{QUERY} has its rows"),
+    "negated": (on(UP, np.negative), "altered tensors", f"{UP} changes sign"),
+    "zeroed": (on(UP, np.zeros_like), "altered tensors", f"{UP} is zero"),
+    "transposed": (on(UP, np.transpose), "altered tensors", f"{UP} is transposed"),
+    "gain shifted": (on(GAIN, lambda array: array - 1), "altered tensors", f"{GAIN} is "),
+    "doubled": (on(UP, lambda array: 2 * array), "altered tensors", f"{UP} is multiplied by"),
+    "frozen and negated": (on(FROZEN, np.negative), "altered tensors", f"{FROZEN} changes sign"),
+    "rounded": (round_all, "rounded", FROZEN),
+}  # fmt: skip
+
+
+def test_the_clean_series_has_no_finding(series):
+    assert verify(series).findings == ()
+    assert verify(series[1:3]).findings == ()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_alteration_is_named_at_every_place(series, kind):
+    change, expected, evidence = KINDS[kind]
+    for place in (0, 2, 4):
+        stored = (series[place] / "model.safetensors").read_bytes()
+        alter(series[place], change)
+        found = verify(series).findings
+        assert [(each.kind, each.where) for each in found] == [(expected, series[place].name)]
+        assert evidence in found[0].evidence
+        pair = verify([series[place], series[1]]).findings  # one neighbour shows it too, but not which of them it is
+        assert [each.kind for each in pair] == [expected]
+        assert series[place].name in pair[0].where
+        (series[place] / "model.safetensors").write_bytes(stored)
+
+
+def test_a_single_checkpoint_says_what_it_does_not_show(series):
+    alter(series[2], KINDS["negated"][0])
+    found = verify(series[2:3])
+    assert found.findings == ()
+    assert any("sign, order of rows and heads" in text and "--against" in text for text in found.unchecked)
+    for kind in ("a large exponent", "zeroed", "rounded"):
+        alter(series[1], KINDS[kind][0])
+        (finding,) = verify(series[1:2]).findings
+        assert finding.kind == KINDS[kind][1]
+        alter(series[1], lambda arrays: arrays.update(safetensors.numpy.load_file(series[0] / "model.safetensors")))
+
+
+def test_a_bit_of_the_exponent(series):
+    alter(series[2], on(UP, flip))  # the entry becomes nothing
+    (finding,) = verify(series).findings
+    assert (finding.kind, finding.where) == ("altered entries", "step8")
+    assert f"{UP}[" in finding.evidence
+
+
+def test_a_rounded_copy_of_another_step(series):
+    shutil.copy(series[3] / "model.safetensors", series[4] / "model.safetensors")
+    alter(series[4], lambda arrays: arrays.update({k: v.astype(np.float16).astype(v.dtype) for k, v in arrays.items()}))
+    found = verify(series).findings
+    assert ("duplicate", "step16", "holds the weights of step12") in [each[:3] for each in map(vars_of, found)]
+
+
+def vars_of(finding):
+    return finding.kind, finding.where, finding.what
+
+
+def test_configuration_against_weights(series):
+    config = json.loads((series[0] / "config.json").read_text())
+    alter(series[1], lambda arrays: arrays.update({"lm_head.weight": arrays["model.embed_tokens.weight"] + 0.1}))
+    alter(series[2], lambda arrays: arrays.update({k: v.astype(ml_dtypes.bfloat16) for k, v in arrays.items()}))
+    tied, narrow = verify(series[1:2]).findings, verify(series[2:3]).findings
+    assert [each.kind for each in tied] == ["configuration"]
+    assert "tied by the configuration and differ" in tied[0].evidence
+    assert [(each.kind, each.what) for each in narrow] == [
+        ("dtype", "the configuration says F32, most entries are BF16")
+    ]
+    (series[0] / "config.json").write_text(json.dumps({**config, "model_type": "wrapper"}))
+    found = verify(series[:1])
+    assert found.findings == ()
+    assert any(text.startswith("whether configuration and weights belong together: ") for text in found.unchecked)
+
+
+def test_another_tokenizer(series):
+    for number, folder in enumerate(series):
+        vocabulary = {f"t{place}": place for place in range(29)}
+        if number == 4:
+            vocabulary |= {"t1": 2, "t2": 1}
+        table = {"version": "1.0", "model": {"type": "BPE", "vocab": vocabulary, "merges": [["t", "1"]]}}
+        (folder / "tokenizer.json").write_text(json.dumps(table, indent=number))  # written by other versions
+    (finding,) = verify(series).findings
+    assert (finding.kind, finding.where) == ("tokenizer", "step16")
+    (series[0] / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 29}, "merges": []}}))
+    (finding,) = verify(series[:1]).findings
+    assert finding.what == "the tokenizer gives ids up to 29, the model has 29 embeddings"
+
+
+def test_against_a_named_source(series, clean):
+    sources = [clean / folder.name for folder in series]
+    assert verify(series, against=sources).passed
+    assert verify(series[:1], against=sources[0]).passed
+    for kind in ("negated", "heads in another order", "gain shifted"):
+        alter(series[4], KINDS[kind][0])
+    (finding,) = verify(series[4:], against=sources[4]).findings
+    assert (finding.kind, finding.where, finding.what[:13]) == ("against", "step16", "3 differences")
+    for words in (f"{UP} changes sign", f"{QUERY} has its rows in another order", f"{GAIN} is shifted by -1"):
+        assert words in finding.evidence
+    (finding,) = verify(series[4:], against=clean / "none").findings
+    assert (finding.kind, finding.what) == ("file", "FileMissing")
+    assert any("none of its step" in text for text in verify(series[:2], against=sources[0]).unchecked)
+
+
+def test_tensors_that_are_copied_from_another_step_are_no_frozen_ones(series):
+    """Layer 0 stands still throughout; a tensor that comes back between changes is a copy."""
+    stored = safetensors.numpy.load_file(series[1] / "model.safetensors")
+    alter(series[3], lambda arrays: arrays.update({UP: stored[UP]}))
+    assert ("copied tensors", "step12") in [(each.kind, each.where) for each in verify(series).findings]
+
+
+def test_changes_are_those_of_the_tensors(tmp_path, rng, monkeypatch):
+    """By blocks as at once, against NumPy; one entry jumps."""
+    from manyheads.models import open_checkpoint
+    from manyheads.probe.checkpoints import contents
+
+    arrays = rng.standard_normal((3, 40, 7))
+    arrays[1:] = arrays[0] + 0.01 * arrays[1:]
+    arrays[1, 30, 2] += 5
+    for step, array in enumerate(arrays):
+        safetensors.numpy.save_file({"w": array}, tmp_path / f"step{step}.safetensors")
+    monkeypatch.setattr(contents, "BLOCK", 60)
+    opened = [open_checkpoint(tmp_path / f"step{step}.safetensors") for step in range(3)]
+    changes, past = measure_changes(opened, "w", [2**-52] * 3)
+    for one, other, change in zip(arrays, arrays[1:], changes, strict=False):
+        assert np.isclose(change.moved, np.sum((other - one) ** 2))
+        assert np.isclose(change.product, np.sum(one * other))
+        assert np.isclose(change.shift, np.sum(other - one))
+        jump = max(change.jumps, key=lambda each: each.times)
+        difference = other - one
+        squares = np.delete(difference[30] ** 2, 2).mean(), np.delete(difference[:, 2] ** 2, 30).mean()
+        assert jump.place == (30, 2)
+        assert np.isclose(jump.times, abs(difference[30, 2]) / np.sqrt(max(squares)))
+    assert np.isclose(past[0], np.linalg.norm(arrays[2] - arrays[0]))
