@@ -123,15 +123,16 @@ def test_multipliers_of_a_granite_are_those_of_its_configuration(implementation)
         ("Llama", 8**-0.5, 1, 1),
         ("Mistral", 8**-0.5, 1, 1),
         ("Phi3", 8**-0.5, 1, 1),  # queries, keys and values in one matrix, keys shared
-        ("Qwen3", None, 1, 1),
+        ("Qwen3", 8**-0.5, 1, 1),  # a norm without a part of its own
         ("Gemma", 8**-0.5, 1, 32**0.5),
         ("Gemma2", 256**-0.5, None, 32**0.5),
-        ("Gemma3Text", None, None, 32**0.5),
-        ("Olmo2", None, None, 1),
+        ("Gemma3Text", 256**-0.5, None, 32**0.5),
+        ("Olmo2", 8**-0.5, None, 1),
     ],
 )
 def test_multipliers_of_decoders_and_norms_that_hide_them(name, logit, branch, embedding):
     found = measured(*decoder(name, BASE), BASE)
+    assert found.logit.normed == (name in ("Qwen3", "Gemma3Text", "Olmo2"))
     for multiplier, expected in ((found.logit, logit), (found.branch, branch), (found.embedding, embedding)):
         if expected is None:
             assert "does not follow" in multiplier.unknown[0] or "do not follow" in multiplier.unknown[0]
@@ -161,7 +162,7 @@ def refusal(model, roles, shape, p=None, **given):
 def test_a_logit_factor_that_a_norm_cancels_is_refused():
     said = refusal(*decoder("Qwen3", KEYS), KEYS)
     assert "the factor 0.7071 on the logits would have no known effect" in said
-    assert "the logits do not follow what model.layers.0.self_attn.q_proj puts out: a norm (QK-norm)" in said
+    assert "a norm (QK-norm) stands behind model.layers.0.self_attn.q_proj" in said
     assert "folded=ForwardMultipliers(" in said
     model, roles = decoder("Qwen3", KEYS)
     p = Parametrization(base=BASE)

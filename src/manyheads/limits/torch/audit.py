@@ -67,9 +67,9 @@ def audit_model(
         `torch_groups` refuses.
     """
     options = ModelOptions.of(roles, shape, folded, example)
-    read, forward, targets = model_targets(p, model, hyperparameters, options)
+    read, forward, targets, unmeasured = model_targets(p, model, hyperparameters, options)
     mixed = read_mixed(groups) if p.optimizer == "muon" else _read_alone(p, groups, hyperparameters)
-    notes, hidden = list(mixed.notes), mixed.hidden
+    notes, hidden = [*mixed.notes, *unmeasured], mixed.hidden
     asked, fresh = fresh, not mixed.stepped if fresh is None else fresh
     settings, owners, doubled = _collect(read, mixed.rows, fresh)
     settings, random = _leave_random_biases(targets, settings, read, hyperparameters)
