@@ -639,7 +639,9 @@ def test_spreads_of_biases_are_honoured_by_role_and_by_part(seed):
     ).passed
     fused = apply_role_map({"qkv": "query_bias+key_bias+value_bias"}, wide, ["qkv"])
     with pytest.raises(UsageError, match="holds logit_bias and bias: give all of them the same std"):
-        parameter_targets(Parametrization(base=wide), fused, BaseHyperparameters(1.0, stds={"bias": 0.1}))
+        parameter_targets(Parametrization(base=wide), fused, BaseHyperparameters(1.0, stds={"value_bias": 0.1}))
+    given = BaseHyperparameters(1.0, stds={"bias": 0.1})  # the word means those of queries and keys as well
+    assert [each.initial for each in parameter_targets(Parametrization(base=wide), fused, given)] == [0.1]
 
 
 @pytest.mark.torch

@@ -39,7 +39,8 @@ def test_a_right_script_passes_and_shows_itself(scripts):
     assert [use.state for use in found.factors] == ["folded"]
     assert said[0].startswith("about ")
     assert found.cost.trainings > 2 * 2
-    assert "passed" in repr(found)
+    assert found.outcome == "inconclusive"  # two seeds leave much open, and the headline says so
+    assert f"nothing wrong, not all decided: 12 updates, 0 wrong, {len(found.undecided())} undecided" in repr(found)
     assert "<table>" in found._repr_html_()
     assert len(found.to_dataframe()) == len(found.growths)
     assert found.plot().axes

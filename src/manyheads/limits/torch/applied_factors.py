@@ -74,8 +74,8 @@ def find_multipliers(
             said = replace(said, **{name: chosen})
         if alike := _coincidences(name, list(measured.values.values()), p, shape):
             notes.append(
-                f"{WORDS[name]}: multiplied by what {alike} is as well at this shape; whether it follows that size, an "
-                "audit of another shape tells, or preflight"
+                f"{WORDS[name]}: not judged whether they follow {alike}, which is their multiplier as well at this "
+                "shape; audit another shape, or run preflight"
             )
     return said, tuple(dict.fromkeys(notes))
 

@@ -185,7 +185,7 @@ class _Probe:
                 yield module, partial(self._project, name, kind)
             elif own in ({"final_gain"}, {"final_gain", "final_shift"}):
                 yield module, self._normalize
-            elif own == {"embedding"} and not self._reads_out(module):
+            elif own in ({"embedding"}, {"patch"}, {"patch", "embedding_bias"}) and not self._reads_out(module):
                 yield module, self._embed
             else:
                 for tensor in module.parameters(recurse=False):
@@ -215,7 +215,7 @@ class _Probe:
         for name, tensor in self.model.named_parameters():
             if tensor is self.table:
                 drawn = self.swapped = self._random(tensor, 0.01)
-            elif self.parts.get(id(tensor)) == ("embedding",):
+            elif self.parts.get(id(tensor)) in (("embedding",), ("patch",)):
                 drawn = self._random(tensor)
             else:
                 continue
