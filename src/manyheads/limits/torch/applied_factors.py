@@ -64,14 +64,24 @@ def find_multipliers(
             notes.append(
                 f"{WORDS[name]}: not judged whether the model multiplies them as the base, {measured.unknown[0]}"
             )
-        choices, chosen = _choices(name, p, read, folded, moved, measured.normed), None
-        for module, number in measured.values.items():
-            fitting = [each for value, each in choices if abs(number - value) <= found.accuracy * value]
-            if not fitting or chosen not in (None, fitting[0]):
-                raise UsageError(_wrong(name, module, number, choices, folded, moved))
-            chosen = fitting[0]
-        if name in ("logit", "embedding") and moved and chosen is not None:
-            said = replace(said, **{name: chosen})
+        choices, values = _choices(name, p, read, folded, moved, measured.normed), measured.values
+        near = {
+            (value, own): [abs(each - value) <= found.accuracy * value for each in values.values()]
+            for value, own in choices
+        }
+        fitting = [choice for choice, fits in near.items() if all(fits)]
+        if values and not fitting:  # the module that leaves the choice of those before it
+            most = max(near.values(), key=lambda fits: [*fits, False].index(False))
+            raise UsageError(_wrong(name, *list(values.items())[most.index(False)], choices, folded, moved))
+        if values:
+            (value, own), before = fitting[0], base.key_dim**-0.5 if name == "logit" else 1.0
+            if name in ("logit", "embedding") and moved:
+                said = replace(said, **{name: own})
+            if name != "embedding" and abs(value / own - before) > 1e-6 * before:
+                notes.append(
+                    f"{WORDS[name]}: not judged whether the base multiplies them by {value / own:.6g}; here the model "
+                    f"multiplies by {value:.6g}"
+                )
         if alike := _coincidences(name, list(measured.values.values()), p, shape):
             notes.append(
                 f"{WORDS[name]}: not judged whether they follow {alike}, which is their multiplier as well at this "
@@ -125,12 +135,11 @@ def _choices(
         return [*usual, (logit_scale(p, n), own), (n**-p.logit_exponent, own)]
     if name == "embedding":  # none, or the root of the width (Gemma)
         return [(1.0, 1.0), (shape.width**0.5, (shape.width / p.base.width) ** 0.5)]
-    usual = [(1.0, 1.0)]
-    if folded and moved:
-        return usual
+    if folded:
+        return [(1.0, 1.0)]
     # Relative to the base, or as a power of the size itself.
     power = p.branch.ratio(p.base, Shape(1, 1, 1)) if name == "branch" else 1 / p.base.width
-    return [*usual * (not moved), (own, own), (own * power, own)]
+    return [(own, own), (own * power, own)]
 
 
 def _carried(name: str, read: TorchModel) -> bool:
