@@ -90,7 +90,7 @@ class TunedBase(TunedTheory):
     """Decoupled weight decay at the base."""
     no_decay: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="WORD ...", help_behavior_hint="")] = None
     """What has no weight decay: norm (gains, shifts), bias (biases, shifts), 1-d (parameters of one axis), embedding
-    (tables of tokens, positions, patches); or a role of the table."""
+    (tokens, positions); or a role of the table."""
     stds: Annotated[Optional[Path], ABSENT] = None
     """JSON file with the standard deviation of the init at the base by role; those of the family if absent."""
 

@@ -187,7 +187,7 @@ def _compare_init(target: ParameterTarget, own: ActualSettings) -> Finding:
     expected, actual = target.initial or 0.0, own.std or 0.0
     right = init_is_right(target.start, expected, actual, own.count, own.rounding)
     factor = _over(actual, expected)
-    words = "" if right else _explain_start(target, factor)
+    words = "" if right else _explain_start(target, factor, actual)
     return Finding(target.parameter.name, target.role, "initial", expected, actual, factor, right, words)
 
 
@@ -248,6 +248,8 @@ def _explain(
     own_factor = 1 / target.factors.learning_rate if quantity == "weight_decay" else getattr(target.factors, quantity)
     tuned = hyperparameters.of(target.factors.rule)
     base = getattr(tuned, quantity)
+    if not math.isfinite(actual):
+        return "it is not finite"
     if quantity == "learning_rate" and alike:
         cause = (
             "all learning rates are off by this factor and consistent with each other: the tuned one was different, or "
@@ -290,9 +292,11 @@ def _explain(
     return f"{cause}; with its learning rate, a step removes {share:.3g} times the share of the weight that it took"
 
 
-def _explain_start(target: ParameterTarget, factor: float) -> str:
-    if math.isnan(factor):
+def _explain_start(target: ParameterTarget, factor: float, actual: float) -> str:
+    if math.isnan(actual):
         return "it contains NaN"
+    if math.isinf(actual):
+        return "it is not finite"
     if target.start == "zero":
         return "it should start at zero: it adds a fixed random shift"
     if not target.initial:

@@ -184,8 +184,8 @@ def _amount(findings: Sequence[Finding]) -> str:
         return f"{quantity} is wrong"
     others = {
         "0": any(each.factor == 0 for each in findings),
-        "not 0": any(each.factor == math.inf for each in findings),
-        "not a number": any(math.isnan(each.factor) for each in findings),
+        "not 0": any(each.expected == 0 and math.isfinite(each.actual) for each in findings),
+        "not finite": not all(math.isfinite(each.actual) for each in findings),
     }
     said = [f"{_factors(ratios)} times what it should be"] if ratios else []
     return f"{quantity} is {' or '.join([*said, *(words for words, there in others.items() if there)])}"

@@ -79,8 +79,8 @@ class BaseHyperparameters:
         role's is not that of its parts that start at zero where others do not, such as the shifts of `"norm"`.
     no_decay
         What has no weight decay, in the words of recipes: `"norm"`, gains and shifts of all norms; `"bias"`, all biases
-        and the shifts of norms; `"1-d"`, all parameters of one axis; `"embedding"`, tables of tokens, positions and
-        patches. Or a role, or a part of it (`manyheads.limits.parametrization.parts.PARTS`).
+        and the shifts of norms; `"1-d"`, all parameters of one axis; `"embedding"`, tables of tokens and positions. Or
+        a role, or a part of it (`manyheads.limits.parametrization.parts.PARTS`), such as `"patch"`.
     muon
         Those of Muon, where the matrices of the blocks are trained with it; the others are then AdamW's.
 
@@ -138,7 +138,7 @@ class BaseHyperparameters:
             if word == "1-d" and parameter.axes is not None:
                 return parameter.axes == 1
             if word == "embedding":
-                return role in ("embedding", "positional") and not part.endswith("bias")
+                return role in ("embedding", "positional") and part != "patch" and not part.endswith("bias")
             return part.endswith(EVERYDAY[word]) if word in EVERYDAY else word in (part, role)
 
         return not any(means(word, part) for word in self.no_decay for part in parameter.parts)
