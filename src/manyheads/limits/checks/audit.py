@@ -160,7 +160,8 @@ def _near_enough(quantity: str, target: ParameterTarget, own: ActualSettings) ->
     """Return whether a number is right, and what was expected: of head blocks the learning rate is bounded only."""
     actual, expected = getattr(own, quantity), getattr(target, quantity)
     low, high = sorted((1.0, target.highest))
-    if quantity == "weight_decay" and own.learning_rate:  # the share of a step goes with the rate that was chosen
+    # The share of a step goes with the rate that was chosen.
+    if quantity == "weight_decay" and own.learning_rate and math.isfinite(own.learning_rate):
         expected /= min(max(own.learning_rate / target.learning_rate, low), high)
     if quantity != "learning_rate":
         low = high = 1.0
@@ -286,9 +287,9 @@ def _explain(
         return "it should have none, as at the base"
     if not actual or own.learning_rate == 0:
         return f"{cause}; no step removes a share of the weight"
-    share = (
-        factor if own.learning_rate is None else own.learning_rate * actual / (tuned.learning_rate * tuned.weight_decay)
-    )
+    rate = own.learning_rate
+    known = rate is not None and math.isfinite(rate)
+    share = rate * actual / (tuned.learning_rate * tuned.weight_decay) if known else factor
     return f"{cause}; with its learning rate, a step removes {share:.3g} times the share of the weight that it took"
 
 
