@@ -18,11 +18,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from manyheads._extras import require
-from manyheads.limits.torch.layouts import normalized, split_fused, token_products
+from manyheads.limits.torch.layouts import find_scale, split_fused
 from manyheads.limits.torch.modules import (
     ACCURACY,
     find_blocks,
@@ -331,21 +330,12 @@ class _Probe:
         (name, queries), keys, measured = self.queries[-1], self.keys[-1], self.found.logit
         self.queries.clear()
         self.keys.clear()
-        fused = len(queries) == len(keys) > 1
-        pairs = list(zip(queries, keys, strict=True) if fused else product(queries, keys))
-        if self.size != SMALL:
-            n = self.read.architecture.shape.key_dim
-            pairs = [
-                both for one, other in pairs for both in zip(normalized(one, n), normalized(other, n), strict=True)
-            ]
-            measured.normed = True
-        for found, (query, key) in product(readings, pairs):
-            for expected in token_products(query, key, len(found), self.read.architecture.shape.key_dim):
-                ratio = found / expected
-                scale = float(ratio.mean())
-                if scale > 0 and float((ratio / scale - 1).abs().max()) <= self.found.accuracy:
-                    measured.values[name] = scale
-                    return
+        measured.normed = self.size != SMALL
+        key_dim = self.read.architecture.shape.key_dim
+        scale = find_scale(readings, queries, keys, key_dim, self.found.accuracy, measured.normed)
+        if scale is not None:
+            measured.values[name] = scale
+            return
         measured.unknown.append(
             f"the logits do not follow what {name} puts out: a norm (QK-norm), a bias or a cap stands in between"
         )

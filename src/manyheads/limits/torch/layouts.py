@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from manyheads.transformer.shape import Shape
+
+
+def find_scale(
+    logits: list[Any], queries: list[Any], keys: list[Any], key_dim: int, accuracy: float, normed: bool
+) -> float | None:
+    """Return s with A_ii = s q_i . k_i for one reading of each, normalized or as they are; None where there is none."""
+    pairs = zip(queries, keys, strict=True) if len(queries) == len(keys) else product(queries, keys)
+    pairs = list(pairs)
+    if normed:
+        pairs = [
+            both
+            for query, key in pairs
+            for both in zip(normalized(query, key_dim), normalized(key, key_dim), strict=True)
+        ]
+    for found, (query, key) in product(logits, pairs):
+        for expected in token_products(query, key, len(found), key_dim):
+            scale = float((found / expected).mean())
+            if scale > 0 and float((found / expected / scale - 1).abs().max()) <= accuracy:
+                return scale
+    return None
 
 
 def token_products(query: Any, key: Any, tokens: int, key_dim: int) -> Iterator[Any]:
