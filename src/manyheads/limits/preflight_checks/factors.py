@@ -50,8 +50,9 @@ class Factors:
         groups: dict[str, float] = {}
         for module, value in before.values.items():
             groups.setdefault(join_layers(module), value)  # layers that the base has not are held against its first
+        first = next(iter(groups.values()))
         return [
-            value / before.values.get(module, groups.get(join_layers(module), math.nan))
+            value / before.values.get(module, groups.get(join_layers(module), first))
             for module, value in here.values.items()
         ], ""
 
