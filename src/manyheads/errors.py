@@ -5,8 +5,10 @@ built-in it resembles, so a caller who does not know manyheads is not surprised.
 into exit status 2 and every other one into 3.
 """
 
+import inspect
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 
 class ManyheadsError(Exception):
@@ -19,6 +21,32 @@ class UsageError(ManyheadsError, ValueError):
 
 class ShapeError(UsageError):
     """Arrays whose shapes or dtypes do not fit together."""
+
+
+def check_call(name: str, function: Any, *arguments: str, returns: str = "") -> None:
+    """Refuse a user's function that cannot be called with these arguments, given by their words.
+
+    Raises
+    ------
+    UsageError
+        It cannot be called, or takes other arguments.
+
+    Examples
+    --------
+    >>> check_call("make", lambda shape, seed: None, "shape", "seed")
+    """
+    taken = f"of ({', '.join(arguments)})" if arguments else "without arguments"
+    expected = f"expected a function {taken}{returns}"
+    if not callable(function):
+        raise UsageError(f"{name} is {type(function).__name__}: {expected}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # one that says nothing of its arguments
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        raise UsageError(f"{name}{str(signature)[:100]} takes other arguments: {expected}") from None
 
 
 def check_integer(name: str, value: object, least: int = 1, most: int | None = None) -> int:

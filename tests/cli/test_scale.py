@@ -415,6 +415,10 @@ def test_a_check_that_breaks_names_the_module_and_is_strict_when_asked(call, pla
         (("audit", "nothing", "--base", "8,4,2"), "package.module:function"),
         (("audit", "os:getcwd", "--base", "8,4,2", "--base-config", "x", "--learning-rate", "1"), "exclude each other"),
         (("audit", "os:getcwd", "--base", "8,4,2", "--learning-rate", "1"), "expected (model, optimizer)"),
+        (
+            ("audit", "os.path:isdir", "--base", "8,4,2", "--learning-rate", "1"),
+            "os.path:isdir(s) takes other arguments: expected a function without arguments that returns (model, opt",
+        ),
         (("audti",), "did you mean 'audit'?"),
     ],
 )

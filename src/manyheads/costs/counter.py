@@ -28,7 +28,7 @@ from manyheads.costs.jaxpr import (
     while_trips,
 )
 from manyheads.costs.tally import Tally
-from manyheads.errors import UsageError, check_integer
+from manyheads.errors import UsageError, check_call, check_integer
 
 
 @dataclass
@@ -224,6 +224,7 @@ def count(fn: Callable[..., Any], *args: Any, trips: int | None = None) -> Cost:
     """
     if trips is not None:
         trips = check_integer("count: trips", trips, 0)
+    check_call("fn", fn, *(f"argument {number}" for number in range(1, len(args) + 1)))
     leaves, tree = jax.tree.flatten(args)
     _refuse_torch(fn, *leaves)
     leaves = [as_native(leaf, "an argument", COMPLEX) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]

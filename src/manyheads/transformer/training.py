@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from manyheads.errors import check_integer
+from manyheads.errors import check_call, check_integer
 
 
 class Model(Protocol):
@@ -134,6 +134,8 @@ def train(
     """
     steps = check_integer("steps", steps)
     every = None if every is None else check_integer("every", every)
+    check_call("loss", loss, "model", "batch")
+    check_call("batches", batches, "key")
     measured: list[tuple[int, Any]] = []
 
     def look(done: int, state: tuple[Any, Any, jax.Array]) -> None:

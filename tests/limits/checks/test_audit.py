@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -314,6 +315,8 @@ def test_a_part_of_a_role_can_be_spared():
     assert decays("embedding_bias") == [0, 0.1, 0.1, 0.1]
     assert decays("positional") == [0, 0, 0, 0.1]  # the role
     assert decays("value") == [0.1, 0.1, 0.1, 0]
+    assert decays("bias") == [0, 0.1, 0.1, 0.1]
+    assert decays("embedding") == [0.1, 0, 0, 0.1]
     p, hyperparameters = Parametrization(base=BASE), BaseHyperparameters(1e-3, no_decay=("embedding_bias",))
     assert audit_learning_rates(p, BASE, {"positional": 1e-3}, hyperparameters).passed
     with pytest.raises(UsageError, match="no_decay='embedding_bias' is no role of the table"):
@@ -326,7 +329,7 @@ def test_a_vit_whose_gains_and_biases_alone_do_not_decay_raises_no_alarm(seed):
     """As transformers and timm group them; classes of the theory are wider."""
     import torch
 
-    no_decay = ("norm", "logit_bias", "bias", "final_norm", "unembedding_bias", "embedding_bias")
+    no_decay = {0: ("norm", "bias"), 1: ("1-d",)}[seed % 2]
     p, model = Parametrization(base=BASE), build("vit", WIDE)
     hyperparameters = BaseHyperparameters(1e-3, weight_decay=0.1, no_decay=no_decay)
     initialize_model(p, model, hyperparameters, generator=torch.Generator().manual_seed(seed))
@@ -639,7 +642,9 @@ def test_spreads_of_biases_are_honoured_by_role_and_by_part(seed):
     ).passed
     fused = apply_role_map({"qkv": "query_bias+key_bias+value_bias"}, wide, ["qkv"])
     with pytest.raises(UsageError, match="holds logit_bias and bias: give all of them the same std"):
-        parameter_targets(Parametrization(base=wide), fused, BaseHyperparameters(1.0, stds={"bias": 0.1}))
+        parameter_targets(Parametrization(base=wide), fused, BaseHyperparameters(1.0, stds={"value_bias": 0.1}))
+    given = BaseHyperparameters(1.0, stds={"bias": 0.1})  # the word means those of queries and keys as well
+    assert [each.initial for each in parameter_targets(Parametrization(base=wide), fused, given)] == [0.1]
 
 
 @pytest.mark.torch
@@ -697,3 +702,59 @@ def test_decay_inside_the_gradient_is_told_from_groups_alone():
         rows = kind(kept(torch_groups(p, model, TUNED))).param_groups
         audit = audit_model(p, model, rows, TUNED, fresh=False)
         assert ("use AdamW" in audit.notes[0]) == coupled
+
+
+RECIPES = {  # how a script chooses what decays, and the words for what does not
+    "norm and bias": (lambda module, name, t: "norm" not in name and not name.endswith("bias"), ("norm", "bias")),
+    "two axes": (lambda module, name, t: t.dim() > 1, ("1-d",)),
+    "no tables": (
+        lambda module, name, t: t.dim() > 1 and name != "positions" and type(module).__name__ != "Embedding",
+        ("1-d", "embedding"),
+    ),
+    "all": (lambda module, name, t: True, ()),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_usual_recipes_of_weight_decay_have_no_finding(recipe, tied, seed):
+    """Words of recipes mean all parameters that they mean there: biases of queries, the last norm, shifts."""
+    import torch
+
+    decays, words = RECIPES[recipe]
+    stds = dict.fromkeys(("embedding", "positional", "query", "key", "value", "output", "mlp_in", "mlp_out"), 0.1)
+    tuned = BaseHyperparameters(1e-3, weight_decay=0.1, stds=stds | {"unembedding": 0.1}, no_decay=words)
+    roles = {name: part for name, part in PLAIN.items() if not (tied and name == "unembedding.bias")}
+    p, model = Parametrization(base=BASE), plain(WIDE, 7, 6, tied=tied)
+    initialize_model(p, model, tuned, roles, WIDE, generator=torch.Generator().manual_seed(seed))
+    rows = []
+    for group in torch_groups(p, model, replace(tuned, no_decay=()), roles, WIDE):
+        for name, tensor in zip(group["names"], group["params"], strict=True):
+            module = model.get_submodule(name.rpartition(".")[0])
+            decay = group["weight_decay"] if decays(module, name, tensor) else 0.0
+            rows.append({"params": [tensor], "lr": group["lr"], "eps": group["eps"], "weight_decay": decay})
+    audit = audit_model(p, model, torch.optim.AdamW(rows), tuned, roles, WIDE)
+    assert audit.passed, str(audit)
+
+
+def test_no_message_is_off_by_zero_or_infinitely_many_times():
+    """Of every quantity zero, infinite, NaN and where nothing was expected."""
+    targets = parameter_targets(Parametrization(base=BASE), gpt2(WIDE), TUNED)
+    bare = parameter_targets(Parametrization(base=BASE), gpt2(WIDE), replace(TUNED, weight_decay=0.0))
+    odd = (0.0, math.inf, math.nan, 1e-3)
+    for some, tuned in ((targets, TUNED), (bare, replace(TUNED, weight_decay=0.0))):
+        for number in odd:
+            for quantity in ("learning_rate", "epsilon", "weight_decay", "std", "rule"):
+                value = "muon" if quantity == "rule" else number
+                settings = {
+                    name: replace(each, **{quantity: value, **({"count": 100} if quantity == "std" else {})})
+                    for name, each in right(some).items()
+                }
+                audit = Audit(compare_settings(some, settings, tuned))
+                said = " ".join([*audit.sentences(), str(audit), *(each.meaning for each in audit.faults)])
+                assert not re.search(r"(?<![\d.])(0|inf|nan) times|× (0|inf|nan)(?![\w.])|is (inf|nan)\b", said), said
+    decay_alone = Audit(
+        compare_settings(targets, {each.parameter.name: ActualSettings(weight_decay=1.0) for each in targets}, TUNED)
+    )
+    assert "removes 10 times the share" in str(decay_alone.faults)

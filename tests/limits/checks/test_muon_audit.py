@@ -1,5 +1,7 @@
 """Audits of Muon beside AdamW: planted mistakes of Muon runs with their factor and cause, right setups without one."""
 
+from dataclasses import replace
+
 import pytest
 from tests.limits.checks.muon_mistakes import (
     BASE,
@@ -17,6 +19,10 @@ from tests.limits.torch_models import build
 
 from manyheads.errors import UsageError
 from manyheads.limits import Parametrization, audit_model, initialize_model, torch_groups
+from manyheads.limits.parametrization.architecture import apply_role_map
+from manyheads.limits.parametrization.muon import FACTORS, MUON_ROLES
+from manyheads.limits.parametrization.targets import parameter_targets
+from manyheads.limits.torch.muon_groups import patch_target
 from manyheads.transformer import Shape
 
 pytestmark = pytest.mark.torch
@@ -158,3 +164,53 @@ def test_experts_in_neither_optimizer_are_trained_by_nobody():
     audit = audit_model(p, model, both, TUNED, roles, BASE)
     assert [(each.name, each.factor) for each in audit.faults] == [("up", 0.0)]
     assert "never trained" in audit.faults[0].meaning
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_a_matrix_of_pixels_moves_by_as_much_at_every_width(factor):
+    """Its inputs are dense: a polar factor of D rows, at the rate that the audit asks for and the shape factor."""
+    import torch
+
+    p, moved, draw = parametrization(factor=factor), [], torch.Generator().manual_seed(0)
+    pixels = torch.randn(64, 12, generator=draw)
+    for heads in (2, 4, 16):
+        shape = Shape(16, heads, 2)
+        (target,) = parameter_targets(p, apply_role_map({"patch": "patch"}, shape, ["patch"]), TUNED)
+        rate = patch_target(p, target, 12, shape, TUNED).learning_rate
+        u, _, v = torch.linalg.svd(torch.randn(shape.width, 12, generator=draw), full_matrices=False)
+        update = rate * FACTORS[factor](shape.width, 12) * u @ v
+        moved.append(float((pixels @ update.T).square().mean().sqrt()))
+    assert moved == pytest.approx([moved[0]] * 3, rel=1e-5)
+
+
+@pytest.mark.parametrize("table", ["Linear", "Embedding"])
+def test_pixels_may_be_in_muon_and_a_table_may_not(table):
+    import torch
+    from tests.limits.attention_layouts import Decoder, roles_of
+
+    class Patches(Decoder):
+        """A decoder of pixels."""
+
+        def __init__(self, shape):
+            super().__init__(shape)
+            self.table = torch.nn.Linear(12, shape.width, bias=False)
+
+    p, model = parametrization(), {"Linear": Patches, "Embedding": Decoder}[table](WIDE)
+    tuned = replace(TUNED, stds=dict.fromkeys((*MUON_ROLES, "embedding", "unembedding"), 0.1))
+    example = torch.randn(2, 5, 12) if table == "Linear" else torch.randint(19, (2, 5))
+    given = (p, model, tuned, roles_of(model), WIDE)
+    initialize_model(*given, example=example)
+    groups = torch_groups(*given, example=example)
+    rows = [
+        row | ({"algorithm": "muon", "lr": 0.02, "weight_decay": 0.01} if row["role"] == "embedding" else {})
+        for row in groups
+    ]
+    for asked, right in ((groups, True), (rows, table == "Linear")):
+        audit = audit_model(p, model, asked, *given[2:], example=example)
+        assert audit.passed == right
+    if not right:
+        said = f"{audit} {audit.sentences()}"
+        assert "optimizer is wrong" in said
+        assert "its inputs are one-hot" in said
+        assert " 0 times" not in said
+        assert {each["factor"] for each in audit.as_dict()["findings"] if each["quantity"] == "optimizer"} == {None}

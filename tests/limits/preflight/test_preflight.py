@@ -39,7 +39,8 @@ def test_a_right_script_passes_and_shows_itself(scripts):
     assert [use.state for use in found.factors] == ["folded"]
     assert said[0].startswith("about ")
     assert found.cost.trainings > 2 * 2
-    assert "passed" in repr(found)
+    assert found.outcome == "inconclusive"  # two seeds leave much open, and the headline says so
+    assert f"nothing wrong, not all decided: 12 updates, 0 wrong, {len(found.undecided())} undecided" in repr(found)
     assert "<table>" in found._repr_html_()
     assert len(found.to_dataframe()) == len(found.growths)
     assert found.plot().axes
@@ -196,3 +197,49 @@ def test_a_search_for_the_best_rate_says_how_many_would_decide():
     )
     said = [each.sentence() for each in found.transfers] + list(found.notes)
     assert any("per doubling of H" in each or "not decided" in each for each in said)
+
+
+WRONG = {  # what a model multiplies at a shape, along axes on which the parametrization leaves it alone
+    "logits over the root of H": (lambda s: (1.0, s.heads**-0.5), {"heads": (4, 8, 64)}, "logit factor 1 at"),
+    "branches over the root of H": (lambda s: (s.heads**-0.5, 8**-0.5), SIZES, "branch factor 1 at"),
+    "logits over L": (lambda s: (1.0, 1 / s.depth), DEEP, "logit factor 1 at"),
+}
+
+
+@pytest.mark.parametrize("mistake", ["", *WRONG])
+def test_multipliers_are_held_against_those_of_the_base(scripts, mistake):
+    """Also where they equal a right one at some shape, and where the base has a constant of its own."""
+    from manyheads.limits import ForwardMultipliers, initialize_model, torch_groups
+
+    p = scripts.parametrization()
+    factors, axes, said = WRONG.get(mistake, (lambda s: (0.3, 0.2), SIZES, ""))
+
+    def make(shape, seed):
+        branch, logit = factors(shape)
+        model = scripts.NanoGPT(shape, branch, logit)
+        given = (p, model, scripts.TUNED, scripts.NANO, shape, ForwardMultipliers())
+        initialize_model(*given)
+        import torch
+
+        return model, torch.optim.AdamW(torch_groups(*given)), scripts.texts(seed), None, scripts.NANO
+
+    found = judged(scripts, lambda p: make, axes, seeds=range(2), steps=1)
+    wrong = [each.sentence() for each in found.factors if not each.right]
+    if not mistake:
+        assert not wrong
+    else:
+        assert not found.passed
+        assert len(wrong) == len(next(iter(axes.values()))) - 1  # at every shape but the base
+        assert all(said in each and "is not that of the base" in each for each in wrong)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda shape: None, r"<lambda>\(shape\) takes other arguments: expected a function of \(shape, seed\)"),
+        (7, "make is int: expected a function of"),
+    ],
+)
+def test_a_function_that_takes_other_arguments_is_refused_by_name(make, said):
+    with pytest.raises(UsageError, match=said):
+        preflight(make, (4, 2, 1))

@@ -123,15 +123,16 @@ def test_multipliers_of_a_granite_are_those_of_its_configuration(implementation)
         ("Llama", 8**-0.5, 1, 1),
         ("Mistral", 8**-0.5, 1, 1),
         ("Phi3", 8**-0.5, 1, 1),  # queries, keys and values in one matrix, keys shared
-        ("Qwen3", None, 1, 1),
+        ("Qwen3", 8**-0.5, 1, 1),  # a norm without a part of its own
         ("Gemma", 8**-0.5, 1, 32**0.5),
         ("Gemma2", 256**-0.5, None, 32**0.5),
-        ("Gemma3Text", None, None, 32**0.5),
-        ("Olmo2", None, None, 1),
+        ("Gemma3Text", 256**-0.5, None, 32**0.5),
+        ("Olmo2", 8**-0.5, None, 1),
     ],
 )
 def test_multipliers_of_decoders_and_norms_that_hide_them(name, logit, branch, embedding):
     found = measured(*decoder(name, BASE), BASE)
+    assert found.logit.normed == (name in ("Qwen3", "Gemma3Text", "Olmo2"))
     for multiplier, expected in ((found.logit, logit), (found.branch, branch), (found.embedding, embedding)):
         if expected is None:
             assert "does not follow" in multiplier.unknown[0] or "do not follow" in multiplier.unknown[0]
@@ -161,7 +162,7 @@ def refusal(model, roles, shape, p=None, **given):
 def test_a_logit_factor_that_a_norm_cancels_is_refused():
     said = refusal(*decoder("Qwen3", KEYS), KEYS)
     assert "the factor 0.7071 on the logits would have no known effect" in said
-    assert "the logits do not follow what model.layers.0.self_attn.q_proj puts out: a norm (QK-norm)" in said
+    assert "a norm (QK-norm) stands behind model.layers.0.self_attn.q_proj" in said
     assert "folded=ForwardMultipliers(" in said
     model, roles = decoder("Qwen3", KEYS)
     p = Parametrization(base=BASE)
@@ -434,3 +435,101 @@ def test_a_multiplier_of_the_embeddings_is_folded(seed, tied):
     other, roles = with_table(3.0, tied)
     with pytest.raises(UsageError, match="embeddings by 3, and folded=True expects 1 or 8"):
         torch_groups(p, other, hyperparameters, roles, HEADS)
+
+
+LAYOUTS = ("plain", "norm before", "norm behind", "norm of all heads", "norm without gains", "einsum modules")
+LAYOUTS += ("einsum parameters", "keys and values in one", "one matrix, groups", "heads last in logits")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("heads", "groups"), [(4, 2), (5, 5), (6, 3)])
+def test_logits_are_measured_in_every_layout_of_axes(layout, heads, groups):
+    """Queries as (B, T, H N), (B, T, H, N) or (B, H, T, N), with or without norms, from modules or parameters."""
+    from tests.limits.attention_layouts import Decoder, roles_of
+
+    shape = Shape(16, heads, 2)
+    model = Decoder(shape, layout, 0.123, groups)
+    found = measured(model, roles_of(model), shape)
+    assert only(found.logit) == pytest.approx(0.123, rel=1e-4)
+    assert found.logit.normed == (layout == "norm without gains")
+    assert only(found.branch) == pytest.approx(1, rel=1e-4)
+
+
+def test_a_norm_behind_the_transposed_queries_carries_the_logit_factor():
+    """On (B, H, T, N), over N: accepted as on (B, T, H, N), with the same groups."""
+    from tests.limits.attention_layouts import Decoder, roles_of
+
+    rates = []
+    for layout in ("norm before", "norm behind"):
+        model = Decoder(KEYS, layout)
+        groups = torch_groups(Parametrization(base=BASE), model, TUNED, roles_of(model), KEYS)
+        rates.append([(group["role"], group["lr"]) for group in groups])
+    assert rates[0] == rates[1]
+    bare = Decoder(KEYS, "norm without gains")  # nothing can carry it: the model has to
+    with pytest.raises(UsageError, match=r"no known effect in a weight: a norm \(QK-norm\) stands behind"):
+        torch_groups(Parametrization(base=BASE), bare, TUNED, roles_of(bare), KEYS)
+    own = Decoder(KEYS, "norm without gains", 8**0.5 / 16)
+    assert torch_groups(Parametrization(base=BASE), own, TUNED, roles_of(own), KEYS)
+
+
+def test_what_hides_the_logits_is_named():
+    import torch
+    from tests.limits.attention_layouts import Decoder, Product, roles_of
+
+    class Squared(Product):
+        def forward(self, x):
+            return super().forward(x) * self.weight.square().mean()
+
+    model = Decoder(BASE, "einsum modules")
+    model.blocks[0].q = Squared("btd,dhn->bhtn", BASE.width, 4, 8)
+    said = measured(model, roles_of(model), BASE).logit.unknown
+    assert said == ["blocks.0.q (Squared) does more than multiply by its weight"]
+    model = Decoder(BASE, "einsum parameters")
+    for block in model.blocks:  # queries from a product with another tensor, a copy
+        block.project = lambda x, own=block: [
+            torch.einsum("btd,dhn->bhtn", x, each * 1) for each in (own.wq, own.wk, own.wv)
+        ]
+    assert measured(model, roles_of(model), BASE).logit.unknown == [
+        "the products that make queries and keys were not seen"
+    ]
+
+
+MISTAKES = {  # multipliers that the audit finds although the size that they should follow stays
+    "logits over the root of H": ((1.0, 32**-0.5, 1.0), Shape(8, 32, 2), "multiplies its logits by 0.176777"),
+    "logits over L": ((1.0, 8**-0.5 / 4, 1.0), DEPTH, "multiplies its logits by 0.0883883"),
+    "branches over the root of H": ((8**-0.5, 8**-0.5, 1.0), HEADS, "multiplies its branches by 0.353553"),
+    "branches over L": ((0.25, 16**-0.5, 1.0), KEYS, "multiplies its branches by 0.25"),
+    "outputs over L": ((1.0, 8**-0.5, 0.25), DEPTH, "multiplies its outputs by 0.25"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_multipliers_are_judged_where_they_should_stay(mistake):
+    forward, shape, said = MISTAKES[mistake]
+    message = refusal(plain(shape, 7, 6, forward), PLAIN, shape)
+    assert said in message
+    assert "stays: if the base multiplies by this number as well" in message
+    model = plain(shape, 7, 6, forward)
+    assert torch_groups(Parametrization(base=BASE), model, TUNED, PLAIN, shape, ForwardMultipliers())
+
+
+def test_layers_that_multiply_otherwise_than_those_before_are_refused():
+    """Each number alone is one that a right model may have."""
+    model = plain(KEYS, 7, 6)
+    model.blocks[1] = plain(KEYS, 7, 6, (1.0, 1 / 16, 1.0)).blocks[1]
+    assert "blocks.1.query multiplies its logits by 0.0625" in refusal(model, PLAIN, KEYS)
+
+
+def test_a_number_that_one_shape_does_not_explain_is_noted():
+    import torch
+
+    p = Parametrization(base=BASE)
+    for shape, logit, said in (
+        (Shape(8, 8, 2), 8**-0.5, "logits: not judged whether they follow H^-1/2"),
+        (HEADS, 1 / 8, "logits: not judged whether the base multiplies them by 0.125"),
+    ):
+        model = plain(shape, 7, 6, (1.0, logit, 1.0))
+        rows = torch_groups(p, model, TUNED, PLAIN, shape)
+        audit = audit_model(p, model, torch.optim.AdamW(rows), TUNED, PLAIN, shape, fresh=False)
+        assert any(said in note for note in audit.notes), audit.notes
+        assert "not judged: logits" in str(audit).splitlines()[0]

@@ -75,9 +75,15 @@ class Audit(TunedBase):
         return 1 if self.strict and not found.passed else 0
 
     def _load(self) -> tuple[Any, ...]:
-        from manyheads.errors import UsageError
+        from manyheads.errors import UsageError, check_call
 
-        made = load_function(self.target)()
+        function = load_function(self.target)
+        check_call(
+            self.target,
+            function,
+            returns=" that returns (model, optimizer); scale preflight takes one of (shape, seed)",
+        )
+        made = function()
         if not isinstance(made, tuple) or not 2 <= len(made) <= 4:
             raise UsageError(
                 f"{self.target} returned {type(made).__name__}: expected (model, optimizer), or (model, optimizer, "

@@ -88,8 +88,9 @@ class TunedBase(TunedTheory):
     """Adam's epsilon at the base."""
     weight_decay: float = 0.0
     """Decoupled weight decay at the base."""
-    no_decay: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="ROLE ...", help_behavior_hint="")] = None
-    """Roles without weight decay, such as norm and bias, or parts of one, such as embedding_bias."""
+    no_decay: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="WORD ...", help_behavior_hint="")] = None
+    """What has no weight decay: norm (gains, shifts), bias (biases, shifts), 1-d (parameters of one axis), embedding
+    (tokens, positions); or a role of the table."""
     stds: Annotated[Optional[Path], ABSENT] = None
     """JSON file with the standard deviation of the init at the base by role; those of the family if absent."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from manyheads.errors import UsageError
 from manyheads.limits.checks.findings import OTHER_FACTOR, OTHER_STD, Audit, Finding
 from manyheads.limits.checks.init_test import init_is_right
-from manyheads.limits.parametrization.hyperparameters import BaseHyperparameters
+from manyheads.limits.parametrization.hyperparameters import EVERYDAY, BaseHyperparameters
 from manyheads.limits.parametrization.parts import HIDDEN, Parameter
 from manyheads.limits.parametrization.targets import Factors, ParameterTarget
 
@@ -141,7 +141,8 @@ def audit_learning_rates(
     for numbers in given.values():
         if unknown := [role for role in numbers if role not in known]:
             raise UsageError(f"no role is called {unknown[0]!r}: choose from {', '.join(known)}")
-    if weight_decays and (parts := [name for name in hyperparameters.no_decay if name not in (*known, HIDDEN)]):
+    words = (*known, HIDDEN, *EVERYDAY)
+    if weight_decays and (parts := [name for name in hyperparameters.no_decay if name not in words]):
         raise UsageError(f"no_decay={parts[0]!r} is no role of the table, and decays are given by role: spare a role")
     settings: dict[str, ActualSettings] = {}
     targets = []
@@ -159,7 +160,8 @@ def _near_enough(quantity: str, target: ParameterTarget, own: ActualSettings) ->
     """Return whether a number is right, and what was expected: of head blocks the learning rate is bounded only."""
     actual, expected = getattr(own, quantity), getattr(target, quantity)
     low, high = sorted((1.0, target.highest))
-    if quantity == "weight_decay" and own.learning_rate:  # the share of a step goes with the rate that was chosen
+    # The share of a step goes with the rate that was chosen.
+    if quantity == "weight_decay" and own.learning_rate and math.isfinite(own.learning_rate):
         expected /= min(max(own.learning_rate / target.learning_rate, low), high)
     if quantity != "learning_rate":
         low = high = 1.0
@@ -186,7 +188,7 @@ def _compare_init(target: ParameterTarget, own: ActualSettings) -> Finding:
     expected, actual = target.initial or 0.0, own.std or 0.0
     right = init_is_right(target.start, expected, actual, own.count, own.rounding)
     factor = _over(actual, expected)
-    words = "" if right else _explain_start(target, factor)
+    words = "" if right else _explain_start(target, factor, actual)
     return Finding(target.parameter.name, target.role, "initial", expected, actual, factor, right, words)
 
 
@@ -247,6 +249,8 @@ def _explain(
     own_factor = 1 / target.factors.learning_rate if quantity == "weight_decay" else getattr(target.factors, quantity)
     tuned = hyperparameters.of(target.factors.rule)
     base = getattr(tuned, quantity)
+    if not math.isfinite(actual):
+        return "it is not finite"
     if quantity == "learning_rate" and alike:
         cause = (
             "all learning rates are off by this factor and consistent with each other: the tuned one was different, or "
@@ -267,6 +271,8 @@ def _explain(
         cause = "all weight decays of Muon are off by this factor: another one was tuned, or it was lost"
     else:
         cause = OTHER_FACTOR
+    if quantity == "learning_rate" and not actual:
+        return cause
     if quantity == "learning_rate" and target.highest != 1:
         ends = sorted((factor, factor / target.highest))
         return f"{cause}; every step moves it {ends[0]:.3g} to {ends[1]:.3g} times as far as at the base"
@@ -274,18 +280,30 @@ def _explain(
         return f"{cause}; every step moves it {factor:.3g} times as far as at the base"
     if quantity == "epsilon":
         damped = "small gradients are damped that were not" if factor > 1 else "noise is amplified that was damped"
+        if not actual:
+            return f"{cause}; it is zero: {damped}"
         return f"{cause}; relative to its gradients epsilon is {factor:.3g} times what it was at the base: {damped}"
     if not tuned.weight_decay or not target.weight_decay:
         return "it should have none, as at the base"
-    share = _over((own.learning_rate or 0.0) * actual, tuned.learning_rate * tuned.weight_decay)
+    if not actual or own.learning_rate == 0:
+        return f"{cause}; no step removes a share of the weight"
+    rate = own.learning_rate
+    known = rate is not None and math.isfinite(rate)
+    share = rate * actual / (tuned.learning_rate * tuned.weight_decay) if known else factor
     return f"{cause}; with its learning rate, a step removes {share:.3g} times the share of the weight that it took"
 
 
-def _explain_start(target: ParameterTarget, factor: float) -> str:
-    if math.isnan(factor):
+def _explain_start(target: ParameterTarget, factor: float, actual: float) -> str:
+    if math.isnan(actual):
         return "it contains NaN"
+    if math.isinf(actual):
+        return "it is not finite"
     if target.start == "zero":
         return "it should start at zero: it adds a fixed random shift"
+    if not target.initial:
+        return f"{OTHER_STD}: it should be zero"
+    if not factor:
+        return f"{OTHER_STD}: it is zero"
     if target.start == "one":
         return f"a gain that starts at {factor:.3g} times what it should: so does what is behind it"
     if _near_std(target.factors.initial):

@@ -20,7 +20,7 @@ import numpy as np
 from manyheads._arrays import takes_arrays
 from manyheads._overview import Overview, Shown
 from manyheads._settings import default_rules
-from manyheads.errors import UsageError, check_rising
+from manyheads.errors import UsageError, check_call, check_rising
 from manyheads.limits.axes import AXES, LETTERS, Axis, check_seeds, find_axis
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.parametrization.power_laws import ONE, Power
@@ -304,6 +304,7 @@ def coordinate_check(
     check_rising("checkpoints", checkpoints, count=1)
     if not isinstance(tolerance, Mapping) or axis not in tolerance:
         raise UsageError(f"tolerance={tolerance!r}: give one for each axis, such as {{{axis!r}: {TOLERANCE[axis]}}}")
+    check_call("measure", measure, "shape", "seed")
     rows = [[measure(shape, seed) for shape in grown] for seed in seeds]
     for seed, row in zip(seeds, rows, strict=True):
         for shape, cell in zip(grown, row, strict=True):

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 OTHER_STD, OTHER_FACTOR = "it starts with another std", "its factor is wrong"
 """Causes too general to group by: findings that differ in their factors stay apart."""
+UNJUDGED = "not judged"
+"""Words of every note on what was not compared."""
+CATEGORIES = ("optimizer", "block", "shape_factor", "nesterov")
+"""Quantities that are no numbers: a wrong one is off by no factor."""
 DRAWN = 1.1  # ratio of two stds of one draw: a hundred numbers give theirs to 7%
 
 
@@ -63,7 +67,9 @@ class Audit(Shown):
         """Return everything as plain values, for JSON, which has no infinity and no NaN: they are None there."""
         found = asdict(self)
         for each in found["findings"]:
-            each |= {name: each[name] if math.isfinite(each[name]) else None for name in ("actual", "factor")}
+            finite = {name: each[name] for name in ("actual", "factor")}
+            keep = each["quantity"] not in CATEGORIES
+            each |= {name: value if keep and math.isfinite(value) else None for name, value in finite.items()}
         return {"passed": self.passed, **found}
 
     def causes(self) -> tuple[tuple[Finding, ...], ...]:
@@ -79,11 +85,7 @@ class Audit(Shown):
 
     def sentences(self) -> list[str]:
         """Say what is wrong, one sentence a cause."""
-        return [
-            f"{_parameters(same)}: {_cause(same[0])} "
-            f"({', '.join(dict.fromkeys(each.quantity for each in same))} × {_factors(same)})"
-            for same in self.causes()
-        ]
+        return [f"{_parameters(same)}: {_cause(same[0])} ({_extent(same)})" for same in self.causes()]
 
     def __str__(self) -> str:
         """Lay out what is wrong, cause by cause."""
@@ -94,11 +96,11 @@ class Audit(Shown):
                 lines.append(f"{_parameters(same)}: {_cause(first)}")
             for quantity in quantities:
                 part = [each for each in same if each.quantity == quantity]
-                zero = all(each.expected == 0 for each in part)
-                amount = f"{quantity} is {'not 0' if zero else f'{_factors(part)} times what it should be'}"
-                found = f"expected {part[0].expected:.6g}, found {part[0].actual:.6g}"
+                amount, found = _amount(part), f"expected {part[0].expected:.6g}, found {part[0].actual:.6g}"
                 if len(quantities) > 1:
                     lines.append(f"    {amount}: {found} at {part[0].name}")
+                elif quantity in CATEGORIES:
+                    lines += [f"{_parameters(same)}: {amount}", f"    {first.meaning}"]
                 else:
                     lines += [f"{_parameters(same)}: {amount}", f"    {found}: {first.meaning}"]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
@@ -125,7 +127,9 @@ class Audit(Shown):
     def _headline(self) -> str:
         parameters, causes = len({each.name for each in self.findings}), len(self.causes())
         found = f" in {causes} finding{'s' if causes > 1 else ''}" if causes else ""
-        return f"{parameters} parameters, {len(self.findings)} numbers, {len(self.faults)} wrong{found}"
+        open_ = dict.fromkeys(note.partition(":")[0] for note in self.notes if UNJUDGED in note)
+        rest = f"; {UNJUDGED}: {', '.join(open_)}" if open_ else ""
+        return f"{parameters} parameters, {len(self.findings)} numbers, {len(self.faults)} wrong{found}{rest}"
 
     def _overview(self) -> Overview:
         rows = [
@@ -134,7 +138,7 @@ class Audit(Shown):
                 len({each.name for each in same}),
                 ", ".join(dict.fromkeys(each.role for each in same)),
                 ", ".join(dict.fromkeys(each.quantity for each in same)),
-                _factors(same),
+                _factors([each for each in same if _is_ratio(each)]),
             )
             for same in self.causes()
         ]
@@ -168,9 +172,38 @@ def _parameters(findings: Sequence[Finding]) -> str:
     return f"{names[0]}{others} ({', '.join(roles[:6])}{', …' if len(roles) > 6 else ''})"
 
 
+def _is_ratio(finding: Finding) -> bool:
+    """Whether a wrong number is off by a factor."""
+    return finding.quantity not in CATEGORIES and 0 < finding.factor < math.inf
+
+
+def _amount(findings: Sequence[Finding]) -> str:
+    """Say how far one quantity is off: by a factor where there is one."""
+    quantity, ratios = findings[0].quantity, [each for each in findings if _is_ratio(each)]
+    if quantity in CATEGORIES:
+        return f"{quantity} is wrong"
+    others = {
+        "0": any(each.factor == 0 for each in findings),
+        "not 0": any(each.expected == 0 and math.isfinite(each.actual) for each in findings),
+        "not finite": not all(math.isfinite(each.actual) for each in findings),
+    }
+    said = [f"{_factors(ratios)} times what it should be"] if ratios else []
+    return f"{quantity} is {' or '.join([*said, *(words for words, there in others.items() if there)])}"
+
+
+def _extent(findings: Sequence[Finding]) -> str:
+    """Say of a cause which quantities are off, and by how much."""
+    ratios = [each for each in findings if _is_ratio(each)]
+    names = ", ".join(dict.fromkeys(each.quantity for each in ratios))
+    rest = {each.quantity: _amount([each]) for each in findings if not _is_ratio(each)}
+    return ", ".join(([f"{names} × {_factors(ratios)}"] if ratios else []) + list(rest.values()))
+
+
 def _factors(findings: Sequence[Finding]) -> str:
     """Return the range of the factors; the first one where they differ by the noise of a draw."""
     factors = [each.factor for each in findings]
+    if not factors:
+        return ""
     if max(factors) <= DRAWN * min(factors):
         return f"{factors[0]:.3g}"
     return f"{min(factors):.3g} to {max(factors):.3g}"

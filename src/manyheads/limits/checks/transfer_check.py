@@ -17,7 +17,7 @@ import numpy as np
 from manyheads._arrays import takes_arrays
 from manyheads._overview import Overview, Shown
 from manyheads._settings import default_rules
-from manyheads.errors import CertificateError, UsageError
+from manyheads.errors import CertificateError, UsageError, check_call
 from manyheads.limits.axes import LETTERS, WORDS, Axis, check_seeds, find_axis
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.systems.transformers import Recipe, sweep_losses
@@ -209,6 +209,7 @@ def search_optimum(
     """
     if widenings < 0:
         raise UsageError(f"widenings={widenings}: widen the grid so many times at most, or 0 times")
+    check_call("losses", losses, "learning_rates")
     grid = _checked_grid(learning_rates)
     ratio = grid[1] / grid[0]
 
@@ -312,6 +313,7 @@ def transfer_check(
     grown = [Shape.of(shape) for shape in shapes]
     axis, sizes = find_axis(grown)
     check_seeds(seeds)
+    check_call("losses", losses, "shape", "learning_rates", "seed")
 
     def best(shape: Shape, seed: int) -> float:
         found = search_optimum(learning_rates, lambda grid: losses(shape, grid, seed), widenings)

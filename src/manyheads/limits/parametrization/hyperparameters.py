@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from manyheads.limits.parametrization.parts import Parameter
 
 
+EVERYDAY: Mapping[str, tuple[str, ...]] = {
+    "norm": ("gain", "shift", "norm"),
+    "bias": ("bias", "shift"),
+    "1-d": ("gain", "shift", "norm", "bias", "sink"),
+}
+"""Everyday word for what has no weight decay → how the parts and roles end that it means; `"embedding"` is another."""
+
+
 @dataclass(frozen=True)
 class MuonHyperparameters:
     """Hyperparameters of Muon, tuned at the base shape; defaults are those of `torch.optim.Muon`.
@@ -70,9 +78,9 @@ class BaseHyperparameters:
         which a plain module has not, gains are one, biases and shifts zero. That of a gain is the number itself. A
         role's is not that of its parts that start at zero where others do not, such as the shifts of `"norm"`.
     no_decay
-        Roles without weight decay. Where a role is too wide, a part of it
-        (`manyheads.limits.parametrization.parts.PARTS`): the bias
-        of a ViT's patches scales as its positions do and has their role, and is the part `"embedding_bias"`.
+        What has no weight decay, in the words of recipes: `"norm"`, gains and shifts of all norms; `"bias"`, all biases
+        and the shifts of norms; `"1-d"`, all parameters of one axis; `"embedding"`, tables of tokens and positions. Or
+        a role, or a part of it (`manyheads.limits.parametrization.parts.PARTS`), such as `"patch"`.
     muon
         Those of Muon, where the matrices of the blocks are trained with it; the others are then AdamW's.
 
@@ -83,7 +91,7 @@ class BaseHyperparameters:
 
     Examples
     --------
-    >>> BaseHyperparameters(learning_rate=3e-4, weight_decay=0.1, no_decay=("norm", "bias", "embedding_bias")).epsilon
+    >>> BaseHyperparameters(learning_rate=3e-4, weight_decay=0.1, no_decay=("norm", "bias", "router")).epsilon
     1e-08
     """
 
@@ -101,10 +109,12 @@ class BaseHyperparameters:
         if not is_size(self.weight_decay):
             raise UsageError(f"weight_decay={self.weight_decay!r}: it is not negative, and a number")
         known = (*ROLES, HIDDEN)
-        if unknown := [role for role in (*self.stds, *self.no_decay) if role not in known and role not in PARTS]:
+        words = [name for name in self.no_decay if name not in EVERYDAY]
+        if unknown := [role for role in (*self.stds, *words) if role not in known and role not in PARTS]:
             parts = ", ".join(part for part in PARTS if part not in known)
             raise UsageError(
-                f"no role is called {unknown[0]!r}: choose from {', '.join(known)}; or from their parts, {parts}"
+                f"no role is called {unknown[0]!r}: choose from {', '.join(known)}; or from their parts, {parts}; what "
+                f"has no decay, from {', '.join((*EVERYDAY, 'embedding'))} as well"
             )
         if bad := [role for role, std in self.stds.items() if not is_size(std)]:
             raise UsageError(f"the std of {bad[0]} is {self.stds[bad[0]]!r}: it is not negative, and a number")
@@ -121,8 +131,17 @@ class BaseHyperparameters:
         return self.muon
 
     def decays(self, parameter: Parameter) -> bool:
-        """Whether a parameter has weight decay: none of its parts, nor their roles, is in `no_decay`."""
-        return not any(name in self.no_decay for part in parameter.parts for name in (part, PARTS.get(part, part)))
+        """Whether a parameter has weight decay: no word of `no_decay` means one of its parts or their roles."""
+
+        def means(word: str, part: str) -> bool:
+            role = PARTS.get(part, part)
+            if word == "1-d" and parameter.axes is not None:
+                return parameter.axes == 1
+            if word == "embedding":
+                return role in ("embedding", "positional") and part != "patch" and not part.endswith("bias")
+            return part.endswith(EVERYDAY[word]) if word in EVERYDAY else word in (part, role)
+
+        return not any(means(word, part) for word in self.no_decay for part in parameter.parts)
 
 
 def is_size(value: object) -> bool:

@@ -33,6 +33,7 @@ PARTS: Mapping[str, str] = {
     "embedding_bias": "positional",  # of patches: it adds to the stream as a position does
     "embedding_gain": "final_norm",  # of a norm on the stream below the blocks: no branch, as the last norm
     "embedding_shift": "final_norm",
+    "patch": "embedding",  # a matrix of pixels: its inputs are dense, where those of a table are one-hot
     "marker": "positional",  # a token that is a weight
     "blank": "positional",  # the same, starting at zero
     "hidden": HIDDEN,
@@ -66,6 +67,7 @@ CARRIES: Mapping[str, str] = {
     "mlp_out": "branch",
     "mlp_out_bias": "branch",
     "embedding": "embedding",
+    "patch": "embedding",
 }
 """Part → the factor of the forward pass that multiplies it, and that it can therefore absorb."""
 
@@ -114,6 +116,7 @@ class Parameter:
     closes: bool = False
     offset: float = 0.0
     value: float | None = None  # at which it starts, where that is not its part's default: layer scale
+    axes: int | None = None  # how many its tensor has; None if that is not known
 
     @property
     def start(self) -> Start:

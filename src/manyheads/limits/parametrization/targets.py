@@ -370,4 +370,5 @@ def given_std(part: str, hyperparameters: BaseHyperparameters) -> float | None:
     """Return the std that was given for a part: its own, else its role's, unless the part alone starts at zero."""
     role = PARTS[part]
     mixed = len({init_of(each) for each in PARTS if PARTS[each] == role}) > 1
-    return hyperparameters.stds.get(part, None if mixed and init_of(part) == "zero" else hyperparameters.stds.get(role))
+    names = (part, *([] if mixed and init_of(part) == "zero" else [role]), *(["bias"] * (role == "logit_bias")))
+    return next((hyperparameters.stds[name] for name in names if name in hyperparameters.stds), None)

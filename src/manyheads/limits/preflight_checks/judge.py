@@ -10,6 +10,7 @@ import numpy as np
 
 from manyheads.limits.axes import Axis, size_along
 from manyheads.limits.checks.coordinate_check import TOLERANCE, Growth, check_growth
+from manyheads.limits.checks.findings import UNJUDGED
 from manyheads.limits.preflight_checks.expected import (
     Expected,
     expected_arrays,
@@ -63,10 +64,11 @@ class Judge:
             uses = find_uses(p, axis, shape, factors, base[2])
             forward = multipliers(p, shape, uses)
             self.expected[shape] = expected_updates(p, read, forward, shape)
-            if largest:
-                self.uses += uses
+            self.uses += [
+                use for use in uses if not use.right or (largest and use.state != "unchanged" and use.shape != p.base)
+            ]
             if largest and self.hyperparameters is not None:
-                self.audits[largest[0]] = audit_model(
+                self.audits[largest[0]] = audit = audit_model(
                     p,
                     trainer.training.model,
                     trainer.training.optimizer,
@@ -77,6 +79,7 @@ class Judge:
                     fresh=True,
                     example=trainer.example,
                 )
+                self.notes += [f"settings: {note}" for note in audit.notes if UNJUDGED in note]
         if self.hyperparameters is None:
             self.notes.append("settings: not audited, give the hyperparameters that were tuned at the base")
 

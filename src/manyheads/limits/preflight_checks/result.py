@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, Any, Literal
 from manyheads._overview import Overview, Shown
 from manyheads.limits.axes import LETTERS, Axis
 from manyheads.limits.checks.coordinate_check import Growth
-from manyheads.limits.checks.findings import Audit
+from manyheads.limits.checks.findings import UNJUDGED, Audit
 from manyheads.limits.checks.transfer_check import TransferCheck
 from manyheads.limits.preflight_checks.training import Membership
+from manyheads.statistics.verdicts import Outcome
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-State = Literal["applied", "folded", "both", "neither", "other", "unknown"]
+OPEN = ("not decided", "not audited", "does not move")
+"""Words of notes on what is neither right nor wrong."""
+State = Literal["unchanged", "applied", "folded", "both", "neither", "other", "unknown"]
 SAID = {
+    "unchanged": "that of the base",
     "applied": "applied in the forward pass",
     "folded": "folded into weights",
     "both": "applied in the forward pass and folded into weights",
@@ -40,7 +44,7 @@ class FactorUse:
         to the base and to what they would have without the factor; None where it could not be measured.
     """
 
-    name: str  # logit, branch or output
+    name: str  # logit, branch, output or embedding
     axis: Axis
     shape: Shape
     wanted: float
@@ -52,7 +56,7 @@ class FactorUse:
     @property
     def right(self) -> bool:
         """Whether the factor acts once, or cannot be told."""
-        return self.state in ("applied", "folded", "unknown")
+        return self.state in ("unchanged", "applied", "folded", "unknown")
 
     def sentence(self) -> str:
         """Say it for people."""
@@ -61,7 +65,8 @@ class FactorUse:
         if self.state == "unknown":
             return f"{asked} could not be measured: {self.reason}"
         behind = "" if self.weights is None else f", weights start at {self.weights:.4g} times what they would"
-        return f"{asked} is {SAID[self.state]}: the forward pass multiplies by {self.forward:.4g}{behind}"
+        said = "not that of the base" if self.wanted == 1 and self.state == "other" else SAID[self.state]
+        return f"{asked} is {said}: the forward pass multiplies by {self.forward:.4g}{behind}"
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ class Preflight(Shown):
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong; what is not decided passes."""
+        """Whether nothing is wrong; `outcome` tells whether all is decided."""
         return not any(
             (
                 self.membership.sentences(),
@@ -119,6 +124,17 @@ class Preflight(Shown):
                 [each for each in self.transfers if each.outcome == "refuted"],
             )
         )
+
+    @property
+    def outcome(self) -> Outcome:
+        """All of it: refuted when something is wrong, inconclusive when something is open or could not be judged."""
+        return "refuted" if not self.passed else "inconclusive" if self.undecided() else "holds"
+
+    def undecided(self) -> list[str]:
+        """Return what is neither right nor wrong, one sentence each."""
+        said = [each.sentence() for each in self.factors if each.state == "unknown"]
+        said += [each.sentence() for each in (*self.growths, *self.transfers) if each.outcome == "inconclusive"]
+        return said + [note for note in self.notes if any(words in note for words in (UNJUDGED, *OPEN))]
 
     def faults(self) -> list[str]:
         """Return what is wrong, one sentence each."""
@@ -155,6 +171,8 @@ class Preflight(Shown):
         ]
         return {
             "passed": self.passed,
+            "outcome": self.outcome if self.judged else None,
+            "undecided": self.undecided() if self.judged else [],
             "judged": self.judged,
             "faults": self.faults(),
             "growths": growths,
@@ -197,7 +215,9 @@ class Preflight(Shown):
             changed = f"{len(self.broken)} of {len(self.growths)} updates change with the size"
             number = len(self.faults())
             return f"{changed}, not judged" + (f"; {number} fault{'s' * (number > 1)}" if number else "")
-        return f"{'passed' if self.passed else 'failed'}: {len(self.growths)} updates, {len(self.faults())} wrong"
+        word = {"holds": "passed", "refuted": "failed", "inconclusive": "nothing wrong, not all decided"}[self.outcome]
+        counts = f"{len(self.growths)} updates, {len(self.faults())} wrong"
+        return f"{word}: {counts}" + (f", {len(found)} undecided" if (found := self.undecided()) else "")
 
     def _overview(self) -> Overview:
         rows = []

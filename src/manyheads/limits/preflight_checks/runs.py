@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from manyheads._extras import require
-from manyheads.errors import CertificateError, UsageError
+from manyheads.errors import CertificateError, UsageError, check_call
 from manyheads.limits.axes import LETTERS, Axis, find_axis
 from manyheads.limits.checks.transfer_check import LAST, TransferCheck, transfer_check
 from manyheads.limits.preflight_checks.result import Cost
 from manyheads.limits.preflight_checks.torch_trainer import TorchTrainer
-from manyheads.limits.preflight_checks.training import Make, Measured, Membership, Trainer, Training
+from manyheads.limits.preflight_checks.training import RETURNED, Make, Measured, Membership, Trainer, Training
 from manyheads.transformer.shape import Shape
 
 
@@ -42,6 +42,7 @@ class Runs:
     def build(self, shape: Shape, seed: int) -> Trainer:
         """Build a training that was not there before."""
         name = getattr(self.make, "__name__", "make")
+        check_call(name, self.make, "shape", "seed", returns=f" that returns {RETURNED}")
         training = Training.of(self.make(shape, seed), name)
         model = training.model
         if any(each() is model for each in self.seen):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_call
 from manyheads.transformer.shape import Shape
 
 STREAM, OUTPUTS = "stream", "outputs"
@@ -65,7 +65,10 @@ class Training:
         if not isinstance(made, tuple) or not 3 <= len(made) <= most:
             shown = f"{len(made)} values" if isinstance(made, tuple) else type(made).__name__
             raise UsageError(f"{name} returned {shown}: expected {RETURNED}")
-        return cls(*made)
+        training = cls(*made)
+        if training.loss is not None:
+            check_call("loss", training.loss, "model", "batch")
+        return training
 
     def batch(self, step: int) -> Any:
         """Return the batch of a step; only as many are drawn as were asked for."""

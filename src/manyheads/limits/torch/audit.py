@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from manyheads.limits.parametrization.targets import (
 from manyheads.limits.torch.frozen import describe_missing_factors
 from manyheads.limits.torch.init import measure_init
 from manyheads.limits.torch.model import ModelOptions, TorchModel
-from manyheads.limits.torch.muon_groups import GroupRow, MixedGroups, judge_muon, read_mixed
+from manyheads.limits.torch.muon_groups import GroupRow, MixedGroups, judge_muon, patch_target, read_mixed
 from manyheads.limits.torch.optimizer_groups import find_optimizer, has_stepped, read_groups, read_peaks
 from manyheads.limits.torch.targets import model_targets
 from manyheads.transformer.shape import Shape
@@ -67,11 +68,25 @@ def audit_model(
         `torch_groups` refuses.
     """
     options = ModelOptions.of(roles, shape, folded, example)
-    read, forward, targets = model_targets(p, model, hyperparameters, options)
+    read, forward, targets, unmeasured = model_targets(p, model, hyperparameters, options)
     mixed = read_mixed(groups) if p.optimizer == "muon" else _read_alone(p, groups, hyperparameters)
-    notes, hidden = list(mixed.notes), mixed.hidden
+    notes, hidden = [*mixed.notes, *unmeasured], mixed.hidden
     asked, fresh = fresh, not mixed.stepped if fresh is None else fresh
     settings, owners, doubled = _collect(read, mixed.rows, fresh)
+    targets = tuple(
+        patch_target(
+            p,
+            each,
+            read.tensors[name].numel() // read.architecture.shape.width,
+            read.architecture.shape,
+            hyperparameters,
+        )
+        if each.parameter.parts == ("patch",)
+        and (name := each.parameter.name) in owners
+        and owners[name].rule == "muon"
+        else each
+        for each in targets
+    )
     settings, random = _leave_random_biases(targets, settings, read, hyperparameters)
     if hidden and p.optimizer == "muon":
         settings = {name: replace(each, learning_rate=None) for name, each in settings.items()}
@@ -196,8 +211,10 @@ def _collect(
                 meaning = "it is in two groups: every step is made twice"
                 if group.rule != owners[name].rule:
                     meaning = "it is in Muon and in AdamW: it is stepped by two optimizers"
-                role = "+".join(parts[name].parts)
-                doubled.append(Finding(name, role, "learning_rate", 1.0, 2.0, 2.0, False, meaning))
+                role, first = "+".join(parts[name].parts), settings[name].learning_rate or 0.0
+                both = first + group.learning_rate
+                factor = both / first if first else math.inf
+                doubled.append(Finding(name, role, "learning_rate", first, both, factor, False, meaning))
                 continue
             parameter = parts[name]
             start = measure_init(tensor, parameter.start, read.padding.get(name), parameter.offset) if fresh else {}

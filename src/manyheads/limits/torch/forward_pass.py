@@ -9,6 +9,7 @@ are replaced by random numbers, so that no weight matters, and four quantities a
 * embeddings: :math:`x_1 - x_2 = m (e_1 - e_2)` of two sequences, below the first block.
 
 A norm behind a projection (QK-norm, sandwich norms) leaves no such proportion: a factor in the weight has no effect.
+The outputs of its gain are replaced instead; without gains, logits are compared with normalized queries and keys.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from manyheads._extras import require
+from manyheads.limits.torch.layouts import find_scale, split_fused
 from manyheads.limits.torch.modules import (
     ACCURACY,
     find_blocks,
@@ -35,6 +38,8 @@ TOKENS = 5
 """Length of the two sequences that are tried where no example is given."""
 SMALL = 0.03
 """Size of the replaced queries and keys: far below any cap on logits."""
+ABOVE_EPSILON = 30.0
+"""Their size where a norm follows: far above any epsilon in it."""
 LARGE = 4.0
 """Size of the replaced outputs of branches: not lost in the rounding of a stream of size one."""
 
@@ -45,6 +50,7 @@ class Measured:
 
     values: dict[str, float] = field(default_factory=dict)  # name of a module → number
     unknown: list[str] = field(default_factory=list)  # why there is none: a module or a reason, and what was found
+    normed: bool = False  # whether a norm without gains stands before it, so that no weight can carry a factor
 
 
 @dataclass
@@ -63,26 +69,32 @@ def measure_forward(model: Any, read: TorchModel, example: Any = None) -> Forwar
     torch = require("torch")
     probe = _Probe(torch, model, read)
     try:
-        with probe.attached() as swapped:
-            arguments, named = probe.example(example)
-            result = torch.func.functional_call(model, swapped, arguments, named)
+        result = probe.run(example)
+        if probe.found.logit.unknown:
+            again = _Probe(torch, model, read, ABOVE_EPSILON)
+            again.run(example)
+            if again.found.logit.normed and not again.found.logit.unknown:
+                probe.found.logit = again.found.logit
     except Exception as error:  # whatever a model raises for a batch that it does not take
-        reason = f"the batch did not pass ({type(error).__name__}: {str(error).splitlines()[0][:150]})"
-        unknown = Measured(unknown=[reason])
+        said = (str(error).splitlines() or [""])[0][:150]
+        unknown = Measured(unknown=[f"the batch did not pass ({type(error).__name__}: {said})"])
         return ForwardPass(unknown, unknown, unknown, unknown)
     probe.measure_outputs(result)
     probe.measure_embeddings()
-    for measured, what in ((probe.found.logit, "softmax over logits"), (probe.found.branch, "block with a branch")):
+    logits = (
+        "the products that make queries and keys were not seen" if probe.softmax else "no softmax over logits was seen"
+    )
+    for measured, reason in ((probe.found.logit, logits), (probe.found.branch, "no block with a branch was seen")):
         if not measured.values and not measured.unknown:
-            measured.unknown.append(f"no {what} was seen")
+            measured.unknown.append(reason)
     return probe.found
 
 
 class _Probe:
     """Hooks that replace and record outputs of modules during one forward pass."""
 
-    def __init__(self, torch: Any, model: Any, read: TorchModel) -> None:
-        self.torch, self.model, self.read, self.found = torch, model, read, ForwardPass()
+    def __init__(self, torch: Any, model: Any, read: TorchModel, size: float = SMALL) -> None:
+        self.torch, self.model, self.read, self.found, self.size = torch, model, read, ForwardPass(), size
         self.names = {module: name for name, module in model.named_modules()}
         tensors = {**read.frozen, **read.tensors}
         parameters = (*read.architecture.parameters, *read.architecture.frozen)
@@ -94,13 +106,16 @@ class _Probe:
         self.shift = next(
             (tensors[parameter.name] for parameter in parameters if parameter.parts == ("unembedding_bias",)), None
         )
-        # A norm behind queries and keys eats what stands before it: its own output is replaced.
+        # A norm behind queries, keys or a branch eats what stands before it: its own output is replaced.
         held = {part for each in self.parts.values() for part in each}
-        self.normed = {"query_gain", "key_gain"} <= held
+        self.drawn = {each: f"{each}_gain" if f"{each}_gain" in held else each for each in ("query", "key")}
+        self.written = {"output", "mlp_out"} & set(read.architecture.carries)
+        self.written |= held & {"attention_post_gain", "mlp_post_gain"}
         self.swapped: Any = None
-        self.own: dict[Any, float] = {}  # what projections multiply by within themselves
-        self.queries: list[tuple[str, Any]] = []
-        self.keys: list[Any] = []
+        self.raw: dict[int, tuple[str, str]] = {}  # storage of a parameter that its block multiplies → name, kind
+        self.busy = self.softmax = False
+        self.queries: list[tuple[str, list[Any]]] = []  # in every reading of their layout
+        self.keys: list[list[Any]] = []
         self.blocks: list[tuple[Any, list[tuple[str, Any]]]] = []
         self.stream: list[Any] = []  # below and above every block
         self.last: list[Any] = []  # outputs of the last norm
@@ -108,6 +123,12 @@ class _Probe:
         self.generator = torch.Generator().manual_seed(0)
         self.rounding = max(torch.finfo(t.dtype).eps for t in read.tensors.values() if t.is_floating_point())
         self.found.accuracy = max(ACCURACY, self.rounding)
+
+    def run(self, example: Any) -> Any:
+        """Run the model once; return its result."""
+        with self.attached() as swapped:
+            arguments, named = self.example(example)
+            return self.torch.func.functional_call(self.model, swapped, arguments, named)
 
     def example(self, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments of a forward pass."""
@@ -136,12 +157,8 @@ class _Probe:
             self.model.eval()
             torch.backends.mha.set_fastpath_enabled(False)
             stack.enter_context(torch.no_grad())
-            hooks, projections = list(self._hooks()), (self._draw_query, self._draw_key, self._draw_fused, self._write)
-            for module in [module for module, hook in hooks if hook in projections]:
-                self.own[module] = own_multiplier(torch, module, self.generator, self.names[module])
-            for module, hook in hooks:
-                handle = module.register_forward_hook(hook)
-                stack.callback(handle.remove)
+            for module, hook in list(self._hooks()):
+                stack.callback(module.register_forward_hook(hook).remove)
             for block in find_blocks(self.model, self.parts):
                 for handle in (
                     block.register_forward_pre_hook(self._enter, with_kwargs=True),
@@ -150,34 +167,40 @@ class _Probe:
                     stack.callback(handle.remove)
             if any(type(module).__name__ == "OptimizedModule" for module in self.names):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(listen_to_logits(torch, self._see_logits))
+            stack.enter_context(listen_to_logits(torch, self._see_logits, self._see_product))
             yield self._exchange(stack)
 
     def _hooks(self) -> Iterator[tuple[Any, Callable[..., Any]]]:
         """Choose the hook of every module by what its own parameters are."""
         whole = self.torch.nn.MultiheadAttention
         inside = {module.out_proj for module in self.names if isinstance(module, whole)}
-        for module in self.names:
+        for module, name in self.names.items():
             own = {part for t in module.parameters(recurse=False) for part in self.parts.get(id(t), ("unknown",))}
-            plain = {part.removesuffix("_bias") for part in own}
             if isinstance(module, whole):
                 yield module, self._attend
-            elif plain == {"query"} and not self.normed:
-                yield module, self._draw_query
-            elif plain == {"key"} and not self.normed:
-                yield module, self._draw_key
-            elif own in ({"query_gain"}, {"query_gain", "query_shift"}):
-                yield module, self._draw_normed_query
-            elif own in ({"key_gain"}, {"key_gain", "key_shift"}):
-                yield module, self._draw_normed_key
-            elif plain == {"query", "key", "value"}:
-                yield module, self._draw_fused
-            elif plain in ({"output"}, {"mlp_out"}) and module not in inside:
-                yield module, self._write
+            elif module in inside:
+                continue
+            elif kind := self._kind(own):
+                yield module, partial(self._project, name, kind)
             elif own in ({"final_gain"}, {"final_gain", "final_shift"}):
                 yield module, self._normalize
-            elif own == {"embedding"} and not self._reads_out(module):
+            elif own in ({"embedding"}, {"patch"}, {"patch", "embedding_bias"}) and not self._reads_out(module):
                 yield module, self._embed
+            else:
+                for tensor in module.parameters(recurse=False):
+                    if kind := self._kind(set(self.parts.get(id(tensor), ()))) if tensor.dim() > 1 else "":
+                        self.raw[tensor.untyped_storage().data_ptr()] = name, kind
+
+    def _kind(self, parts: set[str]) -> str:
+        """Return which outputs the weights of these parts make that are replaced; empty for others."""
+        plain = {part.removesuffix("_bias").replace("_shift", "_gain") for part in parts}
+        if plain == {self.drawn["query"]}:
+            return "query"
+        if plain == {self.drawn["key"]}:
+            return "key"
+        if len(plain) > 1 and plain <= {"query", "key", "value"} and plain & set(self.drawn.values()):
+            return "+".join(sorted(plain, key=("query", "key", "value").index))
+        return "write" if len(plain) == 1 and plain <= self.written else ""
 
     def _reads_out(self, module: Any) -> bool:
         """Whether a module reads out: of a tied table, the one that is no `nn.Embedding`."""
@@ -191,7 +214,7 @@ class _Probe:
         for name, tensor in self.model.named_parameters():
             if tensor is self.table:
                 drawn = self.swapped = self._random(tensor, 0.01)
-            elif self.parts.get(id(tensor)) == ("embedding",):
+            elif self.parts.get(id(tensor)) in (("embedding",), ("patch",)):
                 drawn = self._random(tensor)
             else:
                 continue
@@ -213,7 +236,7 @@ class _Probe:
     def _uneven(self, like: Any, positive: bool = False) -> Any:
         """Return numbers of another size for every token, as no norm leaves them; positive ones do not cancel."""
         if positive:
-            drawn = SMALL * (0.5 + self.torch.rand(like.shape, generator=self.generator))
+            drawn = self.size * (0.5 + self.torch.rand(like.shape, generator=self.generator))
         else:
             drawn = LARGE * self.torch.randn(like.shape, generator=self.generator)
         if like.dim() > 1:
@@ -222,39 +245,46 @@ class _Probe:
 
     # Hooks
 
-    def _draw_query(self, module: Any, _: Any, output: Any) -> Any:
-        drawn = self._uneven(output, positive=True)
-        self.queries.append((self.names[module], drawn / self.own.get(module, 1.0)))
+    def _project(self, name: str, kind: str, module: Any, inputs: Any, output: Any) -> Any:
+        """Replace the outputs of a projection, or of the norm behind it."""
+        if self.busy:  # called to measure its own multiplier
+            return None
+        self.busy = True
+        try:
+            own = own_multiplier(self.torch, module, inputs, output, self.generator)
+        finally:
+            self.busy = False
+        if own is not None:
+            return self._draw(name, kind, output, own)
+        measured = self.found.branch if kind == "write" else self.found.logit
+        measured.unknown.append(f"{name} ({type(module).__name__}) does more than multiply by its weight")
+        return None
+
+    def _draw(self, name: str, kind: str, output: Any, own: float = 1.0) -> Any:
+        """Return random numbers in the place of a projection's outputs, and keep them over its own multiplier."""
+        drawn, shape = self._uneven(output, positive=kind != "write"), self.read.architecture.shape
+        if kind == "write" and self.blocks:
+            self.blocks[-1][1].append((name, drawn / own))
+        elif kind == "write":
+            self.found.branch.unknown.append(f"{name} is in no module that holds a whole block")
+        else:
+            readings = split_fused(drawn / own, kind, shape)
+            if "query" in kind:
+                self.queries.append((name, [each[0] for each in readings]))
+            if "key" in kind:
+                self.keys.append([each[-1] for each in readings])
         return drawn
 
-    def _draw_key(self, module: Any, _: Any, output: Any) -> Any:
-        drawn = self._uneven(output, positive=True)
-        self.keys.append(drawn / self.own.get(module, 1.0))
-        return drawn
-
-    def _draw_normed_query(self, module: Any, _: Any, output: Any) -> Any:
-        return self._draw_query(module, _, output)
-
-    def _draw_normed_key(self, module: Any, _: Any, output: Any) -> Any:
-        return self._draw_key(module, _, output)
-
-    def _draw_fused(self, module: Any, _: Any, output: Any) -> Any:
-        drawn = self._uneven(output, positive=True)
-        self.queries.append((self.names[module], drawn / self.own.get(module, 1.0)))
-        self.keys.append(None)
-        return drawn
+    def _see_product(self, operands: list[Any], output: Any) -> Any:
+        """Replace a product with a parameter that its block itself multiplies, as by `torch.einsum`."""
+        for each in operands if self.raw and not self.busy else ():
+            if (found := self.raw.get(each.untyped_storage().data_ptr())) is not None:
+                return self._draw(*found, output)
+        return output
 
     def _attend(self, module: Any, inputs: Any, output: Any) -> Any:
         self.found.logit.values[self.names[module]] = float(module.head_dim) ** -0.5
-        return (self._write(module, inputs, output[0]), *output[1:])
-
-    def _write(self, module: Any, _: Any, output: Any) -> Any:
-        drawn = self._uneven(output)
-        if self.blocks:
-            self.blocks[-1][1].append((self.names[module], drawn / self.own.get(module, 1.0)))
-        else:
-            self.found.branch.unknown.append(f"{self.names[module]} is in no module that holds a whole block")
-        return drawn
+        return (self._draw(self.names[module], "write", output[0]), *output[1:])
 
     def _normalize(self, module: Any, _: Any, output: Any) -> Any:
         self.last.append(self._random(output))
@@ -292,54 +322,23 @@ class _Probe:
         self.stream += [before, after if passed is None else before]
         return passed
 
-    def _see_logits(self, found: Any) -> None:
+    def _see_logits(self, readings: list[Any]) -> None:
         """Compare the diagonal of a layer's logits with the products of its queries and keys."""
-        if not self.queries or len(self.keys) < len(self.queries):
+        self.softmax = True
+        if not self.queries or not self.keys:
             return
-        (name, query), key = self.queries[-1], self.keys[-1]
+        (name, queries), keys, measured = self.queries[-1], self.keys[-1], self.found.logit
         self.queries.clear()
         self.keys.clear()
-        pairs = [(query, key)] if key is not None else self._split(query)
-        for one, other in pairs:
-            expected = self._products(one, other, len(found))
-            if expected is None:
-                continue
-            ratio = found / expected
-            scale = float(ratio.mean())
-            if scale > 0 and float((ratio / scale - 1).abs().max()) <= self.found.accuracy:
-                self.found.logit.values[name] = scale
-                return
-        self.found.logit.unknown.append(
+        measured.normed = self.size != SMALL
+        key_dim = self.read.architecture.shape.key_dim
+        scale = find_scale(readings, queries, keys, key_dim, self.found.accuracy, measured.normed)
+        if scale is not None:
+            measured.values[name] = scale
+            return
+        measured.unknown.append(
             f"the logits do not follow what {name} puts out: a norm (QK-norm), a bias or a cap stands in between"
         )
-
-    def _split(self, fused: Any) -> list[tuple[Any, Any]]:
-        """Return queries and keys of a fused projection: all queries, keys, values, or those of head after head."""
-        n = self.read.architecture.shape.key_dim
-        width = n * self.read.architecture.shape.heads
-        pairs = [(fused[..., :width], fused[..., width:].chunk(2, -1)[0])]
-        if fused.shape[-1] == 3 * width:
-            heads = fused.unflatten(-1, (-1, 3, n))
-            pairs.append((heads[..., 0, :].flatten(-2), heads[..., 1, :].flatten(-2)))
-        return pairs
-
-    def _products(self, query: Any, key: Any, tokens: int) -> Any:
-        """Return q_i . k_i summed over heads and sequences, for every token; None where sizes do not fit."""
-        n = self.read.architecture.shape.key_dim
-        rows = []
-        for each in (query, key):
-            each = each.double()
-            if each.dim() == 2:
-                each = each.reshape(-1, tokens, each.shape[-1])
-            axis = next((axis for axis in (1, 0) if each.shape[axis] == tokens), None)
-            if axis is None or each[0, 0].numel() % n:
-                return None
-            rows.append(each.movedim(axis, 0).flatten(2).unflatten(2, (-1, n)))  # (T, B, heads, N)
-        q, k = rows
-        if q.shape[2] % k.shape[2]:
-            return None
-        k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
-        return (q * k).flatten(1).sum(1)
 
     # After the pass
 

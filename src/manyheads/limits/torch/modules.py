@@ -29,32 +29,35 @@ def find_blocks(model: Any, parts: Mapping[int, tuple[str, ...]]) -> list[Any]:
     return [module for module in found if not any(each in found for each in module.modules() if each is not module)]
 
 
-def own_multiplier(torch: Any, module: Any, generator: Any, name: str) -> float:
-    """Return what a projection multiplies W x by within itself: 1 for `nn.Linear`.
+def own_multiplier(torch: Any, module: Any, inputs: Any, output: Any, generator: Any) -> float | None:
+    """Return what a projection multiplies W x by within itself: 1 for `nn.Linear`, and for a norm, which has no matrix.
 
-    Raises
-    ------
-    ValueError
-        It is no multiple of W x.
+    With weights and inputs of ones every output is that number times the fan-in, whatever the layout. None if it is not
+    linear in its weight.
     """
-    if type(module) is torch.nn.Linear:
+    own = dict(module.named_parameters(recurse=False))
+    matrices = [key for key, t in own.items() if t.dim() > 1]
+    if type(module) is torch.nn.Linear or not matrices:
         return 1.0
-    drawn = {
-        key: torch.randn(t.shape, generator=generator).to(t) * (t.dim() > 1)
-        for key, t in module.named_parameters(recurse=False)
-    }
-    matrix = next(each for each in drawn.values() if each.dim() > 1)
-    for turned in (matrix, matrix.T):  # (out, in), or as Conv1D has it
-        x = torch.randn(1, 2, turned.shape[1], generator=generator).to(matrix)
-        try:
-            made = torch.func.functional_call(module, drawn, (x,)).double()
-        except Exception:  # whatever a module raises for the other layout
-            continue
-        plain = x.double() @ turned.double().T
-        rounded = 8 * torch.finfo(matrix.dtype).eps * float(made.abs().max())
-        if made.shape == plain.shape and (numbers := fit_sum(torch, made, [plain], rounded)):
-            return numbers[0]
-    raise ValueError(f"{name} ({type(module).__name__}) does more than multiply by its weight")
+    if len(matrices) > 1 or not inputs:
+        return None
+    (key,) = matrices
+
+    def run(weight: Any, x: Any) -> Any:
+        exchanged = {name: torch.zeros_like(t) for name, t in own.items()} | {key: weight}
+        return torch.func.functional_call(module, exchanged, (x, *inputs[1:])).double()
+
+    def draw(like: Any) -> Any:
+        return torch.randn(like.shape, generator=generator).to(like)
+
+    x, one, other = draw(inputs[0]), draw(own[key]), draw(own[key])
+    ones = run(torch.ones_like(own[key]), torch.ones_like(x))
+    found, summed = ones.mean(), run(one, x) + run(other, x)
+    rounded = max(ACCURACY, 8 * torch.finfo(x.dtype).eps)
+    fan_in = (own[key].numel() * x.numel() / output.numel()) ** 0.5
+    even = bool((ones / found - 1).abs().max() <= rounded)
+    linear = bool((run(one + other, x) - summed).abs().max() <= rounded * summed.abs().max())
+    return float(found) / fan_in if even and linear else None
 
 
 def fit_sum(torch: Any, target: Any, columns: list[Any], rounded: float) -> list[float] | None:
@@ -79,23 +82,38 @@ def first_tensor(torch: Any, found: Any, last: int | None = None) -> Any:
     return None
 
 
-def listen_to_logits(torch: Any, see: Callable[[Any], None]) -> Any:
-    """Return a mode in which `see` gets the sum over heads of A_ii, for every i, of each square softmax."""
+PRODUCTS = ("einsum", "linear", "matmul", "bmm", "mm", "tensordot", "__matmul__", "__rmatmul__")
+"""Functions by which a block multiplies with a parameter of its own."""
+
+
+def listen_to_logits(torch: Any, see: Callable[[list[Any]], None], replace: Callable[[list[Any], Any], Any]) -> Any:
+    """Return a mode that shows `see` the logits of each softmax: A_ii summed over heads, for every i.
+
+    `replace` gets the operands and the result of each product, and returns what goes on in the place of the result.
+    """
 
     class Listener(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+            if name in PRODUCTS:
+                flat = [each for one in args for each in (one if isinstance(one, list | tuple) else (one,))]
+                return replace([each for each in flat if isinstance(each, torch.Tensor)], func(*args, **kwargs))
             if name == "scaled_dot_product_attention":
                 given = dict(zip(SDPA, args, strict=False)) | kwargs
                 query, key, scale = given["query"].double(), given["key"].double(), given.get("scale")
                 if query.shape[-2] == key.shape[-2]:
                     key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3) if query.dim() > 3 else key
                     scale = query.shape[-1] ** -0.5 if scale is None else scale
-                    see(scale * (query * key).sum(-1).flatten(0, -2).sum(0))
+                    see([scale * (query * key).sum(-1).flatten(0, -2).sum(0)])
             elif name in ("softmax", "_softmax"):
                 logits = args[0] if args else kwargs["input"]
-                if logits.dim() > 2 and logits.shape[-1] == logits.shape[-2]:
-                    see(logits.double().diagonal(dim1=-2, dim2=-1).flatten(0, -2).sum(0))
+                axis = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+                sides = [
+                    i for i in range(logits.dim()) if logits.shape[i] == logits.shape[axis] and i != axis % logits.dim()
+                ]
+                if logits.dim() > 2 and sides:
+                    diagonals = [logits.double().diagonal(dim1=i, dim2=axis) for i in reversed(sides)]
+                    see([each.flatten(0, -2).sum(0) for each in diagonals])
             return func(*args, **kwargs)
 
     return Listener()

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
 from manyheads.limits.checks.findings import Finding
-from manyheads.limits.parametrization.muon import FUSED, PER_HEAD
+from manyheads.limits.parametrization.muon import FACTORS, FUSED, PER_HEAD
+from manyheads.limits.parametrization.targets import Factors, ParameterTarget
 from manyheads.limits.torch.optimizer_groups import DIVIDING, LIKE_ADAM, find_optimizer, has_stepped, read_peaks
 
 if TYPE_CHECKING:
+    from manyheads.limits.parametrization.hyperparameters import BaseHyperparameters
     from manyheads.limits.parametrization.parametrization import Parametrization
     from manyheads.limits.parametrization.parts import Architecture
-    from manyheads.limits.parametrization.targets import ParameterTarget
+    from manyheads.transformer.shape import Shape
 
 ADAM_NAMES = ("adam", "adamw")
 SPLIT_KEYS = ("whole", "thirds", "heads", "head-columns")
@@ -100,6 +103,23 @@ def _rule_of(optimizer: Any, row: Mapping[str, Any], number: int) -> str:
     )
 
 
+def patch_target(
+    p: Parametrization, target: ParameterTarget, inputs: int, shape: Shape, hyperparameters: BaseHyperparameters
+) -> ParameterTarget:
+    """Return what a matrix of pixels needs under Muon, which may have stepped it at the base; the table has AdamW's.
+
+    Its inputs are dense: D rows and as many columns as at the base move by one at the rate (D / columns)^1/2.
+    """
+    width, before = shape.width, p.base.width
+    factor = FACTORS[p.muon.factor]
+    grown = (width / before) ** 0.5 if p.scheme == "limits" else 1.0
+    adjustment = factor(width, inputs) / factor(before, inputs) if p.scheme == "limits" else 1.0
+    each = target.factors
+    factors = Factors(each.initial, each.learning_rate * grown / adjustment, each.epsilon * grown, "muon")
+    std = None if target.initial is None else target.initial / each.initial
+    return ParameterTarget.of(target.parameter, target.role, factors, std, hyperparameters)
+
+
 def judge_muon(
     p: Parametrization, target: ParameterTarget, group: GroupRow, tuned: Any, architecture: Architecture
 ) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
@@ -107,16 +127,17 @@ def judge_muon(
     found, name, row = [], target.parameter.name, group.row
     wrong, note = _judge_block(p, target, group, architecture)
     found.append(Finding(name, target.role, "block", 1.0, float(not wrong), float(not wrong), not wrong, wrong))
-    factor = row.get("adjust_lr_fn") or "original"
-    if "adjust_lr_fn" in row and factor != p.muon.factor:
-        words = f"adjust_lr_fn is {factor!r}, and at the base it was {p.muon.factor!r}: another shape factor"
+    named = row.get("adjust_lr_fn") or "original"
+    if "adjust_lr_fn" in row and named != p.muon.factor:
+        words = f"adjust_lr_fn is {named!r}, and at the base it was {p.muon.factor!r}: another shape factor"
         found.append(Finding(name, target.role, "shape_factor", 1.0, 0.0, 0.0, False, words))
     for key in ("momentum", "nesterov", "ns_steps"):
         expected = getattr(tuned, key)
         if key in row and row[key] != expected:
             words = f"{key} is not the base's {expected!r}: it is taken over unchanged at every shape"
             numbers = float(expected), float(row[key])
-            found.append(Finding(name, target.role, key, *numbers, numbers[1] / (numbers[0] or 1), False, words))
+            factor = numbers[1] / numbers[0] if numbers[0] else math.inf
+            found.append(Finding(name, target.role, key, *numbers, factor, False, words))
     return tuple(found), note
 
 

@@ -23,6 +23,7 @@ class ModelTargets(NamedTuple):
     model: TorchModel
     forward: ForwardMultipliers
     targets: tuple[ParameterTarget, ...]
+    notes: tuple[str, ...]  # multipliers that could not be measured
 
 
 def model_targets(
@@ -30,5 +31,5 @@ def model_targets(
 ) -> ModelTargets:
     """Return the targets of every trained parameter of a model."""
     read = read_model(model, options)
-    forward = find_multipliers(p, unwrap(model), read, options)
-    return ModelTargets(read, forward, parameter_targets(p, read.architecture, hyperparameters, forward))
+    forward, notes = find_multipliers(p, unwrap(model), read, options)
+    return ModelTargets(read, forward, parameter_targets(p, read.architecture, hyperparameters, forward), notes)
