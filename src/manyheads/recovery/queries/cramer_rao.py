@@ -26,6 +26,7 @@ from manyheads.recovery.variable_projection import Examples
 Array = NDArray[np.float64]
 
 ENTRIES = 1 << 23  # of a part of a Jacobian
+UNSEEN = 1e-11  # singular value of a direction that changes no answer, relative to the largest
 
 
 @dataclass(frozen=True)
@@ -98,24 +99,23 @@ class Factors:
 
 def query_cost(own: Factors | RotaryWeights, asked: Array, honest: Array) -> float:
     """Return phi, the bound of the calls in units of s^2 / e, of sequences (n, k, d), for the error on others."""
-    seen, wide = information(own, asked), information(own, honest)
-    size = np.sqrt(np.diag(seen)) + np.finfo(np.float64).tiny
-    spectrum, basis = np.linalg.eigh(seen / size / size[:, None])
-    kept = spectrum > SEEN * spectrum[-1]
-    basis = basis[:, kept] / size[:, None] / np.sqrt(spectrum[kept])
-    return float(np.vdot(basis, wide @ basis)) / honest[0].size
+    seen, wide = information_root(own, asked), information_root(own, honest)
+    size = np.linalg.norm(seen, axis=0) + np.finfo(np.float64).tiny
+    _, values, right = np.linalg.svd(seen / size)
+    kept = values > (UNSEEN if isinstance(own, Factors) else SEEN**0.5) * values[0]
+    return float(np.sum((wide / size @ (right[kept].T / values[kept])) ** 2)) / honest[0].size
 
 
-def information(own: Factors | RotaryWeights, x: Array) -> Array:
-    """Return the Fisher information J^T J of a call, the mean over sequences (n, k, d)."""
+def information_root(own: Factors | RotaryWeights, x: Array) -> Array:
+    """Return R with R^T R the Fisher information of a call, the mean over sequences (n, k, d)."""
     size = own.size if isinstance(own, Factors) else own.flat().size
     step = max(1, ENTRIES // (x[0].size * size))
-    total: Array = np.zeros((size, size))
+    root: Array = np.zeros((0, size))
     for start in range(0, len(x), step):
         part = x[start : start + step]
         one = own.jacobian(part) if isinstance(own, Factors) else RotaryTangent.at(Examples(part, part), own).jacobian()
-        total += one.T @ one
-    return total / len(x)
+        root = np.linalg.qr(np.concatenate([root, one]), mode="r")
+    return root / len(x) ** 0.5
 
 
 def _shared(matrices: list[Array], tolerance: float) -> tuple[list[Array], list[int]]:

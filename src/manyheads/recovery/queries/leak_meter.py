@@ -47,7 +47,7 @@ UNCOUNTED = (
     "over a vocabulary, or with RoPE and more than 2,500 weights"
 )
 LABELS = 80.0  # numbers a free parameter of the queries of which phi is computed
-MOST = 1000  # free parameters up to which phi is computed; attacks were run up to 928
+MOST = 500  # free parameters up to which phi is computed; above, the least that was computed is taken
 SMALLEST = 0.028  # least phi that was computed, at five times sqrt(d), in units of p / (k d)
 
 
