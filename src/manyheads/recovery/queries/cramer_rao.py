@@ -1,7 +1,7 @@
 r"""Cramér-Rao bound of an extraction from given queries: Jacobian of the answers in the weights, and Fisher information.
 
-Let M be the information of a call of some design and K that of a Gaussian sequence of k tokens, both in the free
-parameters of the layer. From N calls, whose answers have independent noise s relative to their standard deviation on
+Let M be the information of a number in the answers of some design and K that of Gaussian sequences, both in the free
+parameters of the layer, and k the tokens of a call. From N calls, whose answers have independent noise s relative to their standard deviation on
 Gaussian sequences, an unbiased estimate has there a relative squared error of at least
 
 .. math:: e = \varphi\, \frac{s^2}{N}, \qquad \varphi = \frac{\operatorname{tr}(K M^{-1})}{k d},
@@ -26,7 +26,7 @@ from manyheads.recovery.variable_projection import Examples
 Array = NDArray[np.float64]
 
 ENTRIES = 1 << 23  # of a part of a Jacobian
-UNSEEN = 1e-11  # singular value of a direction that changes no answer, relative to the largest
+UNSEEN = 1e-12  # eigenvalue of the information of a direction that changes no answer, relative to the largest
 
 
 @dataclass(frozen=True)
@@ -97,25 +97,29 @@ class Factors:
         return np.concatenate(list(blocks.values()), axis=1)
 
 
-def query_cost(own: Factors | RotaryWeights, asked: Array, honest: Array) -> float:
-    """Return phi, the bound of the calls in units of s^2 / e, of sequences (n, k, d), for the error on others."""
-    seen, wide = information_root(own, asked), information_root(own, honest)
-    size = np.linalg.norm(seen, axis=0) + np.finfo(np.float64).tiny
-    _, values, right = np.linalg.svd(seen / size)
-    kept = values > (UNSEEN if isinstance(own, Factors) else SEEN**0.5) * values[0]
-    return float(np.sum((wide / size @ (right[kept].T / values[kept])) ** 2)) / honest[0].size
+def query_cost(own: Factors | RotaryWeights, asked: Array, wide: Array) -> float:
+    """Return phi, the bound of the calls in units of s^2 / e, of sequences (n, k, d).
+
+    `wide` is the information of those on which the error is measured.
+    """
+    seen = information(own, asked)
+    size = np.sqrt(np.diag(seen)) + np.finfo(np.float64).tiny
+    spectrum, basis = np.linalg.eigh(seen / size / size[:, None])
+    kept = spectrum > (UNSEEN if isinstance(own, Factors) else SEEN) * spectrum[-1]
+    basis = basis[:, kept] / size[:, None] / np.sqrt(spectrum[kept])
+    return float(np.vdot(basis, wide @ basis)) / asked[0].size
 
 
-def information_root(own: Factors | RotaryWeights, x: Array) -> Array:
-    """Return R with R^T R the Fisher information of a call, the mean over sequences (n, k, d)."""
+def information(own: Factors | RotaryWeights, x: Array) -> Array:
+    """Return the Fisher information J^T J of a number of the answers, the mean over sequences (n, k, d)."""
     size = own.size if isinstance(own, Factors) else own.flat().size
     step = max(1, ENTRIES // (x[0].size * size))
-    root: Array = np.zeros((0, size))
+    total: Array = np.zeros((size, size))
     for start in range(0, len(x), step):
         part = x[start : start + step]
         one = own.jacobian(part) if isinstance(own, Factors) else RotaryTangent.at(Examples(part, part), own).jacobian()
-        root = np.linalg.qr(np.concatenate([root, one]), mode="r")
-    return root / len(x) ** 0.5
+        total += one.T @ one
+    return total / x.size
 
 
 def _shared(matrices: list[Array], tolerance: float) -> tuple[list[Array], list[int]]:

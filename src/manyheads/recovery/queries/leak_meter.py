@@ -27,7 +27,7 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery.layers.description import rank_tolerance
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.limits import ServerLimits
-from manyheads.recovery.queries.cramer_rao import Factors, query_cost
+from manyheads.recovery.queries.cramer_rao import Factors, information, query_cost
 from manyheads.recovery.queries.refinement import LARGEST, LENGTH
 from manyheads.recovery.queries.rotary.tangent import RotaryWeights
 
@@ -46,7 +46,7 @@ UNCOUNTED = (
     "nothing is known of attacks behind noise: none was run on layers behind a norm, with other scores than RoPE's, "
     "over a vocabulary, or with RoPE and more than 2,500 weights"
 )
-LABELS = 80.0  # numbers a free parameter of the queries of which phi is computed
+LABELS = 60.0  # numbers a free parameter of the queries of which phi is computed
 MOST = 500  # free parameters up to which phi is computed; above, the least that was computed is taken
 SMALLEST = 0.028  # least phi that was computed, at five times sqrt(d), in units of p / (k d)
 
@@ -141,7 +141,8 @@ def measure_leak(found: "Recovery", target: float, limits: ServerLimits | None =
         x = np.random.default_rng(0).standard_normal((math.ceil(LABELS * each), length, layer.dim))
         sphere = x * (root / np.linalg.norm(x, axis=-1, keepdims=True))
         norms = [one for one in NORMS if one < norm] + [norm]
-        cost, norm = min((query_cost(own, one * sphere, x), one) for one in norms)
+        wide = information(own, x)
+        cost, norm = min((query_cost(own, one * sphere, wide), one) for one in norms)
     meter = LeakMeter(each, target, cost)
     verified = found.counts["verification"].calls if "verification" in found.counts else 0
     return {

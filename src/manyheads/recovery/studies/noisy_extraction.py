@@ -19,7 +19,7 @@ from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.bounded.algorithm import extract_bounded
-from manyheads.recovery.queries.cramer_rao import Factors, query_cost
+from manyheads.recovery.queries.cramer_rao import Factors, information, query_cost
 from manyheads.recovery.queries.leak_meter import ROUNDED
 from manyheads.recovery.queries.refinement import LENGTH, refine_layer
 from manyheads.recovery.queries.rotary.algorithm import extract_rotary
@@ -221,4 +221,4 @@ def least_calls(
     layer: Any = gpt_layer(rng, dim, heads, key_bias=biases) if family == "gpt2" else build_layer(family, rng, *size)
     asked, honest = (sequences(rng, count, k, dim, distribution="gaussian") for k in (length, LENGTH))
     own = RotaryWeights.of(layer) if isinstance(layer, RotaryLayer) else Factors.of(layer)
-    return query_cost(own, scale * asked, honest)
+    return query_cost(own, scale * asked, information(own, honest))
