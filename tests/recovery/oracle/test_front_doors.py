@@ -232,7 +232,7 @@ def test_a_whole_block_is_the_one_of_the_model(rng, seed):
 @pytest.mark.torch
 @pytest.mark.parametrize("through", ["attention", "block"])
 def test_what_was_extracted_is_the_function_that_was_asked_and_the_model_itself_is_certified(through, rng):
-    """Against transformers' own call in single precision: residual included, and no farther than the certificate says."""
+    """Against transformers' own call in single precision: residual included, and as near as the certificate says."""
     import torch
     import transformers
 

@@ -1,8 +1,8 @@
-r"""Cramér-Rao bound of an extraction from given queries: Jacobian of the answers in the weights, and Fisher information.
+r"""Cramér-Rao bound of an extraction from given queries: Jacobian of the answers in the weights, Fisher information.
 
 Let M be the information of a number in the answers of some design and K that of Gaussian sequences, both in the free
-parameters of the layer, and k the tokens of a call. From N calls, whose answers have independent noise s relative to their standard deviation on
-Gaussian sequences, an unbiased estimate has there a relative squared error of at least
+parameters of the layer, and k the tokens of a call. From N calls, whose answers have independent noise s relative to
+their standard deviation on Gaussian sequences, an unbiased estimate has there a relative squared error of at least
 
 .. math:: e = \varphi\, \frac{s^2}{N}, \qquad \varphi = \frac{\operatorname{tr}(K M^{-1})}{k d},
 
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from manyheads.attention import AttentionLayer
 from manyheads.recovery.layers.description import RANK_TOLERANCE
 from manyheads.recovery.layers.evaluation import softmax
-from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.queries.rotary.tangent import SEEN, RotaryTangent, RotaryWeights
 from manyheads.recovery.variable_projection import Examples
 

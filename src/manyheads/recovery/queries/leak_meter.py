@@ -1,4 +1,4 @@
-r"""Leak meter: what attacks on a layer behind noise or rounding have been seen to cost. No figure is a promise of safety.
+r"""Leak meter: the cheapest attacks known on a layer behind noise or rounding. No figure is a promise of safety.
 
 From N calls of k tokens, answers of noise s relative to their standard deviation on Gaussian sequences, a fit that
 begins at random weights leaves the squared error e = phi s^2 / N there, the Cramér-Rao bound of these queries
@@ -175,8 +175,8 @@ def _unmeasured(layer: Any, free: int, norm: float, limits: ServerLimits, length
 def describe_queries(leak: Mapping[str, Any]) -> str:
     """Return the target and the queries of which the figures speak."""
     return (
-        f"to a squared error of {leak['target']:g}, {leak['length']} tokens a call, of norm {leak['norm']:.3g} at most; "
-        "longer calls are fewer"
+        f"to a squared error of {leak['target']:g}, {leak['length']} tokens a call, of norm {leak['norm']:.3g} at most "
+        "(longer calls are fewer)"
     )
 
 

@@ -173,9 +173,7 @@ def attack(family: str, server: Server, rng: np.random.Generator, target: float,
     return start if start.error <= target else _fit_until(server, layer, start, rng, target)
 
 
-def _fit_until(
-    server: Server, layer: RotaryLayer, start: Cost, rng: np.random.Generator, target: float
-) -> Cost:
+def _fit_until(server: Server, layer: RotaryLayer, start: Cost, rng: np.random.Generator, target: float) -> Cost:
     excess = max(12.0, FIRST * server.noise**2 / target)
     for _ in range(ATTEMPTS):
         oracle = Oracle(server, server.dim)

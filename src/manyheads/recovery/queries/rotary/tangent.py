@@ -10,8 +10,9 @@ two rows without trace, of determinant omega^2: X^2 = -omega^2, hence
 
 .. math:: e^{tX} = \cos(\omega t) + \frac{\sin(\omega t)}{\omega} X.
 
-Where all X are zero the layer has no positions, and they stay zero. Rotations are those with omega^2 > 0. Answers to short sequences behind noise do not tell a slow rotation from
-omega^2 < 0, and a fit that is confined to rotations is caught in a valley that leads to infinite weights.
+Where all X are zero the layer has no positions, and they stay zero. Rotations are those with omega^2 > 0. Answers to
+short sequences behind noise do not tell a slow rotation from omega^2 < 0, and a fit that is confined to rotations is
+caught in a valley that leads to infinite weights.
 
 The metric is J^T J of some of the sequences: with it conjugate gradients take few steps.
 """

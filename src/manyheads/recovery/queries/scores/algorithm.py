@@ -180,8 +180,8 @@ class _Scores:
         figures["bent scores"] = rest = bent / (moved + np.finfo(np.float64).tiny)
         if rest > self.allowed:
             raise FitError(
-                "scores are no bilinear form: they are not affine in a key. Soft caps and norms of queries and keys are "
-                "told where zero tokens attend evenly alone: not beside biases, terms of the offset or sinks",
+                "scores are no bilinear form: they are not affine in a key. Soft caps and norms of queries and keys "
+                "are told where zero tokens attend evenly alone: not beside biases, terms of the offset or sinks",
                 measured=rest,
                 threshold=self.allowed,
             )
