@@ -78,10 +78,8 @@ class LeakMeter:
     Examples
     --------
     >>> meter = LeakMeter(each=6.5, target=1e-6, cost=6.5)
-    >>> meter.behind_noise(1e-1).cheapest, round(meter.behind_noise(1e-3).cheapest)
-    (65000.0, 13)
-    >>> round(meter.behind_rounding(4).cheapest)
-    143
+    >>> [round(meter.behind_noise(noise).cheapest) for noise in (1e-1, 1e-3)], round(meter.behind_rounding(4).cheapest)
+    ([65000, 13], 143)
     """
 
     each: float
