@@ -36,7 +36,7 @@ def _extract(families: tuple[str, ...], through: str, seeds: list[int]) -> Measu
             calls.append(found.total.calls)
             x = np.random.default_rng([seed, 1]).standard_normal((20, 16, oracle.dim))
             rest = x if oracle.residual else 0.0
-            errors.append(function_error(lambda x, ask=oracle, rest=rest: ask(x) - rest, found.extracted, x))
+            errors.append(function_error(lambda x, ask=oracle, rest=rest: ask(x) - rest, found.extracted.attention, x))
     runs, names = len(families) * len(seeds), ", ".join(f"{name} ({n})" for name, n in refused.items()) or "none"
     return Measured(
         f"{len(calls)} of {runs} extracted, {wrong} with a wrong number of heads; function {max(errors):.1e}, "

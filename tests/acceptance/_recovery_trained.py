@@ -69,7 +69,7 @@ def extract_one(case: dict[str, Any]) -> dict[str, Any]:
     errors = {}
     for name, x in (("Gaussian", rng.standard_normal((100, 12, oracle.dim))), ("real", real)):
         answers = in_double(x) - (x if oracle.residual else 0)
-        errors[name] = function_error(lambda _, y=answers: y, found.extracted, x)
+        errors[name] = function_error(lambda _, y=answers: y, found.extracted.attention, x)
     calls = sum(counts.calls for name, counts in found.counts.items() if name not in OWN)
     return {
         "heads": found.heads,

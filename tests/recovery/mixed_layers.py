@@ -218,7 +218,7 @@ def run_case(case: Case, seed: int, new: int) -> Outcome:
     certificate = found.certificate
     oracle = Oracle(case.function, case.dim, OracleSettings(residual=case.options.residual))
     rng = np.random.default_rng([seed, 9000])
-    errors = oracle_errors(oracle, found.extracted, rng, new, GaussianSequences())
+    errors = oracle_errors(oracle, found.extracted.attention, rng, new, GaussianSequences())
     relative = errors.squared / certificate.variance
     count = int((relative > certificate.largest_error).sum())
     bad = end == "accepted" and float(np.quantile(relative, 1 - certificate.exceeding)) > certificate.tolerance

@@ -208,7 +208,7 @@ def attempt(kind: str, dtype: str, bias: float, seed: list[int]) -> Row:
     allowed = certificate.largest_error * certificate.variance
     for x in GaussianSequences(lengths)(rng, FRESH, dim):
         added = x if options.residual else 0.0
-        predicted, truth, answered = extracted(x), exact(x) - added, function(x).astype(np.float64) - added
+        predicted, truth, answered = extracted.attention(x), exact(x) - added, function(x).astype(np.float64) - added
         weight = 1 / x.shape[1]
         beyond += int((((predicted - answered) ** 2).mean((1, 2)) > allowed).sum())
         moved.append(((predicted - truth).reshape(-1, dim), np.full(x.shape[0] * x.shape[1], weight)))

@@ -112,7 +112,7 @@ class Extract:
     output: Path = Path("extracted.safetensors")
     """File for the recovered layer; its certificate (.json) and a report (.html) are written beside it."""
     report: Switch = False
-    """Leak meter: add calls by stage, the information limit, and what noise, rounding and small tokens would cost."""
+    """Leak meter: add calls by stage, the counting bound, and the cheapest attacks known behind noise and rounding."""
     json: Switch = False
     """Print JSON instead of sentences."""
 
@@ -285,7 +285,7 @@ class Extract:
         files = {name: str(self.output.with_suffix(f".{name}")) for name in ("safetensors", "json", "html")}
         said = {"oracle": target.oracle.about, "command": shlex.join(["manyheads", *sys.argv[1:]]), "seed": self.seed}
         truth = None if target.truth is None else target.truth()
-        leak = {"leak": measure_leak(found, self.tolerance)} if self.report else {}
+        leak = {"leak": measure_leak(found, self.tolerance, self._limits())} if self.report else {}
         return {**said, **summarize_recovery(found, truth), **taken, **leak, "files": files}
 
     def _write(self, target: Target, found: "Recovery", summary: dict[str, Any]) -> None:
@@ -323,24 +323,29 @@ def _say_accuracy(heads: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _say_leak(leak: Mapping[str, Any] | None, stages: Mapping[str, Any]) -> Iterator[str]:
-    """Describe the calls of every stage, and what defences would cost."""
+    """Describe the calls of every stage, and what is known of attacks behind noise and rounding."""
+    from manyheads.recovery.queries.leak_meter import UNCOUNTED, describe_queries, describe_unmeasured
+
     said = ", ".join(f"{name} {counts['calls']:,}" for name, counts in stages.items())
     yield f"stages   {said} calls"
     if leak is None:
-        yield "leak     not predicted: no law is measured for other scores, a norm in front, or large rotary layers"
+        yield f"leak     {UNCOUNTED}"
         return
-    yield f"limit    {leak['limit']:,.0f} calls of four tokens, free parameters over numbers"
     yield (
-        f"leak     predicted, to a squared error of {leak['target']:g}: {leak['calls']:,.0f} calls without noise by "
-        f"{leak['start']}, and behind"
+        f"counting {leak['counting']:,.3g} calls of {leak['length']} tokens show as many numbers as the layer has free "
+        f"parameters, {leak['parameters']:,}"
     )
+    yield f"leak     {describe_queries(leak)}"
     for one in leak["defences"]:
+        cheapest = "no attack measured"
+        if one["cheapest"] is not None:
+            tokens = one["cheapest"] * leak["length"]
+            cheapest = f"cheapest attack known {one['cheapest']:,.0f} calls, {tokens:,.0f} tokens"
         yield (
-            f"         {one['name']}: {one['calls']:,.0f} calls ({one['times']:.3g} times; limit {one['limit']:,.0f}), "
-            f"squared error of an answer {one['loss']:.2g}"
+            f"         {one['name']}: {cheapest}; bound {one['bound']:,.0f} calls; squared error of an answer "
+            f"{one['loss']:.2g}"
         )
-    if leak["norm_factor"] is not None:
-        yield f"         tokens of half the norm, where logits are small: {leak['norm_factor']:g} times"
+    yield f"         {describe_unmeasured(leak)}"
 
 
 def _as_text(summary: Mapping[str, Any]) -> Iterator[str]:

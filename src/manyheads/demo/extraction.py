@@ -183,7 +183,7 @@ class Extraction(Study):
         below = record.start if self.layer == 0 else record.layers.stream[self.layer - 1]
         expected = float(model.scaling.branch) * np.asarray(record.layers.attention[self.layer], np.float64)
         assert found.extracted is not None
-        return function_error(lambda _: expected, found.extracted, np.asarray(below, np.float64))
+        return function_error(lambda _: expected, found.extracted.attention, np.asarray(below, np.float64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,7 +225,7 @@ def _figures(oracle: BlockOracle, found: Recovery, seed: int) -> dict[str, float
     certificate, total = found.certificate, found.total
     fresh = GaussianSequences()(np.random.default_rng([seed, 1]), FRESH, oracle.layer.dim)
     assert found.extracted is not None
-    errors = [np.mean((oracle(x) - x - found.extracted(x)) ** 2, axis=(1, 2)) for x in fresh]
+    errors = [np.mean((oracle(x) - found.extracted(x)) ** 2, axis=(1, 2)) for x in fresh]
     above = np.concatenate(errors) > certificate.largest_error * certificate.variance
     figures = {
         "heads": float(found.heads),

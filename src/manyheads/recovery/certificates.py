@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 COARSE = 1e-3  # mean squared rounding of the answers, relative to their variance, from which it counts as an error
 
+OBSERVED = 50  # fresh sequences on which a model itself is compared
+
 Draw = Callable[[np.random.Generator, int, int], list[np.ndarray]]
 """A distribution of sequences: draws `count` independent ones of dimension `dim`, stacked by their length (n, k, d)."""
 
@@ -121,6 +123,9 @@ class Certificate(Shown):
         errors. A constant, such as an output bias, does not count.
     distribution
         D, in words.
+    itself, type_itself
+        Largest error against the model as it computes itself, and its floating-point type, where a copy of it was
+        asked; None where a function was. An observation on `OBSERVED` fresh sequences, and no bound.
     """
 
     largest_error: float
@@ -131,6 +136,8 @@ class Certificate(Shown):
     tolerance: float
     variance: float
     distribution: str
+    itself: float | None = None
+    type_itself: str = ""
 
     @property
     def accepted(self) -> bool:
@@ -149,6 +156,12 @@ class Certificate(Shown):
             f"With confidence 1 - {1 - self.confidence:.2g}, at most {100 * self.exceeding:.2g}% of the sequences have "
             f"a relative squared error above {self.largest_error:.2g} ({self.sequences} fresh ones, median "
             f"{self.median_error:.2g}; {self.distribution})."
+            + (
+                ""
+                if self.itself is None
+                else f" That is a copy of the model; itself, as it computes in {self.type_itself}, it is up to "
+                f"{self.itself:.2g} away ({OBSERVED} fresh ones)."
+            )
         )
 
     def plot(self) -> "Figure":

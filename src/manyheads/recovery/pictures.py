@@ -6,6 +6,7 @@ from typing import Any
 from manyheads.recovery.layers.description import at_offset_one
 from manyheads.recovery.layers.pictures import layer_panels
 from manyheads.recovery.layers.rotary import RotaryLayer
+from manyheads.recovery.queries.leak_meter import describe_queries, describe_unmeasured
 from manyheads.recovery.results import Recovery
 from manyheads.study import Listing
 from manyheads.study.reporting.html import Section, format_figure
@@ -31,21 +32,20 @@ def stages_panel(found: Recovery) -> Listing:
 
 
 def leak_panel(leak: Mapping[str, Any]) -> Listing:
-    """Return what the extraction would cost behind every defence, from `measure_leak`."""
-    rows = [
-        (one["name"], *(format_figure(float(f"{one[name]:.3g}")) for name in ("calls", "times", "limit", "loss")))
-        for one in leak["defences"]
-    ]
-    factor = leak["norm_factor"]
-    smaller = f"Tokens limited to half the norm, where logits are small: calls times {factor:g}. " if factor else ""
+    """Return what is known of attacks behind every defence, from `measure_leak`."""
+    rows = []
+    for one in leak["defences"]:
+        calls = ("bound", "cheapest")
+        figures = ["not measured" if one[name] is None else format_figure(float(f"{one[name]:.3g}")) for name in calls]
+        rows.append((one["name"], *figures, format_figure(float(f"{one['loss']:.3g}"))))
     return Listing(
-        "What would make it dearer",
-        ("defence", "calls", "over those of exact answers", "information limit, calls", "squared error of an answer"),
+        "What attacks behind noise and rounding have cost",
+        ("defence", "bound, calls", "cheapest attack known, calls", "squared error of an answer"),
         tuple(rows),
         note=(
-            f"Predicted, to a squared error of {leak['target']:g} of the copy, by the law that recovery/leakage "
-            f"measures. Without noise: {leak['calls']:,.0f} calls, by {leak['start']}. {smaller}Errors are relative to "
-            "the variance."
+            f"Calls {describe_queries(leak)}. {leak['counting']:,.3g} calls show as many numbers as the layer has free "
+            "parameters. Bounds: Cramér-Rao bound of these queries behind noise, bits that answers hold behind "
+            f"rounding. {describe_unmeasured(leak).capitalize()}. Errors are relative to the variance."
         ),
     )
 

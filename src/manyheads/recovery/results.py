@@ -62,10 +62,12 @@ class Extracted:
     prepare
         Maps tokens (n, k, d) to what the layer acts on; None where that is the tokens.
     predict
-        Maps tokens (n, k, d) to answers (n, k, d) where `layer` alone cannot (positions that turn queries and keys).
-        None: the layer, applied to what `prepare` returns.
+        Maps tokens (n, k, d) to answers of the attention (n, k, d) where `layer` alone cannot (positions that turn
+        queries and keys). None: the layer, applied to what `prepare` returns.
     longest
         Most tokens of a sequence for which the layer is known; None for all.
+    whole
+        The function that was asked, where it is more than the attention: with its residual connection, or its MLP.
     """
 
     layer: "AttentionLayer"
@@ -74,10 +76,16 @@ class Extracted:
     prepare: Callable[[np.ndarray], np.ndarray] | None = None
     predict: Callable[[np.ndarray], np.ndarray] | None = None
     longest: int | None = None
+    whole: Callable[[np.ndarray], np.ndarray] | None = None
 
     @takes_arrays
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Apply what was extracted to tokens (n, k, d), in float64."""
+        """Return the answers of the function that was asked, residual and MLP included, to tokens (n, k, d)."""
+        return self.attention(x) if self.whole is None else self.whole(x)
+
+    @takes_arrays
+    def attention(self, x: np.ndarray) -> np.ndarray:
+        """Return the answers of the attention alone to tokens (n, k, d), behind its norm if it has one, in float64."""
         from manyheads.recovery.layers.evaluation import evaluate_layer
 
         if self.predict is not None:
@@ -108,7 +116,7 @@ class Recovery(Shown):
     tried
         What was tried, in order, and what came of it.
     extracted
-        What the method handed over, which can also answer for tokens that a LayerNorm precedes.
+        The function that was asked, as it was found; its `attention` is the attention alone.
     notes
         What is left open about the heads, in words.
     head_accuracy

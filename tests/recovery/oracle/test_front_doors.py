@@ -227,3 +227,31 @@ def test_a_whole_block_is_the_one_of_the_model(rng, seed):
     assert found.heads == 2
     with pytest.raises(NotExtractable, match="after the residual sum"):
         open_oracle(tiny("bert"), layer=1, through="block-with-mlp")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("through", ["attention", "block"])
+def test_what_was_extracted_is_the_function_that_was_asked_and_the_model_itself_is_certified(through, rng):
+    """Against transformers' own call in single precision: residual included, and as near as the certificate says."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
+    model = transformers.LlamaModel(transformers.LlamaConfig(**sizes, vocab_size=9, pad_token_id=0)).eval()
+    options = ExtractionOptions(verify=60, progress=False)
+    found = mh.extract_layer(model, layer=0, through=through, options=options)
+    x = torch.from_numpy(rng.standard_normal((6, 5, 16))).float()
+    part = model.layers[0]
+    with torch.no_grad():
+        tokens = x if through == "attention" else part.input_layernorm(x)
+        mask = torch.full((5, 5), torch.finfo(x.dtype).min).triu(1).expand(6, 1, 5, 5)
+        turns = model.rotary_emb(x, torch.arange(5)[None])
+        attended = part.self_attn(tokens, position_embeddings=turns, attention_mask=mask)[0].double().numpy()
+    tokens = x.double().numpy()
+    whole = attended + (tokens if through == "block" else 0)
+    certificate = found.certificate
+    errors = ((found.extracted(tokens) - whole) ** 2).mean((1, 2)) / certificate.variance
+    assert certificate.largest_error < 1e-15 < errors.max() < certificate.itself < 1e-8
+    assert "as it computes in float32" in str(certificate)
+    np.testing.assert_allclose(found.extracted.attention(tokens), attended, atol=1e-5)

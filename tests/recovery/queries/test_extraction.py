@@ -189,7 +189,7 @@ def test_a_mistake_of_ours_is_no_refusal(layer, function, monkeypatch):
         (lambda y, x: y.astype(np.float32), {}, "bounded"),
         (lambda y, x: y + x, {"residual": True}, "subspaces"),
         (lambda y, x: y, {"normalized": True}, "sphere"),
-        (lambda y, x: y, {"rotary": True}, "rotary"),
+        (lambda y, x: y, {"rotary": True}, "subspaces"),  # no position shows: plain attention is tried first
     ],
 )
 def test_the_method_follows_what_is_measured_and_said(layer, function, monkeypatch, wrap, options, method):
@@ -276,7 +276,7 @@ def test_a_rejection_counts_all_that_was_asked(layer, function, monkeypatch):
         return OracleErrors(np.full(count, next(chosen)), 1.0, 0.0)
 
     monkeypatch.setattr(extraction, "oracle_errors", lucky)
-    monkeypatch.setattr(Extracted, "__call__", lambda self, x: 2 * x)
+    monkeypatch.setattr(Extracted, "attention", lambda self, x: 2 * x)
     with pytest.raises(VerificationError) as caught:
         extract_layer(counting, DIM)
     total = caught.value.result.total

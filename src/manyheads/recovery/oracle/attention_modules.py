@@ -18,6 +18,7 @@ from manyheads.models.config import ModelConfig
 from manyheads.models.modules import MAYBE, Family, Module, Role
 from manyheads.recovery.refusals import NotExtractable
 
+WIDE = ("float32", "float64")  # what NumPy holds
 OF_ATTENTION = (Role.QUERY, Role.KEY, Role.VALUE, Role.QUERY_KEY_VALUE, Role.OUTPUT)
 
 
@@ -76,14 +77,17 @@ def attention_function(
     causal: bool,
     dtype: str,
     window: int | None = None,
+    widened: bool = True,
 ) -> Callable[[Any], np.ndarray]:
     """Return the function (n, k, d) -> (n, k, d) of a copy of a sub-module, x + attn(norm(x)) where a norm is given.
 
     The copy computes in `dtype`, by scaled-dot-product attention where that knows its scores (no caps, no sinks). Of a
-    window, a token sees the last `window` tokens, itself included.
+    window, a token sees the last `window` tokens, itself included. Unless `widened`, what the code of transformers
+    narrows to single precision, angles of positions among it, stays so.
     """
     torch = require("torch")
     kind = getattr(torch, dtype)
+    fine = kind if widened else torch.float32  # of angles
     module, norm = widen(module, dtype), None if norm is None else widen(norm, dtype)
     for part in module.modules():
         if hasattr(getattr(part, "config", None), "_attn_implementation"):
@@ -96,8 +100,8 @@ def attention_function(
     halved = hasattr(sys.modules[type(module).__module__], "_apply_rotary_emb")  # gpt-oss: one cosine a pair
 
     def answer(x: np.ndarray) -> np.ndarray:
-        with torch.inference_mode(), wide_mode(dtype):
-            tokens = torch.from_numpy(np.array(x, dtype=dtype)).to(device)
+        with torch.inference_mode(), wide_mode(dtype if widened else ""):
+            tokens = torch.from_numpy(np.array(x)).to(device, kind)
             length = tokens.shape[1]
             mask = None
             if causal:
@@ -107,15 +111,24 @@ def attention_function(
             turned = None
             if positions is not None:
                 rates, scaling = positions
-                angles = torch.arange(length, dtype=kind, device=device)[:, None] * rates.to(device, kind)  # (k, N/2)
+                angles = torch.arange(length, dtype=fine, device=device)[:, None] * rates.to(device, fine)  # (k, N/2)
                 if not halved:
                     angles = angles.repeat_interleave(2, -1) if neighbours else torch.cat((angles, angles), -1)
                 angles = angles[None]
-                turned = (scaling * angles.cos(), scaling * angles.sin())
+                turned = ((scaling * angles.cos()).to(kind), (scaling * angles.sin()).to(kind))
             found = _call(module, tokens if norm is None else norm(tokens), mask, turned)
-            return (found if norm is None else tokens + found).cpu().numpy()
+            found = (found if norm is None else tokens + found).cpu()
+            return (found if dtype in WIDE else found.double()).numpy()
 
     return answer
+
+
+def as_it_computes(
+    module: Any, norm: Any, positions: tuple[Any, float] | None, **said: Any
+) -> tuple[Callable[[Any], np.ndarray], str]:
+    """Return the same function as a module computes it itself, and its floating-point type."""
+    kind = str(next(module.parameters()).dtype).removeprefix("torch.")
+    return attention_function(module, norm, positions, dtype=kind, widened=False, **said), kind
 
 
 def _turns_neighbours(module: Any) -> bool:

@@ -25,6 +25,7 @@ from manyheads.models.loading import quiet_transformers
 from manyheads.models.modules import MAYBE, Role
 from manyheads.models.parameters import parameter_map
 from manyheads.recovery.oracle.attention_modules import (
+    as_it_computes,
     attention_function,
     find_attention,
     find_block,
@@ -111,10 +112,9 @@ def checkpoint_oracle(
             f"layer {layer} of {about} has no norm in front of its attention under a name that is known here. Ask with "
             "through='attention'"
         )
+    asked, said = (module, norm if block else None, positions), {"causal": facts.causal, "window": facts.window}
     return LayerOracle(
-        attention_function(
-            module, norm if block else None, positions, causal=facts.causal, dtype=dtype, window=facts.window
-        ),
+        attention_function(*asked, dtype=dtype, **said),
         dim=facts.width,
         causal=facts.causal,
         residual=block,
@@ -125,6 +125,7 @@ def checkpoint_oracle(
         mlp=through == "block-with-mlp",
         dtype=dtype,
         about=f"{ASKED[through]} of layer {layer} of {about} ({config.family.model_type}), in {dtype}",
+        itself=as_it_computes(*asked, **said),
     )
 
 
@@ -142,8 +143,9 @@ def attention_module_oracle(module: Any, dtype: Floats = "float64") -> LayerOrac
     refuse_what_queries_cannot_tell(config, facts, layer, "attention")
     raw = next(part.config for part in module.modules() if hasattr(part, "config"))
     positions = None if facts.rotary is None else rotary_frequencies(module, raw, layer)
+    asked, said = (module, None, positions), {"causal": facts.causal, "window": facts.window}
     return LayerOracle(
-        attention_function(module, None, positions, causal=facts.causal, dtype=dtype, window=facts.window),
+        attention_function(*asked, dtype=dtype, **said),
         dim=facts.width,
         causal=facts.causal,
         normalized=False,
@@ -151,6 +153,7 @@ def attention_module_oracle(module: Any, dtype: Floats = "float64") -> LayerOrac
         scores=has_other_scores(config, facts),
         dtype=dtype,
         about=f"{name} of a {config.family.model_type} model, in {dtype}",
+        itself=as_it_computes(*asked, **said),
     )
 
 

@@ -15,7 +15,7 @@ from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.files import is_layer_file, load_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.layers.scores import ScoreLayer
-from manyheads.recovery.oracle.attention_modules import widen
+from manyheads.recovery.oracle.attention_modules import WIDE, widen
 from manyheads.recovery.oracle.checkpoint_oracles import Through, attention_module_oracle, checkpoint_oracle
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
 
@@ -142,7 +142,9 @@ def _of_module(module: Any, dim: int | None, layer: int | None, dtype: str, thro
     function = _module_function(module, dtype)
     width = _width(module, function) if dim is None else dim
     stated = _stated(module) | {"dtype": dtype}
-    return LayerOracle(function, width, about=f"{type(module).__name__}, in {dtype}", **stated)
+    kind = next((str(one.dtype).removeprefix("torch.") for one in module.parameters()), dtype)
+    itself = None if kind == dtype else (_module_function(module, kind), kind)
+    return LayerOracle(function, width, about=f"{type(module).__name__}, in {dtype}", itself=itself, **stated)
 
 
 def _module_function(module: Any, dtype: str) -> Callable[[Any], np.ndarray]:
@@ -155,12 +157,12 @@ def _module_function(module: Any, dtype: str) -> Callable[[Any], np.ndarray]:
 
     def answer(x: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
-            tokens = torch.from_numpy(np.array(x, dtype=dtype)).to(device)
+            tokens = torch.from_numpy(np.array(x)).to(device, getattr(torch, dtype))
             tokens = tokens.transpose(0, 1) if turned else tokens
             found = copy(tokens, tokens, tokens, need_weights=False) if several else copy(tokens)
             found = found[0] if isinstance(found, tuple | list) else found
             found = found.transpose(0, 1) if turned else found
-            return np.asarray(found.cpu())
+            return np.asarray(found.cpu() if dtype in WIDE else found.double().cpu())
 
     return answer
 

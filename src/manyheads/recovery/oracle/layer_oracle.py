@@ -34,6 +34,8 @@ class LayerOracle:
         In which the tokens are handed over.
     about
         What it is, in words.
+    itself
+        Of a model whose copy is asked in another precision: the model as it computes, and its type in words.
     """
 
     function: Callable[[Any], Any] = field(repr=False)
@@ -46,6 +48,7 @@ class LayerOracle:
     mlp: bool = False
     dtype: str = "float64"
     about: str = "a function"
+    itself: tuple[Callable[[Any], Any], str] | None = field(default=None, repr=False)
 
     def __call__(self, x: Any) -> Any:
         """Answer sequences (n, k, d)."""

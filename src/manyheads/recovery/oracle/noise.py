@@ -26,7 +26,7 @@ import numpy as np
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.refusals import NotALayer
 
-LARGEST = 0.03  # noise beyond which nothing can be extracted: the attention weights themselves are uncertain by as much
+LARGEST = 0.03  # noise beyond which no method here tells heads apart; joint fits from random weights need no less
 ROUNDING = 64.0  # units of the answers' dtype by which two runs of the same arithmetic may differ
 PLAIN = 0.01  # relative change of an answer that is no rounding, unless more was measured: float16 has three digits
 

@@ -14,6 +14,7 @@ import numpy as np
 from manyheads._machine import machine_memory
 from manyheads.errors import UsageError, check_integer
 from manyheads.recovery.certificates import (
+    OBSERVED,
     Certificate,
     Draw,
     ShortSequences,
@@ -23,6 +24,7 @@ from manyheads.recovery.certificates import (
 from manyheads.recovery.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
 from manyheads.recovery.oracle.checkpoint_oracles import Through
 from manyheads.recovery.oracle.front_doors import open_oracle
+from manyheads.recovery.oracle.layer_oracle import LayerOracle
 from manyheads.recovery.oracle.noise import OracleNoise, Steadiness, oracle_noise
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries import methods
@@ -84,6 +86,7 @@ def extract_layer(
     through
         What of that layer is asked: "attention", its sub-module; "block", x + attn(norm(x)); "block-with-mlp", the
         whole block as the model calls it. Its MLP stays an oracle then, and the certificate is about both together.
+        The result's `extracted` is the function that was asked, and `extracted.attention` the attention alone.
     method
         "subspaces" needs O(d) calls and answers exact to rounding in float64; "bounded" needs O(d^2) and bears noise;
         "sphere" is for functions that normalize their tokens; "rotary" for positions that turn queries and keys;
@@ -169,9 +172,14 @@ def extract_layer(
         level = measured.level if noise is None else noise
         plan = methods.plan_attempts(method, level, measured, options)
         plan = plan if block is None else [attempt for attempt in plan if block.can_run(attempt.method)]
-        methods.check_room(plan[0].method, asked)
+        methods.check_room(plan[-1].method if plan[0].guess else plan[0].method, asked)
         steady = Steadiness(oracle, level, streams[-1])
-        return _Extraction(oracle, options, measured, level, steady, streams[1:3], block).run(plan, streams[3:-1])
+        found = _Extraction(oracle, options, measured, level, steady, streams[1:3], block).run(plan, streams[3:-1])
+    if target.itself is None:
+        return found
+    assert found.extracted is not None
+    draw = _covered(options.draw, found.extracted)(np.random.default_rng([seed, OBSERVED]), OBSERVED, target.dim)
+    return dataclasses.replace(found, certificate=_beside_the_model(found.certificate, target, draw))
 
 
 class _Extraction:
@@ -205,7 +213,9 @@ class _Extraction:
         The certificate is drawn for the first attempt that is right on sequences of its own, which are not used again:
         choosing by them does not favour the certificate. Where none is, the best one is certified, and refused.
         """
-        for attempt, rng in zip(plan, streams, strict=False):
+        guesses = [attempt for attempt in plan if attempt.guess]
+        drawn = [*self.selection.spawn(len(guesses)), *streams]
+        for attempt, rng in zip(plan, drawn, strict=False):
             if not self._is_due(attempt) or self.certificates == CERTIFICATES:
                 continue
             error = self._try(attempt, rng)
@@ -237,15 +247,20 @@ class _Extraction:
         try:
             found = methods.run_method(attempt, self.asked, self.level, rng)
         except RecoveryRefused as refusal:
-            self.refusals.append(refusal)
+            self.refusals += [] if attempt.guess else [refusal]
             self.tried.append(f"{name}: {type(refusal).__name__}: {refusal}")
             return None
         found = found if self.block is None else self.block.composed(found)
+        if self.options.residual:
+            attention = found.attention
+            found = dataclasses.replace(found, whole=lambda x: x + attention(x))
         with self.oracle.stage("selection"):
             draw = _covered(self.options.draw, found)
             errors = oracle_errors(self.verified, _predictor(found), self.selection, SELECTION, draw)
         error = float(errors.relative.max())
         self.tried.append(f"{name}: {found.layer.heads} heads, relative squared error {error:.2g}")
+        if attempt.guess and error > self.options.tolerance:
+            return None
         if self.best is None or error < self.best[0]:
             self.best = error, attempt, found
         return error
@@ -317,7 +332,17 @@ class _Extraction:
 
 def _predictor(found: Extracted) -> Callable[[np.ndarray], np.ndarray]:
     """Return what is compared with the oracle that is verified."""
-    return found.predict.beyond_one_token if isinstance(found.predict, Composition) else found
+    return found.whole.beyond_one_token if isinstance(found.whole, Composition) else found.attention
+
+
+def _beside_the_model(certificate: Certificate, target: LayerOracle, stacks: list[np.ndarray]) -> Certificate:
+    """Add what a model as it computes itself is at most away from what was found, by the distance of its copy."""
+    assert target.itself is not None
+    function, kind = target.itself
+    apart = [np.mean((np.asarray(function(x), np.float64) - target.function(x)) ** 2, axis=(1, 2)) for x in stacks]
+    distance = float(np.concatenate(apart).max()) / certificate.variance
+    largest = (certificate.largest_error**0.5 + distance**0.5) ** 2
+    return dataclasses.replace(certificate, itself=largest, type_itself=kind)
 
 
 def _covered(draw: Draw, found: Extracted) -> Draw:

@@ -54,6 +54,7 @@ class Attempt:
     # all earlier ones were refused
     after: Literal["always", "unverified", "ranks", "refused"] = "always"
     noise: float = 0.0  # least noise that the method assumes
+    guess: bool = False  # whether what it finds counts only if it is right
 
 
 def settle(settings: OracleSettings, options: ExtractionOptions, measured: OracleNoise) -> OracleSettings:
@@ -137,6 +138,10 @@ def plan_attempts(method: str, level: float, measured: OracleNoise, options: Ext
     else:
         reason = "asked for"
     plan = [Attempt(method, options.accurate, reason)] * options.tries
+    if (options.rotary or options.scores) and not measured.positional and reason != "asked for":
+        plain, _ = _choose(level, measured, dataclasses.replace(options, rotary=False, scores=False))
+        reason = "exchanging earlier tokens changes no answer, so that scores may be plain"
+        plan.insert(0, Attempt(plain, options.accurate, reason, guess=True))
     if not options.accurate:
         plan.append(Attempt(method, True, "more calls for more digits", "unverified"))
     if method.startswith("rotary") and level < SINGLE:

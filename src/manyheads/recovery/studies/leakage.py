@@ -1,18 +1,23 @@
-r"""`recovery/leakage`: what extraction costs where the answers are noisy, rounded, short, or to small tokens only.
+r"""`recovery/leakage`: what one attack costs where the answers are noisy, rounded, short, or to small tokens only.
+
+The attack is least squares on Gaussian sequences of four tokens with standard deviation one. It is no lower bound:
+tokens three times as long cost 13 to 22 times less behind noise of fixed size, and rounding is no noise to whoever
+knows the rule (`manyheads.recovery.queries.leak_meter`).
 
 Noise s of the answers, relative to their standard deviation, is to be brought down to the squared error e of what is
 extracted. Least squares on n numbers leaves p s^2 / n, p the number of weights that are fitted, so that
 
     calls = p s^2 / (e k d),   k tokens a call,
 
-beyond the noise at which the calls of an exact answer suffice. Layers without positions are fitted from an extraction,
-rotary ones from random weights (`manyheads.recovery.queries.rotary.random_starts`): p is m (2 d^2 + d) + d for the
-former, and the free parameters for the latter. Rounding to b bits is noise of size ~2^-b to questions
-that are all different, hence 4^-b; to the same question, asked again, it is always the same error.
+beyond the noise at which the calls of the start suffice, from random weights, heads and ranks told
+(`manyheads.recovery.queries.rotary.random_starts`): p are the free parameters. To least squares, rounding to b bits is
+noise of size ~2^-b where questions are all different, hence 4^-b; to the same question, asked again, it is always the
+same error.
 
 Tokens of size tau: answers without attention are of order tau, a logit beta^T x is too, x^T Theta x of order tau^2.
-Theta is seen in answers of order tau^3, so that its cost grows as tau^-6. The heads of several are told apart by terms
-of second order in the logits: (beta^T x)^2 x^T W is of order tau^3, too; without biases it is tau^5, and tau^-10.
+Theta is seen in answers of order tau^3, so that its cost grows as tau^-6. Sums of Theta_i x W_i over heads that are
+known to have low ranks are told apart in the same order; heads of full rank by terms of second order in the logits,
+(beta^T x)^2 x^T W of order tau^3 with biases, and of tau^5 without, which costs tau^-10.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.recovery.queries.leak_meter import ROUNDED, TENFOLD
+from manyheads.recovery.queries.leak_meter import ROUNDED
 from manyheads.recovery.queries.refinement import LENGTH
 from manyheads.recovery.source import generator, label, of_cell
 from manyheads.recovery.studies.leakage_pictures import leakage_panels
@@ -60,20 +65,14 @@ QUERIES = Source(
 RISING = 3e-3
 """Noise from which the start's calls do not suffice, for a target of 1e-7."""
 
-CLOSE = {
-    "gpt2": (10.0, "merged weights over free ones 1.5, as much again for the start, rounded up to ten"),
-    "llama": (
-        3.0,
-        "free parameters alone are fitted; leverage of single rows, the start and whole steps of the search",
-    ),
-    "qwen": (3.0, "free parameters alone are fitted; leverage of single rows, the start and whole steps of the search"),
-}
-"""Factor over the information limit, and where it comes from."""
+TENFOLD = 10.0
+CLOSE = 3.0
+"""Factor over the bound: leverage of single rows, the start and whole steps of the search."""
 
 
 @dataclass(frozen=True)
 class Leakage(Study):
-    """Extraction from noisy answers costs the square of the noise; rounding is noise; small tokens cost the most.
+    """Least squares on noisy or rounded answers costs the square of the noise; small tokens cost the most.
 
     Attributes
     ----------
@@ -100,9 +99,9 @@ class Leakage(Study):
     """
 
     name: ClassVar[str] = "recovery/leakage"
-    claim: ClassVar[str] = "Extraction from noisy or rounded answers costs the square of the noise"
+    claim: ClassVar[str] = "Least squares on noisy or rounded answers costs the square of the noise"
     source: ClassVar[Source] = QUERIES
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     families: tuple[str, ...] = ("gpt2", "llama", "qwen")
     noises: tuple[float, ...] = (1e-6, 1e-3, 3e-3, 6e-3)
@@ -171,7 +170,7 @@ class Leakage(Study):
         return tuple(cells + [Cell(family="gpt2", limit=name, size=float(s)) for name, sizes in others for s in sizes])
 
     def predict(self, key: jax.Array) -> xr.Dataset:
-        """Return the information limit: free parameters over numbers of a call, times s^2 / e where that is more."""
+        """Return the bound of Gaussian sequences: free parameters over numbers of a call, times s^2 / e if more."""
         families, noises = list(self.families), np.asarray(self.noises)
         free = [free_numbers(family, self.dim, self.heads) for family in families]
         least = np.outer(free, np.maximum(1.0, noises**2 / self.target)) / (LENGTH * self.dim)
@@ -282,7 +281,8 @@ class Leakage(Study):
         exact = "a power counted from the orders of the answers"
         found = [
             Claim(
-                f"The calls that extract a {SHAPES[family]} layer from noisy answers grow as the square of the noise",
+                f"The calls by which least squares extracts a {SHAPES[family]} layer from noisy answers grow as the "
+                "square of the noise",
                 power("calls", self.noises, "noise", family, rising),
                 quantity="exponent of calls in the noise",
                 target=2.0,
@@ -292,8 +292,8 @@ class Leakage(Study):
             for family in self.families
         ] + [
             Claim(
-                f"Noise that makes extraction of a {SHAPES[family]} layer cost ten times as much costs an honest user "
-                "more than the copy's error",
+                f"Noise that makes least squares on a {SHAPES[family]} layer cost ten times as much costs an honest "
+                "user more than the copy's error",
                 loss(family),
                 quantity="squared error of the answers over the copy's (log10)",
                 target=0.0,
@@ -303,28 +303,27 @@ class Leakage(Study):
             for family in self.families
         ]
         for family in self.families:
-            within, basis = CLOSE[family]
             found += [
                 Claim(
-                    f"At the largest noise calls for a {SHAPES[family]} layer are within a factor of {within:g} of the "
-                    "information limit",
+                    f"At the largest noise calls for a {SHAPES[family]} layer are within a factor of {CLOSE:g} of the "
+                    "Cramér-Rao bound of these queries",
                     at_largest(family),
-                    quantity="calls over the limit (log10)",
+                    quantity="calls over the bound (log10)",
                     target=0.0,
-                    tolerance=(0.0, math.log10(within)),
-                    basis=basis,
+                    tolerance=(0.0, math.log10(CLOSE)),
+                    basis="free parameters alone are fitted; leverage of rows, the start, whole steps of the search",
                 ),
                 Claim(
                     f"With every number of heads the bound of the calls for a {SHAPES[family]} layer stays within a "
-                    f"factor of {within:g} of the information limit",
+                    f"factor of {CLOSE:g} of the free parameters",
                     by_heads(family),
                     quantity="largest bound over the limit (log10)",
                     target=0.0,
-                    tolerance=math.log10(within),
+                    tolerance=math.log10(CLOSE),
                     basis="the limit counts the free parameters, the bound weighs them: leverage of single rows",
                 ),
                 Claim(
-                    f"Rounding costs what noise of the same size costs, for a {SHAPES[family]} layer",
+                    f"To least squares rounding costs what noise of the same size costs, for a {SHAPES[family]} layer",
                     over_noise(family),
                     quantity="calls under rounding over calls under noise (log10)",
                     target=0.0,
@@ -343,7 +342,8 @@ class Leakage(Study):
         return (
             *found,
             Claim(
-                "Calls fall by a factor of four with every bit by which answers are rounded less coarsely",
+                "Calls of least squares fall by a factor of four with every bit by which answers are rounded less "
+                "coarsely",
                 per_bit,
                 quantity="exponent of calls in 2^bits",
                 target=-2.0,
@@ -375,10 +375,10 @@ class Leakage(Study):
                 basis=exact,
             ),
             Claim(
-                "Without biases two heads are told apart at the tenth power",
+                "Without biases heads whose ranks are known are told apart at the sixth power, too",
                 power("calls", self.norms, NORMS[1]),
                 quantity="exponent of calls in the norm",
-                target=-10.0,
+                target=-6.0,
                 tolerance=0.5,
                 basis=exact,
             ),

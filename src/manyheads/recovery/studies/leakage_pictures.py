@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from manyheads.recovery.queries.leak_meter import ROUNDED, START, TENFOLD
+from manyheads.recovery.queries.leak_meter import ROUNDED
 from manyheads.recovery.studies.noisy_extraction import NORMS, SHAPES
 from manyheads.study import Lines, Listing
 from manyheads.study.reporting.panels import Curve, Panel, spread_curve
@@ -20,7 +20,7 @@ def leakage_panels(study: Any, predicted: xr.Dataset, trained: xr.Dataset) -> tu
     band = "Bands: full range of the replicates."
     calls = {family: study.over_sizes(trained, "calls", family, "noise") for family in study.families}
     tokens = {family: study.over_sizes(trained, "tokens", family, "noise") for family in study.families}
-    limit = spread_curve(study.noises, predicted["limit"].values, "information limit", "reference")
+    limit = spread_curve(study.noises, predicted["limit"].values, "bound of these queries", "reference")
     over = {family: study.over_limit_by_heads(predicted, trained, family) for family in study.families}
     loss = np.square(study.noises)
     rounded = [ROUNDED * 2.0**-b for b in study.bits]
@@ -33,12 +33,12 @@ def leakage_panels(study: Any, predicted: xr.Dataset, trained: xr.Dataset) -> tu
         return [spread_curve(x, v, SHAPES[f], group=g) for g, (f, v) in enumerate(values.items())]
 
     dear = {family: values / values.min(1, keepdims=True) for family, values in calls.items()}
-    ten = spread_curve(loss, np.full((1, len(loss)), TENFOLD), "ten times as much", "reference")
+    ten = spread_curve(loss, np.full((1, len(loss)), 10.0), "ten times as much", "reference")
     by_norm = [study.over_sizes(trained, "calls", "gpt2", name) for name in NORMS]
     by_length = [study.over_sizes(trained, name, "gpt2", "length") for name in ("calls", "tokens")]
     return (
         lines(
-            f"Calls to {target}",
+            f"Calls of least squares to {target}",
             "noise of the answers",
             "calls",
             [*of(calls, study.noises), limit],
@@ -51,7 +51,7 @@ def leakage_panels(study: Any, predicted: xr.Dataset, trained: xr.Dataset) -> tu
             "calls over the fewest",
             [*of(dear, loss), ten],
             f"{band} The copy's squared error is {study.target:g}.",
-            "costs an honest user",
+            "costs an honest",
         ),
         lines(
             "Rounding beside noise",
@@ -64,7 +64,7 @@ def leakage_panels(study: Any, predicted: xr.Dataset, trained: xr.Dataset) -> tu
                 ),
             ],
             f"{band} GPT-2-shaped. {study.bits[0]} to {study.bits[-1]} bits.",
-            "Rounding costs what",
+            "rounding costs what",
         ),
         lines(
             "Rounded answers, asked for again",
@@ -88,7 +88,7 @@ def leakage_panels(study: Any, predicted: xr.Dataset, trained: xr.Dataset) -> tu
             ],
             f"{band} Cramer-Rao bound of {study.heads} heads, GPT-2-shaped.",
             "sixth power",
-            "tenth power",
+            "sixth power, too",
         ),
         lines(
             "Limit of the length",
@@ -130,8 +130,9 @@ def _defences(study: Any, trained: xr.Dataset) -> Listing:
         )
         rows.append((SHAPES[family], *figures))
     return Listing(
-        "What makes extraction ten times as dear",
+        "What makes least squares ten times as dear",
         ("layer", "fewest calls", "noise", "as bits", "squared error of answers", "over the copy's"),
         tuple(rows),
-        note=f"Means of replicates, in logarithms. The answers are averaged to noise {START:g} first.",
+        note="Means of replicates, in logarithms, of least squares on tokens of standard deviation one: longer tokens, "
+        "and questions on rounding thresholds, cost less.",
     )

@@ -10,29 +10,26 @@ question has the same answer. Questions that are moved by less than a rounding s
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
 
-from manyheads.attention import AttentionLayer
-from manyheads.recovery.layers.evaluation import evaluate_layer, softmax
+from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.bounded.algorithm import extract_bounded
-from manyheads.recovery.queries.leak_meter import ROUNDED, START
+from manyheads.recovery.queries.cramer_rao import Factors, information, query_cost
+from manyheads.recovery.queries.leak_meter import ROUNDED
 from manyheads.recovery.queries.refinement import LENGTH, refine_layer
 from manyheads.recovery.queries.rotary.algorithm import extract_rotary
 from manyheads.recovery.queries.rotary.forms import FormSettings
 from manyheads.recovery.queries.rotary.random_starts import RotaryShape, fit_from_random_starts
-from manyheads.recovery.queries.rotary.tangent import SEEN, RotaryTangent, RotaryWeights
+from manyheads.recovery.queries.rotary.tangent import RotaryWeights
 from manyheads.recovery.queries.scores.algorithm import extract_scores
 from manyheads.recovery.refusals import FitError, RecoveryRefused
 from manyheads.recovery.results import Extracted
 from manyheads.recovery.task import gpt_layer, sequences
-from manyheads.recovery.variable_projection import Examples
 
 Array = NDArray[np.float64]
 Function = Callable[[Array], Array]
@@ -48,7 +45,6 @@ BASE = 1e4  # of the frequencies of RoPE
 KEY_BIAS = 0.3  # standard deviation of the biases of queries and keys
 FRESH = 400  # sequences on which an error is measured
 DITHER = 0.4  # of a rounding step, in the size of the answers: standard deviation by which tokens are moved
-NEAR = 1e-2  # squared error from which a joint fit starts
 TWICE = 2.5  # error of a fit that has ended, against that of the law
 ATTEMPTS = 6  # joint fits that are made
 FIRST = 1.5  # labels of the first joint fit, against those of the law
@@ -164,49 +160,31 @@ def extract_from(
 def attack(family: str, server: Server, rng: np.random.Generator, target: float, heads: int) -> Cost:
     """Return the least cost at which the error is `target`, to within the noise of one joint fit.
 
-    A start, and a joint fit to as many fresh sequences as the target needs. Layers without positions start from an
-    extraction whose answers are averaged to noise `START`; rotary layers from random weights, of their heads and ranks.
+    A fit from random weights, heads and ranks told, and one to as many fresh sequences as the target needs, by Gaussian
+    sequences of standard deviation one: longer tokens cost less.
     """
-    layer: AttentionLayer | RotaryLayer
-    if family == "gpt2":
-        repeats = max(1, int(np.ceil((server.noise / START) ** 2)))
-        for _ in range(3):  # seeds
-            found, start = extract_from("gpt2", server, rng, repeats)
-            if found is not None and start.error < NEAR:
-                layer = found.layer
-                break
-        else:
-            return Cost(np.inf, np.inf, start.error)
-    else:
-        oracle = Oracle(server, server.dim)
-        shape = RotaryShape(server.dim, heads, server.dim // heads, family == "qwen")
-        try:
-            layer, _ = fit_from_random_starts(oracle, shape, server.noise, rng)
-        except FitError:
-            return Cost(np.inf, np.inf, np.inf)
-        start = Cost(oracle.total.calls, oracle.total.tokens, server.error(partial(apply, layer)))
+    oracle = Oracle(server, server.dim)
+    shape = RotaryShape(server.dim, heads, server.dim // heads, family != "llama", family != "gpt2")
+    try:
+        layer, _ = fit_from_random_starts(oracle, shape, server.noise, rng)
+    except FitError:
+        return Cost(np.inf, np.inf, np.inf)
+    start = Cost(oracle.total.calls, oracle.total.tokens, server.error(layer))
     return start if start.error <= target else _fit_until(server, layer, start, rng, target)
 
 
-def _fit_until(
-    server: Server, layer: AttentionLayer | RotaryLayer, start: Cost, rng: np.random.Generator, target: float
-) -> Cost:
+def _fit_until(server: Server, layer: RotaryLayer, start: Cost, rng: np.random.Generator, target: float) -> Cost:
     excess = max(12.0, FIRST * server.noise**2 / target)
     for _ in range(ATTEMPTS):
         oracle = Oracle(server, server.dim)
         layer = refine_layer(oracle, layer, rng, excess=excess).layer
-        error = server.error(partial(apply, layer))
+        error = server.error(layer)
         asked, share = oracle.total, min(1.0, error / target)
         if error <= target:
             return Cost(start.calls + share * asked.calls, start.tokens + share * asked.tokens, error)
         if error < TWICE * server.noise**2 / excess:  # else the fit has not ended: once more from where it stopped
             excess *= float(np.clip(1.1 * error / target, 1.3, 64))
     return Cost(np.inf, np.inf, error)
-
-
-def apply(layer: AttentionLayer | RotaryLayer, x: Array) -> Array:
-    """Apply a layer to sequences (n, k, d)."""
-    return layer(x) if isinstance(layer, RotaryLayer) else evaluate_layer(layer, x)
 
 
 def free_numbers(family: str, dim: int, heads: int) -> int:
@@ -220,8 +198,7 @@ def free_numbers(family: str, dim: int, heads: int) -> int:
     layer = build_layer(family, np.random.default_rng(0), dim, heads)
     if isinstance(layer, RotaryLayer):
         return RotaryWeights.of(layer).free(LENGTH)
-    rank = dim // heads
-    return heads * (rank * (2 * dim + 1 - rank) + rank * (2 * dim - rank)) + dim
+    return Factors.of(gpt_layer(np.random.default_rng(0), dim, heads)).free
 
 
 def least_calls(
@@ -235,47 +212,11 @@ def least_calls(
 ) -> float:
     r"""Return the calls of an unbiased estimate, for noise s and error e in units of s^2 / e.
 
-    Of `count` calls of `length` tokens of standard deviation `scale` to a layer of `size` (d, m) let J be the Jacobian
-    of all answers in the weights, and K that of Gaussian sequences. The Cramer-Rao bound of the error is
-    e = s^2 tr(K (J^T J)^+ K^T) / n, n the numbers in K's answers. `biases` are those of GPT-2-shaped queries.
+    The Cramér-Rao bound (`manyheads.recovery.queries.cramer_rao`) of `count` calls of `length` tokens of standard
+    deviation `scale` to a layer of `size` (d, m). `biases` are those of GPT-2-shaped queries.
     """
     dim, heads = size
     layer: Any = gpt_layer(rng, dim, heads, key_bias=biases) if family == "gpt2" else build_layer(family, rng, *size)
     asked, honest = (sequences(rng, count, k, dim, distribution="gaussian") for k in (length, LENGTH))
-    if isinstance(layer, RotaryLayer):
-        weights = RotaryWeights.of(layer)
-        seen, wide = (RotaryTangent.at(Examples(x, x), weights).jacobian() for x in (scale * asked, honest))
-        return count * projected_variance(seen, wide) / len(wide)
-    triangle = np.linalg.qr(_jacobian(layer, scale * asked), mode="r")
-    wide = _jacobian(layer, honest)
-    return count * float(np.sum(solve_triangular(triangle, wide.T, trans="T") ** 2)) / len(wide)
-
-
-def projected_variance(seen: Array, wide: Array) -> float:
-    """Return tr(K (J^T J)^+ K^T), of directions that answers with Jacobian J see; K may see no others."""
-    spectrum, basis = np.linalg.eigh(seen.T @ seen)
-    kept = spectrum > SEEN * spectrum[-1]
-    return float(np.sum((wide @ basis[:, kept]) ** 2 / spectrum[kept]))
-
-
-def _jacobian(layer: AttentionLayer, x: Array) -> Array:
-    """Return the derivatives (numbers in the answers, weights) of the answers in Theta, W, beta and c."""
-    dim = layer.dim
-    count, length, _ = x.shape
-    rows = count * length
-    seen = np.tril(np.ones((length, length), bool))
-    parts = []
-    biases = np.zeros((layer.heads, dim)) if layer.key_bias is None else layer.key_bias
-    for theta, projection, beta in zip(layer.theta, layer.projection, biases, strict=True):
-        logits = x @ theta @ x.transpose(0, 2, 1) + (x @ beta)[:, None, :]
-        weights = softmax(np.where(seen, logits, -np.inf))  # (n, k, k)
-        mean = weights @ x  # (n, k, d)
-        # d mean / d logits = sum_j p_j (x_j - mean) x_j^T: the covariance of the tokens under the weights
-        covariance = np.einsum("nrj,nja,njb->nrab", weights, x, x) - mean[..., :, None] * mean[..., None, :]
-        by_beta = (covariance @ projection).reshape(rows, dim, dim)  # (row, key coordinate, output)
-        by_theta = np.einsum("ra,rbo->roab", x.reshape(rows, dim), by_beta)
-        by_projection = np.einsum("ra,ob->roab", mean.reshape(rows, dim), np.eye(dim))
-        parts += [by_theta, by_projection]
-        parts += [] if layer.key_bias is None else [by_beta.transpose(0, 2, 1)[..., None]]
-    parts.append(np.broadcast_to(np.eye(dim), (rows, dim, dim))[..., None])
-    return np.concatenate([part.reshape(rows * dim, -1) for part in parts], axis=1)
+    own = RotaryWeights.of(layer) if isinstance(layer, RotaryLayer) else Factors.of(layer)
+    return query_cost(own, scale * asked, information(own, honest))

@@ -64,12 +64,12 @@ def test_a_block_is_extracted_and_certified_as_a_whole(kind, rng, seed):
     x = rng.standard_normal((3, 7, DIM))
     np.testing.assert_allclose(found.extracted(x), block(x), atol=1e-3)
     if block.parallel:  # the MLP alone, but for the constant that belongs to either
-        part = found.extracted.predict.token_wise_part(x) - x - block.feed_forward(x)
+        part = found.extracted.whole.token_wise_part(x) - x - block.feed_forward(x)
         np.testing.assert_allclose(part, np.broadcast_to(part[:1, :1], x.shape), atol=1e-3)
     else:
         bias = 0 if block.layer.bias is None else np.asarray(block.layer.bias)
         bias = bias + block.shift @ np.asarray(block.layer.projection).sum(0)
-        part = found.extracted.predict.token_wise_part(x) - (x + bias) - block.feed_forward(x + bias)
+        part = found.extracted.whole.token_wise_part(x) - (x + bias) - block.feed_forward(x + bias)
         np.testing.assert_allclose(part, 0, atol=1e-3)
     assert "other tokens" in found.certificate.distribution
 

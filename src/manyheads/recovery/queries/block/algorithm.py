@@ -66,8 +66,9 @@ class Block:
             (*self.stages, *found.stages),
             f"u = {norm.formula}{kept}; the rest of the block, MLP and output bias, stays an oracle",
             prepare=norm,
-            predict=Composition(self.attention.token_wise, layer, norm),
+            predict=lambda x: attend(layer, norm(x)),
             longest=found.longest,
+            whole=Composition(self.attention.token_wise, layer, norm),
         )
 
     def can_run(self, method: str) -> bool:

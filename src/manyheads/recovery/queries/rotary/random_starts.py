@@ -31,12 +31,13 @@ WITHOUT = GaussNewtonSettings(steps=20, inner=15, flat=1e-3, damping=1.0)
 
 
 class RotaryShape(NamedTuple):
-    """What is told of a layer: dimension, heads, their rank, and whether queries and keys have biases."""
+    """What is told of a layer: dimension, heads, their rank, and whether there are biases, and positions."""
 
     dim: int
     heads: int
     rank: int
-    biases: bool
+    biases: bool  # of queries and keys
+    positions: bool = True
 
 
 def fit_from_random_starts(
@@ -74,13 +75,13 @@ def random_size(weights: int, dim: int) -> int:
 
 def random_weights(shape: RotaryShape, rng: np.random.Generator) -> RotaryWeights:
     """Draw weights of a shape, logits of order one on tokens of order one."""
-    dim, heads, rank, biases = shape
+    dim, heads, rank, biases, positions = shape
 
     def draw(*sizes: int) -> Array:
         return rng.standard_normal(sizes) / dim**0.5
 
     query, key = (draw(heads, dim + biases, rank) / rank**0.25 for _ in range(2))
-    frequencies = BASE ** (-np.arange(rank // 2) / (rank // 2))
+    frequencies = positions * BASE ** (-np.arange(rank // 2) / (rank // 2))
     generator = np.tile(np.stack([0 * frequencies, frequencies, -frequencies], axis=-1), (heads, 1, 1))
     return RotaryWeights(query, key, generator, draw(heads, dim, rank), draw(heads, rank, dim), np.zeros(dim))
 

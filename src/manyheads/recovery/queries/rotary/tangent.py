@@ -10,8 +10,9 @@ two rows without trace, of determinant omega^2: X^2 = -omega^2, hence
 
 .. math:: e^{tX} = \cos(\omega t) + \frac{\sin(\omega t)}{\omega} X.
 
-Rotations are those with omega^2 > 0. Answers to short sequences behind noise do not tell a slow rotation from
-omega^2 < 0, and a fit that is confined to rotations is caught in a valley that leads to infinite weights.
+Where all X are zero the layer has no positions, and they stay zero. Rotations are those with omega^2 > 0. Answers to
+short sequences behind noise do not tell a slow rotation from omega^2 < 0, and a fit that is confined to rotations is
+caught in a valley that leads to infinite weights.
 
 The metric is J^T J of some of the sequences: with it conjugate gradients take few steps.
 """
@@ -119,7 +120,7 @@ class RotaryTangent:
     @classmethod
     def at(cls, examples: Examples, weights: RotaryWeights, frozen: bool = False, ridge: float = FAR) -> RotaryTangent:
         """Evaluate the layer on the examples."""
-        x = examples.x
+        x, frozen = examples.x, frozen or not weights.generator.any()
         count, length, dim = x.shape
         tokens = x if weights.query.shape[1] == dim else np.concatenate([x, np.ones((count, length, 1))], axis=2)
         places = np.arange(length, dtype=float)
@@ -225,7 +226,7 @@ class RotaryTangent:
             for by_query_side, by_key_side in zip(*swept, strict=True):
                 both = by_query_side[head][:, :, None] * key[:, None] + query[:, :, None] * by_key_side[head][:, None]
                 logits.append(both[..., :half] + both[..., half:])
-            by_generator = np.einsum("nrjo,nrjfe->nrofe", by_logit, np.stack(logits, axis=-1))
+            by_generator = np.einsum("nrjo,nrjfe->nrofe", by_logit, (not self.frozen) * np.stack(logits, axis=-1))
             by_value = np.einsum("nra,vo->nroav", self.mean[head], own.output[head])
             by_output = np.einsum("nrv,op->nrovp", self.mean[head] @ own.value[head], np.eye(dim))
             shape = (count * length * dim, -1)

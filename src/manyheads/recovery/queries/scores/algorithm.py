@@ -40,6 +40,8 @@ LARGEST = 0.7  # the same where the norm of queries and keys keeps them from bec
 SHORTENED = 20  # times that tokens are halved there
 LARGE = 2.5  # length of the tokens that show a cap, relative to the others
 ROUGH = 3e-3  # misfit of scores that are read from answers in single precision, where weights are small
+MERGED, LONGER = 0.03, (1, 4, 16)  # of answers, that weights of heads may leave: more is left where several heads were
+# taken for one, if tokens are so long that these do not attend alike
 OTHER = 1e-2  # misfit of scores at other offsets beyond which they are of another kind; verification is stricter
 UNUSED = (7, 24)  # offsets that are read to check how heads turn
 
@@ -119,6 +121,7 @@ class _Scores:
 
     def find_kind(self, figures: dict[str, float]) -> None:
         """Find the window, the reference of scores, and what stands between the forms and the scores."""
+        self._check_heads(figures)
         oracle = self.reader.oracle
         self.window = positions.find_window(oracle, self.answers, self.rng)
         if self.window is not None:
@@ -141,6 +144,47 @@ class _Scores:
                 figures["size"] = self._reach_epsilon(figures["size"])
             self.link = links.Link(cap)
             figures["cap"] = cap or 0.0
+        else:
+            self._check_affine(figures)
+
+    def _check_heads(self, figures: dict[str, float]) -> None:
+        """Refuse heads by whose weights no answer about two tokens is explained."""
+        drawn, reader = self.rng.spawn(1)[0].standard_normal((8, 2, self.dim)), self.reader
+        x = reader.oracle.limits.shortened(np.multiply.outer(LONGER, drawn)).reshape(-1, 2, self.dim)
+        y = reader.oracle(x, read="last") - reader.bias
+        values = np.einsum("nkd,mde->nkme", x, reader.projection)
+        values = values if reader.value_bias is None else values + reader.value_bias
+        left = y - np.einsum("nkm,nkme->ne", reader.weights(x, y + reader.bias), values)
+        size, left = (np.sum(part.reshape(len(LONGER), -1) ** 2, axis=1) for part in (y, left))
+        figures["left by heads"] = rest = float(np.sqrt(left / size).max())
+        if rest > max(MERGED, 1e3 * self.answers):
+            raise FitError(
+                "repeated tokens, the gate of these scores, do not tell heads apart whose weights depend on the offset "
+                "alike (no positions, equal slopes or tables), and what they show leaves answers unexplained; if there "
+                "are no such heads, this is no attention layer",
+                measured=rest,
+                threshold=MERGED,
+            )
+
+    def _check_affine(self, figures: dict[str, float]) -> None:
+        """Refuse caps and norms beside biases, terms of the offset or sinks, where no token has the score zero."""
+        tokens = self._tokens(48)
+        scale = min(1.0, self.longest / (3 * self.length))
+        tokens = np.concatenate([tokens[:24], *(scale * factor * tokens[24:] for factor in (1, 2, 3))])
+        query = np.arange(24)
+        one, two, three = (
+            self.reader.scores(tokens, query, query[:, None] + 24 * place, [2]).at(2)[2] for place in (1, 2, 3)
+        )
+        read = np.abs(three) < links.READ
+        bent, moved = float(np.linalg.norm((three - 2 * two + one)[read])), float(np.linalg.norm((three - one)[read]))
+        figures["bent scores"] = rest = bent / (moved + np.finfo(np.float64).tiny)
+        if rest > self.allowed:
+            raise FitError(
+                "scores are no bilinear form: they are not affine in a key. Soft caps and norms of queries and keys "
+                "are told where zero tokens attend evenly alone: not beside biases, terms of the offset or sinks",
+                measured=rest,
+                threshold=self.allowed,
+            )
 
     def _tokens(self, count: int) -> Array:
         drawn = self.rng.standard_normal((count, self.dim))

@@ -32,6 +32,7 @@ LONGER = (1.0, 2.0, 4.0, 8.0, 16.0)  # of the first one, relative to sqrt(d)
 BENT = 0.1  # relative deviation of answers from linear ones at which heads are told apart well
 RIGHT = 1e-9  # of random rows, that the heads may leave before another token is tried
 STENCIL = (4 / 5, -1 / 5, 4 / 105, -1 / 280)  # central differences of order 8
+ROOM = 0.9  # of the largest norm, which leaves room for these differences
 STEP = 1.0  # of differences, times the ninth root of the noise
 SEEN = 5.0  # smallest singular value of the Jacobians at one offset, relative to their error
 COMPLETE = 1e-6  # of the sum of the projections, that the heads may leave
@@ -77,8 +78,7 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generato
     except (FitError, RankBudgetError) as error:
         refusal = error
     for scale in LENGTHS:
-        z = rng.standard_normal(dim)
-        z = oracle.limits.shortened(z * (scale * first * np.sqrt(dim) / np.linalg.norm(z)))
+        z = repeated_token(oracle, scale * first, rng)
         jacobians = jacobians_at(oracle, z, length, step_at(z, noise))
         wrong = np.linalg.norm(jacobians.sum(1) - sums.projection, axis=(1, 2)).max()  # weights of a row add up to one
         try:
@@ -115,6 +115,12 @@ def first_length(oracle: Oracle, rng: np.random.Generator) -> float:
     if bent.max() < 2 * bent[0]:
         return longer[0]
     return longer[int(np.argmax(bent > min(BENT, bent.max() / 2)))]
+
+
+def repeated_token(oracle: Oracle, scale: float, rng: np.random.Generator) -> Array:
+    """Draw a token of norm `scale` sqrt(d), or less where the server takes no longer one with steps of differences."""
+    z = rng.standard_normal(oracle.dim)
+    return z * (min(scale * np.sqrt(oracle.dim), ROOM * oracle.limits.reach) / np.linalg.norm(z))
 
 
 def step_at(z: Array, noise: float) -> float:

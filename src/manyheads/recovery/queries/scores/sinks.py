@@ -27,7 +27,15 @@ from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.rotary.forms import gap_rank
 from manyheads.recovery.queries.rotary.logits import solve_weights
-from manyheads.recovery.queries.scores.heads import LENGTHS, Heads, first_length, jacobians_at, output_spaces, step_at
+from manyheads.recovery.queries.scores.heads import (
+    LENGTHS,
+    Heads,
+    first_length,
+    jacobians_at,
+    output_spaces,
+    repeated_token,
+    step_at,
+)
 from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
@@ -64,8 +72,7 @@ def find_heads_beside_sinks(oracle: Oracle, sums: Sums, noise: float, rng: np.ra
     refusal: FitError | RankBudgetError | None = None
     first = first_length(oracle, rng)
     for scale in LENGTHS:
-        z = rng.standard_normal(dim)
-        z = oracle.limits.shortened(z * (scale * first * np.sqrt(dim) / np.linalg.norm(z)))
+        z = repeated_token(oracle, scale * first, rng)
         try:
             parts, separation, rest = _seen_parts(oracle, z, length, noise, rng)
         except (FitError, RankBudgetError) as error:
