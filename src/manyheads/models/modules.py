@@ -98,6 +98,11 @@ class Module:
     only: str = ""
     saved: tuple[str, ...] = ()
 
+    @property
+    def is_bias(self) -> bool:
+        """Whether a bare tensor is a bias."""
+        return self.sort == "bare" and self.role is not Role.BUFFER and self.path.endswith("bias")
+
 
 class Key(NamedTuple):
     """One value of a configuration.

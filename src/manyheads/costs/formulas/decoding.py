@@ -5,7 +5,7 @@ from math import comb
 
 from manyheads.costs.conventions import Convention
 from manyheads.costs.cost import Cost, Item, merge
-from manyheads.costs.formulas.memory import matrix_weights
+from manyheads.costs.formulas.memory import stored_matrices
 from manyheads.costs.formulas.parts import traffic
 from manyheads.costs.formulas.transformer import Call, model_items, transformer_cost
 from manyheads.costs.shapes import ModelShape
@@ -63,7 +63,7 @@ def token_cost(shape: ModelShape, context: int, batch: int = 1, convention: str 
     ends = batch * (4 + shape.vocabulary * size) if shape.unembedding else 2 * batch * shape.width * size
     # A window of w keys drops the oldest as it appends: w - 1 are read and one is written.
     seen = min(context, shape.window) if shape.window else context
-    moved = traffic(matrix_weights(shape) * size + kv_cache_bytes(shape, seen, batch) + ends)
+    moved = traffic(stored_matrices(shape) * size + kv_cache_bytes(shape, seen, batch) + ends)
     return Cost(merge((*model_items(shape, call, False, True), moved)), notes=shape.notes).to(convention)
 
 
