@@ -81,9 +81,9 @@ def head_layers(config: ModelConfig) -> tuple[HeadLayer, ...] | None:
 
 
 def describe_head(config: ModelConfig) -> tuple[str, ...]:
-    """Return the notes on a head that is not counted."""
+    """Return the notes on the head, where it is assumed or not counted."""
     if head_layers(config) is None:
         return (f"body only: the head of {config.raw['architectures'][0]:.60} is not described",)
-    if config.raw.get("architectures") or has_language_head(config):
+    if config.raw.get("architectures"):
         return ()
-    return ("body only: no class is named in architectures, so that no head is counted",)
+    return (f"no class is named in architectures: {'a language' if has_language_head(config) else 'no'} head is counted",)

@@ -26,6 +26,7 @@ ACTIVATIONS = {
 }
 OTHER_ACTIVATIONS = {"relu2": "relu", "xielu": "silu", "quick_gelu": "silu"}
 """Activations without a row of their own: counted as one like them, and noted."""
+FLOAT32_TAKEN = "no dtype is given: float32 is taken"
 ITEMSIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -35,7 +36,8 @@ def shape_from_config(source: Mapping[str, Any] | Path | str) -> ModelShape:
     Parameters
     ----------
     source
-    X
+        A `config.json`, the folder that holds one, or its content. What it leaves out is taken from the family and
+        stated in the notes of the shape.
 
     Raises
     ------
@@ -123,7 +125,7 @@ def _family_fields(config: ModelConfig) -> dict[str, Any]:
         "positions": _positions(modules, values),
         "itemsize": ITEMSIZES[config_dtype(raw, path) or "float32"],
     }
-    dtype = () if config_dtype(raw, path) else ("no dtype in the configuration: float32 is taken",)
+    dtype = () if config_dtype(raw, path) else (FLOAT32_TAKEN,)
     notes = (*describe_assumed(config), *dtype, *describe_head(config), *_unlike(config, counted, modules))
     ends = _patches(config, counted) if "patch" in counted else _text(config, counted, modules)
     return shape | ends | _head(config) | {"notes": notes}

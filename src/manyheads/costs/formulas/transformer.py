@@ -6,7 +6,7 @@ from manyheads.costs.conventions import Convention
 from manyheads.costs.cost import Cost, Item, merge
 from manyheads.costs.formulas.attention import attention_part
 from manyheads.costs.formulas.memory import stored_matrices
-from manyheads.costs.formulas.parts import Part, dense_part, pass_items, traffic
+from manyheads.costs.formulas.parts import Part, dense_part, pass_items, size_note, traffic
 from manyheads.costs.shapes import ELEMENTWISE_ACTIVATION, ELEMENTWISE_NORM, ModelShape
 from manyheads.costs.tally import Tally
 from manyheads.errors import UsageError, check_integers
@@ -219,4 +219,4 @@ def transformer_cost(
     call = Call(length, length, batch)
     items = model_items(shape, call, training, input_gradient)
     moved = _model_traffic(shape, call, training, input_gradient)
-    return Cost(merge((*items, moved)), notes=shape.notes).to(convention)
+    return Cost(merge((*items, moved)), notes=(*shape.notes, size_note(shape.itemsize))).to(convention)
