@@ -24,7 +24,9 @@ def test_whole_numbers(text, value):
     assert whole_number(text) == value
 
 
-@pytest.mark.parametrize("text", ["1.5", "1e-3", "x", "", "M", "nan", "inf", "1e999999999", "0x10", "1MM", "4k", "1M", "2Gi"])
+@pytest.mark.parametrize(
+    "text", ["1.5", "1e-3", "x", "", "M", "nan", "inf", "1e999999999", "0x10", "1MM", "4k", "1M", "2Gi"]
+)
 def test_what_is_no_whole_number(text):
     with pytest.raises(ValueError, match="invalid literal"):
         whole_number(text)

@@ -345,7 +345,9 @@ def test_work_that_depends_on_data_or_library_is_unknown(name):
 
 def sharded(body, **specs):
     mesh = Mesh(np.array(jax.devices()[:1]), ("i",))
-    return jax.shard_map(body, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec(**specs), check_vma=False)
+    return jax.shard_map(
+        body, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec(**specs), check_vma=False
+    )
 
 
 def test_programs_that_run_on_every_device_or_grid_point():
@@ -358,7 +360,9 @@ def test_programs_that_run_on_every_device_or_grid_point():
     abstract = AbstractMesh((2, 3), ("i", "j"))  # more devices than there are here
     many = jax.shard_map(square, mesh=abstract, in_specs=PartitionSpec("i", "j"), out_specs=PartitionSpec("i", "j"))
     assert count(many, jax.ShapeDtypeStruct((2 * 4, 3 * 4), jnp.float32)).flops == 6 * ONE
-    one = jax.shard_map(square, mesh=abstract, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i"), axis_names={"i"})
+    one = jax.shard_map(
+        square, mesh=abstract, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i"), axis_names={"i"}
+    )
     assert count(one, jax.ShapeDtypeStruct((2 * 4, 4), jnp.float32)).flops == 2 * ONE
 
     def kernel(x, out):

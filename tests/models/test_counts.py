@@ -92,7 +92,10 @@ def test_matrix_flops_are_those_of_the_closed_form(family):
     # The closed form adds items of a plain block, this count goes through the table of modules.
     config = {"model_type": family, **tiny.settings(family, layers=7)}  # a whole period of windows
     config |= {"architectures": ["BertForMaskedLM"]} if family == "bert" else {}
-    uneven = {"experts", "key_value_rank", "window_period", "mask_ratio"} & {*FAMILIES[family].keys, *FAMILIES[family].counted}
+    uneven = {"experts", "key_value_rank", "window_period", "mask_ratio"} & {
+        *FAMILIES[family].keys,
+        *FAMILIES[family].counted,
+    }
     if uneven:
         with pytest.raises(ConfigInvalid, match=r"experts|latent|window|mask_ratio"):
             shape_from_config(config)

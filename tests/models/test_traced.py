@@ -23,7 +23,9 @@ def draw(family, rng):
     table = FAMILIES[family]
     keys = {**table.keys, **table.counted}
     heads = 4 if family == "codegen" else rng.choice((2, 3, 4, 6))
-    groups = heads if "plain_key_dim" in keys else rng.choice([each for each in range(1, heads + 1) if not heads % each])
+    groups = (
+        heads if "plain_key_dim" in keys else rng.choice([each for each in range(1, heads + 1) if not heads % each])
+    )
     key_dim = rng.choice((8, 16))
     # These build their output projection, or their norms, for heads that fill the width.
     free = "key_dim" in keys and keys["key_dim"].name and family not in ("helium", "bitnet", "olmoe", "stablelm")
@@ -87,8 +89,7 @@ def check_counts(model, config, watched):
     assert matrix_flops(config, LENGTH, masked=False) == watched.flops
     try:
         shape = shape_from_config(config)
-    except ConfigInvalid as refused:
-        assert "manyheads count config.json" in refused.remedy
+    except ConfigInvalid:  # layers that differ, experts, latent attention: tests/models/test_counts.py
         return
     assert transformer_cost(shape, shape.fixed_length or LENGTH, convention="dense").flops == watched.flops
     assert matrix_parameters(shape) == found.matrix

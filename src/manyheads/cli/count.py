@@ -217,9 +217,11 @@ class Count:
                 f"nothing to count: give a config.json, package.module:function, or a shape ({flags} missing)"
             )
         else:
-            shape = ModelShape(**given)
-            assumed = ", ".join(f"{name}={json.dumps(getattr(shape, name))}" for name in names if name not in given)
-            shape = replace(shape, notes=(f"not given, taken: {assumed}",) if assumed else ())
+            config, shape = given, ModelShape(**given)
+        if "model_type" not in config:
+            absent = [name for name in names if name not in config]
+            assumed = ", ".join(f"{name}={json.dumps(getattr(shape, name))}" for name in absent)
+            shape = replace(shape, notes=(*shape.notes, *([f"not given, taken: {assumed}"] if absent else [])))
         notes = tuple(note for note in shape.notes if note != FLOAT32_TAKEN)
         shape = replace(shape, notes=notes if dtype else (*notes, FLOAT32_TAKEN))
         return replace(shape, itemsize=ITEMSIZES[self.dtype]) if self.dtype else shape, dtype or "float32"
@@ -251,6 +253,8 @@ class Count:
                 raise
             shown = " ".join(self.shapes or ()) or "no arguments"
             raise UsageError(f"{self.target} cannot be traced with {shown}: {error}") from error
+        if bare := [text for text in self.shapes or () if ":" not in text]:
+            cost = replace(cost, notes=(*cost.notes, f"no dtype is given: float32 is taken for {', '.join(bare)}"))
         return cost.to(self._convention("executed"))
 
 

@@ -114,7 +114,14 @@ class _Counter:
             self._repeat(work, body, fixed, carry, slices, mask, params["length"])
 
     def _repeat(
-        self, work: _Work, body: Any, fixed: list[Known], carry: list[Known], slices: list[Known], mask: Mask, trips: int
+        self,
+        work: _Work,
+        body: Any,
+        fixed: list[Known],
+        carry: list[Known],
+        slices: list[Known],
+        mask: Mask,
+        trips: int,
     ) -> None:
         """Add the body of a loop `trips` times; follow its counters where a loop inside ends by them."""
         step = self.program(body.jaxpr, body.consts, [*fixed, *[None] * len(carry), *slices], mask)
@@ -200,8 +207,9 @@ def count(fn: Callable[..., Any], *args: Any, trips: int | None = None) -> Cost:
 
     Work whose result nobody uses is left out, as the compiler leaves it out. A `scan` costs its body times its length,
     a `while` its body times its trip count if known integers decide it, a `cond` its most expensive branch (with a
-    note if they differ, and the branch taken if its predicate is constant). Calls, `remat` and custom derivatives cost
-    what they contain, and `vmap` and `grad` are part of the program already.
+    note if they differ, and the branch taken if its predicate is constant), a `shard_map` its body times the devices,
+    a `pallas_call` its kernel times the grid. Calls, `remat` and custom derivatives cost what they contain, and `vmap`
+    and `grad` are part of the program already.
 
     Parameters
     ----------
@@ -222,8 +230,9 @@ def count(fn: Callable[..., Any], *args: Any, trips: int | None = None) -> Cost:
         are counted; elementwise work counts one operation for each real number that is computed, a reduction one for
         each that is read; integers and Booleans count nothing. `bytes` are needed inputs, constants and results, each
         moved once. `cost.unknown` names what the program does not determine: loops of unknown length, decompositions
-        that iterate (`svd`, `eigh`, `eig`, `schur`), those that depend on the library's algorithm (`fft`, `qr`), and
-        opaque primitives. Then a figure is refused, and `cost.lower_bound()` is what is sure.
+        that iterate (`svd`, `eigh`, `eig`, `schur`), those that depend on the library's algorithm (`fft`, `qr`),
+        products whose size is data (`ragged_dot`, sparse arrays), and calls of code outside of the program. Then a figure is
+        refused, and `cost.lower_bound()` is what is sure.
 
     Raises
     ------

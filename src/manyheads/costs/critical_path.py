@@ -13,7 +13,8 @@ from manyheads.costs.jaxpr import LONGEST_SIMULATION, called_program, inner_prog
 
 PRODUCTS = (
     "dot_general", "conv_general_dilated", "ragged_dot_general", "scaled_dot", "scaled_matmul_wrapper",
-    "bcoo_dot_general", "bcoo_spdot_general", "bcsr_dot_general", "coo_matmat", "coo_matvec", "csr_matmat", "csr_matvec",
+    "bcoo_dot_general", "bcoo_spdot_general", "bcsr_dot_general", "coo_matmat", "coo_matvec",
+    "csr_matmat", "csr_matvec",
 )  # fmt: skip
 
 
@@ -74,7 +75,9 @@ def _results(eqn: Any, operands: list[int]) -> list[int]:
         branches = [_depths(branch.jaxpr, operands[1:]) for branch in eqn.params["branches"]]
         return [max(operands[0], *ends) for ends in zip(*branches, strict=True)]
     if name not in PRODUCTS and (name in primitives.OUTSIDE | primitives.KERNELS or "attention" in name):
-        raise UnknownCost(f"{primitives.describe_uncounted(eqn)[0]}: how many products follow each other there is unknown")
+        raise UnknownCost(
+            f"{primitives.describe_uncounted(eqn)[0]}: how many products follow each other there is unknown"
+        )
     deepest = max(operands, default=0)
     inside = [_depths(program, [0] * len(program.invars)) for program, _ in inner_programs(eqn)]
     if any(max(ends, default=0) for ends in inside):

@@ -34,7 +34,7 @@ def inner_programs(eqn: Any) -> list[tuple[core.Jaxpr, tuple[Any, ...]]]:
 
 
 def repeated_program(eqn: Any) -> tuple[core.Jaxpr, int] | None:
-    """Return the program of a `shard_map` or `pallas_call`, and how often it runs: on every device, at every grid point.
+    """Return the program of a `shard_map` or `pallas_call`, and how often it runs: on all devices, at all grid points.
 
     None for other primitives, and for a grid whose size is not known before the program runs.
     """

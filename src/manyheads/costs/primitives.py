@@ -20,8 +20,8 @@ def _names(text: str) -> frozenset[str]:
 # One operation for each element of the result.
 ELEMENTWISE = _names(
     "abs add add_any addupdate and ceil clamp clz conj div eq eq_to floor ge gt integer_pow is_finite le le_to lt lt_to"
-    " max min mul mulhi ne neg nextafter not one_minus_square or population_count reduce_precision reciprocal rem round select_n"
-    " shift_left shift_right_arithmetic shift_right_logical sign square sub xor"
+    " max min mul mulhi ne neg nextafter not one_minus_square or population_count reciprocal reduce_precision"
+    " rem round select_n shift_left shift_right_arithmetic shift_right_logical sign square sub xor"
 )
 # One evaluation for each element of the result.
 TRANSCENDENTAL = _names(
@@ -38,12 +38,13 @@ REDUCTIONS = _names(
 SCATTERS = _names("scatter-add scatter-max scatter-min scatter-mul scatter-sub")
 # Data movement and bookkeeping: nothing is computed.
 FREE = _names(
-    "after_all axis_index bitcast_convert_type broadcast_in_dim broadcast_to complex concatenate convert_element_type copy"
-    " create_token dce_sink debug_callback debug_print device_put dim_as_value dimension_size dynamic_slice"
-    " dynamic_update_slice empty empty2 empty_ref free_ref freeze from_edtype gather get imag iota inspect_sharding iota_2x32_shape"
-    " layout_constraint masked_load masked_swap multiple_of name new_ref num_programs optimization_barrier pad pbroadcast pbroadcast_done pbroadcast_start pin platform_index program_id pvary real reshape"
-    " reduced_vary_cast_p reshard rev scatter sharding_constraint slice split squeeze stack stop_gradient swap tie tile to_edtype"
-    " transpose unpin unstack vary_unreduced_cast_p with_memory_space_constraint zeros_like"
+    "after_all axis_index bitcast_convert_type broadcast_in_dim broadcast_to complex concatenate convert_element_type"
+    " copy create_token dce_sink debug_callback debug_print device_put dim_as_value dimension_size dynamic_slice"
+    " dynamic_update_slice empty empty2 empty_ref free_ref freeze from_edtype gather get imag inspect_sharding iota"
+    " iota_2x32_shape layout_constraint masked_load masked_swap multiple_of name new_ref num_programs"
+    " optimization_barrier pad pbroadcast pbroadcast_done pbroadcast_start pin platform_index program_id pvary real"
+    " reduced_vary_cast_p reshape reshard rev scatter sharding_constraint slice split squeeze stack stop_gradient swap"
+    " tie tile to_edtype transpose unpin unstack vary_unreduced_cast_p with_memory_space_constraint zeros_like"
 )
 # Comparisons, permutations and random draws, which are neither products nor arithmetic: said in a note.
 NOTED = _names(

@@ -11,7 +11,7 @@ where position i sees :math:`n_i` positions, queries and keys have the dimension
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -145,18 +145,20 @@ def model_sizes(config: ModelConfig) -> dict[str, int]:
     return found
 
 
-def describe_assumed(config: ModelConfig) -> tuple[str, ...]:
-    """Return the note on the values that a configuration leaves out: the defaults of its family are taken."""
+def describe_assumed(config: ModelConfig, only: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the note on the values (`only` these, by canonical name) that a configuration leaves to its family."""
     raw, family = config.raw, config.family
     sizes = {**model_sizes(config), **config.values}
     derived = {"mlp_hidden": "hidden"}
     missing = {
         key.name.partition("|")[0]: sizes.get(derived.get(name, name), key.default)
         for name, key in {**family.keys, **family.counted}.items()
-        if name not in UNCOUNTED and key.name and not any(given in raw for given in key.name.split("|"))
+        if (name in only if only else name not in UNCOUNTED)
+        and key.name
+        and not any(given in raw for given in key.name.split("|"))
     }
     labelled = any("labels" in layer.sides for layer in head_layers(config) or ())
-    if labelled and not {"id2label", "num_labels"} & raw.keys():
+    if labelled and not only and not {"id2label", "num_labels"} & raw.keys():
         missing["num_labels"] = sizes["labels"]
     listed = ", ".join(f"{name}={json.dumps(value)}" for name, value in missing.items())
     return (f"not in the configuration, taken from {family.model_type}: {listed}",) if missing else ()

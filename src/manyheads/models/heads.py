@@ -86,4 +86,6 @@ def describe_head(config: ModelConfig) -> tuple[str, ...]:
         return (f"body only: the head of {config.raw['architectures'][0]:.60} is not described",)
     if config.raw.get("architectures"):
         return ()
-    return (f"no class is named in architectures: {'a language' if has_language_head(config) else 'no'} head is counted",)
+    return (
+        f"no class is named in architectures: {'a language' if has_language_head(config) else 'no'} head is counted",
+    )

@@ -109,7 +109,11 @@ ELECTRA = replace(
     | {"mlp_hidden": Key("intermediate_size", 1024), "embedding_width": Key("embedding_size", 128)},
     ties={"generator_lm_head.weight": "embeddings.word_embeddings.weight"},
     body=(
-        *(replace(module, sides=_NARROW.get(module.role, "")) for module in _BERT_BODY if module.role is not Role.POOLER),
+        *(
+            replace(module, sides=_NARROW.get(module.role, ""))
+            for module in _BERT_BODY
+            if module.role is not Role.POOLER
+        ),
         Module("embeddings_project", Role.EMBEDDING_PROJECTION, when=MAYBE),
     ),
     heads=(
