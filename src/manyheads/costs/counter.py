@@ -231,8 +231,8 @@ def count(fn: Callable[..., Any], *args: Any, trips: int | None = None) -> Cost:
         each that is read; integers and Booleans count nothing. `bytes` are needed inputs, constants and results, each
         moved once. `cost.unknown` names what the program does not determine: loops of unknown length, decompositions
         that iterate (`svd`, `eigh`, `eig`, `schur`), those that depend on the library's algorithm (`fft`, `qr`),
-        products whose size is data (`ragged_dot`, sparse arrays), and calls of code outside of the program. Then a figure
-        is refused, and `cost.lower_bound()` is what is sure.
+        products whose size is data (`ragged_dot`, sparse arrays), and calls of code outside of the program. Then a
+        figure is refused, and `cost.lower_bound()` is what is sure.
 
     Raises
     ------
