@@ -102,6 +102,10 @@ def test_what_was_assumed_is_said(capsys, tmp_path):
         assert "hidden_size" not in found["notes"][0]
         assert "float32" not in " ".join(found["notes"])
         assert "num_hidden_layers=32" in run(capsys, str(file))
+    file.write_text(json.dumps({"model_type": "gpt2", "n_embd": None, "n_inner": None}))
+    nulls = run_json(capsys, str(file))["notes"][0]  # null is the default here, and four times the width there
+    assert "n_embd=768" in nulls
+    assert "n_inner" not in nulls
     shapes = run_json(capsys, "jax.numpy:dot", "--shapes", "4x8:float32", "8x3")
     assert shapes["notes"] == ["no dtype is given: float32 is taken for 8x3"]
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from manyheads.errors import check_integer
 from manyheads.models.config import ModelConfig, load_config, read_config, read_value
-from manyheads.models.heads import describe_head, has_language_head, head_layers
+from manyheads.models.families.heads import describe_head, has_language_head, head_layers
 from manyheads.models.modules import MAYBE, Key, Module, Role
 from manyheads.models.refusals import ConfigInvalid
 
@@ -153,9 +153,7 @@ def describe_assumed(config: ModelConfig, only: Collection[str] = ()) -> tuple[s
     missing = {
         key.name.partition("|")[0]: sizes.get(derived.get(name, name), key.default)
         for name, key in {**family.keys, **family.counted}.items()
-        if (name in only if only else name not in UNCOUNTED)
-        and key.name
-        and not any(given in raw for given in key.name.split("|"))
+        if (name in only if only else name not in UNCOUNTED) and key.name and key.leaves_out(raw)
     }
     labelled = any("labels" in layer.sides for layer in head_layers(config) or ())
     if labelled and not only and not {"id2label", "num_labels"} & raw.keys():

@@ -127,6 +127,11 @@ class Key(NamedTuple):
         names = [name for name in self.name.split("|") if name in raw]
         return raw[names[0]] if names else self.default
 
+    def leaves_out(self, raw: Mapping[str, Any]) -> bool:
+        """Tell whether the default stands in: no name is there, or its value is null where null means the default."""
+        names = [name for name in self.name.split("|") if name in raw]
+        return not names or (raw[names[0]] is None and self.null is ... and self.default is not None)
+
 
 @dataclass(frozen=True)
 class Family:

@@ -9,7 +9,7 @@ from manyheads.costs import ModelShape
 from manyheads.errors import UsageError
 from manyheads.models.config import ModelConfig, load_config, read_config, read_value, shown
 from manyheads.models.counts import describe_assumed, model_sizes, module_sizes
-from manyheads.models.heads import describe_head, has_language_head, head_layers
+from manyheads.models.families.heads import describe_head, has_language_head, head_layers
 from manyheads.models.modules import Role
 from manyheads.models.refusals import ConfigInvalid
 
