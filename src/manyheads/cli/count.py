@@ -201,7 +201,7 @@ class Count:
 
         names = ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_hidden", "gated", "vocabulary", "causal")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        dtype = self.dtype
+        dtype: str | None = self.dtype
         if self.target:
             if given:
                 flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)

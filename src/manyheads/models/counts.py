@@ -130,8 +130,8 @@ def model_sizes(config: ModelConfig) -> dict[str, int]:
     found["value_dim"] = values.get("value_dim", key_dim)
     found["positions"] = counted.get("positions", 0) + family.position_offset
     labels = config.raw.get("id2label")
-    named = isinstance(labels, dict)
-    found["labels"] = len(labels) if named else read_value(Key("num_labels", 2), config.raw, config.path)
+    count = read_value(Key("num_labels", 2), config.raw, config.path)
+    found["labels"] = len(labels) if isinstance(labels, dict) else count
     if "patch" in counted:
         if not counted["patch"]:
             raise ConfigInvalid(config.path, f"patch_size {counted['patch']} and image_size {counted['image']}")
@@ -180,9 +180,9 @@ def module_sizes(config: ModelConfig) -> Iterator[Size]:
             # A bias that may be tied is the head's own where it is not.
             bias = (0 if tied else own.sides[0]) if f"{module.path}.bias" in family.ties else own.bias
             yield Size(own.role, (0,) if tied and f"{module.path}.weight" in family.ties else own.sides, bias)
-    for layer in head_layers(config) or ():
-        sides = tuple(_evaluate(side, sizes) for side in layer.sides.split(","))
-        yield Size(layer.role, sides, sides[0] if config.holds(layer.bias) else 0, layer.once)
+    for above in head_layers(config) or ():
+        sides = tuple(_evaluate(side, sizes) for side in above.sides.split(","))
+        yield Size(above.role, sides, sides[0] if config.holds(above.bias) else 0, above.once)
 
 
 def _stands(config: ModelConfig, module: Module, sizes: Mapping[str, int]) -> bool:

@@ -21,7 +21,7 @@ class HeadLayer(NamedTuple):
 
 _POOLER = HeadLayer(Role.POOLER, "width,width", once=True)
 _CLASSES = HeadLayer(Role.CLASSIFIER, "labels,width", once=True)
-_ENDS: Mapping[str, tuple[HeadLayer, ...]] = {
+_ENDS: dict[str, tuple[HeadLayer, ...]] = {
     "ForImageClassificationWithTeacher": (_CLASSES, _CLASSES),
     "ForImageClassification": (_CLASSES,),
     "ForTokenClassification": (_CLASSES._replace(once=False),),
