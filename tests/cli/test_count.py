@@ -10,6 +10,7 @@ import tyro
 from manyheads.cli.count import Count
 from manyheads.costs import ModelShape, generation_cost, token_cost, transformer_cost
 from manyheads.errors import FileRefused, UsageError
+from manyheads.models.counts import count_parameters
 
 
 def run(capsys, *arguments):
@@ -71,6 +72,61 @@ def test_a_function_of_the_current_folder(capsys, tmp_path, monkeypatch):
     assert run_json(capsys, "mine_for_count:f", "--shapes", "4x4", "--trips", "3")["flops"] == 3 * 128
     assert "at least" in run(capsys, "mine_for_count:f", "--shapes", "4x4")
     assert sys.path == path
+
+
+def test_what_was_assumed_is_said(capsys, tmp_path):
+    """Dtype, length and defaults of a family, in text and JSON; nothing is said of what was given."""
+    flags = ("--layers", "2", "--width", "48", "--heads", "4")
+    full = ("--kv-heads", "2", "--head-dim", "12", "--mlp-hidden", "96", "--gated", "True", "--vocabulary", "100")
+    full += ("--causal", "True", "--length", "32", "--dtype", "bfloat16")
+    found = run_json(capsys, *flags, "--decode")
+    assert (found["dtype"], found["length"], found["batch"]) == ("float32", 1024, 1)
+    said = " ".join(found["notes"])
+    for assumed in ("kv_heads=4", "mlp_hidden=192", "causal=true", "float32 is taken", "1024 is taken", "4 bytes"):
+        assert assumed in said
+        assert assumed in run(capsys, *flags, "--decode")
+    told = run_json(capsys, *flags, *full, "--decode")
+    assert told["kv_cache_bytes"] == 2 * 32 * 2 * 2 * 12 * 2
+    assert (told["dtype"], told["notes"]) == ("bfloat16", ["bytes are those of numbers of 2 bytes"])
+    file = tmp_path / "config.json"
+    file.write_text('{"layers": 2, "width": 48, "heads": 4, "itemsize": 2, "gated": true}')
+    own = run_json(capsys, str(file))
+    assert own["dtype"] == "2 bytes"
+    assert "kv_heads=4" in own["notes"][0]
+    assert "gated" not in own["notes"][0]
+    for family in ("llama", "mixtral"):  # with a closed form, and without
+        file.write_text(json.dumps({"model_type": family, "hidden_size": 64, "torch_dtype": "float16"}))
+        found = run_json(capsys, str(file))
+        assert found["length"] == 1024
+        assert "num_hidden_layers=32" in found["notes"][0]
+        assert "hidden_size" not in found["notes"][0]
+        assert "float32" not in " ".join(found["notes"])
+        assert "num_hidden_layers=32" in run(capsys, str(file))
+    file.write_text(json.dumps({"model_type": "gpt2", "n_embd": None, "n_inner": None}))
+    nulls = run_json(capsys, str(file))["notes"][0]  # null is the default here, and four times the width there
+    assert "n_embd=768" in nulls
+    assert "n_inner" not in nulls
+    shapes = run_json(capsys, "jax.numpy:dot", "--shapes", "4x8:float32", "8x3")
+    assert shapes["notes"] == ["no dtype is given: float32 is taken for 8x3"]
+
+
+def test_one_word_is_one_quantity(capsys, tmp_path):
+    file = tmp_path / "config.json"
+    sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 50}
+    for tied in (True, False):
+        file.write_text(json.dumps({"model_type": "llama", **sizes, "tie_word_embeddings": tied}))
+        found = run_json(capsys, str(file))
+        assert found["matrix_parameters"] == count_parameters(file).matrix
+        assert 2 * 1024 * found["matrix_parameters"] + found["items"]["attention core"]["flops"] == found["flops"]
+        assert not [name for name in found if "weights" in name]
+
+
+def test_an_image_has_one_length(capsys, tmp_path):
+    for family in ("vit", "vit_mae"):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+        assert run_json(capsys, str(tmp_path), "--length", "197")["length"] == 197
+        with pytest.raises(UsageError, match="197 positions"):
+            Count(str(tmp_path), length=100).run()
 
 
 REFUSED = [

@@ -94,6 +94,9 @@ def test_a_config_or_its_folder_as_base_and_target(call, folder):
     assert json.loads(by_file) == json.loads(by_folder)
     assert json.loads(by_file)["shape"] == {"key_dim": 8, "heads": 3, "depth": 4, "key_heads": 3, "hidden": 96}
     assert any("tied" in remark for remark in json.loads(by_file)["outside"])
+    (folder / "bare.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 24, "n_head": 3}))
+    _, out, _ = call("--base", "8,4,2", "--to", "bare.json")
+    assert "target: not in the configuration, taken from gpt2: n_layer=12, n_inner=96" in out
     (folder / "small.json").write_text(json.dumps(GPT2 | {"n_layer": 2, "n_inner": 48}))
     _, out, _ = call("--base-config", "small.json", "--to", "config.json")
     assert "hidden width of the MLP: 2 d at the base and 4 d here" in out

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.alphabet import ALPHABET
 
 from manyheads.costs import ModelShape, token_cost, transformer_cost
-from manyheads.costs.formulas.memory import matrix_weights
+from manyheads.costs.formulas.memory import stored_matrices
 from manyheads.errors import FileRefused, UsageError
 from manyheads.models import shape_from_config
 from manyheads.models.families import FAMILIES
@@ -32,7 +32,7 @@ PUBLISHED = [
     ("config", "weights"), PUBLISHED, ids=lambda value: value.get("model_type") if isinstance(value, dict) else ""
 )
 def test_published_parameter_counts(config, weights):
-    assert matrix_weights(shape_from_config(config)) == weights
+    assert stored_matrices(shape_from_config(config)) == weights
 
 
 def test_fields_of_each_family():

@@ -126,7 +126,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "count FLOPs and bytes of a model or of a JAX function",
         (
             "manyheads count --layers 12 --width 768 --heads 12 --vocabulary 50257",
-            "manyheads count config.json --length 4k --training --compare",
+            "manyheads count config.json --length 4096 --training --compare",
             "manyheads count package.module:function --shapes 4x128x64:bfloat16 8:int32",
         ),
     ),
@@ -169,7 +169,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "recover the weights of a black-box attention layer",
         (
             "manyheads extract pythia-70m --layer 3 --output layer3.safetensors",
-            "manyheads extract package.module:function --dim 16 --budget 10k",
+            "manyheads extract package.module:function --dim 16 --budget 10_000",
         ),
     ),
     ("scale",): Command(

@@ -55,6 +55,8 @@ class Count:
 
     length: Number = None
     """Tokens of a sequence; 1024 if absent, for images the number of patches."""
+    dtype: Annotated[Optional[Literal["float64", "float32", "float16", "bfloat16"]], ABSENT] = None
+    """Dtype of weights, activations and cache; if absent that of the config.json, else float32."""
     batch: int = 1
     """Number of sequences."""
     training: Switch = False
@@ -83,19 +85,17 @@ class Count:
         extra: dict[str, Any] = {}
         if ":" in self.target and not os.path.exists(self.target):
             cost = self._function_cost()
-        elif parameters := self._parameters():
-            if self._is_uneven():
-                print(json.dumps(parameters, indent=2) if self.json else wrap_output(_listed(parameters)))
-                return 0
-            cost, extra = self._model_cost()
-            extra |= parameters
+        elif (parameters := self._parameters()) and self._is_uneven():
+            print(json.dumps(parameters, indent=2) if self.json else wrap_output(_listed(parameters)))
+            return 0
         else:
             cost, extra = self._model_cost()
+            extra = parameters | extra  # the notes of a shape are those of the parameters and more
         print(self._as_json(cost, extra) if self.json else wrap_output(self._as_text(cost, extra)))
         return 0
 
     def _as_json(self, cost: "Cost", extra: dict[str, Any]) -> str:
-        data = {**cost.as_dict(), **extra}
+        data = {**extra, **cost.as_dict()}
         if self.compare:
             from manyheads.costs.comparison import compare_conventions
 
@@ -106,8 +106,8 @@ class Count:
         from manyheads.costs.comparison import render_comparison
 
         texts = [next(filter(fits, (cost.table(), cost.table(shares=False))), cost.table())]
-        if extra:
-            texts.append(_listed(extra))
+        if listed := {name: value for name, value in extra.items() if name != "notes"}:  # they stand in the table
+            texts.append(_listed(listed))
         if self.compare:
             texts.append(render_comparison(cost))
         return "\n\n".join(texts)
@@ -120,16 +120,29 @@ class Count:
             return {}
         from dataclasses import asdict
 
-        from manyheads.models.config import load_config
-        from manyheads.models.counts import count_parameters, matrix_flops
+        from manyheads.models.config import load_config, read_config
+        from manyheads.models.counts import count_parameters, matrix_flops, model_sizes
 
         config, path = load_config(self.target)
         if not config.get("model_type"):
             return {}
         found = asdict(count_parameters(path))
+        notes = found.pop("notes")
         named = {f"{name}_parameters": value for name, value in found.items() if value or name != "predicted"}
-        length = self.length or 1024
-        return named | {"forward_matrix_flops": self.batch * matrix_flops(path, length)}
+        sizes = model_sizes(read_config(config, path))
+        length, assumed = self._length(sizes["positions"] if "patches" in sizes else 0)
+        flops = {"forward_matrix_flops": self.batch * matrix_flops(path, length)}
+        return named | flops | {"length": length, "batch": self.batch, "notes": [*notes, *assumed]}
+
+    def _length(self, fixed: int) -> "tuple[int, tuple[str, ...]]":
+        """Return the length, and the note on it if it was assumed."""
+        if fixed and self.length not in (None, fixed):
+            from manyheads.errors import UsageError
+
+            raise UsageError(f"--length {self.length}: an image has {fixed} positions here; leave --length out")
+        if self.length is not None or fixed:
+            return self.length if self.length is not None else fixed, ()
+        return 1024, ("no --length is given: 1024 is taken",)
 
     def _is_uneven(self) -> bool:
         """Whether layers differ, or have experts or latent attention: only parameters and matrix FLOPs are counted."""
@@ -143,26 +156,28 @@ class Count:
             if "manyheads count config.json" not in refused.remedy:
                 raise
             given = self.training or self.decode or self.generate is not None or self.compare or self.recompute
-            if given or self.convention:
+            if given or self.convention or self.dtype:
                 raise UsageError(f"{refused.found}: give --length and --batch alone") from refused
             return True
         return False
 
     def _model_cost(self) -> "tuple[Cost, dict[str, Any]]":
         from manyheads import costs
-        from manyheads.costs.formulas.memory import embedding_weights, matrix_weights
+        from manyheads.costs.formulas.memory import embedding_table, matrix_parameters
         from manyheads.errors import UsageError
 
         if self.shapes or self.trips is not None:
             raise UsageError("--shapes and --trips describe a function: give package.module:function as the target")
         if self.training + self.decode + (self.generate is not None) > 1:
             raise UsageError("--training, --decode and --generate exclude each other: give one of them")
-        shape = self._shape()
-        length = self.length if self.length is not None else (shape.fixed_length or 1024)
+        shape, dtype = self._shape()
+        length, assumed = self._length(shape.fixed_length)
+        shape = replace(shape, notes=(*shape.notes, *assumed))
         convention = self._convention("exact")
-        extra: dict[str, Any] = {"length": length, "batch": self.batch, "matrix_weights": matrix_weights(shape)}
+        extra: dict[str, Any] = {"length": length, "batch": self.batch, "dtype": dtype}
+        extra["matrix_parameters"] = matrix_parameters(shape)
         if shape.vocabulary:
-            extra["embedding_weights"] = embedding_weights(shape)
+            extra["token_embedding_parameters"] = embedding_table(shape)
         if self.decode:
             cost = costs.token_cost(shape, length, self.batch, convention)
             extra["kv_cache_bytes"] = costs.kv_cache_bytes(shape, length, self.batch)
@@ -177,26 +192,39 @@ class Count:
             extra["activation_bytes_at_least"] = costs.activation_bytes(shape, length, self.batch, kept)  # type: ignore[arg-type]
         return cost, extra
 
-    def _shape(self) -> "ModelShape":
+    def _shape(self) -> "tuple[ModelShape, str]":
+        """Return the shape, with notes on what was assumed, and the dtype."""
         from manyheads.costs import ModelShape
         from manyheads.errors import UsageError
-        from manyheads.models import shape_from_config
+        from manyheads.models.config import load_config
+        from manyheads.models.shape import FLOAT32_TAKEN, ITEMSIZES, config_dtype, shape_of
 
         names = ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_hidden", "gated", "vocabulary", "causal")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        dtype: str | None = self.dtype
         if self.target:
             if given:
                 flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
                 raise UsageError(f"{self.target} gives the shape already: leave out {flags}")
             if not os.path.exists(self.target):
                 raise UsageError(f"{self.target}: no such file; give a config.json, or a folder with one")
-            return shape_from_config(self.target)
-        if missing := [name for name in ("layers", "width", "heads") if name not in given]:
+            config, path = load_config(self.target)
+            shape = shape_of(config, path)
+            dtype = dtype or config_dtype(config) or (f"{config['itemsize']} bytes" if "itemsize" in config else None)
+        elif missing := [name for name in ("layers", "width", "heads") if name not in given]:
             flags = ", ".join(f"--{name}" for name in missing)
             raise UsageError(
                 f"nothing to count: give a config.json, package.module:function, or a shape ({flags} missing)"
             )
-        return ModelShape(**given)
+        else:
+            config, shape = given, ModelShape(**given)
+        if "model_type" not in config:
+            absent = [name for name in names if name not in config]
+            assumed = ", ".join(f"{name}={json.dumps(getattr(shape, name))}" for name in absent)
+            shape = replace(shape, notes=(*shape.notes, *([f"not given, taken: {assumed}"] if absent else [])))
+        notes = tuple(note for note in shape.notes if note != FLOAT32_TAKEN)
+        shape = replace(shape, notes=notes if dtype else (*notes, FLOAT32_TAKEN))
+        return replace(shape, itemsize=ITEMSIZES[self.dtype]) if self.dtype else shape, dtype or "float32"
 
     def _convention(self, default: str) -> Any:
         from manyheads.costs.conventions import find_convention
@@ -225,6 +253,8 @@ class Count:
                 raise
             shown = " ".join(self.shapes or ()) or "no arguments"
             raise UsageError(f"{self.target} cannot be traced with {shown}: {error}") from error
+        if bare := [text for text in self.shapes or () if ":" not in text]:
+            cost = replace(cost, notes=(*cost.notes, f"no dtype is given: float32 is taken for {', '.join(bare)}"))
         return cost.to(self._convention("executed"))
 
 
@@ -245,9 +275,12 @@ def _parse_shape(text: str) -> Any:
     return jax.ShapeDtypeStruct(extents, dtype)
 
 
-def _listed(numbers: dict[str, Any]) -> str:
-    return "\n".join(f"{name.replace('_', ' ')}: {_readable(value)}" for name, value in numbers.items())
+def _listed(figures: dict[str, Any]) -> str:
+    lines = [f"{name.replace('_', ' ')}: {_readable(value)}" for name, value in figures.items() if name != "notes"]
+    return "\n".join(lines + [f"note: {note}" for note in figures.get("notes", ())])
 
 
 def _readable(value: Any) -> str:
+    if isinstance(value, str):
+        return value
     return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"

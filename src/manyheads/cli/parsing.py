@@ -55,7 +55,10 @@ def parse_flags(
             return tyro.cli(kind, args=list(arguments), prog=program, description=description, config=tuple(config))
     except SystemExit as leaving:
         if leaving.code in (0, None):
-            print("\n".join(map(_wrapped, screen.getvalue().splitlines())))
+            text = screen.getvalue()
+            print("\n".join(map(_wrapped, text.splitlines())))
+            if re.search(r"\b(INT|FLOAT)\b", text):
+                print(f"\n{wrap_lines(NUMBERS_READ)}")
             raise
         text = _first_paragraph(complaint.getvalue())
         if text.startswith("unknown options"):
@@ -86,23 +89,18 @@ class _Screen(io.StringIO):
 
 
 def whole_number(text: str) -> int:
-    """Read an integer, also as 1e6, 2.5e3, 64k, 1M or 2G (powers of ten).
+    """Read an integer, also as 1e6 or 2.5e3; a suffix is refused, since 4k may mean 4,000 or 4,096.
 
     Examples
     --------
-    >>> whole_number("1e6"), whole_number("1.5M"), whole_number("1_000")
-    (1000000, 1500000, 1000)
+    >>> whole_number("1e6"), whole_number("1_000")
+    (1000000, 1000)
     """
     with contextlib.suppress(ArithmeticError):  # of decimal: no number, or one too large
-        found = Decimal(text[:-1]) * POWERS[text[-1]] if text[-1:] in POWERS else Decimal(text)
+        found = Decimal(text)
         if abs(found) < LARGEST and found == int(found):
             return int(found)
     return int(text)
-
-
-def real_number(text: str) -> float:
-    """Read a number, also as 64k, 1M or 2G."""
-    return float(text[:-1]) * POWERS[text[-1]] if text[-1:] in POWERS else float(text)
 
 
 def named_path(text: str) -> Path:
@@ -112,15 +110,15 @@ def named_path(text: str) -> Path:
     return Path(text)
 
 
+NUMBERS_READ = "Numbers: 4096, 4_096 or 4e3. A suffix is refused: 4k may mean 4000 or 4096."
 LARGEST = 10**18  # of a number in floating-point notation, whose exponent may be anything
-POWERS = {"k": 10**3, "M": 10**6, "G": 10**9}
 NUMBERS = tyro.constructors.ConstructorRegistry()
 
 
 @NUMBERS.primitive_rule
 def _number_rule(about: Any) -> Any:
     """Tell tyro how integers, other numbers and paths are written."""
-    read: Any = {int: whole_number, float: real_number, Path: named_path}.get(about.type)
+    read: Any = {int: whole_number, float: float, Path: named_path}.get(about.type)
     if read is None:
         return None
     kinds = (type(Path()),) if about.type is Path else (int, about.type)
@@ -175,6 +173,11 @@ def _reworded(complaint: str) -> str:
         complaint = re.sub(pattern, wording, complaint)
     complaint = re.sub(
         r"expected INT\b", "expected an integer", re.sub(r"expected FLOAT\b", "expected a number", complaint)
+    )
+    complaint = re.sub(
+        r"('[\d_.]+([kKmMgGtT])i?[bB]?'.*): (cannot be read|expected an integer|expected a number)",
+        r"\1: \3; a suffix is refused, since \2 may mean powers of 1000 or of 1024: write digits, or 4e3",
+        complaint,
     )
     return re.sub(r"\. Expected one of \((.*)\)\.?$", choices, complaint)
 

@@ -17,7 +17,7 @@ import tyro
 from manyheads.cli.flags import Flag, flags_of, list_flags, suggest
 from manyheads.cli.help.descriptions import default_of, describe, kept_description
 from manyheads.cli.help.wrapping import is_watched, two_columns, wrap, wrap_lines, wrap_output
-from manyheads.cli.parsing import ABSENT, Switch, parse_flags
+from manyheads.cli.parsing import ABSENT, NUMBERS_READ, Switch, parse_flags
 from manyheads.errors import UsageError, check_integer
 from manyheads.study.registry import STUDIES, load
 
@@ -287,6 +287,7 @@ def _print_help(program: str, name: str, claim: str, own: Sequence[Flag], every:
     print(wrap(f"usage: {program} [flags]", "  ", ""))
     print(f"\n{wrap(claim)}\n\nflags of the study:\n{list_flags(own)}\n\n{every}")
     print(f"\n{wrap(f'{chr(39)}manyheads study show {name}{chr(39)} shows the flags in full, source and size.')}")
+    print(wrap(NUMBERS_READ))
     raise SystemExit(0)
 
 

@@ -14,16 +14,18 @@ from manyheads.costs import primitives
 from manyheads.costs.conventions import find_convention
 from manyheads.costs.cost import Cost, Item
 from manyheads.costs.jaxpr import (
-    LONGEST_SIMULATION,
+    LONGEST_WALK,
     Known,
     Liveness,
     Mask,
     bind,
     called_program,
+    evaluate_known,
     inner_programs,
     known_results,
     known_value,
     look_up,
+    repeated_program,
     scan_layout,
     while_trips,
 )
@@ -92,14 +94,13 @@ class _Counter:
         elif (solved := primitives.factorization(eqn)) is not None:
             work.add(*solved)
             self._note_complex(work, eqn)
-        elif name in primitives.NOTED:
-            work.notes[f"{name} compares, permutes or draws: not counted"] = None
-        elif name in primitives.ITERATIVE:
-            work.unknown[f"{name} iterates until it converges: how often depends on the data"] = None
-        elif name in primitives.VARIANTS:
-            work.unknown[f"{name} takes as many operations as the library's own algorithm: no count is exact"] = None
+        elif (repeated := repeated_program(eqn)) is not None:
+            program, times = repeated  # that of a kernel has references for operands, and no results
+            operands = known if program.outvars else [None] * len(program.invars)
+            work.absorb(self.program(program, (), operands, mask[: len(program.outvars)]), times)
         else:
-            work.unknown[f"{name} is opaque: what it computes is not in the program"] = None
+            reason, unknown = primitives.describe_uncounted(eqn)
+            (work.unknown if unknown else work.notes)[reason] = None
 
     def _scan(self, work: _Work, eqn: Any, mask: Mask, known: list[Known]) -> None:
         params = eqn.params
@@ -107,9 +108,30 @@ class _Counter:
         body = params["jaxpr"]
         mask = self.liveness.loop_results(body.jaxpr, mask, consts, carries)
         # Carries and slices differ from one iteration to the next: only constants stay known.
-        inside = [*known[:consts], *[None] * (len(known) - consts)]
+        fixed, carry = known[:consts], known[consts : consts + carries]
         if params["length"]:
-            work.absorb(self.program(body.jaxpr, body.consts, inside, mask), params["length"])
+            slices = [None] * (len(known) - consts - carries)
+            self._repeat(work, body, fixed, carry, slices, mask, params["length"])
+
+    def _repeat(
+        self,
+        work: _Work,
+        body: Any,
+        fixed: list[Known],
+        carry: list[Known],
+        slices: list[Known],
+        mask: Mask,
+        trips: int,
+    ) -> None:
+        """Add the body of a loop `trips` times; follow its counters where a loop inside ends by them."""
+        step = self.program(body.jaxpr, body.consts, [*fixed, *[None] * len(carry), *slices], mask)
+        if not step.unknown or all(value is None for value in carry) or trips > LONGEST_WALK:
+            work.absorb(step, trips)
+            return
+        for _ in range(trips):
+            inside = [*fixed, *carry, *slices]
+            work.absorb(self.program(body.jaxpr, body.consts, inside, mask))
+            carry = evaluate_known(body.jaxpr, body.consts, inside)[: len(carry)]
 
     def _while(self, work: _Work, eqn: Any, mask: Mask, known: list[Known]) -> None:
         params = eqn.params
@@ -119,7 +141,7 @@ class _Counter:
         carries = [None] * (len(known) - first - second)
         test = self.program(condition.jaxpr, condition.consts, [*known[:first], *carries], (True,))
         step = self.program(body.jaxpr, body.consts, [*known[first : first + second], *carries], mask)
-        trips = while_trips(eqn, known, self.liveness)
+        trips, reason = while_trips(eqn, known, self.liveness)
         costs = any((*step.total(), *test.total())) or step.unknown or test.unknown
         if trips is None and not costs:
             return  # a loop that costs nothing costs nothing however often it runs
@@ -127,11 +149,11 @@ class _Counter:
             trips = self.trips
             work.notes[f"a while loop of unknown length is taken to run {trips} times"] = None
         if trips is None:
-            reason = f"data, or runs over {LONGEST_SIMULATION:,} iterations"
-            work.unknown[f"a while loop of {step.total()[0]:,} multiply-adds an iteration ends by {reason}"] = None
+            work.unknown[f"a while loop of {step.total()[0]:,} multiply-adds an iteration {reason}"] = None
+            work.unknown.update(step.unknown | test.unknown)
             return
         if trips:
-            work.absorb(step, trips)
+            self._repeat(work, body, known[first : first + second], known[first + second :], [], mask, trips)
         work.absorb(test, trips + 1)
 
     def _cond(self, work: _Work, eqn: Any, mask: Mask, known: list[Known]) -> None:
@@ -185,8 +207,9 @@ def count(fn: Callable[..., Any], *args: Any, trips: int | None = None) -> Cost:
 
     Work whose result nobody uses is left out, as the compiler leaves it out. A `scan` costs its body times its length,
     a `while` its body times its trip count if known integers decide it, a `cond` its most expensive branch (with a
-    note if they differ, and the branch taken if its predicate is constant). Calls, `remat` and custom derivatives cost
-    what they contain, and `vmap` and `grad` are part of the program already.
+    note if they differ, and the branch taken if its predicate is constant), a `shard_map` its body times the devices,
+    a `pallas_call` its kernel times the grid. Calls, `remat` and custom derivatives cost what they contain, and `vmap`
+    and `grad` are part of the program already.
 
     Parameters
     ----------
@@ -194,8 +217,8 @@ def count(fn: Callable[..., Any], *args: Any, trips: int | None = None) -> Cost:
         Any function that `jax.make_jaxpr` can trace.
     *args
         Its arguments: arrays, `jax.ShapeDtypeStruct`, Python numbers, pytrees of these. Leaves of another kind
-        (strings, functions, None) are passed as they are. A Python integer is an array to the program, but its value is
-        known and may decide how long a loop runs.
+        (strings, functions, None) are passed as they are. An integer, of Python, NumPy or JAX, is an array to the
+        program, but its value is known and may decide how long a loop runs.
     trips
         How often to take a `while` whose end is not known to run; None leaves it undetermined.
 
@@ -207,8 +230,9 @@ def count(fn: Callable[..., Any], *args: Any, trips: int | None = None) -> Cost:
         are counted; elementwise work counts one operation for each real number that is computed, a reduction one for
         each that is read; integers and Booleans count nothing. `bytes` are needed inputs, constants and results, each
         moved once. `cost.unknown` names what the program does not determine: loops of unknown length, decompositions
-        that iterate (`svd`, `eigh`, `eig`, `schur`), those that depend on the library's algorithm (`fft`, `qr`), and
-        opaque primitives. Then a figure is refused, and `cost.lower_bound()` is what is sure.
+        that iterate (`svd`, `eigh`, `eig`, `schur`), those that depend on the library's algorithm (`fft`, `qr`),
+        products whose size is data (`ragged_dot`, sparse arrays), and calls of code outside of the program. Then a
+        figure is refused, and `cost.lower_bound()` is what is sure.
 
     Raises
     ------
@@ -238,7 +262,7 @@ def count(fn: Callable[..., Any], *args: Any, trips: int | None = None) -> Cost:
 
     closed = jax.make_jaxpr(call)(*(leaves[index] for index in traced))
     wanted = (True,) * len(closed.jaxpr.outvars)
-    known = [known_value(leaves[index]) if isinstance(leaves[index], int) else None for index in traced]
+    known = [_given(leaves[index]) for index in traced]
     counter = _Counter(trips)
     work = counter.program(closed.jaxpr, closed.consts, known, wanted)
     items = [
@@ -259,6 +283,12 @@ def _refuse_torch(*values: Any) -> None:
                 "jax.ShapeDtypeStruct. For a transformer read its shape, shape_from_config(model.config.to_dict()) or "
                 "ModelShape(...), and take transformer_cost(shape, length)"
             )
+
+
+def _given(leaf: Any) -> Known:
+    """Return the value of an integer among the arguments, None for other leaves."""
+    concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and not leaf.ndim
+    return known_value(np.asarray(leaf) if concrete and getattr(leaf.dtype, "kind", "") in tuple("iub") else leaf)
 
 
 def _is_traced(leaf: Any) -> bool:

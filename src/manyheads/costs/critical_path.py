@@ -7,10 +7,15 @@ import jax
 from jax.extend import core
 
 from manyheads._arrays import COMPLEX, check_arrays
+from manyheads.costs import primitives
 from manyheads.costs.cost import UnknownCost
 from manyheads.costs.jaxpr import LONGEST_SIMULATION, called_program, inner_programs, scan_layout
 
-PRODUCTS = ("dot_general", "conv_general_dilated")
+PRODUCTS = (
+    "dot_general", "conv_general_dilated", "ragged_dot_general", "scaled_dot", "scaled_matmul_wrapper",
+    "bcoo_dot_general", "bcoo_spdot_general", "bcsr_dot_general", "coo_matmat", "coo_matvec",
+    "csr_matmat", "csr_matvec",
+)  # fmt: skip
 
 
 def longest_chain(fn: Callable[..., Any], *args: Any) -> int:
@@ -29,8 +34,8 @@ def longest_chain(fn: Callable[..., Any], *args: Any) -> int:
     Raises
     ------
     UnknownCost
-        A product stands in a `while` loop, whose number of steps is not part of the program, or a `scan` is too long to
-        be followed.
+        A product stands in a `while` loop, whose number of steps is not part of the program, a `scan` is too long to be
+        followed, or code outside of the program is called.
 
     Examples
     --------
@@ -62,11 +67,17 @@ def _results(eqn: Any, operands: list[int]) -> list[int]:
     if (call := called_program(eqn)) is not None:
         return _depths(call[0], operands)
     name = eqn.primitive.name
+    if name == "shard_map":  # every device runs the program once
+        return _depths(eqn.params["jaxpr"], operands)
     if name == "scan":
         return _scan(eqn, operands)
     if name == "cond":
         branches = [_depths(branch.jaxpr, operands[1:]) for branch in eqn.params["branches"]]
         return [max(operands[0], *ends) for ends in zip(*branches, strict=True)]
+    if name not in PRODUCTS and (name in primitives.OUTSIDE | primitives.KERNELS or "attention" in name):
+        raise UnknownCost(
+            f"{primitives.describe_uncounted(eqn)[0]}: how many products follow each other there is unknown"
+        )
     deepest = max(operands, default=0)
     inside = [_depths(program, [0] * len(program.invars)) for program, _ in inner_programs(eqn)]
     if any(max(ends, default=0) for ends in inside):

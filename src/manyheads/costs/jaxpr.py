@@ -1,5 +1,6 @@
 """Jaxprs: programs inside an equation, dead-code elimination, and integers known before a program runs."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,8 @@ from jax.extend import core
 
 # Longest loop whose end is found by running its integers; a longer one is reported as undetermined.
 LONGEST_SIMULATION = 100_000
+# Longest loop that is followed step by step because an inner loop ends by its counter.
+LONGEST_WALK = 1_000
 
 # A known integer or Boolean scalar, or None.
 Known = Any
@@ -28,6 +31,20 @@ def inner_programs(eqn: Any) -> list[tuple[core.Jaxpr, tuple[Any, ...]]]:
                 yield from search(part)
 
     return [found for value in eqn.params.values() for found in search(value)]
+
+
+def repeated_program(eqn: Any) -> tuple[core.Jaxpr, int] | None:
+    """Return the program of a `shard_map` or `pallas_call`, and how often it runs: on all devices, at all grid points.
+
+    None for other primitives, and for a grid whose size is not known before the program runs.
+    """
+    name, params = eqn.primitive.name, eqn.params
+    if name == "shard_map":
+        axes = params.get("newly_manual_axes", params.get("manual_axes"))  # as JAX 0.10 and 0.9 call them
+        return params["jaxpr"], math.prod(params["mesh"].shape[axis] for axis in axes)
+    if name == "pallas_call" and all(isinstance(extent, int) for extent in params["grid_mapping"].grid):
+        return params["jaxpr"], math.prod(params["grid_mapping"].grid)
+    return None
 
 
 def called_program(eqn: Any) -> tuple[core.Jaxpr, tuple[Any, ...]] | None:
@@ -254,8 +271,8 @@ def look_up(environment: dict[Any, Known], var: Any) -> Known:
     return known_value(var.val) if _literal(var) else environment.get(var)
 
 
-def while_trips(eqn: Any, operands: Sequence[Known], liveness: Liveness) -> int | None:
-    """Return how often the body of a `while` runs, if integers known beforehand decide it; otherwise None."""
+def while_trips(eqn: Any, operands: Sequence[Known], liveness: Liveness) -> tuple[int | None, str]:
+    """Return how often the body of a `while` runs, if integers known beforehand decide it; otherwise None, and why."""
     params = eqn.params
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]
     first, second = params["cond_nconsts"], params["body_nconsts"]
@@ -265,8 +282,8 @@ def while_trips(eqn: Any, operands: Sequence[Known], liveness: Liveness) -> int 
     for trips in range(LONGEST_SIMULATION + 1):
         (goes_on,) = evaluate_known(condition.jaxpr, condition.consts, [*ends, *carry])
         if goes_on is None:
-            return None
+            return None, "ends by values that are not known beforehand: data, or the counter of a loop around it"
         if not goes_on:
-            return trips
+            return trips, ""
         carry = evaluate_known(body.jaxpr, body.consts, [*fixed, *carry], step)
-    return None
+    return None, f"runs over {LONGEST_SIMULATION:,} iterations"

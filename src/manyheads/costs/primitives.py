@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from manyheads.costs.jaxpr import inner_programs
+
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -18,8 +20,8 @@ def _names(text: str) -> frozenset[str]:
 # One operation for each element of the result.
 ELEMENTWISE = _names(
     "abs add add_any addupdate and ceil clamp clz conj div eq eq_to floor ge gt integer_pow is_finite le le_to lt lt_to"
-    " max min mul mulhi ne neg nextafter not one_minus_square or population_count reduce_precision rem round select_n"
-    " shift_left shift_right_arithmetic shift_right_logical sign square sub xor"
+    " max min mul mulhi ne neg nextafter not one_minus_square or population_count reciprocal reduce_precision"
+    " rem round select_n shift_left shift_right_arithmetic shift_right_logical sign square sub xor"
 )
 # One evaluation for each element of the result.
 TRANSCENDENTAL = _names(
@@ -36,24 +38,72 @@ REDUCTIONS = _names(
 SCATTERS = _names("scatter-add scatter-max scatter-min scatter-mul scatter-sub")
 # Data movement and bookkeeping: nothing is computed.
 FREE = _names(
-    "after_all bitcast_convert_type broadcast_in_dim broadcast_to complex concatenate convert_element_type copy"
-    " create_token dce_sink debug_callback debug_print device_put dim_as_value dimension_size dynamic_slice"
-    " dynamic_update_slice empty empty2 empty_ref free_ref freeze from_edtype gather get imag iota iota_2x32_shape"
-    " layout_constraint name new_ref optimization_barrier pad pbroadcast pin platform_index pvary real reshape"
-    " reshard rev scatter sharding_constraint slice split squeeze stack stop_gradient swap tie tile to_edtype"
-    " transpose unpin unstack with_memory_space_constraint zeros_like"
+    "after_all axis_index bitcast_convert_type broadcast_in_dim broadcast_to complex concatenate convert_element_type"
+    " copy create_token dce_sink debug_callback debug_print device_put dim_as_value dimension_size dynamic_slice"
+    " dynamic_update_slice empty empty2 empty_ref free_ref freeze from_edtype gather get imag inspect_sharding iota"
+    " iota_2x32_shape layout_constraint masked_load masked_swap multiple_of name new_ref num_programs"
+    " optimization_barrier pad pbroadcast pbroadcast_done pbroadcast_start pin platform_index program_id pvary real"
+    " reduced_vary_cast_p reshape reshard rev scatter sharding_constraint slice split squeeze stack stop_gradient swap"
+    " tie tile to_edtype transpose unpin unstack vary_unreduced_cast_p with_memory_space_constraint zeros_like"
 )
 # Comparisons, permutations and random draws, which are neither products nor arithmetic: said in a note.
 NOTED = _names(
     "approx_top_k lu_pivots_to_permutation philox2x32 philox4x32 random_bits random_clone random_fold_in random_gamma"
     " random_seed random_split random_unwrap random_wrap rng_bit_generator rng_uniform select_and_gather_add"
-    " select_and_scatter select_and_scatter_add sort threefry2x32 threefry4x32 top_k"
+    " select_and_scatter sort threefry2x32 threefry4x32 top_k"
+)
+SELECTED_SUMS = _names("select_and_scatter_add")
+# Between devices, with `_start` and `_done` where they are split.
+COLLECTIVES = _names(
+    "all_gather all_gather_invariant all_gather_reduced all_to_all pmax pmin ppermute preduced precv psend psum"
+    " psum_invariant ragged_all_to_all reduce_scatter unreduced_psum unreduced_reduce_scatter"
 )
 # Arithmetic whose amount the program does not determine: reported as unknown.
 ITERATIVE = _names("eig eigh schur svd")
 VARIANTS = _names(
-    "cholesky_update fft geqp3 geqrf hessenberg householder_product ormqr polynomial qr tridiagonal tridiagonal_solve"
+    "cholesky_update fft geqp3 geqrf hessenberg householder_product ormqr polynomial qr spsolve symmetric_product"
+    " tridiagonal tridiagonal_solve"
 )
+OUTSIDE = _names("call_exported ffi_call io_callback pure_callback")
+KERNELS = _names("rnn_bwd rnn_fwd scaled_dot scaled_matmul scaled_matmul_wrapper")
+SPARSE = ("bcoo_", "bcsr_", "coo_", "csr_")
+
+
+def describe_uncounted(eqn: Any) -> tuple[str, bool]:
+    """Return why the work of a primitive is not counted, and whether that makes the cost unknown."""
+    name = eqn.primitive.name
+    reasons = (
+        (NOTED, "compares, permutes or draws: not counted"),
+        (SELECTED_SUMS, "compares, and adds what it selected: not counted"),
+        (COLLECTIVES, "exchanges data between devices: its additions and its traffic are not counted"),
+        (ITERATIVE, "iterates until it converges: how often depends on the data"),
+        (VARIANTS, "takes as many operations as the library's own algorithm: no count is exact"),
+        (OUTSIDE, "calls code outside of the program"),
+        (KERNELS, "is one kernel of a library, whose operations are not in the program"),
+    )
+    plain = name.removesuffix("_start").removesuffix("_done")
+    for names, reason in reasons:
+        if plain in names:
+            return f"{name} {reason}", names not in (NOTED, SELECTED_SUMS, COLLECTIVES)
+    if name == "ragged_dot_general":
+        most = f"at most {ragged_macs(eqn):,} multiply-adds"
+        return f"{name} multiplies as many rows as the group sizes say, which are data: {most}", True
+    if name.startswith(SPARSE):
+        return f"{name} works on a sparse array: how many operations its stored elements take is not derived", True
+    if name.startswith("dot_product_attention"):
+        return f"{name} {reasons[-1][1]}", True
+    if inner_programs(eqn):
+        return f"{name} contains a program, and this counter does not know how often it runs", True
+    return f"{name} has no rule in this counter", True
+
+
+def ragged_macs(eqn: Any) -> int:
+    """Count the multiply-adds of `ragged_dot_general` whose groups take all rows."""
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    (_, contracted), (_, batched) = numbers.dot_dimension_numbers
+    taken = (*contracted, *batched, *numbers.rhs_group_dimensions)
+    right = eqn.invars[1].aval.shape
+    return size(eqn.invars[0]) * math.prod(extent for axis, extent in enumerate(right) if axis not in taken)
 
 
 def size(var: Any) -> int:

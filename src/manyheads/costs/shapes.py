@@ -99,12 +99,16 @@ class ModelShape:
         Values in an image patch that is projected to `width`; 0 means none.
     special_tokens
         Positions that are not patches, such as a class token.
-    classes
-        Rows of a classification head on one position of each sequence; 0 means none.
+    classes, class_width
+        Rows of a classification head on one position of each sequence, 0 means none, and its inputs (None: `width`).
+    token_classes
+        Rows of a head on every position that is not over the vocabulary; 0 means none.
+    pooled
+        Whether a dense `d x d` layer and activation act on one position of each sequence.
     fixed_length
         The length that an input has if all have the same, such as the patches of an image; 0 means any.
     head_transform
-        Whether a dense `d x d` layer, activation and norm stand before the unembedding.
+        Whether a dense `d x d` layer, activation and norm stand before a head on every position.
     activation, norm, positions
         What the elementwise columns depend on.
     biases
@@ -142,6 +146,9 @@ class ModelShape:
     patch_features: int = 0
     special_tokens: int = 0
     classes: int = 0
+    class_width: int | None = None
+    token_classes: int = 0
+    pooled: bool = False
     fixed_length: int = 0
     head_transform: bool = False
     activation: Activation = "gelu"
@@ -159,12 +166,12 @@ class ModelShape:
                 raise UsageError(f"ModelShape: width={self.width} is no multiple of heads={self.heads}; give head_dim")
             object.__setattr__(self, "head_dim", self.width // self.heads)
         defaults = (("mlp_hidden", 4 * self.width), ("kv_heads", self.heads), ("unembedding", self.vocabulary > 0))
-        for name, default in (*defaults, ("embedding_width", self.width)):
+        for name, default in (*defaults, ("embedding_width", self.width), ("class_width", self.width)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
-        check_integers(self, "head_dim", "kv_heads", "embedding_width", most=LARGEST)
-        rest = ("mlp_hidden", "vocabulary", "window", "patch_features", "special_tokens", "classes", "fixed_length")
-        check_integers(self, *rest, least=0, most=LARGEST)
+        check_integers(self, "head_dim", "kv_heads", "embedding_width", "class_width", most=LARGEST)
+        check_integers(self, "mlp_hidden", "vocabulary", "window", "patch_features", least=0, most=LARGEST)
+        check_integers(self, "special_tokens", "classes", "token_classes", "fixed_length", least=0, most=LARGEST)
         if self.heads % self.kv_heads:  # type: ignore[operator]
             raise UsageError(f"ModelShape: {self.kv_heads} key-value heads do not divide {self.heads} heads")
         if self.unembedding and not self.vocabulary:
@@ -175,7 +182,7 @@ class ModelShape:
             raise UsageError("ModelShape: embedding_width needs a vocabulary")
         if self.window and not self.causal:
             raise UsageError("ModelShape: a window needs causal=True")
-        for name in ("gated", "unembedding", "tied", "causal", "head_transform"):
+        for name in ("gated", "unembedding", "tied", "causal", "pooled", "head_transform"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"ModelShape: {name}={getattr(self, name)!r} is neither True nor False")
         for name, kind in WORDS.items():

@@ -186,8 +186,10 @@ def read_value(key: Key, raw: Mapping[str, Any], path: Path) -> Any:
         fits = isinstance(value, list) and all(isinstance(each, int) for each in value)
         kind = "a list of layers"
     elif isinstance(key.default, float):
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
-        kind = "a positive number"
+        share = key.name == "mask_ratio"
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
+        fits = fits and (value <= 1 if share else value > 0)
+        kind = "a number from 0 to 1" if share else "a positive number"
     else:
         fits, kind = isinstance(value, int) and not isinstance(value, bool) and value >= 0, "a whole number"
     if not fits:

@@ -10,7 +10,8 @@ in the attention of a layer
 where position i sees :math:`n_i` positions, queries and keys have the dimension N and values :math:`N_v`.
 """
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,7 +19,8 @@ from typing import Any, NamedTuple
 
 from manyheads.errors import check_integer
 from manyheads.models.config import ModelConfig, load_config, read_config, read_value
-from manyheads.models.modules import MAYBE, Module, Role
+from manyheads.models.families.heads import describe_head, has_language_head, head_layers
+from manyheads.models.modules import MAYBE, Key, Module, Role
 from manyheads.models.refusals import ConfigInvalid
 
 _HEAD_ROLES = (Role.UNEMBEDDING, Role.HEAD_TRANSFORM, Role.HEAD_NORM)
@@ -26,6 +28,18 @@ _PROJECTIONS = (Role.EMBEDDING_PROJECTION, Role.UNEMBEDDING_PROJECTION)
 TABLES = (Role.EMBEDDING, Role.POSITION, Role.SEGMENT, Role.RELATIVE_POSITION)
 """Roles that are looked up or added: they take part in no matrix product."""
 EXPERT_ROLES = (Role.EXPERT_IN, Role.EXPERT_OUT)
+PRODUCTS = frozenset(
+    {
+        Role.PATCH, Role.EMBEDDING_PROJECTION, Role.UNEMBEDDING_PROJECTION, Role.QUERY, Role.KEY, Role.VALUE,
+        Role.QUERY_KEY_VALUE, Role.QUERY_DOWN, Role.QUERY_UP, Role.KEY_VALUE_DOWN, Role.KEY_VALUE_UP, Role.OUTPUT,
+        Role.MLP_IN, Role.MLP_GATE, Role.MLP_GATE_IN, Role.MLP_OUT, Role.ROUTER, *EXPERT_ROLES, Role.SHARED_GATE,
+        Role.HEAD_TRANSFORM, Role.POOLER, Role.UNEMBEDDING, Role.CLASSIFIER,
+    }
+)  # fmt: skip
+"""Roles whose weights are multiplied with a token, as the forward passes of transformers show."""
+
+UNCOUNTED = ("eps", "rotary_theta", "rotary_fraction", "rotary_dims", "scaled", "scaled_by_layer", "scale_embedding")
+"""Values of a configuration on which no count depends."""
 
 SIDES: Mapping[Role, str] = {
     Role.EMBEDDING: "vocabulary,embedding_width",
@@ -57,11 +71,15 @@ SIDES: Mapping[Role, str] = {
 
 
 class Size(NamedTuple):
-    """Number of weights and biases of one module in one layer, and the sides of its weight."""
+    """Number of weights and biases of one module in one layer, and the sides of its weight.
+
+    `once` is true for a module that acts on one position of each sequence.
+    """
 
     role: Role
     sides: tuple[int, ...]
     bias: int
+    once: bool = False
 
     @property
     def weight(self) -> int:
@@ -86,6 +104,8 @@ class ParameterCount:
         Active weights that are multiplied with a token.
     predicted
         Parameters of the blocks that predict further tokens (multi-token prediction), which are not in `total`.
+    notes
+        What was assumed, and what is left out.
     """
 
     total: int
@@ -93,6 +113,7 @@ class ParameterCount:
     embedding: int
     matrix: int
     predicted: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def model_sizes(config: ModelConfig) -> dict[str, int]:
@@ -108,62 +129,76 @@ def model_sizes(config: ModelConfig) -> dict[str, int]:
     found["embedding_width"] = counted.get("embedding_width") or width
     found["value_dim"] = values.get("value_dim", key_dim)
     found["positions"] = counted.get("positions", 0) + family.position_offset
+    labels = config.raw.get("id2label")
+    count = read_value(Key("num_labels", 2), config.raw, config.path)
+    found["labels"] = len(labels) if isinstance(labels, dict) else count
     if "patch" in counted:
         if not counted["patch"]:
             raise ConfigInvalid(config.path, f"patch_size {counted['patch']} and image_size {counted['image']}")
         found["patch_features"] = counted["patch"] ** 2 * counted["channels"]
-        found["positions"] = (counted["image"] // counted["patch"]) ** 2 + counted.get("markers", 1)
-        labels = config.raw.get("id2label")
-        found["labels"] = len(labels) if isinstance(labels, dict) else counted["labels"]
+        found["patches"] = (counted["image"] // counted["patch"]) ** 2
+        found["positions"] = found["patches"] + counted.get("markers", 1)
+        # Masked autoencoders show the rest to their blocks.
+        found["hidden_patches"] = found["patches"] - int(found["patches"] * (1 - counted.get("mask_ratio", 0)))
     if "shared_experts" in counted:
         found["shared_hidden"] = counted["expert_hidden"] * (counted["shared_experts"] or 0)
     return found
 
 
+def describe_assumed(config: ModelConfig, only: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the note on the values (`only` these, by canonical name) that a configuration leaves to its family."""
+    raw, family = config.raw, config.family
+    sizes = {**model_sizes(config), **config.values}
+    derived = {"mlp_hidden": "hidden"}
+    missing = {
+        key.name.partition("|")[0]: sizes.get(derived.get(name, name), key.default)
+        for name, key in {**family.keys, **family.counted}.items()
+        if (name in only if only else name not in UNCOUNTED) and key.name and key.leaves_out(raw)
+    }
+    labelled = any("labels" in layer.sides for layer in head_layers(config) or ())
+    if labelled and not only and not {"id2label", "num_labels"} & raw.keys():
+        missing["num_labels"] = sizes["labels"]
+    listed = ", ".join(f"{name}={json.dumps(value)}" for name, value in missing.items())
+    return (f"not in the configuration, taken from {family.model_type}: {listed}",) if missing else ()
+
+
 def module_sizes(config: ModelConfig) -> Iterator[Size]:
     """Go through all parameters of a model, layer by layer; of tied ones through one.
 
-    Heads are those of a language model or an image classifier, by the class that the configuration names; without a
-    name a causal family has its language head, and others are counted without a head.
+    Heads are those of the class that the configuration names; without a name a causal family has its language head,
+    and others are counted without a head.
     """
     sizes, family = model_sizes(config), config.family
-    language = config.built_with(*family.language_heads) if family.language_heads else False
-    if not config.raw.get("architectures"):
-        language = family.causal is True
     tied = config.values.get("tied", False)
     for module in family.body:
         for layer in range(config.values["layers"]) if "{layer}" in module.path else [None]:
             if config.has(module.only, layer) and _stands(config, module, sizes):
                 yield _size(config, module, sizes)
-    for module in family.heads:
-        weight = f"{module.path}.weight" if module.sort != "bare" else module.path
-        if module.role in _HEAD_ROLES and language:
+    for module in family.heads if has_language_head(config) else ():
+        if module.role in _HEAD_ROLES:
             own = _size(config, module, sizes)
-            twice = f"{module.path}.bias" in family.ties
-            kept = own.sides if not (tied and weight in family.ties) else (0,)
-            yield Size(own.role, kept, 0 if twice else own.bias)
-        elif module.path == "classifier" and config.built_with("ForImageClassification") and sizes["labels"]:
-            sides = (sizes["labels"], sizes["width"] * (2 if family.model_type == "dinov2" else 1))
-            yield Size(module.role, sides, sizes["labels"])
+            # A bias that may be tied is the head's own where it is not.
+            bias = (0 if tied else own.sides[0]) if f"{module.path}.bias" in family.ties else own.bias
+            yield Size(own.role, (0,) if tied and f"{module.path}.weight" in family.ties else own.sides, bias)
+    for above in head_layers(config) or ():
+        sides = tuple(_evaluate(side, sizes) for side in above.sides.split(","))
+        yield Size(above.role, sides, sides[0] if config.holds(above.bias) else 0, above.once)
 
 
 def _stands(config: ModelConfig, module: Module, sizes: Mapping[str, int]) -> bool:
     """Whether a module of the body is there; where a table leaves it open, by what usually is."""
     if module.role in _PROJECTIONS:
         return sizes["embedding_width"] != sizes["width"]
-    if module.role is Role.POOLER:
-        return config.built_with("Model") and not config.built_with(*config.family.language_heads)
-    return module.role is not Role.BUFFER and module.when != MAYBE and config.holds(module.when)
+    return module.role not in (Role.BUFFER, Role.POOLER) and module.when != MAYBE and config.holds(module.when)
 
 
 def _size(config: ModelConfig, module: Module, sizes: Mapping[str, int]) -> Size:
     text = module.sides or SIDES.get(module.role, "width")
-    if module.sort == "bare" and module.role is Role.UNEMBEDDING:  # the bias of a masked-language head
+    if module.is_bias and module.role is Role.UNEMBEDDING:
         text = "vocabulary"
-    embedded = module.role in (Role.EMBEDDING_NORM, Role.POSITION, Role.SEGMENT)
-    if (embedded and module.role is not Role.POSITION) or (embedded and module.sort == "table"):
-        text = text.replace("width", "embedding_width")
     sides = tuple(_evaluate(side, sizes) for side in text.split(","))
+    if module.is_bias:
+        return Size(module.role, (0,), prod(sides))
     biased = module.sort in ("linear", "norm") and module.bias != MAYBE and config.holds(module.bias)
     return Size(module.role, sides, sides[0] if biased else 0)
 
@@ -205,7 +240,8 @@ def count_parameters(source: Mapping[str, Any] | Path | str) -> ParameterCount:
         active += _visited(each, whole, sizes)
         embedding += whole if each.role in TABLES else 0
     matrix = sum(count for _, count in _matrices(config, sizes))
-    return ParameterCount(total, active, embedding, matrix, _predicted(config, sizes))
+    notes = (*describe_assumed(config), *describe_head(config))
+    return ParameterCount(total, active, embedding, matrix, _predicted(config, sizes), notes)
 
 
 def _visited(size: Size, weights: int, sizes: Mapping[str, int]) -> int:
@@ -213,19 +249,14 @@ def _visited(size: Size, weights: int, sizes: Mapping[str, int]) -> int:
     return weights * sizes["active_experts"] // sizes["experts"] if size.role in EXPERT_ROLES else weights
 
 
-def _matrices(config: ModelConfig, sizes: Mapping[str, int]) -> Iterator[tuple[Role, int]]:
-    """Go through the active weights that are multiplied with a token, with their roles."""
+def _matrices(config: ModelConfig, sizes: Mapping[str, int]) -> Iterator[tuple[Size, int]]:
+    """Go through the modules that are multiplied with a token, with the active weights of each."""
     for each in module_sizes(config):
-        if each.role not in TABLES and len(each.sides) > 1 and each.role is not Role.MARKER:
-            yield each.role, _visited(each, each.weight, sizes)
-    if config.values.get("tied") and _has_language_head(config):
-        yield Role.UNEMBEDDING, sizes["vocabulary"] * sizes["embedding_width"]
-
-
-def _has_language_head(config: ModelConfig) -> bool:
-    if not config.raw.get("architectures"):
-        return config.family.causal is True
-    return bool(config.family.language_heads) and config.built_with(*config.family.language_heads)
+        if each.role in PRODUCTS:
+            yield each, _visited(each, each.weight, sizes)
+    if config.values.get("tied") and has_language_head(config):
+        table = Size(Role.UNEMBEDDING, (sizes["vocabulary"], sizes["embedding_width"]), 0)
+        yield table, table.weight
 
 
 def _predicted(config: ModelConfig, sizes: Mapping[str, int]) -> int:
@@ -251,6 +282,7 @@ def matrix_flops(source: Mapping[str, Any] | Path | str, length: int, masked: bo
         As `count_parameters` takes it.
     length
         Tokens of the sequence; for images the number of patches and special tokens is known, and this one is ignored.
+        Heads act on the positions on which transformers applies them: classes of images on one of each sequence.
     masked
         Whether only pairs count that the mask leaves; False: all pairs, as most published figures have it.
 
@@ -261,11 +293,13 @@ def matrix_flops(source: Mapping[str, Any] | Path | str, length: int, masked: bo
     """
     config, length = _read(source), check_integer("length", length)
     sizes = model_sizes(config)
-    tokens: dict[Role, int] = {}
-    if "patch_features" in sizes:  # special tokens are no patches, and one position is classified
-        length = sizes["positions"]
-        tokens = {Role.PATCH: length - sizes.get("markers", 1), Role.CLASSIFIER: 1}
-    products = sum(tokens.get(role, length) * count for role, count in _matrices(config, sizes))
+    patches = sizes.get("patches", 0)
+    if patches:  # special tokens are no patches
+        length = sizes["positions"] - sizes["hidden_patches"]
+    products = sum(
+        count * (1 if each.once else patches if each.role is Role.PATCH else length)
+        for each, count in _matrices(config, sizes)
+    )
     per_pair = config.values["heads"] * (config.values["key_dim"] + sizes["value_dim"])
     pairs = sum(_pairs(config, layer, length, masked) for layer in range(config.values["layers"]))
     return 2 * (products + per_pair * pairs)

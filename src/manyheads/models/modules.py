@@ -98,6 +98,11 @@ class Module:
     only: str = ""
     saved: tuple[str, ...] = ()
 
+    @property
+    def is_bias(self) -> bool:
+        """Whether a bare tensor is a bias."""
+        return self.sort == "bare" and self.role is not Role.BUFFER and self.path.endswith("bias")
+
 
 class Key(NamedTuple):
     """One value of a configuration.
@@ -121,6 +126,11 @@ class Key(NamedTuple):
         """Return what a configuration says under the first of the names that it has, else the default."""
         names = [name for name in self.name.split("|") if name in raw]
         return raw[names[0]] if names else self.default
+
+    def leaves_out(self, raw: Mapping[str, Any]) -> bool:
+        """Tell whether the default stands in: no name is there, or its value is null where null means the default."""
+        names = [name for name in self.name.split("|") if name in raw]
+        return not names or (raw[names[0]] is None and self.null is ... and self.default is not None)
 
 
 @dataclass(frozen=True)

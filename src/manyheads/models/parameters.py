@@ -225,7 +225,7 @@ def _tensors(
     if module.sort == "norm" and config.family.renamed_norms and path + ".gamma" in known:
         gain, bias = ".gamma", ".beta"
     if module.sort == "bare":
-        kind = "buffer" if module.role is Role.BUFFER else "bias" if path.endswith("bias") else "weight"
+        kind = "buffer" if module.role is Role.BUFFER else "bias" if module.is_bias else "weight"
         kind = "gain" if module.role in GAINS else kind
         gain = ""
     layout = ""

@@ -8,7 +8,8 @@ from typing import Any
 from manyheads.costs import ModelShape
 from manyheads.errors import UsageError
 from manyheads.models.config import ModelConfig, load_config, read_config, read_value, shown
-from manyheads.models.counts import model_sizes
+from manyheads.models.counts import describe_assumed, model_sizes, module_sizes
+from manyheads.models.families.heads import describe_head, has_language_head, head_layers
 from manyheads.models.modules import Role
 from manyheads.models.refusals import ConfigInvalid
 
@@ -25,6 +26,7 @@ ACTIVATIONS = {
 }
 OTHER_ACTIVATIONS = {"relu2": "relu", "xielu": "silu", "quick_gelu": "silu"}
 """Activations without a row of their own: counted as one like them, and noted."""
+FLOAT32_TAKEN = "no dtype is given: float32 is taken"
 ITEMSIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -34,7 +36,8 @@ def shape_from_config(source: Mapping[str, Any] | Path | str) -> ModelShape:
     Parameters
     ----------
     source
-    X
+        A `config.json`, the folder that holds one, or its content. What it leaves out is taken from the family and
+        stated in the notes of the shape.
 
     Raises
     ------
@@ -79,6 +82,19 @@ def _family_fields(config: ModelConfig) -> dict[str, Any]:
             f"the family {family.model_type} has {what}, which a ModelShape does not hold",
             "count its parameters and matrix FLOPs: manyheads.models.counts, `manyheads count config.json`",
         )
+    if model_sizes(config).get("hidden_patches"):
+        raise ConfigInvalid(
+            path,
+            f"mask_ratio is {shown(counted['mask_ratio'])}: blocks see a part of the patches, a ModelShape all",
+            "count it by `manyheads count config.json`, or set mask_ratio to 0",
+        )
+    narrow = counted.get("embedding_width") not in (None, values["width"])
+    if narrow and Role.UNEMBEDDING_PROJECTION in modules and not has_language_head(config):
+        raise ConfigInvalid(
+            path,
+            "a projection to the narrower embedding without an unembedding, which a ModelShape does not hold",
+            "count it by `manyheads count config.json`",
+        )
     query = modules.get(Role.QUERY, modules.get(Role.QUERY_KEY_VALUE))
     joint = modules.get(Role.MLP_GATE_IN)
     biased = {"qkv": query, "output": modules[Role.OUTPUT], "mlp": joint or modules[Role.MLP_IN]}
@@ -107,9 +123,33 @@ def _family_fields(config: ModelConfig) -> dict[str, Any]:
         "norm": {"layer": "layernorm", "rms": "rmsnorm"}[family.norm],
         "biases": {0: "none", 3: "all"}.get(len(biases), "+".join(biases)),
         "positions": _positions(modules, values),
-        "itemsize": _choose("dtype", raw.get("dtype") or raw.get("torch_dtype") or "float32", ITEMSIZES, path),
+        "itemsize": ITEMSIZES[config_dtype(raw, path) or "float32"],
     }
-    return shape | (_patches(config, counted) if "patch" in counted else _text(config, counted, modules))
+    dtype = () if config_dtype(raw, path) else (FLOAT32_TAKEN,)
+    notes = (*describe_assumed(config), *dtype, *describe_head(config), *_unlike(config, counted, modules))
+    ends = _patches(config, counted) if "patch" in counted else _text(config, counted, modules)
+    return shape | ends | _head(config) | {"notes": notes}
+
+
+def config_dtype(raw: Mapping[str, Any], path: Path | str = "config.json") -> str | None:
+    """Return the dtype that a configuration names, None if it names none."""
+    dtype = raw.get("dtype") or raw.get("torch_dtype")
+    _choose("dtype", dtype or "float32", ITEMSIZES, Path(path))
+    return dtype
+
+
+def _head(config: ModelConfig) -> dict[str, Any]:
+    """Return what stands above the body beside an unembedding, by the layers of the head."""
+    layers = head_layers(config) or ()
+    classifiers = [size for size in module_sizes(config) if size.role is Role.CLASSIFIER and size.sides[0]]
+    dense = [layer.once for layer in layers if layer.role in (Role.POOLER, Role.HEAD_TRANSFORM)]
+    found: dict[str, Any] = {
+        "classes": sum(size.sides[0] for size in classifiers if size.once),
+        "class_width": next((size.sides[1] for size in classifiers), None),
+        "token_classes": sum(size.sides[0] for size in classifiers if not size.once),
+        "pooled": True in dense,
+    }
+    return found | ({"head_transform": True} if False in dense else {})
 
 
 def _positions(modules: Mapping[Role, Any], values: Mapping[str, Any]) -> str:
@@ -126,41 +166,35 @@ def _unlike(config: ModelConfig, counted: Mapping[str, Any], modules: Mapping[Ro
     more = (Role.QUERY_NORM, Role.ATTENTION_POST_NORM, Role.MIXED_NORM, Role.ATTENTION_SCALE, Role.EMBEDDING_NORM)
     if any(role in modules and config.holds(modules[role].when) for role in more) and not config.post_norm:
         notes.append("elementwise work of norms beside the two of a block is left out")
+    if config.values.get("rotary_fraction", 1.0) < 1 or "rotary_dims" in config.values:
+        notes.append("rotary positions are counted on every dimension of a head")
+    if Role.HEAD_TRANSFORM in modules and has_language_head(config):
+        notes.append("masked-language head on every position")
     return notes
 
 
 def _text(config: ModelConfig, counted: Mapping[str, Any], modules: Mapping[Role, Any]) -> dict[str, Any]:
     """Return what a model of tokens has at its ends."""
-    body_only = config.family.causal is not True and not config.built_with(*config.family.language_heads)
-    notes = _unlike(config, counted, modules)
-    if config.values.get("rotary_fraction", 1.0) < 1 or "rotary_dims" in config.values:
-        notes.append("rotary positions are counted on every dimension of a head")
-    if body_only:
-        notes.append("body only: pooler and task heads are not counted")
-    elif Role.HEAD_TRANSFORM in modules:
-        notes.append("masked-language head on every position")
+    language = has_language_head(config)
     return {
         "vocabulary": counted["vocabulary"],
-        "unembedding": not body_only,
+        "unembedding": language,
         # To a narrower embedding the transform is the projection.
         "head_transform": Role.HEAD_TRANSFORM in modules
-        and not body_only
+        and language
         and counted.get("embedding_width") in (None, config.values["width"]),
-        "notes": tuple(notes),
     }
 
 
 def _patches(config: ModelConfig, counted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a model of images has at its ends."""
-    patch, image, labels = counted["patch"], counted["image"], config.raw.get("id2label")
-    if not patch or image % patch:
+    """Return what a model of images has below its blocks."""
+    sizes, image, patch = model_sizes(config), counted["image"], counted["patch"]
+    if image % patch:
         raise ConfigInvalid(config.path, f"image_size {image} is no multiple of patch_size {patch}")
-    classes = len(labels) if isinstance(labels, dict) else counted["labels"]
     return {
-        "patch_features": patch * patch * counted["channels"],
-        "special_tokens": model_sizes(config)["positions"] - (image // patch) ** 2,
-        "classes": classes if config.built_with("ForImageClassification") else 0,
-        "fixed_length": model_sizes(config)["positions"],
+        "patch_features": sizes["patch_features"],
+        "special_tokens": sizes["positions"] - sizes["patches"],
+        "fixed_length": sizes["positions"],
     }
 
 

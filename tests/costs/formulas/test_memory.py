@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from manyheads.costs import ModelShape, activation_bytes
-from manyheads.costs.formulas.memory import embedding_weights, matrix_weights
+from manyheads.costs.formulas.memory import embedding_table, stored_matrices
 from manyheads.errors import UsageError
 
 
@@ -13,8 +13,8 @@ def test_weights_are_the_sizes_of_the_matrices(reference, gated):
     shape = ModelShape(3, 12, 4, 20, 2, 5, gated, vocabulary=7)
     w = reference.block_weights(12, 4, 2, 5, 20, gated)
     blocks = 3 * sum(leaf.size for leaf in jax.tree.leaves(w))
-    assert matrix_weights(shape) == blocks + 2 * embedding_weights(shape)
-    assert embedding_weights(shape) == 7 * 12
+    assert stored_matrices(shape) == blocks + 2 * embedding_table(shape)
+    assert embedding_table(shape) == 7 * 12
 
 
 @pytest.mark.parametrize("gated", [False, True])

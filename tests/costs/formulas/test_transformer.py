@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads.costs import Convention, ModelShape, count, crossover_length, transformer_cost
-from manyheads.costs.formulas.memory import matrix_weights
+from manyheads.costs.formulas.memory import stored_matrices
 from manyheads.errors import UsageError
 
 DENSE = Convention(causal="dense")
@@ -179,7 +179,7 @@ def test_palm_convention_is_its_appendix(layers, heads, length, vocabulary):
     """6 N + 12 L H Q T a token, with a tied embedding (Chowdhery et al. 2022, appendix B)."""
     shape = ModelShape(layers, 16 * heads, heads, vocabulary=vocabulary, tied=True)
     ours = transformer_cost(shape, length, training=True, convention="palm").flops
-    assert ours == length * (6 * matrix_weights(shape) + 12 * layers * heads * 16 * length)
+    assert ours == length * (6 * stored_matrices(shape) + 12 * layers * heads * 16 * length)
 
 
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 2048), st.integers(1, 50000))

@@ -1,6 +1,7 @@
 """`manyheads scale audit`: check the hyperparameters and the initialization of every parameter of a PyTorch model."""
 
 import json
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Any, Optional
 
@@ -54,7 +55,9 @@ class Audit(TunedBase):
         hyperparameters = self.hyperparameters()
         if self.base and self.base_config:
             raise UsageError("--base and --base-config exclude each other: give one of them")
-        base, _ = read_shape(self.base or self.base_config, "--base or --base-config", bool(self.base_config))
+        base, notes = read_shape(self.base or self.base_config, "--base or --base-config", bool(self.base_config))
+        for note in notes.assumed if notes else ():
+            print(f"base: {note}", file=sys.stderr)
         shape = read_shape(self.to, "--to", is_file=False)[0] if self.to else None
         model, optimizer, roles, example = self._load()
         if roles is not None and shape is None:

@@ -139,6 +139,20 @@ class Notes:
     fused: bool = False  # queries, keys and values in one matrix
     experts: tuple[int, int] = (0, 0)  # how many there are, and how many a token visits
     latent: tuple[float, ...] = ()  # latent attention: dimensions with positions and of values over N, query latents
+    assumed: tuple[str, ...] = ()  # what was taken from the family
+
+
+SHAPE = (
+    "width",
+    "heads",
+    "layers",
+    "key_value_heads",
+    "key_dim",
+    "mlp_hidden",
+    "mlp_ratio",
+    "experts",
+    "active_experts",
+)
 
 
 def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tuple[Shape, Notes | None]":
@@ -174,6 +188,7 @@ def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tup
 def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
     from manyheads.errors import UsageError
     from manyheads.models.config import load_config, read_config
+    from manyheads.models.counts import describe_assumed
     from manyheads.models.shape import shape_of
     from manyheads.transformer import Shape
 
@@ -183,9 +198,9 @@ def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
         raise UsageError(f"{flag} {path}: there is no config.json in this folder; give one that has it, or N,H,L")
     config, origin = load_config(path)
     if config.get("model_type"):
-        read_config(config, origin)  # refuses the file; what follows refuses the model
+        assumed = describe_assumed(read_config(config, origin), SHAPE)  # refuses the file; what follows the model
         try:
-            return _shape_of_family(config)
+            return _shape_of_family(config, assumed)
         except UsageError as error:
             raise UsageError(f"{flag} {path}: {error}") from error
     model = shape_of(config, origin)
@@ -199,7 +214,7 @@ def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
         raise UsageError(f"{flag} {path}: {error}") from error
 
 
-def _shape_of_family(config: dict[str, Any]) -> "tuple[Shape, Notes]":
+def _shape_of_family(config: dict[str, Any], assumed: tuple[str, ...]) -> "tuple[Shape, Notes]":
     """Read a configuration of transformers; refuse attention that the theory does not describe."""
     from manyheads.limits.parametrization.architecture import read_body
 
@@ -208,4 +223,4 @@ def _shape_of_family(config: dict[str, Any]) -> "tuple[Shape, Notes]":
     ratio = (shape.hidden or 4 * shape.width) / shape.width
     group = shape.heads // shape.group_heads
     family = config["model_type"]
-    return shape, Notes(ratio, group, body.tied, family, body.post_norm, body.fused, body.experts, body.latent)
+    return shape, Notes(ratio, group, body.tied, family, body.post_norm, body.fused, body.experts, body.latent, assumed)

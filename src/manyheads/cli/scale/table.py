@@ -118,7 +118,9 @@ def _compare(base: Notes | None, target: Notes | None, parametrization: "Paramet
     """Return remarks on properties of the configurations that the table does not show."""
     from manyheads.limits import forward_multipliers
 
-    remarks = []
+    remarks = [
+        f"{which}: {note}" for which, read in (("base", base), ("target", target)) if read for note in read.assumed
+    ]
     known = target or base
     if known and known.post_norm:
         remarks.append(

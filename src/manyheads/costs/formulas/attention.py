@@ -2,7 +2,7 @@
 
 from manyheads.costs.conventions import Convention
 from manyheads.costs.cost import Cost, merge
-from manyheads.costs.formulas.parts import Part, pass_items, traffic
+from manyheads.costs.formulas.parts import Part, pass_items, size_note, traffic
 from manyheads.costs.shapes import ELEMENTWISE_SCORE, AttentionShape
 from manyheads.costs.tally import pair
 
@@ -56,4 +56,4 @@ def attention_cost(shape: AttentionShape, training: bool = False, convention: st
     values += shape.batch * shape.keys * shape.kv_heads * (shape.head_dim + shape.value_dim)  # type: ignore[operator]
     items = pass_items([attention_part(shape)], training)
     moved = traffic(values * shape.itemsize * (2 if training else 1))
-    return Cost(merge((*items, moved))).to(convention)
+    return Cost(merge((*items, moved)), notes=(size_note(shape.itemsize),)).to(convention)

@@ -5,8 +5,8 @@ from math import comb
 
 from manyheads.costs.conventions import Convention
 from manyheads.costs.cost import Cost, Item, merge
-from manyheads.costs.formulas.memory import matrix_weights
-from manyheads.costs.formulas.parts import traffic
+from manyheads.costs.formulas.memory import stored_matrices
+from manyheads.costs.formulas.parts import size_note, traffic
 from manyheads.costs.formulas.transformer import Call, model_items, transformer_cost
 from manyheads.costs.shapes import ModelShape
 from manyheads.errors import UsageError, check_integer
@@ -63,8 +63,9 @@ def token_cost(shape: ModelShape, context: int, batch: int = 1, convention: str 
     ends = batch * (4 + shape.vocabulary * size) if shape.unembedding else 2 * batch * shape.width * size
     # A window of w keys drops the oldest as it appends: w - 1 are read and one is written.
     seen = min(context, shape.window) if shape.window else context
-    moved = traffic(matrix_weights(shape) * size + kv_cache_bytes(shape, seen, batch) + ends)
-    return Cost(merge((*model_items(shape, call, False, True), moved)), notes=shape.notes).to(convention)
+    moved = traffic(stored_matrices(shape) * size + kv_cache_bytes(shape, seen, batch) + ends)
+    notes = (*shape.notes, size_note(size))
+    return Cost(merge((*model_items(shape, call, False, True), moved)), notes=notes).to(convention)
 
 
 def generation_cost(
@@ -115,7 +116,7 @@ def generation_cost(
     kink = min(max(shape.window, prompt), prompt + generated)
     for start, stop in ((prompt + 1, kink + 1), (kink + 1, prompt + generated + 1)):
         items += _sum_quadratic(lambda length: step(length).items, start, stop)
-    return Cost(merge(items), notes=shape.notes if items else ()).to(convention)
+    return Cost(merge(items), notes=(*shape.notes, size_note(shape.itemsize)) if items else ()).to(convention)
 
 
 def _sum_quadratic(items: Callable[[int], tuple[Item, ...]], start: int, stop: int) -> Iterator[Item]:

@@ -6,32 +6,44 @@ from manyheads.costs.shapes import ModelShape
 from manyheads.errors import UsageError, check_integer
 
 
-def matrix_weights(shape: ModelShape) -> int:
-    """Count the weights in matrices: projections, MLP, embedding, unembedding, patch projection and heads.
+def matrix_parameters(shape: ModelShape) -> int:
+    """Count the weights that are multiplied with a token: projections, MLP, unembedding, patch projection and heads.
 
-    Biases, norm gains and learned positions are left out; they take part in no matrix product.
+    A table of embeddings that is looked up is not among them, nor are biases, norm gains and learned positions; a table
+    that is tied to the unembedding is.
+
+    Examples
+    --------
+    >>> matrix_parameters(ModelShape(layers=12, width=768, heads=12, vocabulary=50257, tied=True))
+    123532032
     """
     inner = shape.embedding_width or shape.width
     weights = shape.layers * (shape.projection_macs + shape.mlp_macs)
-    tables = (1 if shape.vocabulary else 0) + (1 if shape.unembedding and not shape.tied else 0)
-    weights += tables * embedding_weights(shape)
+    if shape.unembedding:
+        weights += embedding_table(shape)
     if inner != shape.width:
         weights += inner * shape.width * (2 if shape.unembedding else 1)
-    weights += shape.width * (shape.patch_features + shape.classes + (shape.width if shape.head_transform else 0))
-    return weights
+    weights += (shape.class_width or shape.width) * shape.classes
+    dense = shape.head_transform + shape.pooled
+    return weights + shape.width * (shape.patch_features + shape.token_classes + dense * shape.width)
 
 
-def embedding_weights(shape: ModelShape) -> int:
+def embedding_table(shape: ModelShape) -> int:
     """Count the numbers of the table of token embeddings, `V d`, or `V d_e` with an embedding width of its own.
 
     A tied unembedding is the same table; an untied one is another of this size. Learned positions are left out.
 
     Examples
     --------
-    >>> embedding_weights(ModelShape(layers=12, width=768, heads=12, vocabulary=50257))
+    >>> embedding_table(ModelShape(layers=12, width=768, heads=12, vocabulary=50257))
     38597376
     """
     return shape.vocabulary * (shape.embedding_width or shape.width)
+
+
+def stored_matrices(shape: ModelShape) -> int:
+    """Count the weights that a call reads: `matrix_parameters`, and the table of embeddings where it is another one."""
+    return matrix_parameters(shape) + (0 if shape.unembedding and shape.tied else embedding_table(shape))
 
 
 def activation_bytes(

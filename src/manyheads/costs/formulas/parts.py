@@ -89,3 +89,8 @@ def _backward_items(part: Part, forward: Item) -> list[Item]:
 def traffic(amount: int) -> Item:
     """Return an item that only moves bytes."""
     return Item("inputs and outputs", bytes=amount)
+
+
+def size_note(itemsize: int) -> str:
+    """Return the note on the numbers that bytes are counted for."""
+    return f"bytes are those of numbers of {itemsize} bytes"

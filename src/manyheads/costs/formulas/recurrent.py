@@ -2,7 +2,7 @@
 
 from manyheads.costs.conventions import Convention
 from manyheads.costs.cost import Cost, merge
-from manyheads.costs.formulas.parts import Part, dense_part, pass_items, traffic
+from manyheads.costs.formulas.parts import Part, dense_part, pass_items, size_note, traffic
 from manyheads.costs.formulas.transformer import Call
 from manyheads.costs.shapes import PooledShape, RecurrentShape
 from manyheads.costs.tally import Tally
@@ -54,7 +54,7 @@ def rnn_cost(
     weights = (shape.inputs + hidden) * hidden + (shape.cell_layers - 1) * hidden * hidden + hidden * shape.classes
     outputs = weights if training else batch * (shape.classes or hidden)
     moved = traffic(shape.itemsize * (steps * shape.inputs + weights + outputs))
-    return Cost(merge((*pass_items(parts, training), moved))).to(convention)
+    return Cost(merge((*pass_items(parts, training), moved)), notes=(size_note(shape.itemsize),)).to(convention)
 
 
 def pooled_cost(
@@ -79,4 +79,4 @@ def pooled_cost(
     weights = first + (shape.layers - 1) * hidden * hidden + hidden * shape.classes
     outputs = weights if training else batch * (shape.classes or hidden)
     moved = traffic(shape.itemsize * (rows * shape.inputs + weights + outputs))
-    return Cost(merge((*pass_items(parts, training), moved))).to(convention)
+    return Cost(merge((*pass_items(parts, training), moved)), notes=(size_note(shape.itemsize),)).to(convention)

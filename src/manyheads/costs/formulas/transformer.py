@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from manyheads.costs.conventions import Convention
 from manyheads.costs.cost import Cost, Item, merge
 from manyheads.costs.formulas.attention import attention_part
-from manyheads.costs.formulas.memory import matrix_weights
-from manyheads.costs.formulas.parts import Part, dense_part, pass_items, traffic
+from manyheads.costs.formulas.memory import stored_matrices
+from manyheads.costs.formulas.parts import Part, dense_part, pass_items, size_note, traffic
 from manyheads.costs.shapes import ELEMENTWISE_ACTIVATION, ELEMENTWISE_NORM, ModelShape
 from manyheads.costs.tally import Tally
 from manyheads.errors import UsageError, check_integers
@@ -119,7 +119,7 @@ def edge_parts(shape: ModelShape, call: Call) -> tuple[tuple[Part, ...], tuple[P
         macs = shape.patch_features * width
         below.append(dense_part("patch projection", patches, macs, bias=width, idle=patches * macs))
         below.append(dense_part("positions", tokens, 0, bias=positions))
-    if shape.unembedding or shape.classes:
+    if shape.unembedding or shape.classes or shape.token_classes:
         above.append(norm_part(shape, call, "final norm", norms=1, residuals=0))
     if shape.head_transform:
         above.append(dense_part("head transform", tokens, width * width, bias=width))
@@ -128,8 +128,13 @@ def edge_parts(shape: ModelShape, call: Call) -> tuple[tuple[Part, ...], tuple[P
         if inner != width:
             above.append(dense_part("unembedding projection", tokens, inner * width))
         above.append(dense_part("unembedding", tokens, inner * shape.vocabulary))
+    if shape.token_classes:
+        above.append(dense_part("token classes", tokens, width * shape.token_classes))
+    if shape.pooled:
+        above.append(dense_part("pooler", call.batch, width * width, bias=width))
+        above.append(activation_part(replace(shape, activation="tanh"), call.batch * width, "pooler activation"))
     if shape.classes:
-        above.append(dense_part("classes", call.batch, width * shape.classes, bias=shape.classes))
+        above.append(dense_part("classes", call.batch, shape.class_width * shape.classes, bias=shape.classes))  # type: ignore[operator]
     return tuple(below), tuple(above)
 
 
@@ -150,14 +155,15 @@ def model_items(shape: ModelShape, call: Call, training: bool, input_gradient: b
 
 
 def _model_traffic(shape: ModelShape, call: Call, training: bool, input_gradient: bool) -> Item:
-    size, weights = shape.itemsize, matrix_weights(shape)
+    size, weights = shape.itemsize, stored_matrices(shape)
     vectors = call.tokens * shape.width * size
     patches = call.batch * (call.queries - shape.special_tokens) * shape.patch_features * size
     inputs = patches if shape.patch_features else 4 * call.tokens if shape.vocabulary else vectors  # ids are int32
     if training:
         gradients = weights * size + (vectors if input_gradient and inputs == vectors and not shape.vocabulary else 0)
         return traffic(inputs + weights * size + gradients)
-    logits = call.tokens * shape.vocabulary * size if shape.unembedding else call.batch * shape.classes * size
+    each = (shape.vocabulary if shape.unembedding else 0) + shape.token_classes
+    logits = (call.tokens * each + call.batch * shape.classes) * size
     return traffic(inputs + weights * size + (logits or vectors))
 
 
@@ -213,4 +219,4 @@ def transformer_cost(
     call = Call(length, length, batch)
     items = model_items(shape, call, training, input_gradient)
     moved = _model_traffic(shape, call, training, input_gradient)
-    return Cost(merge((*items, moved)), notes=shape.notes).to(convention)
+    return Cost(merge((*items, moved)), notes=(*shape.notes, size_note(shape.itemsize))).to(convention)

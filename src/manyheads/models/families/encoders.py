@@ -93,6 +93,11 @@ ROBERTAS = tuple(
     )
     for name, (vocabulary, prefix) in _ROBERTA.items()
 )
+_NARROW = {
+    Role.POSITION: "positions,embedding_width",
+    Role.SEGMENT: "segments,embedding_width",
+    Role.EMBEDDING_NORM: "embedding_width",
+}
 ELECTRA = replace(
     BERT,
     model_type="electra",
@@ -104,7 +109,11 @@ ELECTRA = replace(
     | {"mlp_hidden": Key("intermediate_size", 1024), "embedding_width": Key("embedding_size", 128)},
     ties={"generator_lm_head.weight": "embeddings.word_embeddings.weight"},
     body=(
-        *(module for module in _BERT_BODY if module.role is not Role.POOLER),
+        *(
+            replace(module, sides=_NARROW.get(module.role, ""))
+            for module in _BERT_BODY
+            if module.role is not Role.POOLER
+        ),
         Module("embeddings_project", Role.EMBEDDING_PROJECTION, when=MAYBE),
     ),
     heads=(

@@ -87,7 +87,8 @@ PHIMOE = decoder(
     grouped(4096, 32, 32, 8)
     | _ATTENTION_BIAS
     | {"windowed": Key("", True), "window": Key("sliding_window", None, null=0), "window_from_layer": Key("", 0)},
-    _counted(6400, 32064, Key("num_local_experts", 16), Key("num_experts_per_tok", 2), Key("intermediate_size", 6400)),
+    # Its router takes the best expert and the next one, whatever num_experts_per_tok says.
+    _counted(6400, 32064, Key("num_local_experts", 16), Key("", 2), Key("intermediate_size", 6400)),
     (
         *norms(bias=ALWAYS),
         *attention(_BIASED, _BIASED),

@@ -157,6 +157,7 @@ HELIUM = _llama_like(
     mlp(7040, 48000, "silu"),
     _BIASED,
     NEVER,
+    _MLP_BIASED,
     beyond=NEIGHBOURS,
 )
 ERNIE = _llama_like(

@@ -250,7 +250,7 @@ MPT = Family(
         "mpt_bias": Key("", False),
     },
     counted={
-        "mlp_ratio": Key("expansion_ratio", 4),
+        "mlp_hidden": Key("", None),  # transformers builds four times the width, whatever expansion_ratio says
         "vocabulary": Key("vocab_size", 50368),
         "activation": Key("", "gelu"),
     },

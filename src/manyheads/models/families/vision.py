@@ -14,7 +14,6 @@ def _patches(image: int = 224, patch: int = 16, activation: str = "gelu") -> dic
         "image": Key("image_size", image),
         "patch": Key("patch_size", patch),
         "channels": Key("num_channels", 3),
-        "labels": Key("num_labels", 2),
     }
 
 
@@ -66,6 +65,7 @@ VIT_MAE = replace(
     VIT,
     model_type="vit_mae",
     body=tuple(module for module in _VIT_BODY[:-1] if module.path != "embeddings.mask_token"),
+    counted=_patches() | {"mask_ratio": Key("mask_ratio", 0.75)},
     heads=(),
     blank=(Role.MARKER,),
 )
