@@ -21,7 +21,7 @@ from manyheads.models.checkpoint import Checkpoint, open_checkpoint
 from manyheads.models.header import DTYPES
 from manyheads.models.refusals import CheckpointRefused, shorten
 from manyheads.probe.checkpoints.contents import SAMPLE, Contents, Finding, digest_contents, read_contents
-from manyheads.probe.checkpoints.series import Source, path_of, sort_by_step, step_of
+from manyheads.probe.checkpoints.series import Source, path_of, read_order
 from manyheads.probe.checkpoints.trajectory_order import find_misplaced
 
 if TYPE_CHECKING:
@@ -139,15 +139,21 @@ def verify(checkpoints: Sequence[Source], *, follow_links: bool = False) -> Veri
     if isinstance(checkpoints, str) or not sources:
         raise UsageError("expected a list of checkpoints: files, folders or opened checkpoints")
     findings: list[Finding] = []
-    sources = sort_by_step(sources)
-    names = _names([path_of(source) for source in sources])
+    order = read_order(sources)
+    names = _names([path_of(source) for source in order.sources])
+    steps = dict(zip(names, order.steps or [None] * len(names), strict=True))
+    if order.conflict is not None:
+        *pair, why = order.conflict
+        where = ", ".join(names[order.sources.index(each)] for each in pair)
+        findings.append(Finding("step", where, "the names do not say which is later", why))
     contents = []
-    for name, source in zip(names, sources, strict=True):
+    for name, source in zip(names, order.sources, strict=True):
         try:
             checkpoint = (
                 source if isinstance(source, Checkpoint) else open_checkpoint(source, follow_links=follow_links)
             )
             contents.append(read_contents(name, checkpoint, findings))
+            contents[-1].step = steps[name]
         except CheckpointRefused as refusal:
             findings.append(Finding("file", name, type(refusal).__name__, str(refusal)))
     digests = {content.name: digest_contents(content) for content in contents}
@@ -160,7 +166,7 @@ def verify(checkpoints: Sequence[Source], *, follow_links: bool = False) -> Veri
     unchecked = []
     if len(contents) < 4:
         unchecked.append(f"the order of {len(contents)} different checkpoints: it takes four")
-    if any(step_of(source) is None for source in sources):
+    if order.steps is None and order.conflict is None:
         unchecked.append("steps: not every name holds one, such as step1000 or checkpoint-500")
     return Verification(tuple(names), tuple(findings), readable, read, tuple(unchecked), digests)
 
