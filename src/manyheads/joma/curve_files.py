@@ -1,4 +1,4 @@
-"""Curves of trainings by others: tables (CSV) and arrays (NPZ)."""
+"""Curves of trainings by others: tables (CSV), arrays (NPZ), and result lists of JoMA's authors (PT)."""
 
 from __future__ import annotations
 
