@@ -170,7 +170,7 @@ def judge_curves(runs: Sequence[RunCurves]) -> CurveJudgement:
     Raises
     ------
     UsageError
-        No run, or two of one name.
+        No run, two of one name, or something else than runs.
 
     Examples
     --------
@@ -179,8 +179,10 @@ def judge_curves(runs: Sequence[RunCurves]) -> CurveJudgement:
     >>> judge_curves([RunCurves("a", t, {"entropy": curve[:, None]}, {})]).rebounds["entropy", "top"]
     (1, 1)
     """
+    if not isinstance(runs, Sequence) or not all(isinstance(run, RunCurves) for run in runs):
+        raise UsageError("runs that are no list of RunCurves: give those of read_curves, or RunCurves made of arrays")
     names = [run.name for run in runs]
-    if not runs or len(set(names)) < len(names):
+    if not names or len(set(names)) < len(names):
         raise UsageError(f"{len(runs)} runs, {len(set(names))} names: give at least one, each by a name of its own")
     layers = tuple(verdict for run in runs for verdict in _layers(run))
     rebounds = {}
