@@ -79,5 +79,5 @@ class Judge:
         if self.losses is not None and len(self.losses) != len(read):
             raise UsageError(f"--losses: {len(self.losses)} files for {len(read)} runs; give one for each, in order")
         if len({run.name for run in read}) < len(read):
-            read = [replace(run, name=f"{path}{run.name[len(path.stem):]}") for path, runs in given for run in runs]
+            read = [replace(run, name=f"{path}{run.name[len(path.stem) :]}") for path, runs in given for run in runs]
         return [with_losses(run, path) for run, path in zip(read, self.losses, strict=True)] if self.losses else read

@@ -8,7 +8,7 @@ where v are the variances of means of AR(1) noise of the estimated autocorrelati
 sample and more, so that a drop between the first two samples is a drop. The shape is the longest alternating sequence
 of falls and rises, each from where the one before it ended. The level q is a quantile of pure noise whose
 autocorrelation and standard deviation s are estimated as those of the curve. A shape is stated if a strict and a
-lenient level agree on it; otherwise the answer is "undecided". Wrong answers are measured (`ACCEPTANCE.md`, row shapes).
+lenient level agree on it; otherwise the answer is "undecided". Wrong answers are counted in `ACCEPTANCE.md`, row shapes.
 """
 
 import functools
@@ -35,11 +35,11 @@ RHOS = np.arange(0, 0.951, 0.05)  # estimates of the autocorrelation rho are rou
 DEGREE, QUICK = 6, (0.4, 1.5, 4.0)  # the trend: of polynomials, and time constants of exponentials in samples
 # Differences of these orders bound the noise if rho is at most RHOS[BOUND], whatever the trend.
 ORDERS, BOUND = (2, 3, 4, 5, 6), 16
-# Chance that pure noise moves: for a move to count, for one to be ruled out of a curve that moves, and of one that does
-# not. Rho may be larger than estimated by MARGIN / n.
+# Chance that pure noise moves: for a move to count, for one to be ruled out beside a single one, and otherwise. Rho may
+# be larger than estimated by MARGIN / n (1 + 10 / n).
 STRICT, LENIENT, STILL, MARGIN = 0.003, 0.15, 0.05, 8.0
 # At unequal intervals the autocorrelation is not known: moves are at least so many standard deviations.
-UNEVEN = {STRICT: 4.0, LENIENT: 2.5, STILL: 2.5}
+UNEVEN = {STRICT: 4.5, LENIENT: 2.5, STILL: 2.5}
 LEAST_PART = 0.25  # of the range: smaller moves do not make a curve of three moves or more one of no single shape
 RESTING = 0.05  # of the range: the most by which the last third of a curve that levelled off may fall
 ROUNDING = 1e-14
@@ -80,7 +80,7 @@ def curve_shape(curve: Float[ArrayLike, " time"], *, even: bool = True) -> Curve
     curve
         At least 20 finite values, in the order of time.
     even
-        Whether they lie at equal intervals; otherwise only moves of four standard deviations count.
+        Whether they lie at equal intervals; otherwise only moves of 4.5 standard deviations count.
 
     Raises
     ------
@@ -134,13 +134,13 @@ class _Moves:
         self.y, self.noise, self.even = y, noise, even
         self.means = _block_means(y)
         self.variances = {length: each[place] for length, each in _variances(len(y)).items()}
-        margin = round(MARGIN / len(y) / RHOS[1])
+        margin = round(MARGIN / len(y) * (1 + 10 / len(y)) / RHOS[1])
         self.null = max(place, min(place + margin, BOUND + 1))
 
     def label(self) -> Label:
         """Return the shape on which both levels agree and which the plain reading does not contradict."""
         found = self._shape(STRICT)
-        if found != self._shape(LENIENT if found else STILL):
+        if found != self._shape(LENIENT if len(found) == 1 else STILL):
             return "undecided"
         if found in ("-", "+") and self._plain_ends(-1 if found == "-" else 1):
             return "undecided"
@@ -151,7 +151,7 @@ class _Moves:
         return NAMES.get(found, "no single shape")
 
     def _plain_ends(self, sign: int) -> bool:
-        """Return whether single samples of a curve that only falls (-1) or rises lie beyond its ends, on either side."""
+        """Return whether single samples of a curve that only falls (-1) or rises lie beyond its ends."""
         y, n = sign * self.y, len(self.y)
         plain = float(np.median(np.abs(np.diff(y, 2)))) / 0.6745 / math.sqrt(6)  # of noise without autocorrelation
         extreme = (math.sqrt(2 * math.log(n)) + 2) * max(min(plain, self.noise), ROUNDING)
@@ -302,7 +302,7 @@ def _variances(n: int) -> dict[int, Array]:
 
 @functools.lru_cache(256)
 def _tail(n: int, place: int) -> tuple[float, float]:
-    """Return upper tenth and exponential slope of the largest move of pure noise, penalized by the lengths of blocks."""
+    """Return upper tenth and exponential slope of the largest move of pure noise, less the penalty of its lengths."""
     rho, draws = RHOS[place], int(np.clip(200_000 / n, 200, 1000))
     innovations = np.random.default_rng([n, place]).standard_normal((draws, n))
     innovations[:, 0] /= np.sqrt(1 - rho**2)

@@ -1,5 +1,6 @@
 """Steps of checkpoints: all numbers in their names, and the order that these give."""
 
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -83,7 +84,7 @@ def read_order(sources: Sequence[Source]) -> Order:
     if any(_step(each) is None for each in fields):
         return Order(list(sources), None, None)
     places = sorted(range(len(paths)), key=lambda place: _key(fields[place]))
-    for one, other in zip(places, places[1:], strict=False):
+    for one, other in itertools.pairwise(places):
         if why := _conflict(fields[one], fields[other]):
             return Order(list(sources), None, (sources[one], sources[other], why))
     steps, keys = [_step(fields[place]) or 0 for place in places], [_key(fields[place]) for place in places]

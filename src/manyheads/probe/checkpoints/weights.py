@@ -110,7 +110,8 @@ def weight_spectra(
         `head_frobenius`, `head_spectral`, `head_stable_rank` over (head_matrix, layer, head) with their null levels,
         see `head_spectra`, also where norms stand behind queries and keys: the query-key circuit says what enters them.
         For others every two-dimensional tensor is a matrix without a role, and `attrs["roles"]` says why.
-        `attrs["heads"]`: "measured", or why there are no figures of heads. `attrs["not_measured"]`: tensors of two axes or more that are no matrix of floats.
+        `attrs["heads"]`: "measured", or why there are no figures of heads. `attrs["not_measured"]`: tensors of two axes
+        or more that are no matrix of floats.
 
     Raises
     ------
