@@ -91,12 +91,16 @@ def test_result_lists_of_the_authors(tmp_path, rng, capsys):
         ([{"keys": [0, 1]}], "no keys"),
         ([{"keys": [0, 1], "this_entropies": "many"}], "no array of numbers"),
         ([Path("code")], "no list of results"),
+        (None, "no list of results"),
     ],
 )
 def test_other_result_files_are_refused(tmp_path, content, says):
     import torch
 
-    torch.save(content, tmp_path / "runs.pt")
+    if content is None:
+        (tmp_path / "runs.pt").touch()
+    else:
+        torch.save(content, tmp_path / "runs.pt")
     with pytest.raises(FileRefused, match=says):
         read_runs(tmp_path / "runs.pt")
 

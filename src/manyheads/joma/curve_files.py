@@ -109,7 +109,7 @@ def read_runs(path: Path | str) -> list[RunCurves]:
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None
     except Exception as error:  # of pickle, zipfile, torch
-        raise FileRefused(f"{path}: no list of results ({str(error).splitlines()[0]})") from error
+        raise FileRefused(f"{path}: no list of results ({type(error).__name__})") from error
     if not isinstance(found, list) or not found or not all(isinstance(each, dict) for each in found):
         raise FileRefused(f"{path}: expected a list of dictionaries with keys, this_entropies and this_val_loss")
     return [_read_result(path, place, each) for place, each in enumerate(found)]

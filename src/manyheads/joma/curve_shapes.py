@@ -4,11 +4,12 @@ No form is assumed of the curve: it moves between two blocks of samples if their
 
 .. math:: |\bar y_J - \bar y_I| > s \sqrt{q + 2\ln(n/|I|) + 2\ln(n/|J|)}\; \sqrt{v_{|I|} + v_{|J|}}, \qquad I < J,
 
-where v are the variances of means of AR(1) noise of the estimated autocorrelation and unit variance. Blocks are of one
-sample and more, so that a drop between the first two samples is a drop. The shape is the longest alternating sequence
-of falls and rises, each from where the one before it ended. The level q is a quantile of pure noise whose
-autocorrelation and standard deviation s are estimated as those of the curve. A shape is stated if a strict and a
-lenient level agree on it; otherwise the answer is "undecided". Wrong answers are counted in `ACCEPTANCE.md`, row shapes.
+where v are the variances of means of AR(1) noise of the estimated autocorrelation and unit variance. Blocks are the
+first sample, the last one, and any of two and more: a drop between the first two samples is a drop, an outlier is none.
+The shape is the longest alternating sequence of falls and rises, each from where the one before it ended. The level q
+is a quantile of pure noise whose autocorrelation and standard deviation s are estimated as those of the curve. A shape
+is stated if a strict and a lenient level agree on it; otherwise it is "undecided". Wrong answers are counted in
+`ACCEPTANCE.md`, row shapes.
 """
 
 import functools
@@ -42,6 +43,7 @@ STRICT, LENIENT, STILL, MARGIN = 0.003, 0.15, 0.05, 8.0
 UNEVEN = {STRICT: 4.5, LENIENT: 2.5, STILL: 2.5}
 LEAST_PART = 0.25  # of the range: smaller moves do not make a curve of three moves or more one of no single shape
 RESTING = 0.05  # of the range: the most by which the last third of a curve that levelled off may fall
+OUTLIER = 3.0  # standard deviations by which a sample may lie beyond both neighbours
 ROUNDING = 1e-14
 NAMES: dict[str, Label] = {"": "flat", "-": "falling", "+": "rising", "-+": "rebounded", "+-": "rose and fell"}
 
@@ -132,7 +134,7 @@ class _Moves:
 
     def __init__(self, y: Array, place: int, noise: float, even: bool) -> None:
         self.y, self.noise, self.even = y, noise, even
-        self.means = _block_means(y)
+        self.means = _block_means(_clip_outliers(y, OUTLIER * noise))
         self.variances = {length: each[place] for length, each in _variances(len(y)).items()}
         margin = round(MARGIN / len(y) * (1 + 10 / len(y)) / RHOS[1])
         self.null = max(place, min(place + margin, BOUND + 1))
@@ -200,12 +202,16 @@ class _Moves:
         """Return where the block begins in which the first move that starts at a sample or later has ended."""
         n, first = len(self.y), None
         for before, lows in self.means.items():
-            lowest = np.minimum.accumulate(sign * lows[start:])
+            if before == 1 and start:
+                continue
+            lowest = _lowest(sign * lows[start:], before)
             for after, means in self.means.items():
                 rises = sign * means[start + before :]
                 standard = math.sqrt(self.variances[before] + self.variances[after])
                 least = math.sqrt(max(level + _penalty(n, before, after), 1.0)) * standard * self.noise
                 above = rises - lowest[: len(rises)] > max(least, size)
+                if after == 1:
+                    above[:-1] = False
                 if above.any():
                     begin = start + before + int(above.argmax())
                     first = min(first or (n + 1, 0), (begin + after, begin))
@@ -215,6 +221,13 @@ class _Moves:
         """Return the level that pure noise exceeds with a chance, by an exponential tail beyond its upper tenth."""
         tenth, slope = _tail(len(self.y), self.null)
         return tenth + slope * math.log(0.1 / chance)
+
+
+def _clip_outliers(y: Array, most: float) -> Array:
+    """Bring samples that lie beyond both neighbours by more than a size back to it."""
+    neighbours = np.stack([y[:-2], y[2:]])
+    clipped = np.clip(y[1:-1], neighbours.min(0) - most, neighbours.max(0) + most)
+    return np.concatenate([y[:1], clipped, y[-1:]])
 
 
 def _drop_and_rise(y: Array, scale: float) -> tuple[float, float, int]:
@@ -290,6 +303,11 @@ def _block_means(curves: Array) -> dict[int, Array]:
     return {length: (sums[..., length:] - sums[..., :-length]) / length for length in _lengths(n)}
 
 
+def _lowest(means: Array, length: int) -> Array:
+    """Return the least mean of the blocks up to each; of single samples the first alone, for others may be outliers."""
+    return np.minimum.accumulate(means, -1) if length > 1 else np.broadcast_to(means[..., :1], means.shape)
+
+
 @functools.lru_cache(16)
 def _variances(n: int) -> dict[int, Array]:
     """Return the variance of the mean of blocks of AR(1) noise of unit variance, by length, for every rho."""
@@ -312,10 +330,11 @@ def _tail(n: int, place: int) -> tuple[float, float]:
     largest = np.full(draws, -np.inf)
     for sign in (1, -1):
         for before in means:
-            lowest = np.minimum.accumulate(sign * means[before], -1)
+            lowest = _lowest(sign * means[before], before)
             for after in means:
                 rises = sign * means[after][:, before:]
-                rise = (rises - lowest[:, : rises.shape[1]]).max(1, initial=0) / noise
+                rises = (rises - lowest[:, : rises.shape[1]])[:, 0 if after > 1 else -1 :]
+                rise = rises.max(1, initial=0) / noise
                 standard = rise / np.sqrt(variances[before] + variances[after])[estimated]
                 largest = np.maximum(largest, standard**2 - _penalty(n, before, after))
     tenth, less = np.quantile(largest, [0.9, 0.975])

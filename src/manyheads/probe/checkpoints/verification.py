@@ -141,7 +141,7 @@ def verify(checkpoints: Sequence[Source], *, follow_links: bool = False) -> Veri
     findings: list[Finding] = []
     order = read_order(sources)
     names = _names([path_of(source) for source in order.sources])
-    steps = dict(zip(names, order.steps or [None] * len(names), strict=True))
+    steps = dict(zip(names, order.steps, strict=True)) if order.steps else {}
     if order.conflict is not None:
         *pair, why = order.conflict
         where = ", ".join(names[order.sources.index(each)] for each in pair)
@@ -153,7 +153,7 @@ def verify(checkpoints: Sequence[Source], *, follow_links: bool = False) -> Veri
                 source if isinstance(source, Checkpoint) else open_checkpoint(source, follow_links=follow_links)
             )
             contents.append(read_contents(name, checkpoint, findings))
-            contents[-1].step = steps[name]
+            contents[-1].step = steps.get(name, contents[-1].step)
         except CheckpointRefused as refusal:
             findings.append(Finding("file", name, type(refusal).__name__, str(refusal)))
     digests = {content.name: digest_contents(content) for content in contents}
