@@ -2,11 +2,13 @@ from . import attention as attention
 from . import bigram as bigram
 from . import costs as costs
 from . import data as data
+from . import demo as demo
 from . import errors as errors
 from . import joma as joma
 from . import limits as limits
 from . import meanfield as meanfield
 from . import models as models
+from . import probe as probe
 from . import recovery as recovery
 from . import spectra as spectra
 from . import statistics as statistics

@@ -36,6 +36,8 @@ WRONG_USE = [
     ("--completion tcsh", "choose one of bash, fish, zsh"),
     ("study run", "needs the name of one study"),
     ("study show --json", "needs the name of one study"),
+    ("study show attention/costs --json", "nothing else: leave out '--json'"),
+    ("study show attention/costs joma/rebound", "nothing else: leave out 'joma/rebound'"),
     ("study run nothing", "no study is called 'nothing'"),
     ("study run attention.costs", "did you mean attention/costs"),
     ("study run absent.py:Mine", "absent.py: no such file"),

@@ -1,11 +1,14 @@
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from manyheads.errors import FileRefused, UsageError
+from manyheads.cli import main
+from manyheads.errors import ExtraMissing, FileRefused, UsageError
 from manyheads.joma import judge_curves, read_curves
-from manyheads.joma.curve_files import RunCurves, with_losses
+from manyheads.joma.curve_files import RunCurves, read_runs, with_losses
 
 STEPS = np.arange(30)
 
@@ -38,6 +41,74 @@ def test_the_three_forms_of_a_run_are_read_alike(tmp_path, rng):
     np.testing.assert_allclose(first.loss, second.loss, rtol=1e-12)
     assert first.learning_rate == second.learning_rate == 0.1
     assert (first.levels, second.levels) == ({}, {"entropy": 3.0})
+
+
+def results(rng, count=3):
+    """Return results as JoMA's authors publish them."""
+    import torch
+
+    return [
+        {
+            "nlayers": 2,
+            "dataset": "wikitext2",
+            "opt": {"method": "adam", "lr": 1e-3},
+            "sweep_filename": None,
+            "keys": (1000 * STEPS).tolist(),
+            "this_entropies": torch.tensor(np.stack([curve(0.5, rng), curve(0, rng)], 1), dtype=torch.float32),
+            "this_val_loss": torch.linspace(9, 5 + place, 30),
+            "lr": 10.0**-place,
+        }
+        for place in range(count)
+    ]
+
+
+@pytest.mark.torch
+def test_result_lists_of_the_authors(tmp_path, rng, capsys):
+    import torch
+
+    given = results(rng)
+    torch.save(given, tmp_path / "runs.pt")
+    read = read_runs(tmp_path / "runs.pt")
+    assert [(run.name, run.learning_rate) for run in read] == [("runs[0]", 1.0), ("runs[1]", 0.1), ("runs[2]", 0.01)]
+    for run, result in zip(read, given, strict=True):
+        np.testing.assert_array_equal(run.steps, result["keys"])
+        np.testing.assert_array_equal(run.figures["entropy"], result["this_entropies"].numpy())
+        np.testing.assert_array_equal(run.loss, result["this_val_loss"].numpy())
+    (tmp_path / "again").mkdir()
+    torch.save(given[:1], tmp_path / "again/runs.pt")
+    assert main(["joma", "judge", str(tmp_path / "runs.pt"), str(tmp_path / "again/runs.pt")]) == 0
+    printed = capsys.readouterr().out
+    assert "bottom layer: drops and rebounds in 4 of 4 runs" in printed
+    assert "top layer: drops and rebounds in 0 of 4 runs" in printed
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"keys": [0, 1]}, "list of dictionaries"),
+        ([], "list of dictionaries"),
+        ([{"keys": [0, 1]}], "no keys"),
+        ([{"keys": [0, 1], "this_entropies": "many"}], "no array of numbers"),
+        ([Path("code")], "no list of results"),
+        (None, "no list of results"),
+    ],
+)
+def test_other_result_files_are_refused(tmp_path, content, says):
+    import torch
+
+    if content is None:
+        (tmp_path / "runs.pt").touch()
+    else:
+        torch.save(content, tmp_path / "runs.pt")
+    with pytest.raises(FileRefused, match=says):
+        read_runs(tmp_path / "runs.pt")
+
+
+def test_result_lists_name_the_extra_that_reads_them(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ExtraMissing, match=r"manyheads\[torch\]"):
+        read_runs(tmp_path / "runs.pt")
 
 
 def test_shapes_and_counts_by_layer(rng):
@@ -122,6 +193,9 @@ def test_other_refusals(tmp_path, rng):
         judge_curves([run, run])
     with pytest.raises(UsageError, match="at least one"):
         judge_curves([])
+    for other in (np.ones((30, 2)), [np.ones(30)], run, None):
+        with pytest.raises(UsageError, match="no list of RunCurves"):
+            judge_curves(other)
     with pytest.raises(UsageError, match="steps, layers"):
         RunCurves("a", STEPS, {"entropy": curve(0.5, rng)}, {})
     with pytest.raises(UsageError, match="no such file"):

@@ -7,15 +7,20 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import xarray as xr
+from tests.models import tiny
 from tests.models.conftest import FAMILIES
 
 from manyheads.errors import UsageError
 from manyheads.models import attention_weights, open_checkpoint
-from manyheads.probe import weight_spectra
+from manyheads.models.families import FAMILIES as TABLE
+from manyheads.probe import head_spectra, weight_spectra
 from manyheads.probe.checkpoints import weights
 from manyheads.probe.heads.circuits import CIRCUITS
 from manyheads.spectra import coherence, ranks
 from manyheads.spectra.outliers import count_beyond_edge
+
+# Of which `head_spectra` says that it does not know the projections of the module.
+UNTOLD = ("codegen", "distilbert", "falcon", "gpt_bigcode", "openai-gpt", "phi3")
 
 
 def write(folder, arrays, config=None):
@@ -185,3 +190,44 @@ def test_series_of_different_models_are_refused(tmp_path, rng):
         weight_spectra(folders)
     with pytest.raises(UsageError, match="no checkpoint"):
         weight_spectra([])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("family", sorted(TABLE.keys() - {"vit_msn"}))  # saved under names that are not loaded
+def test_every_family_has_the_heads_of_its_model_or_says_why_not(family, tmp_path, seed):
+    """Norms behind queries and keys, other scores, shared key heads and a head size of its own included."""
+    import torch
+
+    torch.manual_seed(seed)
+    grouped = {"key_value_heads": 2, "heads": 4} if family in ("qwen3", "gemma2", "gpt_oss", "llama") else {}
+    heads = 4 if family == "codegen" else 3
+    model = tiny.build(family, **{"heads": heads, "width": 8 * heads, **grouped})
+    for parameter in model.parameters():
+        parameter.data = torch.randn_like(parameter)
+    model.save_pretrained(tmp_path)
+    found = weight_spectra(tmp_path, rows=20)
+    if family in ("deepseek_v2", "deepseek_v3"):
+        assert found.attrs["heads"] == "none: keys and values have a common low-rank factor"
+        assert "head_frobenius" not in found
+        return
+    assert found.attrs["heads"] == "measured"
+    assert found.sizes["layer"] == 2
+    assert np.isfinite(found.head_frobenius.sel(head_matrix="query-key")).all()
+    try:
+        expected = head_spectra(model)
+    except UsageError:  # joint projections whose order the module does not tell
+        assert family in UNTOLD
+        if family == "codegen":
+            attention = model.transformer.h[1].attn
+            parts = attention.qkv_proj.weight.reshape(4, 3, -1, 8 * heads).transpose(0, 1)
+            query, value, _ = (
+                attention._split_heads(part.movedim(-1, 0)[:, None], heads, 8, mp_num=4)[:, 0] for part in parts
+            )
+            for name, part in (("query", query), ("value", value)):  # (width, heads, N)
+                norms = part.norm(dim=(0, 2)).detach()
+                np.testing.assert_allclose(found.head_frobenius.sel(head_matrix=name, layer=1), norms, rtol=1e-5)
+        return
+    for name in ("frobenius", "spectral", "stable_rank"):
+        there = expected[name]
+        known = ~np.isnan(there)
+        np.testing.assert_allclose(found[f"head_{name}"].values[known], there.values[known], rtol=1e-5)

@@ -23,7 +23,8 @@ class Judge:
 
     RUN is the curves of one training: a .csv file with columns step, layer, entropy or stable_rank and perhaps loss,
     learning_rate, uniform_entropy, random_stable_rank; an .npz file with arrays of these names; or the store of
-    `manyheads probe attention`. Shapes take 20 steps at equal intervals, the relation to the loss takes 8 runs.
+    `manyheads probe attention`. A .pt file holds many runs: a list of dictionaries with keys, this_entropies,
+    this_val_loss and lr, as JoMA's authors publish. Shapes take 20 steps, the relation to the loss takes 8 runs.
     """
 
     runs: Annotated[
@@ -68,16 +69,15 @@ class Judge:
         from dataclasses import replace
 
         from manyheads.errors import UsageError
-        from manyheads.joma.curve_files import read_curves, with_losses
+        from manyheads.joma.curve_files import read_runs, with_losses
         from manyheads.probe.reports.shapes import curves_of
 
         if not self.runs:
             raise UsageError("no run: give files of curves, or stores of manyheads probe attention")
-        if self.losses is not None and len(self.losses) != len(self.runs):
-            raise UsageError(
-                f"--losses: {len(self.losses)} files for {len(self.runs)} runs; give one for each, in order"
-            )
-        read = [curves_of(path) if path.is_dir() else read_curves(path) for path in self.runs]
+        given = [(path, [curves_of(path)] if path.is_dir() else read_runs(path)) for path in self.runs]
+        read = [run for _, runs in given for run in runs]
+        if self.losses is not None and len(self.losses) != len(read):
+            raise UsageError(f"--losses: {len(self.losses)} files for {len(read)} runs; give one for each, in order")
         if len({run.name for run in read}) < len(read):
-            read = [replace(run, name=str(path)) for run, path in zip(read, self.runs, strict=True)]
+            read = [replace(run, name=f"{path}{run.name[len(path.stem) :]}") for path, runs in given for run in runs]
         return [with_losses(run, path) for run, path in zip(read, self.losses, strict=True)] if self.losses else read

@@ -296,8 +296,9 @@ def _named(arguments: Sequence[str], program: str, usage: str) -> str:
     if arguments and arguments[0] in ("-h", "--help"):
         print(usage)
         raise SystemExit(0)
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise UsageError(
-            f"{program.removeprefix('manyheads ')} needs the name of one study first; 'manyheads study list' lists them"
-        )
+    command = program.removeprefix("manyheads ")
+    if not arguments or arguments[0].startswith("-"):
+        raise UsageError(f"{command} needs the name of one study first; 'manyheads study list' lists them")
+    if len(arguments) > 1:
+        raise UsageError(f"{command} takes the name of one study and nothing else: leave out {arguments[1]!r}")
     return arguments[0]

@@ -1,4 +1,4 @@
-"""Curves of trainings by others: tables (CSV) and arrays (NPZ)."""
+"""Curves of trainings by others: tables (CSV), arrays (NPZ), and result lists of JoMA's authors (PT)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads._extras import require
 from manyheads.errors import FileRefused, UsageError
 
 Array = NDArray[np.float64]
@@ -82,8 +83,51 @@ def read_curves(path: Path | str) -> RunCurves:
     path = Path(path)
     readers = {".csv": _read_table, ".npz": _read_arrays}
     if path.suffix.lower() not in readers:
-        raise FileRefused(f"{path}: expected curves in a .csv or .npz file")
+        raise FileRefused(f"{path}: expected curves in a .csv or .npz file, or with read_runs in a .pt file")
     return readers[path.suffix.lower()](path)
+
+
+def read_runs(path: Path | str) -> list[RunCurves]:
+    """Read the curves of all trainings in a file: one, as `read_curves`, or the list of results in a .pt file.
+
+    JoMA's authors publish such lists of dictionaries (repository luckmatters), of which "keys" (steps),
+    "this_entropies" (steps, layers), "this_val_loss" (steps) and "lr" are read, by PyTorch and without running code.
+
+    Raises
+    ------
+    ExtraMissing
+        PyTorch is not installed.
+    FileRefused, UsageError
+        As of `read_curves`; a .pt file that holds anything else.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in (".pt", ".pth"):
+        return [read_curves(path)]
+    torch = require("torch")
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file") from None
+    except Exception as error:  # of pickle, zipfile, torch
+        raise FileRefused(f"{path}: no list of results ({type(error).__name__})") from error
+    if not isinstance(found, list) or not found or not all(isinstance(each, dict) for each in found):
+        raise FileRefused(f"{path}: expected a list of dictionaries with keys, this_entropies and this_val_loss")
+    return [_read_result(path, place, each) for place, each in enumerate(found)]
+
+
+def _read_result(path: Path, place: int, result: dict[str, Any]) -> RunCurves:
+    name = f"{path.stem}[{place}]"
+    given: dict[str, Array | None] = {}
+    for key in ("keys", "this_entropies", "this_val_loss", "lr"):
+        try:
+            given[key] = None if result.get(key) is None else np.asarray(result[key], np.float64)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise FileRefused(f"{path}: {key} of result {place} is no array of numbers") from error
+    steps, entropy, rate = given["keys"], given["this_entropies"], given["lr"]
+    if steps is None or entropy is None or steps.ndim != 1 or (rate is not None and rate.size != 1):
+        raise FileRefused(f"{path}: result {place} has no keys (steps,) with this_entropies (steps, layers)")
+    scalars = dict.fromkeys(SCALARS) | {"learning_rate": None if rate is None else float(rate.item())}
+    return replace(_curves(path, steps, {"entropy": entropy}, given["this_val_loss"], scalars), name=name)
 
 
 def with_losses(run: RunCurves, path: Path | str) -> RunCurves:

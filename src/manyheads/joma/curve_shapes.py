@@ -1,42 +1,51 @@
-r"""Shape of a recorded curve: flat, falling, levelled off, rebounded or rising, beyond its own autocorrelated noise.
+r"""Shape of a recorded curve: flat, falling, levelled off, rebounded, rising, rose and fell, beyond its own noise.
 
-Every coordinate of the theory relaxes exponentially, so that a curve is modelled as
+No form is assumed of the curve: it moves between two blocks of samples if their means differ by more than noise does,
 
-.. math:: y_t = c + \sum_k a_k e^{-t/\tau_k} + \epsilon_t, \qquad \epsilon_t = \rho\,\epsilon_{t-1} + \text{noise},
+.. math:: |\bar y_J - \bar y_I| > s \sqrt{q + 2\ln(n/|I|) + 2\ln(n/|J|)}\; \sqrt{v_{|I|} + v_{|J|}}, \qquad I < J,
 
-with time constants from 1.5 intervals to three times the length of the curve. A curve that only falls has all
-:math:`a_k \ge 0`; one that falls and then rises has :math:`a_k \ge 0` for the quick exponentials and :math:`a_k \le 0`
-for the slow ones. "It only falls" is tested against "it falls and then rises" by the relative difference of their
-squared residuals after whitening, "it only rises" by the same test of -y. Quantiles are those of pure noise of the
-estimated :math:`\rho`, in which :math:`\rho` is estimated anew; false rebounds and power were measured on curves of
-known shape (`ACCEPTANCE.md`, row shapes). Derived here; the paper shows curves.
+where v are the variances of means of AR(1) noise of the estimated autocorrelation and unit variance. Blocks are the
+first sample, the last one, and any of two and more: a drop between the first two samples is a drop, an outlier is none.
+The shape is the longest alternating sequence of falls and rises, each from where the one before it ended. The level q
+is a quantile of pure noise whose autocorrelation and standard deviation s are estimated as those of the curve. A shape
+is stated if a strict and a lenient level agree on it; otherwise it is "undecided". Wrong answers are counted in
+`ACCEPTANCE.md`, row shapes.
 """
 
 import functools
+import math
+from collections import Counter
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import ArrayLike, Float
 from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
 from scipy.signal import lfilter
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 
 Array = NDArray[np.float64]
-Indices = NDArray[np.intp]
-Label = Literal["flat", "falling", "levelled off", "rebounded", "rising", "no single shape", "undecided"]
+Label = Literal[
+    "flat", "falling", "levelled off", "rebounded", "rising", "rose and fell", "no single shape", "undecided"
+]
 
 LEAST = 20  # points of a curve
-ATOMS, SLOWEST = 7, 3.0  # exponentials, and the largest time constant over the length of the curve
-ACTIVE = 3  # exponentials in one fit: more never pay, because their shapes are close
-RHO_STEP, RHO_MOST = 0.05, 0.95  # estimates of rho are rounded
-# Nominal levels. Where noise is strongly autocorrelated, rho is estimated too low: with this level 2 of 60 curves that
-# level off are called rebounded at rho = 0.8, and fewer below.
-LEVEL, TREND_LEVEL = 0.0015, 0.05
-DRAWS = 1999
-ROUNDING = 1e-14  # relative error of sums of squares
-WANDERING = 4.0  # standard deviations of the noise between the ends and the minimum of a flat curve, at most
+RHOS = np.arange(0, 0.951, 0.05)  # estimates of the autocorrelation rho are rounded
+DEGREE, QUICK = 6, (0.4, 1.5, 4.0)  # the trend: of polynomials, and time constants of exponentials in samples
+# Differences of these orders bound the noise if rho is at most RHOS[BOUND], whatever the trend.
+ORDERS, BOUND = (2, 3, 4, 5, 6), 16
+# Chance that pure noise moves: for a move to count, for one to be ruled out beside a single one, and otherwise. Rho may
+# be larger than estimated by MARGIN / n (1 + 10 / n).
+STRICT, LENIENT, STILL, MARGIN = 0.003, 0.15, 0.05, 8.0
+# At unequal intervals the autocorrelation is not known: moves are at least so many standard deviations.
+UNEVEN = {STRICT: 4.5, LENIENT: 2.5, STILL: 2.5}
+LEAST_PART = 0.25  # of the range: smaller moves do not make a curve of three moves or more one of no single shape
+RESTING = 0.05  # of the range: the most by which the last third of a curve that levelled off may fall
+OUTLIER = 3.0  # standard deviations by which a sample may lie beyond both neighbours
+ROUNDING = 1e-14
+NAMES: dict[str, Label] = {"": "flat", "-": "falling", "+": "rising", "-+": "rebounded", "+-": "rose and fell"}
 
 
 class CurveShape(NamedTuple):
@@ -45,36 +54,35 @@ class CurveShape(NamedTuple):
     Attributes
     ----------
     label
-        "flat"; "falling" to the end; "levelled off" after a fall; "rebounded": down and up again; "rising"; "no single
-        shape": it moves otherwise, such as up and down; "undecided": it moves, and may be a random walk.
+        "flat"; "falling"; "levelled off": fell, and in its last third by less than a twentieth of its range;
+        "rebounded": down and up again; "rising"; "rose and fell"; "no single shape": three moves or more; "undecided":
+        the samples do not tell.
     drop, rise
-        First and last value above the minimum, of the best fit that falls and then rises.
+        First and last value above the minimum, of the best fit that falls and then rises (isotonic regression).
     lowest
         Index of that minimum.
-    p_falls, p_rises
-        Nominal p-values of "it only falls" and "it only rises".
     autocorrelation, noise
-        Estimated rho, and standard deviation of the innovations.
+        Estimated rho between samples, and standard deviation of the noise.
     """
 
     label: Label
     drop: float
     rise: float
     lowest: int
-    p_falls: float
-    p_rises: float
     autocorrelation: float
     noise: float
 
 
 @takes_arrays
-def curve_shape(curve: Float[ArrayLike, " time"]) -> CurveShape:
-    """Tell the shape of a curve at equal intervals of time.
+def curve_shape(curve: Float[ArrayLike, " time"], *, even: bool = True) -> CurveShape:
+    """Tell the shape of a curve as it is sampled.
 
     Parameters
     ----------
     curve
-        At least 20 finite values.
+        At least 20 finite values, in the order of time.
+    even
+        Whether they lie at equal intervals; otherwise only moves of 4.5 standard deviations count.
 
     Raises
     ------
@@ -87,7 +95,7 @@ def curve_shape(curve: Float[ArrayLike, " time"]) -> CurveShape:
     >>> noise = 0.02 * np.random.default_rng(0).standard_normal(60)
     >>> curve_shape(1.5 + np.exp(-t / 6) + noise).label
     'levelled off'
-    >>> curve_shape(1.5 + np.exp(-t / 6) + 0.3 * (1 - np.exp(-t / 20)) + noise).label
+    >>> curve_shape(1.5 + np.exp(-t / 1.5) + 0.6 * (1 - np.exp(-t / 30)) + noise).label
     'rebounded'
     """
     values = np.asarray(curve, np.float64)
@@ -95,161 +103,239 @@ def curve_shape(curve: Float[ArrayLike, " time"]) -> CurveShape:
         raise ShapeError(f"curve of shape {values.shape}: expected at least {LEAST} values along time")
     if not np.isfinite(values).all():
         raise UsageError("the curve holds values that are not finite: cut it before the first of them")
-    if np.ptp(values) == 0:
-        return CurveShape("flat", 0.0, 0.0, 0, 1.0, 1.0, 0.0, 0.0)
-    fits = _fits(len(values))
-    both = fits.fit(np.stack([values, -values]))
-    p_falls, p_rises = map(float, fits.tail(both.statistic, both.place))
-    fitted, noise = both.fitted[0], float(both.noise[0])
-    lowest = int(fitted.argmin())
-    drop, rise = (float(fitted[end] - fitted[lowest]) for end in (0, -1))
-    rho = float(fits.rhos[both.place[0]])
-    # A curve whose values nowhere rise falls, whatever a fit with few exponentials makes of it, and the other way.
-    rises = p_falls <= LEVEL and (values - np.minimum.accumulate(values)).max() > noise
-    falls = p_rises <= LEVEL and (np.maximum.accumulate(values) - values).max() > both.noise[1]
-    label: Label = "flat" if max(drop, rise) <= WANDERING * noise / np.sqrt(1 - rho**2) else "undecided"
-    if rises and falls:
-        label = "rebounded" if both.loss[0] <= both.loss[1] and min(drop, rise) > noise else "no single shape"
-    elif falls:
-        label = "falling" if _p_rests(values[-max(8, len(values) // 3) :]) <= TREND_LEVEL else "levelled off"
-    elif rises:
-        label = "rising"
-    return CurveShape(label, drop, rise, lowest, p_falls, p_rises, rho, noise)
+    scale = float(np.abs(values).max()) or 1.0
+    y = values / scale  # neither squares nor sums overflow
+    y = y - y.mean()
+    place, noise = (each.item() for each in _estimate_noise(y))
+    moves = _Moves(y, place, max(noise, ROUNDING), even)
+    return CurveShape(moves.label(), *_drop_and_rise(y, scale), float(RHOS[place]), noise * scale)
 
 
-def equal_intervals(steps: NDArray[Any]) -> list[int]:
-    """Return the places of the longest chain of steps at equal intervals that ends at one of the last two.
+def shape_at(values: Array, steps: NDArray[Any]) -> CurveShape | None:
+    """Return the shape of a curve at some steps; None if they are fewer than `LEAST`, or not all values finite."""
+    if len(values) < LEAST or not np.isfinite(values).all():
+        return None
+    return curve_shape(values, even=most_frequent_interval(steps) >= len(steps) - 3)  # the ends may be odd
+
+
+def most_frequent_interval(steps: NDArray[Any]) -> int:
+    """Return how many intervals between steps are as long as most are.
 
     Examples
     --------
-    >>> equal_intervals(np.array([0, 1, 2, 4, 8, 10, 20, 30, 40, 43]))
-    [0, 5, 6, 7, 8]
+    >>> most_frequent_interval(np.array([0, 1, 2, 4, 6, 8, 9]))
+    3
     """
-    places = {int(step): place for place, step in enumerate(steps)}
-    best: list[int] = list(range(len(steps)))[-1:]
-    for interval in np.unique(np.diff(steps)):
-        for end in map(int, steps[-2:]):
-            chain = []
-            while end in places:
-                chain.append(places[end])
-                end -= int(interval)
-            best = max(best, chain[::-1], key=len)
-    return best
+    return max(Counter(np.diff(steps).tolist()).values(), default=0)
 
 
-def shape_at(values: Array, places: list[int]) -> CurveShape | None:
-    """Return the shape of the values at some places; None if they are fewer than `LEAST`, or not all finite."""
-    chosen = values[places]
-    if len(chosen) < LEAST or not np.isfinite(chosen).all():
-        return None
-    found = curve_shape(chosen)
-    return found._replace(lowest=places[found.lowest])
+class _Moves:
+    """Alternating falls and rises of a curve beyond its noise."""
+
+    def __init__(self, y: Array, place: int, noise: float, even: bool) -> None:
+        self.y, self.noise, self.even = y, noise, even
+        self.means = _block_means(_clip_outliers(y, OUTLIER * noise))
+        self.variances = {length: each[place] for length, each in _variances(len(y)).items()}
+        margin = round(MARGIN / len(y) * (1 + 10 / len(y)) / RHOS[1])
+        self.null = max(place, min(place + margin, BOUND + 1))
+
+    def label(self) -> Label:
+        """Return the shape on which both levels agree and which the plain reading does not contradict."""
+        found = self._shape(STRICT)
+        if found != self._shape(LENIENT if len(found) == 1 else STILL):
+            return "undecided"
+        if found in ("-", "+") and self._plain_ends(-1 if found == "-" else 1):
+            return "undecided"
+        if not found and not self._is_still():
+            return "undecided"
+        if found == "-" and self._rests():
+            return "levelled off"
+        return NAMES.get(found, "no single shape")
+
+    def _plain_ends(self, sign: int) -> bool:
+        """Return whether single samples of a curve that only falls (-1) or rises lie beyond its ends."""
+        y, n = sign * self.y, len(self.y)
+        plain = float(np.median(np.abs(np.diff(y, 2)))) / 0.6745 / math.sqrt(6)  # of noise without autocorrelation
+        extreme = (math.sqrt(2 * math.log(n)) + 2) * max(min(plain, self.noise), ROUNDING)
+        return bool(max(y[0] - y.min(), y.max() - y[-1]) > extreme)
+
+    def _is_still(self) -> bool:
+        """Return whether the range is that of noise, and the samples neither a smooth curve nor a random walk."""
+        y, n, spread = self.y, len(self.y), float(np.ptp(self.y))
+        if spread <= 10 * ROUNDING or spread > (2 * math.sqrt(2 * math.log(n)) + 0.3) * self.noise:
+            return spread <= 10 * ROUNDING
+        one, two = (float(np.mean((y[lag:] - y[:-lag]) ** 2)) for lag in (1, 2))
+        rho = y[1:] @ y[:-1] / (y @ y)
+        return two <= 2.2 * one and rho + (1 + 3 * rho) / n <= 0.9
+
+    def _rests(self) -> bool:
+        """Return whether the last third does not fall beyond noise, nor, at two standard errors, by much."""
+        third = len(self.y) // 3
+        half = 2 ** ((third // 2).bit_length() - 1)
+        means, error = self.means[half], self.noise * math.sqrt(2 * self.variances[half])
+        small = means[-2 * half] - means[-1] + 2 * error <= RESTING * np.ptp(self.y)
+        return bool(small) and self._first(self._level(LENIENT), 0.0, -1, len(self.y) - third) is None
+
+    def _shape(self, chance: float) -> str:
+        """Return the moves, "-" or "+" each; of three or more, the two that are left without the small ones."""
+        size = 0.0 if self.even else UNEVEN[chance] * self.noise
+        found = self._sequence(chance, size)
+        if len(found) < 3:
+            return found
+        large = self._sequence(chance, max(size, LEAST_PART * float(np.ptp(self.y))))
+        return large if len(large) == 2 else "?"
+
+    def _sequence(self, chance: float, size: float) -> str:
+        """Return the longest alternating sequence of moves; "?" where two are."""
+        level, found = self._level(chance), []
+        for sign in (-1, 1):
+            moves, start = "", 0
+            while (begin := self._first(level, size, sign, start)) is not None:
+                moves, start, sign = moves + "-+"[sign > 0], begin, -sign
+            found.append(moves)
+        falls, rises = found
+        if len(falls) == len(rises):
+            return "???" if falls else ""
+        return max(found, key=len)
+
+    def _first(self, level: float, size: float, sign: int, start: int) -> int | None:
+        """Return where the block begins in which the first move that starts at a sample or later has ended."""
+        n, first = len(self.y), None
+        for before, lows in self.means.items():
+            if before == 1 and start:
+                continue
+            lowest = _lowest(sign * lows[start:], before)
+            for after, means in self.means.items():
+                rises = sign * means[start + before :]
+                standard = math.sqrt(self.variances[before] + self.variances[after])
+                least = math.sqrt(max(level + _penalty(n, before, after), 1.0)) * standard * self.noise
+                above = rises - lowest[: len(rises)] > max(least, size)
+                if after == 1:
+                    above[:-1] = False
+                if above.any():
+                    begin = start + before + int(above.argmax())
+                    first = min(first or (n + 1, 0), (begin + after, begin))
+        return None if first is None else first[1]
+
+    def _level(self, chance: float) -> float:
+        """Return the level that pure noise exceeds with a chance, by an exponential tail beyond its upper tenth."""
+        tenth, slope = _tail(len(self.y), self.null)
+        return tenth + slope * math.log(0.1 / chance)
 
 
-class _Fitted(NamedTuple):
-    """Fits of curves (B, n) that fall and then rise.
+def _clip_outliers(y: Array, most: float) -> Array:
+    """Bring samples that lie beyond both neighbours by more than a size back to it."""
+    neighbours = np.stack([y[:-2], y[2:]])
+    clipped = np.clip(y[1:-1], neighbours.min(0) - most, neighbours.max(0) + most)
+    return np.concatenate([y[:1], clipped, y[-1:]])
 
-    Attributes
-    ----------
-    statistic
-        Squared residual of the best fit that only falls over that of the best one, minus 1, (B,).
-    place
-        Index of the estimated rho, (B,).
-    fitted, loss, noise
-        The best fit (B, n), its squared residual and the standard deviation of its innovations, (B,).
+
+def _drop_and_rise(y: Array, scale: float) -> tuple[float, float, int]:
+    """Return drop, rise and place of the minimum of the best fit that falls and then rises."""
+    best = (math.inf, 0.0, 0.0, 0)
+    for place in np.argsort(y, kind="stable")[:32].tolist():  # the minimum of the best fit is one of the least values
+        left, right = isotonic_regression(y[: place + 1], increasing=False).x, isotonic_regression(y[place:]).x
+        loss = float(((y[: place + 1] - left) ** 2).sum() + ((y[place:] - right) ** 2).sum())
+        best = min(best, (loss, float(left[0] - left[-1]), float(right[-1] - right[0]), place))
+    return best[1] * scale, best[2] * scale, best[3]
+
+
+def _estimate_noise(curves: Array) -> tuple[NDArray[np.intp], Array]:
+    """Estimate place of rho and standard deviation of noise, (...), of curves (..., n).
+
+    Of the residuals of a trend, by moments; or a bound by differences where that is less, as beside a trend of another
+    form. The medians of differences do not see jumps.
     """
+    basis, moments = _trend(curves.shape[-1])
+    residual = curves - (curves @ basis) @ basis.T
+    square = (residual**2).sum(-1)
+    lag = (residual[..., 1:] * residual[..., :-1]).sum(-1) / np.maximum(square, 1e-300)
+    place = np.abs(moments[:, 1] / moments[:, 0] - lag[..., None]).argmin(-1)
+    std = np.sqrt(square / moments[place, 0])
+    bounds = [np.median(np.abs(np.diff(curves, p)), -1) / 0.6745 / _difference_std(p) for p in ORDERS]
+    bound = np.min(bounds, axis=0)
+    return np.where(bound < std, BOUND, place), np.minimum(bound, std)
 
-    statistic: Array
-    place: Indices
-    fitted: Array
-    loss: Array
-    noise: Array
+
+@functools.cache
+def _difference_std(order: int) -> float:
+    """Return the standard deviation of differences of AR(1) noise of unit variance with the largest rho."""
+    weights = np.diff(np.eye(order + 1), order)[:, 0]
+    lags = np.abs(np.subtract.outer(np.arange(order + 1), np.arange(order + 1)))
+    return math.sqrt(weights @ RHOS[BOUND] ** lags @ weights)
 
 
-class _Fits:
-    """Least-squares fits of curves of n points by a constant and exponentials, or a straight line, for every rho.
+@functools.lru_cache(16)
+def _trend(n: int) -> tuple[Array, Array]:
+    """Return an orthonormal basis of trends (n, m), and what is expected of residuals of unit noise, (rhos, 2).
 
-    With the whitened design QR, the squared residual of coefficients (c, a) exceeds that of the free fit by
-    |z - R (c, a)|^2, z = Q^T y. The free c removes the first row. What remains is small: the best coefficients of given
-    signs are those of the subset whose own least-squares fit has these signs and explains most.
+    The sum of squares of M y and that of products of neighbours, M = 1 - Q Q^T, for AR(1) noise y.
     """
-
-    def __init__(self, n: int, atoms: int) -> None:
-        t = np.linspace(0, 1, n)[:, None]
-        shapes = -t if atoms == 1 else np.exp(-t / np.geomspace(1.5 / n, SLOWEST, atoms))
-        shapes = shapes - shapes.mean(axis=0)
-        self.design = np.hstack([np.ones((n, 1)), shapes / shapes.std(axis=0)])
-        self.basis = np.linalg.qr(self.design)[0]
-        self.rhos = np.arange(0, RHO_MOST + RHO_STEP / 2, RHO_STEP)
-        self.q, self.r = np.linalg.qr(_whiten(self.design.T, self.rhos[:, None, None]).swapaxes(1, 2))
-        subsets = (np.arange(2**atoms)[:, None] >> np.arange(atoms)) & 1
-        subsets = subsets[subsets.sum(axis=1) <= ACTIVE]
-        inner = self.r[:, None, 1:, 1:] * subsets[:, None]
-        self.solve = np.linalg.pinv(inner) * subsets[:, :, None]  # (rhos, subsets, atoms, atoms), zeros exactly
-        self.project = inner @ self.solve
-        # The first row: all fall. The others: the quick ones fall, the slow ones rise; of a single one either.
-        falls = [[1] * quick + [-1] * (atoms - quick) for quick in range(atoms, 0, -1)]
-        self.signs = np.array(falls if atoms > 1 else [[-1], [1]])
-        self._null: dict[int, Array] = {}
-
-    def fit(self, curves: Array) -> _Fitted:
-        """Fit curves (B, n)."""
-        n, count = self.design.shape
-        place, rows = self._estimate_rho(curves), np.arange(len(curves))
-        white = _whiten(curves, self.rhos[place][:, None])
-        z = np.einsum("bnm,bn->bm", self.q[place], white)
-        inner = z[:, 1:]
-        square = (white**2).sum(-1)
-        free = np.maximum(square - (z**2).sum(-1), ROUNDING * square + 1e-300)
-        a = np.einsum("bsij,bj->bsi", self.solve[place], inner)
-        explained = np.einsum("bsij,bi,bj->bs", self.project[place], inner, inner)
-        allowed = (a[:, None] * self.signs[:, None] >= 0).all(-1)  # (B, signs, subsets)
-        most = np.where(allowed, explained[:, None], -np.inf)
-        loss = np.maximum(free + (inner**2).sum(-1) - most.max(axis=(1, 2)), free)
-        a = a[rows, most.max(axis=1).argmax(axis=1)]
-        r = self.r[place]
-        c = (z[:, 0] - (r[:, 0, 1:] * a).sum(-1)) / r[:, 0, 0]
-        only = np.maximum(free + (inner**2).sum(-1) - most[:, 0].max(axis=1), free)
-        fitted = np.hstack([c[:, None], a]) @ self.design.T
-        return _Fitted(only / loss - 1, place, fitted, loss, np.sqrt(loss / max(n - count, 1)))
-
-    def tail(self, statistic: Array, place: Indices) -> Array:
-        """Return the chance that pure noise of the estimated rho gives as large a statistic, (B,)."""
-        found = zip(statistic, place.tolist(), strict=True)
-        above = np.array([DRAWS - np.searchsorted(self._quantiles(rho), value) for value, rho in found])
-        return (1 + above) / (DRAWS + 1)
-
-    def _quantiles(self, place: int) -> Array:
-        """Return sorted statistics of pure noise; they depend on nothing but n and rho."""
-        if place not in self._null:
-            rho = self.rhos[place]
-            noise = np.random.default_rng([len(self.design), place]).standard_normal((DRAWS, len(self.design)))
-            noise[:, 0] /= np.sqrt(1 - rho**2)
-            self._null[place] = np.sort(self.fit(lfilter([1.0], [1.0, -rho], noise, axis=-1)).statistic)
-        return self._null[place]
-
-    def _estimate_rho(self, curves: Array) -> Indices:
-        """Estimate rho of each curve from the residuals of ordinary least squares, corrected for their number."""
-        n, count = self.design.shape
-        residual = curves - (curves @ self.basis) @ self.basis.T
-        lag = (residual[:, 1:] * residual[:, :-1]).sum(-1) / np.maximum((residual**2).sum(-1), 1e-300)
-        corrected = lag + (1 + count / 2 + 3 * lag) / n
-        return np.rint(np.clip(corrected, 0, RHO_MOST) / RHO_STEP).astype(int)
+    polynomials = np.polynomial.legendre.legvander(np.linspace(-1, 1, n), min(DEGREE, n // 10 + 1))
+    quick = np.exp(-np.arange(n)[:, None] / np.array(QUICK))
+    basis = np.linalg.qr(np.hstack([polynomials, quick]))[0]
+    shifted = np.zeros_like(basis)
+    shifted[:-1] += basis[1:] / 2
+    shifted[1:] += basis[:-1] / 2
+    moments = []
+    for rho in RHOS:
+        forward = lfilter([1.0], [1.0, -rho], basis, axis=0)
+        covariance = forward + lfilter([1.0], [1.0, -rho], basis[::-1], axis=0)[::-1] - basis  # times the basis
+        inner = basis.T @ covariance
+        products = (n - 1) * rho - 2 * np.sum(shifted * covariance) + np.sum((basis.T @ shifted) * inner)
+        moments.append((n - np.trace(inner), products))
+    return basis, np.array(moments)
 
 
-@functools.lru_cache(8)
-def _fits(n: int, atoms: int = ATOMS) -> _Fits:
-    return _Fits(n, atoms)
+def _lengths(n: int) -> list[int]:
+    """Return the lengths of blocks: powers of two up to half of the curve."""
+    return [2**power for power in range((n // 2).bit_length())]
 
 
-def _whiten(curves: Array, rho: Array) -> Array:
-    """Remove autocorrelation along the last axis: y_t - rho y_{t-1}, and sqrt(1 - rho^2) y_0."""
-    first = np.sqrt(1 - rho**2) * curves[..., :1]
-    return np.concatenate([first, curves[..., 1:] - rho * curves[..., :-1]], axis=-1)
+def _penalty(n: int, before: int, after: int) -> float:
+    return 2 * math.log(n / before) + 2 * math.log(n / after)
 
 
-def _p_rests(values: Array) -> float:
-    """Return the p-value of "it rests or rises" against a line that falls."""
-    fits = _fits(len(values), 1)
-    found = fits.fit(values[None])
-    return float(fits.tail(found.statistic, found.place)[0])
+def _block_means(curves: Array) -> dict[int, Array]:
+    """Return the means of all blocks of each length, along the last axis."""
+    n = curves.shape[-1]
+    sums = np.concatenate([np.zeros((*curves.shape[:-1], 1)), np.cumsum(curves, -1)], -1)
+    return {length: (sums[..., length:] - sums[..., :-length]) / length for length in _lengths(n)}
+
+
+def _lowest(means: Array, length: int) -> Array:
+    """Return the least mean of the blocks up to each; of single samples the first alone, for others may be outliers."""
+    return np.minimum.accumulate(means, -1) if length > 1 else np.broadcast_to(means[..., :1], means.shape)
+
+
+@functools.lru_cache(16)
+def _variances(n: int) -> dict[int, Array]:
+    """Return the variance of the mean of blocks of AR(1) noise of unit variance, by length, for every rho."""
+    found = {}
+    for length in _lengths(n):
+        lags = np.arange(1, length)
+        found[length] = (1 + 2 * ((1 - lags / length) * RHOS[:, None] ** lags).sum(1)) / length
+    return found
+
+
+@functools.lru_cache(256)
+def _tail(n: int, place: int) -> tuple[float, float]:
+    """Return upper tenth and exponential slope of the largest move of pure noise, less the penalty of its lengths."""
+    rho, draws = RHOS[place], int(np.clip(200_000 / n, 200, 1000))
+    innovations = np.random.default_rng([n, place]).standard_normal((draws, n))
+    innovations[:, 0] /= np.sqrt(1 - rho**2)
+    curves = lfilter([1.0], [1.0, -rho], innovations, axis=-1)
+    estimated, noise = _estimate_noise(curves)
+    means, variances = _block_means(curves), _variances(n)
+    largest = np.full(draws, -np.inf)
+    for sign in (1, -1):
+        for before in means:
+            lowest = _lowest(sign * means[before], before)
+            for after in means:
+                rises = sign * means[after][:, before:]
+                rises = (rises - lowest[:, : rises.shape[1]])[:, 0 if after > 1 else -1 :]
+                rise = rises.max(1, initial=0) / noise
+                standard = rise / np.sqrt(variances[before] + variances[after])[estimated]
+                largest = np.maximum(largest, standard**2 - _penalty(n, before, after))
+    tenth, less = np.quantile(largest, [0.9, 0.975])
+    return float(tenth), float(less - tenth) / math.log(4)

@@ -20,7 +20,7 @@ from scipy import stats
 from manyheads._overview import Overview, Shown
 from manyheads.errors import UsageError
 from manyheads.joma.curve_files import RunCurves
-from manyheads.joma.curve_shapes import LEAST, CurveShape, equal_intervals, shape_at
+from manyheads.joma.curve_shapes import LEAST, CurveShape, shape_at
 from manyheads.joma.drop_and_rise import drop_and_rise, forward_fill
 from manyheads.joma.text.summaries import EARLY, within_group_spearman
 from manyheads.statistics import Interval, proportion_interval, spearman
@@ -46,7 +46,7 @@ class LayerVerdict:
     level
         That of uniform attention, or of a random matrix; None if not known.
     shape
-        Beyond the curve's own noise; None for fewer than 20 values at equal intervals.
+        Beyond the curve's own noise; None for fewer than 20 values, or if some are not finite.
     """
 
     run: str
@@ -104,7 +104,7 @@ class CurveJudgement(Shown):
                     f"({count / known:.2f} [{share.low:.2f}, {share.high:.2f}])"
                 )
         if not found:
-            found.append(f"no shapes: they take {LEAST} steps at equal intervals")
+            found.append(f"no shapes: they take {LEAST} steps with finite values")
         for each in self.relations:
             interval = f"[{each.interval.low:+.2f}, {each.interval.high:+.2f}]"
             found.append(f"{each.text}: rank correlation {each.value:+.2f} {interval} over {each.runs} runs")
@@ -170,7 +170,7 @@ def judge_curves(runs: Sequence[RunCurves]) -> CurveJudgement:
     Raises
     ------
     UsageError
-        No run, or two of one name.
+        No run, two of one name, or something else than runs.
 
     Examples
     --------
@@ -179,8 +179,10 @@ def judge_curves(runs: Sequence[RunCurves]) -> CurveJudgement:
     >>> judge_curves([RunCurves("a", t, {"entropy": curve[:, None]}, {})]).rebounds["entropy", "top"]
     (1, 1)
     """
+    if not isinstance(runs, Sequence) or not all(isinstance(run, RunCurves) for run in runs):
+        raise UsageError("runs that are no list of RunCurves: give those of read_curves, or RunCurves made of arrays")
     names = [run.name for run in runs]
-    if not runs or len(set(names)) < len(names):
+    if not names or len(set(names)) < len(names):
         raise UsageError(f"{len(runs)} runs, {len(set(names))} names: give at least one, each by a name of its own")
     layers = tuple(verdict for run in runs for verdict in _layers(run))
     rebounds = {}
@@ -197,13 +199,13 @@ def judge_curves(runs: Sequence[RunCurves]) -> CurveJudgement:
 
 
 def _layers(run: RunCurves) -> list[LayerVerdict]:
-    places, found = equal_intervals(run.steps), []
+    found = []
     for figure, values in run.figures.items():
         measured = drop_and_rise(forward_fill(values.T))
         for layer, curve in enumerate(values.T):
             drop, rise = float(measured.drop[layer]), float(measured.rise[layer])
             level = run.levels.get(figure)
-            found.append(LayerVerdict(run.name, figure, layer, drop, rise, level, shape_at(curve, places)))
+            found.append(LayerVerdict(run.name, figure, layer, drop, rise, level, shape_at(curve, run.steps)))
     return found
 
 

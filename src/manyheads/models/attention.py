@@ -275,42 +275,64 @@ def attention_weights(checkpoint: Checkpoint, layer: int, found: ParameterMap | 
     ((2, 4, 2), (2, 2, 4), True)
     """
     found = parameter_map(checkpoint) if found is None else found
-    config, family = attention_config(found.config, layer), found.config.family
+    config = attention_config(found.config, layer)
     d, N, H, H_kv = config.width, config.key_dim, config.heads, config.key_value_heads
 
-    def read(role: Role, kind: str, *shape: int) -> np.ndarray | None:
-        names = found.names(role, kind, layer)
-        if not names:
-            return None
-        given = checkpoint.entry(names[0]).shape  # before a byte of it is read
-        if given != shape:
-            raise WeightsMismatch(checkpoint.path, f"{names[0]} has shape {given}; the configuration gives {shape}")
-        return checkpoint.tensor(names[0])
+    def read(role: Role, *shape: int) -> np.ndarray | None:
+        return _read(checkpoint, found, (role, "bias", layer), shape)
 
-    def read_weight(role: Role, rows: int, columns: int) -> np.ndarray:
+    biases: list[np.ndarray | None]
+    if fused := found.config.family.fused:
+        joint = read(Role.QUERY_KEY_VALUE, (H + 2 * H_kv) * N)
+        biases = [None] * 3 if joint is None else list(_unfuse(joint, (H, H_kv, N), fused))
+    else:
+        triple = ((Role.QUERY, H), (Role.KEY, H_kv), (Role.VALUE, H_kv))
+        stored = [(read(role, heads * N), heads) for role, heads in triple]
+        biases = [None if bias is None else bias.reshape(heads, N) for bias, heads in stored]
+    *weights, output = head_weights(checkpoint, layer, found)
+    query, key, value = (weight.swapaxes(1, 2) for weight in weights)  # (heads, N, d) -> (heads, d, N)
+    return AttentionWeights(query, key, value, output, *biases, read(Role.OUTPUT, d), config)
+
+
+def head_weights(checkpoint: Checkpoint, layer: int, found: ParameterMap) -> list[np.ndarray]:
+    """Read query (H, N, d), key and value (H_kv, N, d) and output (H, N, d) of a layer, whatever stands between them.
+
+    Raises
+    ------
+    WeightsMismatch
+        A weight is absent, or does not have the shape that the configuration gives it.
+    """
+    family, values = found.config.family, found.config.values
+    d, N, H, H_kv = (values[name] for name in ("width", "key_dim", "heads", "key_value_heads"))
+
+    def read(role: Role, rows: int, columns: int) -> np.ndarray:
         # As (out, in), whichever way it is stored.
         turned = family.layout == "in,out"
-        stored = read(role, "weight", *((columns, rows) if turned else (rows, columns)))
-        if stored is None:  # `recognize` has seen that it is there
+        shape = (columns, rows) if turned else (rows, columns)
+        stored = _read(checkpoint, found, (role, "weight", layer), shape)
+        if stored is None:
             raise WeightsMismatch(checkpoint.path, f"layer {layer} has no {role} weight")
         return stored.T if turned else stored
 
-    biases: list[np.ndarray | None]
     if family.fused:
-        joint = read_weight(Role.QUERY_KEY_VALUE, (H + 2 * H_kv) * N, d)
-        weights = _unfuse(joint, (H, H_kv, N), family.fused)
-        joint_bias = read(Role.QUERY_KEY_VALUE, "bias", (H + 2 * H_kv) * N)
-        biases = [None] * 3 if joint_bias is None else list(_unfuse(joint_bias, (H, H_kv, N), family.fused))
+        weights = _unfuse(read(Role.QUERY_KEY_VALUE, (H + 2 * H_kv) * N, d), (H, H_kv, N), family.fused)
     else:
         triple = ((Role.QUERY, H), (Role.KEY, H_kv), (Role.VALUE, H_kv))
-        weights = [read_weight(role, heads * N, d).reshape(heads, N, d) for role, heads in triple]
-        stored_biases = [(read(role, "bias", heads * N), heads) for role, heads in triple]
-        biases = [None if bias is None else bias.reshape(heads, N) for bias, heads in stored_biases]
-    query, key, value = (weight.swapaxes(1, 2) for weight in weights)  # (heads, N, d) -> (heads, d, N)
-    output = read_weight(Role.OUTPUT, d, H * N).T.reshape(H, N, d)  # (d, H N) -> (H N, d)
-    query_bias, key_bias, value_bias = biases
-    output_bias = read(Role.OUTPUT, "bias", d)
-    return AttentionWeights(query, key, value, output, query_bias, key_bias, value_bias, output_bias, config)
+        weights = [read(role, heads * N, d).reshape(heads, N, d) for role, heads in triple]
+    return [*weights, read(Role.OUTPUT, d, H * N).T.reshape(H, N, d)]  # (d, H N) -> (H N, d)
+
+
+def _read(
+    checkpoint: Checkpoint, found: ParameterMap, which: tuple[Role, str, int], shape: tuple[int, ...]
+) -> np.ndarray | None:
+    """Read a parameter of a role, kind and layer; None if there is none."""
+    names = found.names(*which)
+    if not names:
+        return None
+    given = checkpoint.entry(names[0]).shape  # before a byte of it is read
+    if given != shape:
+        raise WeightsMismatch(checkpoint.path, f"{names[0]} has shape {given}; the configuration gives {shape}")
+    return checkpoint.tensor(names[0])
 
 
 def _unfuse(joint: np.ndarray, sizes: tuple[int, int, int], fused: str) -> list[np.ndarray]:
@@ -319,5 +341,8 @@ def _unfuse(joint: np.ndarray, sizes: tuple[int, int, int], fused: str) -> list[
     heads = joint.reshape(H + 2 * H_kv, N, *joint.shape[1:])
     if fused == "parts":  # all queries, all keys, all values
         return np.split(heads, [H, H + H_kv])
+    if fused == "quarters":  # of the heads, each: its queries, values, keys
+        query, value, key = joint.reshape(4, 3, H // 4, N, *joint.shape[1:]).swapaxes(0, 1)
+        return [each.reshape(H, N, *joint.shape[1:]) for each in (query, key, value)]
     groups = heads.reshape(H_kv, H // H_kv + 2, *heads.shape[1:])  # group after group: its queries, key, value
     return [groups[:, :-2].reshape(H, *heads.shape[1:]), groups[:, -2], groups[:, -1]]

@@ -72,11 +72,11 @@ class Attention:
         """
         from manyheads.probe import measure_checkpoints
         from manyheads.probe.checkpoints.measurement import SeriesWarning
-        from manyheads.probe.checkpoints.series import path_of, sort_by_step
+        from manyheads.probe.checkpoints.series import path_of, read_order
         from manyheads.probe.checkpoints.tokens import read_tokens
         from manyheads.probe.reports.pictures import write_recording_report
 
-        folders = list(map(path_of, sort_by_step(given_checkpoints(self.checkpoints))))
+        folders = list(map(path_of, read_order(given_checkpoints(self.checkpoints)).sources))
         ids = read_tokens(
             self.tokens, folders[0], length=self.length, sequences=self.sequences, tokenizer=self.tokenizer
         )

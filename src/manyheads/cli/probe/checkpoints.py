@@ -157,6 +157,8 @@ def _as_text(found: xr.Dataset) -> str:
         texts.append(f"not measured: {found.attrs['not_measured']}")
     if found.attrs["roles"].startswith("none"):
         texts.append(f"roles: {found.attrs['roles']}")
+    elif found.attrs["heads"].startswith("none"):
+        texts.append(f"heads: {found.attrs['heads']}")
     return "\n".join(map(printable, "\n\n".join(texts).splitlines()))
 
 

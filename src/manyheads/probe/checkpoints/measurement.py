@@ -17,7 +17,7 @@ from manyheads.models.loading import load_model
 from manyheads.models.refusals import CheckpointRefused
 from manyheads.probe.attention.datasets import take_snapshot
 from manyheads.probe.attention.recording import record_attention
-from manyheads.probe.checkpoints.series import sort_by_step, step_of
+from manyheads.probe.checkpoints.series import read_order
 from manyheads.probe.checkpoints.tokens import Tokens, check_fit, check_tokens, digest_tokens
 from manyheads.probe.checkpoints.verification import Verification, verify
 from manyheads.probe.checkpoints.weights import weight_spectra
@@ -70,7 +70,8 @@ def measure_checkpoints(
     ----------
     checkpoints
         Folders with `config.json` and weights in safetensors format, of models that transformers loads. In the order of
-        the steps where every name holds one (`step1000`, `checkpoint-500`), otherwise numbered in the order given.
+        the steps where every name holds one (`step1000`, `checkpoint-500`), otherwise numbered in the order given. All
+        numbers in a name count (`stage2-step1000`); where steps start anew the checkpoints are numbered in their order.
     tokens
         Token ids, (sequences, length) or one sequence; `read_tokens` reads files. Every token counts.
     rows
@@ -124,10 +125,10 @@ def measure_checkpoints(
     if findings not in ("refuse", "warn"):
         raise UsageError(f"findings={findings!r}: expected 'refuse' or 'warn'")
     _check_place(dtype, device)
-    sources = sort_by_step(list(checkpoints))
-    found = verify(sources, follow_links=follow_links)
+    order = read_order(list(checkpoints))
+    found = verify(order.sources, follow_links=follow_links)
     _act_on(found, findings)
-    members = _members([Path(str(source)) for source in sources], found)
+    members = _members([Path(str(source)) for source in order.sources], order.steps, found)
     config: Mapping[str, Any] = open_checkpoint(members[0].folder, follow_links=follow_links).config or {}
     check_fit(ids, config)
     logs = _open_logs(store, config, {"rows": rows, "tokens": digest_tokens(ids), "dtype": dtype, "device": device})
@@ -172,12 +173,11 @@ def _act_on(found: Verification, findings: str) -> None:
     warnings.warn(f"{first.where}: {text}", SeriesWarning, stacklevel=3)
 
 
-def _members(folders: Sequence[Path], found: Verification) -> list[_Member]:
+def _members(folders: Sequence[Path], steps: list[int] | None, found: Verification) -> list[_Member]:
     """Return the checkpoints with their steps, or numbers in the order given."""
     if files := [folder for folder in folders if not folder.is_dir()]:
         raise UsageError(f"{files[0]} is no folder: give the folder with config.json and the weights")
-    steps = [step_of(folder) for folder in folders]
-    numbers = list(range(len(folders))) if None in steps else [step or 0 for step in steps]
+    numbers = list(range(len(folders))) if steps is None else steps
     if len(set(numbers)) < len(numbers):
         twice = next(step for step in numbers if numbers.count(step) > 1)
         raise UsageError(f"two checkpoints are of step {twice}: give one checkpoint for each step")

@@ -1,13 +1,41 @@
-"""Steps of checkpoints: read from their names, and their order."""
+"""Steps of checkpoints: all numbers in their names, and the order that these give."""
 
+import itertools
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from manyheads.errors import UsageError
 from manyheads.models.checkpoint import Checkpoint
 
 Source: TypeAlias = Checkpoint | Path | str
+
+PARTS = ("stage", "phase", "epoch")  # from the longest: within each the others may start anew
+STEPS = ("step", "checkpoint", "ckpt", "iteration", "iter", "update", "batch")
+COUNTERS = (*STEPS, "token", "sample", "example")
+MEASURED = ("loss", "acc", "accuracy", "ppl", "perplexity", "score", "metric", "bpb", "bleu")  # say nothing of order
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+FIELD = re.compile(r"([a-z]*)[-_=]*(\d+(?:\.\d+)?(?:e\d+(?![a-z0-9]))?)([kmbt](?![a-z0-9]))?")
+
+
+class Order(NamedTuple):
+    """Order of checkpoints by their names.
+
+    Attributes
+    ----------
+    sources
+        Sorted, or as given where names hold no step or do not tell the order.
+    steps
+        The step of each; where steps start anew, as in a second stage, 0, 1, ...; None if a name holds none.
+    conflict
+        Two checkpoints of which the names do not say which is later, and why not; None if they tell.
+    """
+
+    sources: list[Source]
+    steps: list[int] | None
+    conflict: tuple[Source, Source, str] | None
 
 
 def path_of(source: Source) -> Path:
@@ -16,7 +44,7 @@ def path_of(source: Source) -> Path:
 
 
 def step_of(source: Source) -> int | None:
-    """Return the step in the name of a checkpoint's folder or file, or in that of the folder around a file.
+    """Return the training step in the name of a checkpoint's folder or file, or in that of the folder around a file.
 
     Examples
     --------
@@ -25,16 +53,86 @@ def step_of(source: Source) -> int | None:
     """
     path = path_of(source)
     in_file = path.suffix in (".safetensors", ".json")
-    for part in (path.name, path.parent.name)[: 1 + in_file]:
-        found = re.search(r"(?:step|checkpoint|ckpt|iter|epoch)[-_]?(\d+)|^(\d+)$", part)
-        if found:
-            return int(found[1] or found[2])
-    return None
+    found = (_step(_fields([part]), STEPS) for part in (path.name, path.parent.name)[: 1 + in_file])
+    return next((step for step in found if step is not None), None)
 
 
 def sort_by_step(sources: Sequence[Source]) -> list[Source]:
-    """Sort checkpoints by the steps in their names; leave them as they are unless every name holds one."""
-    steps = [step_of(source) for source in sources]
-    if any(step is None for step in steps):
-        return list(sources)
-    return [sources[place] for place in sorted(range(len(steps)), key=lambda place: steps[place] or 0)]
+    """Sort checkpoints by their names; UsageError if these do not tell the order."""
+    order = read_order(sources)
+    if order.conflict is not None:
+        *pair, why = order.conflict
+        raise UsageError(
+            f"the names of {' and '.join(str(path_of(each)) for each in pair)} do not say which is later: {why}; "
+            "give the checkpoints of one run"
+        )
+    return order.sources
+
+
+def read_order(sources: Sequence[Source]) -> Order:
+    """Sort checkpoints by all numbers in their paths, from where these differ on.
+
+    Examples
+    --------
+    >>> order = read_order(["stage2-step10", "stage1-step900"])
+    >>> order.sources, order.steps, read_order(["step20-tokens1B", "step10-tokens2B"]).conflict[2]
+    (['stage1-step900', 'stage2-step10'], [0, 1], 'one has the larger step, the other the larger token')
+    """
+    paths = [Path(os.path.abspath(path_of(source))) for source in sources]
+    shared = len(Path(os.path.commonpath(path.parent for path in paths)).parts) if paths else 0
+    fields = [_fields(path.parts[shared:]) for path in paths]
+    if any(_step(each) is None for each in fields):
+        return Order(list(sources), None, None)
+    places = sorted(range(len(paths)), key=lambda place: _key(fields[place]))
+    for one, other in itertools.pairwise(places):
+        if why := _conflict(fields[one], fields[other]):
+            return Order(list(sources), None, (sources[one], sources[other], why))
+    steps, keys = [_step(fields[place]) or 0 for place in places], [_key(fields[place]) for place in places]
+    if len(set(steps)) < len(set(map(tuple, keys))) or steps != sorted(steps):
+        steps = [keys.index(key) for key in keys]  # the same for a checkpoint that occurs twice
+    return Order([sources[place] for place in places], steps, None)
+
+
+def _fields(parts: Sequence[str]) -> dict[str, float]:
+    """Return the numbers of names of folders and files, by the words before them."""
+    found: dict[str, float] = {}
+    for place, part in enumerate(parts):
+        name = part.lower()
+        fields = [("step", name, "")] if name.isdecimal() else FIELD.findall(name)
+        for label, number, unit in fields:
+            if not label and place < len(parts) - 1:
+                continue  # dates of folders
+            singular = (label, label.removesuffix("s"), label.removesuffix("es"))
+            label = next((word for word in (*PARTS, *COUNTERS) if any(map(str.endswith, singular, [word] * 3))), label)
+            value = float(number) * UNITS[unit]
+            while found.get(label, value) != value:
+                label += "'"  # a second number of the word
+            found[label] = value
+    return found
+
+
+def _step(fields: dict[str, float], labels: Sequence[str] = (*COUNTERS, *PARTS[::-1])) -> int | None:
+    return next((int(fields[label]) for label in labels if label in fields), None)
+
+
+def _key(fields: dict[str, float]) -> list[float]:
+    return [fields.get(label, -1.0) for label in (*PARTS, *COUNTERS)]
+
+
+def _conflict(one: dict[str, float], other: dict[str, float]) -> str:
+    """Return why names do not say that one checkpoint is not later than the other; empty where they do."""
+    known = {*PARTS, *COUNTERS}
+    for label in sorted((one.keys() & other.keys()) - known):
+        if one[label] != other[label] and not label.rstrip("'").endswith(MEASURED):
+            return f"they are of {label or 'number'} {one[label]:g} and {other[label]:g}"
+    for label in PARTS:
+        if (label in one) != (label in other):
+            return f"one names a {label}, the other does not"
+        if one.get(label) != other.get(label):
+            return ""
+    missing = sorted((one.keys() ^ other.keys()) - set(MEASURED))
+    if missing:
+        return f"one names a {missing[0] or 'number'}, the other does not"
+    larger = {label: other[label] - one[label] for label in COUNTERS if label in one}
+    up, down = ([label for label, change in larger.items() if sign * change > 0] for sign in (1, -1))
+    return f"one has the larger {up[0]}, the other the larger {down[0]}" if up and down else ""

@@ -24,7 +24,7 @@ from manyheads.probe.checkpoints.alterations.detection import find_alterations, 
 from manyheads.probe.checkpoints.contents import SAMPLE, Contents, Finding, Notes, digest_contents, read_contents
 from manyheads.probe.checkpoints.copies import find_copies, find_interchanged, find_partial_copies, find_rounded
 from manyheads.probe.checkpoints.folder import check_folder
-from manyheads.probe.checkpoints.series import Source, path_of, sort_by_step, step_of
+from manyheads.probe.checkpoints.series import Source, path_of, read_order
 from manyheads.probe.checkpoints.trajectory_order import find_misplaced
 
 if TYPE_CHECKING:
@@ -156,16 +156,22 @@ def verify(
         raise UsageError("expected a list of checkpoints: files, folders or opened checkpoints")
     findings: list[Finding] = []
     unchecked: Notes = {}
-    sources = sort_by_step(sources)
-    names = _names([path_of(source) for source in sources])
+    order = read_order(sources)
+    names = _names([path_of(source) for source in order.sources])
+    steps = dict(zip(names, order.steps, strict=True)) if order.steps else {}
+    if order.conflict is not None:
+        *pair, why = order.conflict
+        where = ", ".join(names[order.sources.index(each)] for each in pair)
+        findings.append(Finding("step", where, "the names do not say which is later", why))
     opened: dict[str, Checkpoint] = {}
     contents = []
-    for name, source in zip(names, sources, strict=True):
+    for name, source in zip(names, order.sources, strict=True):
         try:
             opened[name] = (
                 source if isinstance(source, Checkpoint) else open_checkpoint(source, follow_links=follow_links)
             )
             contents.append(read_contents(name, opened[name], findings, unchecked))
+            contents[-1].step = steps.get(name, contents[-1].step)
             findings += check_folder(contents[-1], opened[name].path, unchecked)
         except CheckpointRefused as refusal:
             findings.append(Finding("file", name, type(refusal).__name__, str(refusal)))
@@ -182,7 +188,9 @@ def verify(
     ordered = [content for content in contents if content.name not in odd]
     alterations, altered = find_alterations(ordered, opened, partial | moved)
     findings += alterations + find_partial_copies(ordered, altered)[0]
-    note_unchecked(ordered, [step_of(source) for source in sources], against is not None, unchecked)
+    if order.steps is None and order.conflict is None:
+        unchecked["steps", "not every name holds one, such as step1000 or checkpoint-500"] = []
+    note_unchecked(ordered, against is not None, unchecked)
     return Verification(tuple(names), tuple(findings), readable, read, _as_text(unchecked, readable), digests)
 
 

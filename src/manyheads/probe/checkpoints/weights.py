@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.models.attention import attention_weights, unread
+from manyheads.models.attention import head_weights
 from manyheads.models.checkpoint import Checkpoint, open_checkpoint
 from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, Weight, parameter_map, parameter_roles
@@ -111,8 +111,10 @@ def weight_spectra(
 
         For known families: attention by query, key, value and output, also where one tensor fuses them, and
         the figures of `head_spectra` over (head_matrix, layer, head), as `head_frobenius`, `head_stable_rank`, with
-        their null levels. For others every two-dimensional tensor is a matrix without a role, and `attrs["roles"]` says
-        why. `attrs["not_measured"]`: tensors of two axes or more that are no matrix of floats.
+        their null levels, also where norms stand behind queries and keys: the query-key circuit says what enters them.
+        For others every two-dimensional tensor is a matrix without a role, and `attrs["roles"]` says why.
+        `attrs["heads"]`: "measured", or why there are no figures of heads. `attrs["not_measured"]`: tensors of two axes
+        or more that are no matrix of floats.
 
     Raises
     ------
@@ -183,6 +185,7 @@ def _measure_checkpoint(checkpoint: Checkpoint, options: _Options) -> "xr.Datase
         coords={"matrix": columns["matrix"]} | {name: ("matrix", columns[name]) for name in coordinates},
         attrs={
             "roles": note,
+            "heads": note if explained is None else _no_heads(explained) or "measured",
             "not_measured": ", ".join(sorted(left_out)),
             "level": options.level,
             "vectors": options.rows,
@@ -205,7 +208,7 @@ def _matrices(
     """Go through the matrices by layer; gather norms and sizes of heads, and names that are left out."""
     norms, sizes, left_out = gathered
     done = set()
-    by_head = explained is not None and not unread(explained.config)
+    by_head = explained is not None and not _no_heads(explained)
     for weight in sorted(weights, key=_place):
         axes = [extent for extent in weight.shape if extent > 1]  # a table may carry axes of length 1
         if weight.kind != "weight" or len(axes) < 2 or weight.tied_to is not None:
@@ -241,9 +244,14 @@ def _place(weight: Weight) -> float:
 
 def _by_head(checkpoint: Checkpoint, layer: int, explained: ParameterMap) -> dict[str, Any]:
     """Read the attention weights of a layer: query (H, N, d), key and value (G, N, d), output (H, N, d)."""
-    found = attention_weights(checkpoint, layer, explained)
-    turned = {part: getattr(found, part).swapaxes(1, 2) for part in ("query", "key", "value")}
-    return turned | {"output": found.output}
+    return dict(zip(("query", "key", "value", "output"), head_weights(checkpoint, layer, explained), strict=True))
+
+
+def _no_heads(explained: ParameterMap) -> str:
+    """Return why a family has no matrices of heads; empty where it has."""
+    if explained.config.family.fused or any(module.role is Role.KEY for module in explained.config.family.body):
+        return ""
+    return "none: keys and values have a common low-rank factor"
 
 
 def _attention_name(explained: ParameterMap, part: str, layer: int) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.errors import UsageError
-from manyheads.joma.curve_shapes import equal_intervals
+from manyheads.joma.curve_shapes import most_frequent_interval
 from manyheads.joma.source import SOURCE
 from manyheads.models.modules import Role
 from manyheads.probe.reports.shapes import Reading, read_shapes, summarize_shapes
@@ -291,4 +291,4 @@ def _spread(count: int, most: int) -> list[int]:
 def _is_logarithmic(steps: Array) -> bool:
     """Tell whether steps are spaced so unevenly that only a logarithmic axis shows them all."""
     positive = steps[steps > 0]
-    return len(positive) > 4 and len(equal_intervals(steps)) < len(steps) / 2 and positive[-1] > 100 * positive[0]
+    return len(positive) > 4 and most_frequent_interval(steps) < len(steps) / 2 and positive[-1] > 100 * positive[0]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from manyheads.errors import FileRefused
 from manyheads.joma.curve_files import RunCurves
-from manyheads.joma.curve_shapes import LEAST, CurveShape, equal_intervals, shape_at
+from manyheads.joma.curve_shapes import LEAST, CurveShape, shape_at
 from manyheads.models.modules import Role
 from manyheads.probe.live.reading import open_recording
 
@@ -43,7 +43,7 @@ class Reading(NamedTuple):
     level
         Its null level: the entropy of uniform attention, the stable rank of a Gaussian matrix.
     shape
-        None if there are too few steps at equal intervals.
+        None if there are too few steps.
     heads
         Number of heads of each shape, for entropies.
     collapsed
@@ -67,7 +67,7 @@ def read_shapes(tree: "xr.DataTree") -> list[Reading]:
     Parameters
     ----------
     tree
-        Of `measure_checkpoints`, or a live recording. A shape takes 20 steps at equal intervals; others are left out.
+        Of `measure_checkpoints`, or a live recording. A shape takes 20 steps.
     """
     return [*_entropies(tree), *_ranks(tree)]
 
@@ -79,7 +79,7 @@ def summarize_shapes(readings: list[Reading]) -> list[str]:
         shapes = [reading.shape for reading in readings if reading.figure == figure]
         known = [shape.label for shape in shapes if shape is not None]
         if shapes and not known:
-            sentences.append(f"{words}: no shape, which takes {LEAST} checkpoints at equal intervals")
+            sentences.append(f"{words}: no shape, which takes {LEAST} checkpoints")
         elif known:
             counts = ", ".join(f"{label} {count}" for label, count in Counter(known).most_common())
             of = "layers" if len(known) == len({reading.layer for reading in readings}) else "matrices"
@@ -115,11 +115,11 @@ def _entropies(tree: "xr.DataTree") -> Iterator[Reading]:
     if "attention_fixed" not in tree.children or "entropy" not in tree["attention_fixed"]:
         return
     found = tree["attention_fixed"].to_dataset()
-    steps, places = found.step.values, equal_intervals(found.step.values)
+    steps = found.step.values
     for place, layer in enumerate(found.layer.values.tolist()):
         heads = found.entropy.sel(layer=layer).dropna("head", how="all").transpose("head", "step").values
         mean = heads.mean(axis=0)
-        shapes = [shape_at(head, places) for head in heads]
+        shapes = [shape_at(head, steps) for head in heads]
         yield Reading(
             "entropy",
             layer,
@@ -127,7 +127,7 @@ def _entropies(tree: "xr.DataTree") -> Iterator[Reading]:
             steps,
             mean,
             float(found.entropy_uniform.sel(layer=layer).values[-1]),
-            shape_at(mean, places),
+            shape_at(mean, steps),
             Counter(shape.label for shape in shapes if shape is not None),
             _collapse(found.sel(layer=layer)),
         )
@@ -147,10 +147,10 @@ def _ranks(tree: "xr.DataTree") -> Iterator[Reading]:
     if "weights" not in tree.children:
         return
     found = tree["weights"].to_dataset()
-    steps, places = found.step.values, equal_intervals(found.step.values)
+    steps = found.step.values
     lower = found.isel(matrix=np.isin(found.role.values, LOWER))
     for name, layer in zip(lower.matrix.values, lower.matrix_layer.values.tolist(), strict=True):
         matrix = lower.sel(matrix=name)
         values, random = matrix.stable_rank.values, float(matrix.stable_rank_random.values[-1])
-        shape = shape_at(values, places)
+        shape = shape_at(values, steps)
         yield Reading("stable rank", layer, str(name), steps, values, random, shape, Counter(), None)

@@ -12,7 +12,7 @@ from manyheads.probe.checkpoints.alterations.detection import HUGE
 from manyheads.probe.checkpoints.alterations.transformations import explain_moments, explain_orders
 from manyheads.probe.checkpoints.contents import Contents, Finding, Notes, read_contents
 from manyheads.probe.checkpoints.folder import check_folder
-from manyheads.probe.checkpoints.series import Source, path_of, step_of
+from manyheads.probe.checkpoints.series import Source, path_of, read_order, step_of
 
 
 def compare_with(
@@ -24,11 +24,15 @@ def compare_with(
 ) -> list[Finding]:
     """Find what differs from the checkpoints of a named source."""
     sources: list[Source] = [against] if isinstance(against, (str, Path, Checkpoint)) else list(against)
+    order = read_order(sources)
+    steps = {
+        id(each): step for each, step in zip(order.sources, order.steps or map(step_of, order.sources), strict=True)
+    }
     findings: list[Finding] = []
     for content in contents:
         alone = len(sources) == len(contents) == 1
         source = next(
-            (each for each in sources if alone or (content.step is not None and step_of(each) == content.step)), None
+            (each for each in sources if alone or (content.step is not None and steps[id(each)] == content.step)), None
         )
         if source is None:
             unchecked.setdefault(("against a source", "none of its step was given"), []).append(content.name)

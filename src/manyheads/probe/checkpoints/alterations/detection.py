@@ -247,12 +247,10 @@ def _alone(content: Contents, contents: Sequence[Contents]) -> list[str]:
     return found
 
 
-def note_unchecked(contents: Sequence[Contents], steps: Sequence[int | None], against: bool, unchecked: Notes) -> None:
+def note_unchecked(contents: Sequence[Contents], against: bool, unchecked: Notes) -> None:
     """Note what cannot be seen in so few checkpoints, and why."""
     if len(contents) < 4:
         unchecked[f"the order of {len(contents)} different checkpoints", "it takes four"] = []
-    if None in steps:
-        unchecked["steps", "not every name holds one, such as step1000 or checkpoint-500"] = []
     if len(contents) == 1 and not against:
         what = "sign, order of rows and heads, transposition, shift, scale, single entries of ordinary size"
         why = "one checkpoint does not show them; give its neighbours, or its source with --against"

@@ -1,0 +1,64 @@
+"""Order of checkpoints by all numbers in their names."""
+
+import itertools
+
+import pytest
+import safetensors.numpy
+
+from manyheads.errors import UsageError
+from manyheads.probe import verify
+from manyheads.probe.checkpoints.series import read_order, sort_by_step
+
+ORDERED = [
+    ["stage1-step900", "stage1-step100000", "stage2-step1000", "stage2-step2000"],
+    ["step2000-tokens9B", "step10000-tokens42B", "step100000-tokens1T"],
+    ["epoch_1-iter_900", "epoch_2-iter_100", "epoch_10-iter_5"],
+    ["global_step9", "global_step80", "global_step700"],
+    ["run/stage1/step5000", "run/stage2/step10", "run/stage10/step1"],
+    ["epoch=0-step=90-val_loss=2.75.ckpt", "epoch=1-step=180-val_loss=2.31.ckpt"],
+    ["tokens500M", "tokens2B", "tokens2.5B"],
+    ["stage-1-phase-1-checkpoint-90", "stage-1-phase-2-checkpoint-8", "stage-2-phase-1-checkpoint-7"],
+    ["stage1-step5-tokens1B", "stage2-ingredient1-step5-tokens1B"],
+    ["9", "10", "100"],
+]
+NOT_ORDERED = [
+    (["stage2-ingredient1-step1000", "stage2-ingredient2-step2000"], "ingredient 1 and 2"),
+    (["step10-tokens2B", "step20-tokens1B"], "larger step"),
+    (["step10", "stage2-step5"], "one names a stage"),
+    (["step10", "step20-tokens3B"], "one names a token"),
+    (["seed1/step10", "seed2/step20"], "seed 1 and 2"),
+]
+
+
+@pytest.mark.parametrize("names", ORDERED)
+def test_all_numbers_of_a_name_count(names):
+    for given in itertools.islice(itertools.permutations(names), 24):
+        found = read_order(given)
+        assert (found.sources, found.conflict) == (names, None)
+        assert found.steps == sorted(set(found.steps))
+
+
+@pytest.mark.parametrize(("names", "why"), NOT_ORDERED)
+def test_names_that_do_not_tell_the_order_are_a_finding_that_names_both(names, why, tmp_path, rng):
+    for name in names:
+        (tmp_path / name).mkdir(parents=True)
+        safetensors.numpy.save_file({"w": rng.normal(size=(4, 4))}, tmp_path / name / "model.safetensors")
+    paths = [tmp_path / name for name in names]
+    (found,) = verify(paths[::-1]).findings
+    assert found.kind == "step"
+    assert why in found.evidence
+    assert all(name.rpartition("/")[2] in found.where for name in names)
+    with pytest.raises(UsageError, match=why) as error:
+        sort_by_step(paths)
+    assert all(name in str(error.value) for name in names)
+
+
+def test_a_later_stage_follows_whatever_its_steps(tmp_path, rng):
+    weights, names = rng.normal(size=(40, 40)), ["stage1-step500", "stage1-step1000", "stage2-step10", "stage2-step500"]
+    for place, name in enumerate(names):
+        weights = weights + rng.normal(size=(40, 40)) / (place + 1)
+        safetensors.numpy.save_file({"w": weights}, tmp_path / f"{name}.safetensors")
+    found = verify(sorted(tmp_path.iterdir(), reverse=True))
+    assert [name.removesuffix(".safetensors") for name in found.checkpoints] == names
+    assert found.passed
+    assert not any("steps" in each for each in found.unchecked)
