@@ -136,7 +136,8 @@ def test_predictive_probability_against_simulation(rng, now, total, tolerance):
     pilot = rng.standard_normal(now)
     pilot = 0.2 + (pilot - pilot.mean()) / pilot.std(ddof=1)
     region = acceptance_region(0.0, tolerance)
-    predicted = _decision_probability(0.2, 1.0, (now, total), region, (0.99, 0.0))
+    ends = region.low - 0.2, region.high - 0.2
+    predicted = _decision_probability(ends, (now, total), (0.99, 0.0), (1.0, 1.0))
     sigma = np.sqrt((now - 1) / rng.chisquare(now - 1, DRAWS))
     truth = 0.2 + sigma / math.sqrt(now) * rng.standard_normal(DRAWS)
     new = truth[:, None] + sigma[:, None] * rng.standard_normal((DRAWS, total - now))
