@@ -158,3 +158,66 @@ def test_edge_cases():
 def test_wrong_use_is_named(call, message):
     with pytest.raises(UsageError, match=message):
         call()
+
+
+@pytest.mark.parametrize("scale", [-1000, -500, 500, 1000])
+def test_huge_and_tiny_samples_have_the_interval_of_their_shape(rng, scale):
+    """Squares of these samples over- or underflow."""
+    for samples in (rng.standard_normal(5), rng.exponential(size=9), np.array([0.0, 0.5, 0.7])):
+        plain, scaled = mean_interval(samples), mean_interval(np.ldexp(samples, scale))
+        expected = [math.ldexp(plain.low, scale), math.ldexp(plain.high, scale)]
+        assert [scaled.low, scaled.high] == pytest.approx(expected, rel=1e-9, abs=0)
+
+
+def test_what_exceeds_the_numbers_is_unbounded_and_never_nan():
+    assert mean_interval([-1e308, 1e308]) == Interval(-math.inf, math.inf)
+    assert mean_interval([1.7e308] * 3) == Interval(1.7e308, 1.7e308)
+    assert discrepancy_interval([1.7e308, 1.6e308], -1.7e308, 1e308) == Interval(-math.inf, math.inf)
+    many = mean_interval(np.tile([-1e308, 1e308], 64))
+    assert math.isfinite(many.width)
+    assert many.low == -many.high
+
+
+def test_random_extreme_samples_give_an_interval_around_their_mean(rng):
+    for _ in range(300):
+        samples = rng.choice([-1, 1], size=rng.integers(1, 9)) * 10.0 ** rng.uniform(-320, 308, size=1)
+        samples = samples * rng.choice([0.0, 0.5, 1.0, 1 + 2**-52], size=samples.size)
+        found = mean_interval(samples)
+        assert found.low <= mean_of(samples) <= found.high
+        assert samples.min() <= mean_of(samples) <= samples.max()
+
+
+LAWS = {  # with the mean, and the most that a 99% interval of 4, 8, 16, 32 samples may miss, in percent
+    "normal": (lambda rng, shape: rng.standard_normal(shape), 0.0, (1, 1, 1, 1)),
+    "uniform": (lambda rng, shape: rng.random(shape), 0.5, (1.6, 1, 1, 1)),
+    "exponential": (lambda rng, shape: rng.exponential(1, shape), 1.0, (2.5, 1, 1, 1)),
+    "lognormal 1.5": (lambda rng, shape: rng.lognormal(0, 1.5, shape), math.exp(1.125), (7, 2.5, 1, 1)),
+    "Pareto 1.5": (lambda rng, shape: 1 + rng.pareto(1.5, shape), 3.0, (19, 10, 4, 1)),
+    "minus lognormal 1": (lambda rng, shape: -rng.lognormal(0, 1, shape), -math.exp(0.5), (5, 2.5, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(
+    "place", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow), 3]
+)
+def test_skewed_samples_are_missed_as_rarely_as_the_page_says(rng, law, place):
+    """Student's interval misses 20% of eight lognormal samples and 25% of 32 Pareto ones."""
+    draw, mean, percent = LAWS[law]
+    samples = draw(rng, (600, (4, 8, 16, 32)[place]))
+    missed = sum(not mean_interval(each).contains(mean) for each in samples)
+    assert missed <= stats.binom.ppf(1 - 1e-5, 600, percent[place] / 100)
+
+
+def test_symmetric_samples_have_students_interval():
+    for samples in ([-2.0, -1.0, 1.0, 2.0], [1.0, 2.0], [7.0, 8.0, 9.0]):
+        assert mean_interval(samples) == student_interval(np.array(samples))
+
+
+def test_a_tail_moves_its_own_end(rng):
+    samples = np.array([0.9, 1.0, 1.1, 1.15, 2.5, 1.05, 0.95, 1.0])
+    plain, found, mirrored = student_interval(samples), mean_interval(samples), mean_interval(-samples)
+    assert found.low == plain.low
+    assert found.high - samples.mean() > 5 * (plain.high - samples.mean())
+    assert (mirrored.low, mirrored.high) == (-found.high, -found.low)
+    assert mean_interval([0.0] * 7 + [1.0]).high < 8.2  # one other value: the tails' ratio ends at n

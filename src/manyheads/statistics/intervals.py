@@ -129,7 +129,8 @@ def t_quantile(level: float, dof: ArrayLike) -> Array:
 def half_widths(std: Any, dof: ArrayLike, level: float) -> Array:
     r"""Half-widths :math:`t_\nu\, s` of t intervals, elementwise; infinite where nothing is known of the spread."""
     std, quantile = np.broadcast_arrays(np.asarray(std, dtype=np.float64), t_quantile(level, dof))
-    return np.where(np.isinf(quantile), np.inf, np.where(np.isinf(quantile), 0.0, quantile) * std)
+    with np.errstate(over="ignore"):  # beyond the largest number: infinite
+        return np.where(np.isinf(quantile), np.inf, np.where(np.isinf(quantile), 0.0, quantile) * std)
 
 
 @takes_arrays

@@ -1,6 +1,7 @@
 """The verdict rule: holds, refuted or inconclusive, and how many replicates would decide."""
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ from manyheads.statistics.intervals import (
     mean_interval,
     mean_of,
     standard_error_of,
+    t_quantile,
     tail_factors,
 )
 
@@ -226,11 +228,15 @@ def sequence_factor(level: float, first: int, now: int) -> float:
     """
     if not 2 <= first <= now:
         raise UsageError(f"first={first}, now={now}: a sequence begins at two replicates or more")
+    start = _first_bound(level, first)
+    grown = math.expm1((math.log(now / first) + first * math.log1p(start**2 / (first - 1))) / now)
+    return math.sqrt((now - 1) * grown) / float(t_quantile(level, now - 1))
+
+
+@cache
+def _first_bound(level: float, first: int) -> float:
+    """Return the a of `sequence_factor`."""
     from scipy.optimize import brentq
 
-    def missed(a: float) -> float:
-        return 2 * float(stats.t.sf(a, first - 1) + a * stats.t.pdf(a, first - 1))
-
-    a = brentq(lambda a: math.log(missed(a) / (1 - level)), 1e-9, 1e9 / (1 - level))
-    grown = math.expm1((math.log(now / first) + first * math.log1p(a**2 / (first - 1))) / now)
-    return math.sqrt((now - 1) * grown) / float(half_widths(1.0, now - 1, level))
+    law = stats.t(first - 1)
+    return float(brentq(lambda a: 2 * (law.sf(a) + a * law.pdf(a)) - (1 - level), 0.0, 1e3 / (1 - level)))
