@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 from tests.acceptance._lane import Measured
 
-from manyheads.statistics import Interval, decide, mean_interval, proportion_interval
+from manyheads.statistics import decide, mean_interval, proportion_interval
 from manyheads.statistics.intervals import half_widths, mean_of, standard_error_of
 from manyheads.study.verdicts import Verdict
 
@@ -103,16 +103,18 @@ class Peeking:
 
 def peek(samples: np.ndarray, first: int, target: float, tolerance: float) -> Peeking:
     """Look after every replicate from `first` on; `naive` is what Student's interval says at any of them."""
-    naive, found = False, Peeking(False, "inconclusive", len(samples))
-    for now in range(first, len(samples) + 1):
-        part = samples[:now]
-        middle, half = part.mean(), float(half_widths(standard_error_of(part), now - 1, 0.99))
-        naive |= decide(middle, Interval(middle - half, middle + half), target, tolerance) == "refuted"
-        if found.outcome == "inconclusive":
-            stated = {"target": target, "tolerance": tolerance, "basis": BASIS}
-            verdict = Verdict.from_interval("c", mean_interval(part), figure=middle, **stated).at_any_time(first, now)
-            found = Peeking(False, verdict.outcome, now)
-    return Peeking(naive, found.outcome, found.replicates)
+    counts = np.arange(first, len(samples) + 1)
+    middles = np.cumsum(samples)[first - 1 :] / counts
+    squares = np.cumsum((samples - samples.mean()) ** 2)[first - 1 :] - counts * (middles - samples.mean()) ** 2
+    halves = half_widths(np.sqrt(squares / (counts - 1) / counts), counts - 1, 0.99)
+    naive = bool((np.abs(middles - target) > tolerance + halves).any())
+    stated = {"target": target, "tolerance": tolerance, "basis": BASIS}
+    for now, middle in zip(counts.tolist(), middles.tolist(), strict=True):
+        verdict = Verdict.from_interval("c", mean_interval(samples[:now]), figure=middle, **stated)
+        verdict = verdict.at_any_time(first, now)
+        if verdict.outcome != "inconclusive":
+            break
+    return Peeking(naive, verdict.outcome, now)
 
 
 ALLOWED = {4: 0.07, 8: 0.045, 16: 0.015, 32: 0.01, 64: 0.01}  # with a finite variance and no outliers

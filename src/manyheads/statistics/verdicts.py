@@ -200,9 +200,10 @@ def _decision_probability(
     def lies_below(value: np.ndarray) -> np.ndarray:
         return stats.norm.cdf(value / moves)
 
-    inside = np.maximum(lies_below(ends[1] - above) - lies_below(ends[0] + below), 0.0)
-    outside = lies_below(ends[0] - above) + 1 - lies_below(ends[1] + below)
-    return float(np.mean(inside + outside))
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN, which is no probability, where all of them are too large
+        inside = np.maximum(lies_below(ends[1] - above) - lies_below(ends[0] + below), 0.0)
+        outside = lies_below(ends[0] - above) + 1 - lies_below(ends[1] + below)
+        return float(np.mean(inside + outside))
 
 
 def sequence_factor(level: float, first: int, now: int) -> float:
