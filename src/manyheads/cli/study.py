@@ -117,9 +117,9 @@ class Options:
     workers
         Processes; 1 computes in this one; one for each processor if absent.
     until_decided
-        Add replicates until every claim is decided, by intervals valid at any number of replicates.
+        Add replicates until all claims are decided. Intervals are valid at any number of replicates.
     most_replicates
-        With --until-decided: stop at so many; eight times --replicates if absent.
+        With --until-decided, stop at so many. Eight times --replicates if absent.
     executor
         dask:tcp://HOST:PORT, a dask cluster.
     full

@@ -1,6 +1,7 @@
 """Confidence intervals of means, differences and proportions."""
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -115,8 +116,8 @@ class Interval:
 
     def mapped(self, function: Callable[[float], float]) -> Self:
         """Image under a monotone function, such as `exp` for an interval of a logarithm."""
-        ends = function(self.low), function(self.high)
-        return type(self)(min(ends), max(ends), self.level)
+        ends, largest = (function(self.low), function(self.high)), sys.float_info.max  # where both overflow
+        return type(self)(min(*ends, largest), max(*ends, -largest), self.level)
 
 
 def t_quantile(level: float, dof: ArrayLike) -> Array:

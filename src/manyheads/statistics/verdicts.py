@@ -146,7 +146,7 @@ def replicates_to_decide(
     Examples
     --------
     >>> replicates_to_decide([0.3, -0.2, 0.4, -0.3, 0.1, 0.2], target=0.0, tolerance=0.3)
-    71
+    90
     >>> replicates_to_decide([0.3], target=0.0, tolerance=0.3) is None
     True
     """
