@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from manyheads.errors import UsageError
 from manyheads.statistics.distances import distance_exponent, samples_to_decide, squared_distance
 
 
@@ -59,3 +60,9 @@ def test_the_exponent_of_a_distance_is_bounded_only_where_it_is_seen(rng):
     assert samples_to_decide((4, 64), at(0.4, 0.1), at(0.0, 0.01), -0.75) == 200
     more = samples_to_decide((4, 64), at(0.4, 0.1), at(0.0, 1.5), -0.75)
     assert more is None or more > 200
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e76])
+def test_what_has_no_square_is_refused(value):
+    with pytest.raises(UsageError, match="rescale both samples"):
+        squared_distance(np.array([0.0, 1.0, value]), np.zeros(1))

@@ -215,3 +215,15 @@ def test_a_grid_point_that_never_moves_is_no_proof(rng):
 def test_no_replicate_at_all_is_refused():
     with pytest.raises(ShapeError, match="at least one replicate"):
         fit_exponent([2, 8], np.zeros((0, 2)))
+
+
+def test_extreme_values_give_numbers_or_a_reason():
+    fit = fit_exponent([1.0, 1.001], [[1e-300, 1e300], [1e-299, 1e300]])
+    assert fit.predict(1e300) == math.inf
+    with pytest.raises(UsageError, match="positive finite sizes"):
+        fit.predict(0.0)
+    test = drift_test([1.0, 1.001], [[1e-300, 1e300], [1e-299, 1e300]], tolerance=0.1)
+    assert test.outcome == "refuted"
+    assert test.factor_per_doubling.high == math.inf
+    tiny = fit_exponent_to_means([1, 2, 4], [1.0, 2.0, 4.0], [1e-170, 2e-170, 4e-170])
+    assert tiny.exponent == pytest.approx(1.0)

@@ -11,7 +11,12 @@ from scipy import stats
 from manyheads.errors import UsageError
 from manyheads.statistics import Interval, decide, mean_interval, replicates_to_decide
 from manyheads.statistics.intervals import half_widths, mean_of, standard_error_of
-from manyheads.statistics.verdicts import MOST_REPLICATES, _decision_probability, acceptance_region
+from manyheads.statistics.verdicts import (
+    MOST_REPLICATES,
+    _decision_probability,
+    acceptance_region,
+    sequence_factor,
+)
 
 DRAWS = 20_000
 INF = math.inf
@@ -136,7 +141,8 @@ def test_predictive_probability_against_simulation(rng, now, total, tolerance):
     pilot = rng.standard_normal(now)
     pilot = 0.2 + (pilot - pilot.mean()) / pilot.std(ddof=1)
     region = acceptance_region(0.0, tolerance)
-    predicted = _decision_probability(0.2, 1.0, (now, total), region, (0.99, 0.0))
+    ends = region.low - 0.2, region.high - 0.2
+    predicted = _decision_probability(ends, (now, total), (0.99, 0.0), (1.0, 1.0))
     sigma = np.sqrt((now - 1) / rng.chisquare(now - 1, DRAWS))
     truth = 0.2 + sigma / math.sqrt(now) * rng.standard_normal(DRAWS)
     new = truth[:, None] + sigma[:, None] * rng.standard_normal((DRAWS, total - now))
@@ -194,3 +200,35 @@ def test_a_tighter_claim_needs_more_replicates(rng):
 def test_equal_samples_on_an_edge_do_not_say_how_many_more():
     # the prediction's own error reaches over the edge, and nothing is known of the spread
     assert replicates_to_decide([0.0, 0.0, 0.0], 0.1, 0.1, prediction_error=0.05) is None
+
+
+def test_huge_samples_ask_for_as_many_replicates_as_their_shape():
+    pilot = np.array([0.3, -0.2, 0.4, -0.3, 0.1, 0.2])
+    plain = replicates_to_decide(pilot, 0.0, 0.3)
+    for scale in (1e-250, 1e250):
+        assert replicates_to_decide(pilot * scale, 0.0, 0.3 * scale) == plain
+    assert replicates_to_decide([-1e308, 1e308], 0.0, 1.0) is None
+
+
+def test_a_sequence_holds_at_all_times_together(rng):
+    """At level 0.8 from three samples on at most a fifth of the walks ever leave it, and Student's most of them."""
+    first, last, walks = 3, 300, 2000
+    counts = np.arange(first, last + 1)
+    samples = rng.standard_normal((walks, last))
+    sums, squares = (np.cumsum(samples**power, axis=1)[:, first - 1 :] for power in (1, 2))
+    spread = np.sqrt((squares - sums**2 / counts) / (counts - 1) / counts)
+    student = half_widths(1.0, counts - 1, 0.8) * spread
+    factors = np.array([sequence_factor(0.8, first, count) for count in counts])
+    ever, naive = (np.mean((np.abs(sums / counts) > half).any(axis=1)) for half in (student * factors, student))
+    assert ever <= stats.binom.ppf(1 - 1e-5, walks, 0.2) / walks
+    assert ever > 0.08  # the level is nearly used up
+    assert naive > 0.5
+
+
+def test_a_sequence_widens_slowly_and_begins_with_its_first_samples():
+    factors = [sequence_factor(0.99, 8, count) for count in (8, 16, 64, 512)]
+    assert 1.4 < factors[0] < factors[1] < factors[2] < factors[3] < 1.6
+    for first, now in ((1, 4), (8, 7)):
+        with pytest.raises(UsageError, match="sequence"):
+            sequence_factor(0.99, first, now)
+    assert math.isfinite(sequence_factor(0.99, 2, 2))

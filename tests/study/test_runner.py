@@ -2,14 +2,18 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
 
 import jax
 import numpy as np
 import pytest
-from tests.study.toys import Averages, Still, VectorizedAverages, Walk
+import xarray as xr
+from tests.study.toys import SOURCE, Averages, Still, VectorizedAverages, Walk, generator
 
 from manyheads.errors import UsageError
-from manyheads.study import open_run, run
+from manyheads.study import Claim, Source, Study, open_run, run
 from manyheads.study.executors import local_pool, open_executor
 from manyheads.study.runner import UnitFailed
 from manyheads.study.store.equality import differences
@@ -131,3 +135,93 @@ def test_running_changes_no_global_state(tmp_path, monkeypatch):
 def test_an_unknown_executor_is_refused(address):
     with pytest.raises(UsageError, match="dask:tcp"), open_executor(address):
         pass
+
+
+@dataclass(frozen=True)
+class Noise(Study):
+    """A mean of normal numbers, and a count."""
+
+    name: ClassVar[str] = "toy/noise"
+    claim: ClassVar[str] = "the mean is zero"
+    source: ClassVar[Source] = SOURCE
+    unread_prediction: ClassVar[str] = "targets are known"
+
+    mean: float = 0.0
+    tolerance: float = 0.9
+
+    def predict(self, key):
+        return xr.Dataset()
+
+    def train(self, key, cell):
+        return xr.Dataset({"x": ((), self.mean + generator(key).standard_normal())})
+
+    def claims(self):
+        def samples(predicted, trained):
+            return trained["x"].values[0]
+
+        return (
+            Claim("the mean is zero", samples, 0.0, self.tolerance, "a toy"),
+            Claim("three is three", lambda predicted, trained: 3.0, 3.0, 0.0, "a count"),
+        )
+
+
+def test_replicates_are_added_until_every_claim_is_decided(tmp_path):
+    study = Noise()
+    found = run(study, 4, store=tmp_path, progress=False, until_decided=True, most_replicates=200)
+    count = found["trained"].sizes["replicate"]
+    assert 4 < count < 200
+    assert set(found["verdicts"]["outcome"].values) == {"holds"}
+    # read back, asked for again and computed in one go: the same
+    assert differences(open_run(found.attrs["path"]), found) == []
+    again = run(study, 4, store=tmp_path, progress=False, until_decided=True, most_replicates=200)
+    assert differences(again, found) == []
+    whole = run(study, count, store=tmp_path / "whole", progress=False)
+    assert Path(whole.attrs["path"]).name == Path(found.attrs["path"]).name
+    assert differences(whole["trained"].to_dataset(), found["trained"].to_dataset()) == []
+    assert float(whole["verdicts"]["high"][0]) < float(found["verdicts"]["high"][0])
+
+
+def test_a_killed_run_goes_on_to_the_same_end(tmp_path, monkeypatch):
+    whole = run(Noise(), 4, store=tmp_path / "whole", progress=False, until_decided=True, most_replicates=200)
+    train, calls = Noise.train, []
+
+    def fails(self, key, cell):
+        calls.append(key)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return train(self, key, cell)
+
+    monkeypatch.setattr(Noise, "train", fails)
+    with pytest.raises(KeyboardInterrupt):
+        run(Noise(), 4, store=tmp_path / "killed", progress=False, until_decided=True, most_replicates=200)
+    rest = run(Noise(), 4, store=tmp_path / "killed", progress=False, until_decided=True, most_replicates=200)
+    assert differences(rest, whole) == []
+    assert len(calls) == whole["trained"].sizes["replicate"] + 1
+
+
+def test_a_run_stops_at_the_most_replicates(tmp_path):
+    found = run(Noise(tolerance=1e-3), 3, store=tmp_path, progress=False, until_decided=True, most_replicates=7)
+    assert found["trained"].sizes["replicate"] == 7
+    assert found["verdicts"]["outcome"].values.tolist() == ["inconclusive", "holds"]
+
+
+def test_what_is_decided_needs_no_more(tmp_path):
+    found = run(Noise(mean=100.0), 4, store=tmp_path, progress=False, until_decided=True)
+    assert found["trained"].sizes["replicate"] == 4
+    assert found["verdicts"]["outcome"].values[0] == "refuted"
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"most_replicates": 9}, "belongs to a run with until_decided"),
+        ({"until_decided": True, "replicates": 1}, "of at least 2"),
+        ({"until_decided": True, "most_replicates": 3}, "of at least 8"),
+        ({"until_decided": True, "most_replicates": 1.5}, "most_replicates"),
+        ({"until_decided": True, "most_replicates": 10**9}, "at most"),
+    ],
+)
+def test_a_wrong_end_is_refused(tmp_path, asked, message):
+    with pytest.raises(UsageError, match=message):
+        run(Noise(), store=tmp_path, progress=False, **asked)
+    assert not list(tmp_path.iterdir())

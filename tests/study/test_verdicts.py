@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from manyheads.errors import UsageError
 from manyheads.statistics import Interval
@@ -80,3 +81,85 @@ def test_an_interval_ends_where_the_quantity_does():
     assert (silent.interval, silent.outcome) == ((0.0, 1.0), "inconclusive")
     with pytest.raises(UsageError, match="beyond the bounds"):
         Verdict.from_interval("c", Interval(1.5, 2.0), **stated, bounds=(0.0, 1.0))
+
+
+def test_a_ratio_is_decided_by_the_interval_of_its_logarithms(rng):
+    samples, stated = rng.lognormal(0, 1.5, 24), {"target": 1.0, "tolerance": (0.75, 3.0), "basis": "b"}
+    found = Verdict.from_samples("c", samples, **stated, scale="log")
+    half = stats.t.isf(0.005, 23) * stats.sem(np.log(samples))
+    centre = np.log(samples).mean()
+    assert found.figure == pytest.approx(stats.gmean(samples))
+    assert found.interval[0] <= np.exp(centre - half) * (1 + 1e-9)
+    assert found.interval[1] >= np.exp(centre + half) * (1 - 1e-9)
+    assert (found.target, found.tolerance) == (1.0, (0.75, 3.0))
+    small = Verdict.from_samples("c", samples, **stated | {"target": 3.0, "tolerance": (2.9, 1.0)}, scale="log")
+    assert small.interval == pytest.approx(found.interval)
+    assert Verdict.from_samples("c", samples, target=0.5, tolerance=(1.0, 9.0), basis="b", scale="log").region == (
+        -0.5,
+        9.5,
+    )
+    assert Verdict.from_json(found.to_json()) == found
+    # another unit changes nothing but the unit
+    scaled = Verdict.from_samples("c", 8 * samples, target=8.0, tolerance=(6.0, 24.0), basis="b", scale="log")
+    assert scaled.outcome == found.outcome
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scale": "cubic"}, "expected 'linear' or 'log'"),
+        ({"samples": [1.0, 0.0]}, "0.0 has no logarithm"),
+        ({"samples": [1.0, -2.0]}, "-2.0 has no logarithm"),
+        ({"target": -1.0, "tolerance": 3.0}, "-1.0 has no logarithm"),
+        ({"tolerance": (1.0, np.inf)}, "cannot be missed"),
+        ({"prediction_error": 0.1}, "no prediction_error"),
+        ({"resolution": 0.1}, "no resolution"),
+        ({"samples": [1.0, np.nan]}, "NaN"),
+        ({"samples": []}, "empty"),
+    ],
+)
+def test_what_has_no_logarithm_is_refused(change, message):
+    stated = {"samples": [1.0, 1.1, 1.2], "target": 1.0, "tolerance": 0.5, "basis": "b", "scale": "log"} | change
+    with pytest.raises(UsageError, match=message):
+        Verdict.from_samples("c", **stated)
+
+
+def test_undecided_for_its_skewness_is_said_so():
+    samples = [0.9, 1.0, 1.1, 1.15, 2.5, 1.05, 0.95, 1.0]
+    found = Verdict.from_samples("c", samples, target=1.0, tolerance=1.5, basis="b")
+    assert found.outcome == "inconclusive"
+    assert found.note == "8 replicates are too few for samples that are so skewed"
+    assert found.replicates_needed is None or found.replicates_needed > 8
+    assert Verdict.from_json(found.to_json()).note == found.note
+    assert "note" not in Verdict.from_samples("c", samples[:4], target=1.0, tolerance=9, basis="b").to_json()
+
+
+def test_skewed_samples_hold_falsely_as_rarely_as_the_page_says(rng):
+    """The edge of the tolerance is the mean: Student's interval of 32 Pareto samples holds in a quarter of cases."""
+    samples = 1 + rng.pareto(1.5, (60, 32))
+    stated = {"target": 0.0, "tolerance": (np.inf, 3.0), "basis": "b"}
+    held = sum(Verdict.from_samples("c", each, **stated).outcome == "holds" for each in samples)
+    assert held <= stats.binom.ppf(1 - 1e-5, 60, 0.01)
+
+
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_an_interval_for_all_times_decides_less(rng, scale):
+    samples = np.exp(0.1 * rng.standard_normal(8))
+    stated = {"target": 1.0, "tolerance": 0.12, "basis": "b", "scale": scale, "bounds": (0.0, 1.05)}
+    once = Verdict.from_samples("c", samples, **stated)
+    always = once.at_any_time(8, 8)
+    assert always.interval[0] < once.interval[0]
+    assert always.interval[1] == 1.05
+    assert once.outcome in (always.outcome, "holds")
+    assert "at any number of replicates from 8 on" in always.note
+    assert (always.figure, always.target, always.expected) == (once.figure, once.target, once.expected)
+    exact = Verdict.exact("c", 3.0, target=3.0, tolerance=0.0, basis="b")
+    assert exact.at_any_time(8, 20) is exact
+
+
+def test_huge_replicates_are_undecided_and_never_nan():
+    found = Verdict.from_samples("c", [-1e308, 1e308], target=0.0, tolerance=1.0, basis="b")
+    assert (found.figure, found.interval, found.outcome) == (0.0, (-np.inf, np.inf), "inconclusive")
+    assert (
+        Verdict.from_samples("c", [1.7e308, 1.6e308, 1.65e308], target=0.0, tolerance=1.0, basis="b").figure < 1.7e308
+    )

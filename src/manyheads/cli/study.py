@@ -116,6 +116,10 @@ class Options:
         Folder of the runs; an unfinished run is resumed.
     workers
         Processes; 1 computes in this one; one for each processor if absent.
+    until_decided
+        Add replicates until all claims are decided. Intervals are valid at any number of replicates.
+    most_replicates
+        With --until-decided, stop at so many. Eight times --replicates if absent.
     executor
         dask:tcp://HOST:PORT, a dask cluster.
     full
@@ -140,6 +144,8 @@ class Options:
     seed: int = 0
     store: Path = Path("runs")
     workers: Annotated[Optional[int], ABSENT] = None
+    until_decided: Switch = False
+    most_replicates: Annotated[Optional[int], ABSENT] = None
     executor: Annotated[Optional[str], ABSENT] = None
     full: Switch = False
     strict: Switch = False
@@ -167,13 +173,16 @@ class Run:
     def run(self) -> int:
         """Run the study and print its verdicts."""
         from manyheads.study.executors import open_executor
-        from manyheads.study.runner import finish, plan, require_same_versions
+        from manyheads.study.runner import finish, last_replicates, plan, require_same_versions
         from manyheads.study.store.identity import fingerprint
 
         options = self.options
         check_integer("offset", options.offset, least=0)
         if options.offset and not options.work_only:
             raise UsageError(f"--offset {options.offset}: only processes with --work-only start together")
+        if options.until_decided and options.work_only:
+            raise UsageError("--until-decided --work-only: a process that only works decides nothing; leave one out")
+        most = last_replicates(options.replicates, options.until_decided, options.most_replicates)
         if options.expect not in (None, found := fingerprint(self.study, options.seed)):
             raise UsageError(
                 f"--expect {options.expect}: this run is {found} here; a flag, an input or the study differs"
@@ -186,7 +195,8 @@ class Run:
         if options.work_only:
             return self._contribute()
         with open_executor(options.executor, options.workers) as executor:
-            done = finish(self.study, options.replicates, options.seed, executor, options.store, progress=True)
+            given = (self.study, options.replicates, options.seed, executor, options.store)
+            done = finish(*given, progress=True, most=most)
         path = str(done.store.path)
         if options.json:
             verdicts = [verdict.to_json() for verdict in done.verdicts]
@@ -268,6 +278,7 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
         if verdict.replicates_needed:
             note = f" (about {verdict.replicates_needed} replicates would decide)"
         low, high = verdict.interval
+        note += f" ({printable(verdict.note)})" if verdict.note else ""
         claim, outcome = Text(printable(verdict.claim)), Text(verdict.outcome + note, style=colours[verdict.outcome])
         figure = format_figure(verdict.figure)
         extent = "exact" if low == high else f"{format_figure(low)} … {format_figure(high)}"

@@ -26,6 +26,7 @@ from manyheads.statistics.intervals import Interval, half_widths, mean_interval,
 from manyheads.statistics.verdicts import replicates_to_decide
 
 LEVEL = 0.99
+LARGEST = 1e75  # its fourth power, which intervals of ratios take, is a number
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ def squared_distance(first: np.ndarray, second: np.ndarray) -> SquaredDistance:
         raise UsageError(
             f"{len(values)} and {len(wanted)} samples: expected three or more of each, or one exact in second place"
         )
+    if not all((np.abs(part) < LARGEST).all() for part in (values, wanted)):
+        raise UsageError(f"samples are NaN or beyond {LARGEST:g}: squares of them are no numbers; rescale both samples")
     gap = values.mean(0) - wanted.mean(0)
     noise = noise_of_mean(values) + (noise_of_mean(wanted) if len(wanted) > 1 else 0.0)
     square = float((gap**2).mean() - noise)

@@ -18,7 +18,7 @@ from manyheads.statistics.intervals import (
     check_level,
     half_widths,
     mean_of,
-    standard_error_of,
+    student_interval,
 )
 from manyheads.statistics.verdicts import Outcome, decide, replicates_to_decide
 
@@ -64,7 +64,10 @@ class ExponentFit:
 
     def predict(self, size: float) -> float:
         """Value of the fitted law at `size`."""
-        return math.exp(self.log_prefactor + self.exponent * math.log(size))
+        if not 0 < size < math.inf:
+            raise UsageError(f"size={size}: a power law has values at positive finite sizes")
+        with np.errstate(over="ignore"):  # beyond the largest number: infinite
+            return float(np.exp(self.log_prefactor + self.exponent * math.log(size)))
 
 
 @takes_arrays
@@ -124,17 +127,11 @@ def fit_exponent(
         return _fit_scatter(basis, logs, level)
     means = mean_of(logs, axis=0)  # (k,)
     slopes = logs @ basis.slope  # (n,)
-
-    def half(contrast: Array) -> float:
-        return float(half_widths(standard_error_of(logs @ contrast), len(logs) - 1, level))
-
-    exponent = float(mean_of(slopes))
-    curvature = None if basis.bend is None else around(float(mean_of(logs @ basis.bend)), half(basis.bend), level)
     return ExponentFit(
-        exponent,
-        around(exponent, half(basis.slope), level),
+        float(mean_of(slopes)),
+        student_interval(slopes, level=level),
         float(means @ basis.level),
-        curvature,
+        None if basis.bend is None else student_interval(logs @ basis.bend, level=level),
         _hotelling(logs @ basis.rest),
         tuple(basis.residuals(means).tolist()),
         tuple(slopes.tolist()),
@@ -198,7 +195,7 @@ def fit_exponent_to_means(
             "useless; add replicates at that size or leave it out (largest accepted 1/3)"
         )
     known = np.all(np.isinf(dof)) and np.all(relative > 0)
-    basis = _Basis.of(sizes, logs.size, relative**-2.0 if known else None)
+    basis = _Basis.of(sizes, logs.size, (relative.min() / relative) ** 2 if known else None)
 
     def half(contrast: Array) -> float:
         return float(np.linalg.norm(half_widths(np.abs(contrast) * relative, dof, level)))
@@ -301,7 +298,7 @@ def drift_test(
         needed = replicates_to_decide(fit.replicate_exponents, 0.0, tolerance - grid, level=level)
     return DriftTest(
         ExponentFit(**{**vars(fit), "interval": interval}),
-        Interval(0.0, math.inf, level) if silent else interval.mapped(lambda slope: 2.0**slope),
+        Interval(0.0, math.inf, level) if silent else interval.mapped(_power_of_two),
         decide(fit.exponent, interval, 0.0, tolerance),
         tolerance,
         needed,
@@ -338,6 +335,11 @@ class _Basis:
 
     def residuals(self, logs: Array) -> Array:
         return logs - self.line @ np.stack([logs @ self.level, logs @ self.slope])
+
+
+def _power_of_two(exponent: float) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.exp2(exponent))
 
 
 def _logs(values: Array, name: str) -> Array:

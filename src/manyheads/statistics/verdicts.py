@@ -1,6 +1,7 @@
 """The verdict rule: holds, refuted or inconclusive, and how many replicates would decide."""
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
@@ -17,6 +18,8 @@ from manyheads.statistics.intervals import (
     mean_interval,
     mean_of,
     standard_error_of,
+    t_quantile,
+    tail_factors,
 )
 
 if TYPE_CHECKING:
@@ -143,7 +146,7 @@ def replicates_to_decide(
     Examples
     --------
     >>> replicates_to_decide([0.3, -0.2, 0.4, -0.3, 0.1, 0.2], target=0.0, tolerance=0.3)
-    71
+    90
     >>> replicates_to_decide([0.3], target=0.0, tolerance=0.3) is None
     True
     """
@@ -162,8 +165,11 @@ def replicates_to_decide(
     if std == 0:  # undecided because of the prediction alone: no number of replicates changes that
         return None
 
+    ends = (region.low - centre) / std, (region.high - centre) / std
+
     def decides(total: int) -> bool:
-        return _decision_probability(centre, std, (array.size, total), region, (level, prediction_error)) >= power
+        errors, factors = (level, prediction_error / std), tail_factors(array, total)
+        return _decision_probability(ends, (array.size, total), errors, factors) >= power
 
     high = array.size + 1
     while not decides(high):
@@ -178,19 +184,60 @@ def replicates_to_decide(
 
 
 def _decision_probability(
-    centre: float, std: float, counts: tuple[int, int], region: Interval, errors: tuple[float, float]
+    ends: tuple[float, float], counts: tuple[int, int], errors: tuple[float, float], factors: tuple[float, float]
 ) -> float:
-    """Predictive probability that `counts[1]` replicates decide, after `counts[0]` with this mean and spread."""
+    """Predictive probability that `counts[1]` replicates decide, after `counts[0]` of mean 0 and standard deviation 1.
+
+    `ends` are those of the region; the two halves of the interval are Student's times `factors`.
+    """
     (now, total), (level, fixed) = counts, errors
     # sigma, over 64 equally likely values of its chi-squared variable                                    (64,)
-    sigma = std * np.sqrt((now - 1) / stats.chi2.ppf((np.arange(64) + 0.5) / 64, now - 1))
-    final = np.sqrt(((now - 1) * std**2 + (total - now) * sigma**2) / (total - 1))
-    half = np.hypot(half_widths(final / math.sqrt(total), total - 1, level), fixed)
+    sigma = np.sqrt((now - 1) / stats.chi2.ppf((np.arange(64) + 0.5) / 64, now - 1))
+    final = np.sqrt(((now - 1) + (total - now) * sigma**2) / (total - 1))
+    below, above = (np.hypot(f * half_widths(final / math.sqrt(total), total - 1, level), fixed) for f in factors)
     moves = sigma * math.sqrt(1 / now - 1 / total)
 
-    def below(value: np.ndarray) -> np.ndarray:
-        return stats.norm.cdf((value - centre) / moves)
+    def lies_below(value: np.ndarray) -> np.ndarray:
+        return stats.norm.cdf(value / moves)
 
-    inside = np.maximum(below(region.high - half) - below(region.low + half), 0.0)
-    outside = below(region.low - half) + 1 - below(region.high + half)
-    return float(np.mean(inside + outside))
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN, which is no probability, where all of them are too large
+        inside = np.maximum(lies_below(ends[1] - above) - lies_below(ends[0] + below), 0.0)
+        outside = lies_below(ends[0] - above) + 1 - lies_below(ends[1] + below)
+        return float(np.mean(inside + outside))
+
+
+def sequence_factor(level: float, first: int, now: int) -> float:
+    r"""Factor on Student's interval of `now` replicates that makes it valid at every number of them from `first` on.
+
+    Lai's sequence covers the mean of normal samples at all n >= m = `first` at once, with probability `level` exactly:
+
+    .. math:: |\bar x - \mu| \le \frac{s}{\sqrt n}
+        \sqrt{(n - 1) \Big[\big(\tfrac nm (1 + \tfrac{a^2}{m - 1})^m\big)^{1/n} - 1\Big]}, \qquad
+        1 - \text{level} = 2 P(T_{m-1} > a) + 2 a f_{m-1}(a),
+
+    with f the density of Student's T.
+
+    Raises
+    ------
+    UsageError
+        Not 2 <= first <= now.
+
+    References
+    ----------
+    Lai (1976), On confidence sequences, Annals of Statistics 4. Wang and Ramdas (2025), Anytime-valid t-tests and
+    confidence sequences for Gaussian means with unknown variance, Sequential Analysis 44.
+    """
+    if not 2 <= first <= now:
+        raise UsageError(f"first={first}, now={now}: a sequence begins at two replicates or more")
+    start = _first_bound(level, first)
+    grown = math.expm1((math.log(now / first) + first * math.log1p(start**2 / (first - 1))) / now)
+    return math.sqrt((now - 1) * grown) / float(t_quantile(level, now - 1))
+
+
+@cache
+def _first_bound(level: float, first: int) -> float:
+    """Return the a of `sequence_factor`."""
+    from scipy.optimize import brentq
+
+    law = stats.t(first - 1)
+    return float(brentq(lambda a: 2 * (law.sf(a) + a * law.pdf(a)) - (1 - level), 0.0, 1e3 / (1 - level)))

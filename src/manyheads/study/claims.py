@@ -1,7 +1,7 @@
 """Declarative claims: what is measured, what the theory says, and how far from it still counts.
 
 A study lists its claims, and `run` evaluates the list. A figure is decided by what it is: a single number exactly,
-samples by the Student interval of their mean, and an interval as it stands.
+samples by the interval of their mean, and an interval as it stands.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from manyheads.errors import UsageError
-from manyheads.study.verdicts import LEVEL, Expected, Tolerance, Verdict
+from manyheads.study.verdicts import LEVEL, Expected, Scale, Tolerance, Verdict
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,6 +60,8 @@ class Claim:
     prediction_error, prediction_dof, resolution
         For samples: standard error of a sampled target, its degrees of freedom, and the grain of one sample; see
         `Verdict.from_samples`.
+    scale
+        For samples: "log" where the claim is about the geometric mean of positive replicates, such as a ratio.
     bounds
         Values that the quantity can take: (0, 1) for an accuracy; its interval ends there.
     quantity
@@ -86,6 +88,7 @@ class Claim:
     resolution: float = 0.0
     bounds: tuple[float, float] = (-math.inf, math.inf)
     quantity: str = ""
+    scale: Scale = "linear"
 
     def verdict(self, predicted: xr.Dataset, trained: xr.Dataset) -> Verdict:
         """Measure and decide.
@@ -127,7 +130,7 @@ class Claim:
         if isinstance(found, SampledFigure):
             error, dof = found.prediction_error, found.prediction_dof
             sampled: dict[str, Any] = {"prediction_error": error, "prediction_dof": dof, "bounds": self.bounds}
-            return Verdict.from_samples(self.text, found.samples, **sampled, **stated)
+            return Verdict.from_samples(self.text, found.samples, scale=self.scale, **sampled, **stated)
         parts = found if isinstance(found, tuple) and len(found) in (2, 3) else (None, found)
         if isinstance(parts[1], Interval):
             self._refuse_sample_options("an interval")
@@ -149,13 +152,14 @@ class Claim:
             prediction_dof=self.prediction_dof,
             resolution=self.resolution,
             bounds=self.bounds,
+            scale=self.scale,
             **stated,
         )
 
     def _refuse_sample_options(self, what: str) -> None:
         """Refuse options that only widen the interval of samples, where they would be ignored."""
-        if callable(self.prediction_error) or self.prediction_error or self.resolution:
+        if callable(self.prediction_error) or self.prediction_error or self.resolution or self.scale != "linear":
             raise UsageError(
-                f"claim {self.text!r}: it measures {what}, so prediction_error and resolution would be ignored; "
+                f"claim {self.text!r}: it measures {what}, so prediction_error, resolution and scale would be ignored; "
                 "include them in the interval or the tolerance"
             )

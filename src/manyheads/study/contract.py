@@ -35,6 +35,7 @@ RUN_FLAGS = frozenset(
     {
         *("replicates", "seed", "store", "workers", "executor", "full", "strict", "json", "dry_run"),
         *("same_versions", "work_only", "offset", "expect", "array", "sbatch", "prologue", "finish"),
+        *("until_decided", "most_replicates"),
     }
 )
 

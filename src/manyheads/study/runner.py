@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,6 @@ from manyheads.study.verdicts import Verdict
 if TYPE_CHECKING:
     import xarray as xr
 
-    from manyheads.study.reporting.panels import Panel
     from manyheads.study.run_tree import RunTree
 
 
@@ -49,6 +49,8 @@ def run(
     store: str | os.PathLike[str] = "runs",
     *,
     progress: bool | None = None,
+    until_decided: bool = False,
+    most_replicates: int | None = None,
     **settings: Any,
 ) -> RunTree:
     """Run a study and return ``/predicted``, ``/trained`` and ``/verdicts``.
@@ -71,6 +73,10 @@ def run(
         Root folder of the store; the run lies in ``<store>/<study>/<hash>``.
     progress
         Announce and show progress on standard error; None does so when that is a terminal.
+    until_decided
+        Add replicates until every claim is decided. Intervals are then valid at any number of replicates.
+    most_replicates
+        With `until_decided`: the number at which to stop; by default eight times `replicates`.
     settings
         Fields of a study that is given by name; the others have their defaults.
 
@@ -96,7 +102,18 @@ def run(
     StoreDamaged, StoreFull
         The store cannot be read or written.
     """
-    return finish(_made(study, settings), replicates, seed, executor, store, progress).tree()
+    most = last_replicates(replicates, until_decided, most_replicates)
+    return finish(_made(study, settings), replicates, seed, executor, store, progress, most=most).tree()
+
+
+def last_replicates(replicates: int, until_decided: bool, most: int | None) -> int | None:
+    """Return the number of replicates at which a run until decision stops; None for a run of a fixed number."""
+    if not until_decided:
+        if most is not None:
+            raise UsageError(f"most_replicates={most} belongs to a run with until_decided")
+        return None
+    first = check_integer("replicates", replicates, least=2)  # one has no interval, and no sequence begins with it
+    return check_integer("most_replicates", 8 * first if most is None else most, least=first)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,10 +137,35 @@ def finish(
     executor: Executor | None = None,
     store: str | os.PathLike[str] = "runs",
     progress: bool | None = None,
+    *,
+    most: int | None = None,
 ) -> Finished:
-    """Compute what the store lacks and decide; `run` without the tree."""
-    replicates, seed = _checked(study, replicates, seed)
+    """Compute what the store lacks and decide; `run` without the tree. `most` of `last_replicates` adds replicates."""
+    first, seed = _checked(study, replicates, seed)
+    _checked(study, most or first, seed)
     runs = RunStore.create(store, study, seed)
+    replicates, verdicts = first, None
+    while verdicts is None or (most and replicates < most and any(each.outcome == "inconclusive" for each in verdicts)):
+        if verdicts:
+            replicates = min(most or 0, replicates + max(1, replicates // 8))
+        _complete(study, runs, replicates, seed, executor, progress)
+        predicted, trained = assemble(runs, replicates)
+        with _comparing(study):
+            if not (verdicts := decide(study, predicted, trained)):
+                raise UsageError("no claim was decided; compare returns a verdict for each")
+            verdicts = tuple(each.at_any_time(first, replicates) for each in verdicts) if most else verdicts
+    with _comparing(study):
+        panels = state_findings(study.panels(predicted, trained), verdicts)
+    if runs.format != 1:
+        runs.write_summary(Summary(replicates, verdicts, panels))
+        runs.compact()
+    return Finished(runs, predicted, trained, verdicts)
+
+
+def _complete(
+    study: Study, runs: RunStore, replicates: int, seed: int, executor: Executor | None, progress: bool | None
+) -> None:
+    """Compute the units that a run of so many replicates lacks."""
     missing, count = runs.missing(replicates), runs.layout.count(replicates)
     if missing:
         if runs.format == 1:
@@ -132,12 +174,6 @@ def finish(
     announce(_announcement(study, count, [runs.layout.unit(number) for number in missing], runs), progress)
     with progress_bar(study.name, count, count - len(missing), progress) as advance:
         Work(runs, study, seed, replicates, executor).run(advance)
-    predicted, trained = assemble(runs, replicates)
-    verdicts, panels = _compared(study, predicted, trained)
-    if runs.format != 1:
-        runs.write_summary(Summary(replicates, verdicts, panels))
-        runs.compact()
-    return Finished(runs, predicted, trained, verdicts)
 
 
 def prepare(study: Study, replicates: int, seed: int, store: str | os.PathLike[str] = "runs") -> RunStore:
@@ -222,15 +258,12 @@ def _made(study: Study | str, settings: dict[str, Any]) -> Study:
     return kind(**settings)
 
 
-def _compared(
-    study: Study, predicted: xr.Dataset, trained: xr.Dataset
-) -> tuple[tuple[Verdict, ...], tuple[Panel, ...]]:
-    """Return the verdicts and the pictures; an exception is told as the study's, with the units safe."""
+@contextmanager
+def _comparing(study: Study) -> Iterator[None]:
+    """Tell an exception as one of the study's comparison, with the units safe."""
     try:
         with default_numpy_errors():
-            if not (verdicts := decide(study, predicted, trained)):
-                raise UsageError("no claim was decided; compare returns a verdict for each")
-            return verdicts, state_findings(study.panels(predicted, trained), verdicts)
+            yield
     except Exception as error:
         message = f"{study.name}, comparing: {type(error).__name__}: {error}. All units are kept; run again to go on"
         raise ComparisonFailed(message) from error

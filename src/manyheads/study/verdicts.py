@@ -12,10 +12,11 @@ from manyheads._overview import Overview, Shown
 from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
     from jaxtyping import Float
     from matplotlib.figure import Figure
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
 
     from manyheads.statistics import Interval
     from manyheads.statistics.verdicts import Outcome
@@ -24,6 +25,8 @@ LEVEL = 0.99  # coverage of every interval behind a verdict
 
 Expected = Literal["holds", "refuted"]
 Tolerance = float | tuple[float, float]
+Scale = Literal["linear", "log"]
+HIDDEN = ("derived", "bounds", "scale")  # what a stored verdict does not hold
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,6 +57,8 @@ class Verdict(Shown):
         Whether `expected` follows from the configuration, so that it stands outside the defaults too.
     quantity
         What the figure is, with its unit in round brackets: "escape time (steps)"; empty if only the claim says it.
+    note
+        Why the claim is undecided where more than the spread is to blame, or that the interval is one of a sequence.
     """
 
     claim: str
@@ -67,6 +72,9 @@ class Verdict(Shown):
     replicates_needed: int | None = None
     derived: bool = field(default=False, compare=False, repr=False)
     quantity: str = field(default="", compare=False, repr=False)
+    note: str = field(default="", compare=False, repr=False)
+    bounds: tuple[float, float] = field(default=(-math.inf, math.inf), compare=False, repr=False)
+    scale: Scale = field(default="linear", compare=False, repr=False)
 
     @classmethod
     def from_interval(
@@ -110,7 +118,7 @@ class Verdict(Shown):
         if interval.low > bounds[1] or interval.high < bounds[0]:
             raise UsageError(f"claim {claim!r}: the interval {interval} lies beyond the bounds {bounds}")
         interval = replace(interval, low=max(interval.low, bounds[0]), high=min(interval.high, bounds[1]))
-        middle = (interval.low + interval.high) / 2 if figure is None else float(figure)
+        middle = interval.low / 2 + interval.high / 2 if figure is None else float(figure)
         outcome = decide(middle, interval, target, tolerance)
         return cls(
             claim=claim,
@@ -122,6 +130,7 @@ class Verdict(Shown):
             tolerance=(float(below), float(above)),
             basis=basis,
             replicates_needed=replicates_needed if outcome == "inconclusive" else None,
+            bounds=bounds,
         )
 
     @classmethod
@@ -139,8 +148,9 @@ class Verdict(Shown):
         prediction_dof: float = math.inf,
         resolution: float = 0.0,
         bounds: tuple[float, float] = (-math.inf, math.inf),
+        scale: Scale = "linear",
     ) -> Verdict:
-        """Decide a claim on the mean of independent replicates, by its Student interval.
+        """Decide a claim on the mean of independent replicates, by `manyheads.statistics.mean_interval`.
 
         Parameters
         ----------
@@ -156,33 +166,108 @@ class Verdict(Shown):
             figure that cannot differ belongs to `exact`.
         bounds
             Values that the quantity can take, at which its interval ends.
+        scale
+            "log" decides a claim on the geometric mean of positive replicates, such as a ratio, by the interval
+            of their logarithms: a long tail on the right does no harm there. Not with prediction_error or resolution.
+
+        Raises
+        ------
+        UsageError
+            As `from_interval`; on the scale "log" a sample or target that is not positive.
         """
-        import numpy as np
+        from manyheads.statistics import decide, discrepancy_interval, replicates_to_decide
+        from manyheads.statistics.intervals import as_samples, mean_of, student_interval, t_quantile
 
-        from manyheads.statistics import discrepancy_interval, mean_interval, replicates_to_decide
-        from manyheads.statistics.intervals import t_quantile
-
-        values = np.asarray(samples, dtype=np.float64)
-        if prediction_error:
-            gap = discrepancy_interval(values, target, prediction_error, prediction_dof, level=LEVEL)
-            interval = gap.shifted(target)
-        else:
-            interval = mean_interval(values, LEVEL)
-        half = float(t_quantile(LEVEL, prediction_dof)) * prediction_error
-        silent = resolution == 0 and np.ptp(values) == 0
-        interval = interval.widened(math.inf if silent else resolution)
-        fixed = math.hypot(half, resolution)  # what more replicates do not shrink
+        values = as_samples(samples)
+        if scale not in get_args(Scale):
+            raise UsageError(f"claim {claim!r}: scale={scale!r}; expected 'linear' or 'log'")
+        if scale == "log":
+            if prediction_error or resolution:
+                raise UsageError(f"claim {claim!r}: scale='log' takes no prediction_error and no resolution")
+            return cls._of_logarithms(claim, values, target, tolerance, bounds, basis=basis, expected=expected)
+        origin = target if prediction_error else 0.0
+        sampled = values, origin, prediction_error, prediction_dof
+        silent = resolution == 0 and values.min() == values.max()
+        interval, plain = (
+            gap.shifted(origin).widened(math.inf if silent else resolution)
+            for gap in (discrepancy_interval(*sampled, level=LEVEL), student_interval(*sampled, level=LEVEL))
+        )
+        fixed = math.hypot(float(t_quantile(LEVEL, prediction_dof)) * prediction_error, resolution)
         needed = replicates_to_decide(values, target, tolerance, level=LEVEL, prediction_error=fixed)
-        return cls.from_interval(
+        figure = float(mean_of(values))
+        verdict = cls.from_interval(
             claim,
             interval,
-            figure=float(values.mean()),
+            figure=figure,
             target=target,
             tolerance=tolerance,
             basis=basis,
             expected=expected,
             replicates_needed=None if silent else needed,
             bounds=bounds,
+        )
+        if verdict.outcome != "inconclusive" or values.size == 1:
+            return verdict
+        if silent:
+            return replace(verdict, note="all replicates are equal, and no resolution says how far they could differ")
+        if decide(figure, plain, target, tolerance) == "inconclusive":
+            return verdict
+        return replace(verdict, note=f"{values.size} replicates are too few for samples that are so skewed")
+
+    @classmethod
+    def _of_logarithms(
+        cls,
+        claim: str,
+        values: NDArray[np.float64],
+        target: float,
+        tolerance: Tolerance,
+        bounds: tuple[float, float],
+        **stated: Any,
+    ) -> Verdict:
+        """Decide a claim on a geometric mean by the logarithms of target, region, bounds and samples."""
+        import numpy as np
+
+        from manyheads.statistics.verdicts import acceptance_region
+
+        region = acceptance_region(target, tolerance)
+        if not (values.min() > 0 and target > 0):
+            worst = min(float(values.min()), target)
+            raise UsageError(f"claim {claim!r}: {worst} has no logarithm; scale='log' is for positive quantities")
+        centre, edges = _log(target), (_log(target) - _log(region.low), _log(region.high) - _log(target))
+        ends = _log(bounds[0]), _log(bounds[1])
+        logs = cls.from_samples(claim, np.log(values), target=centre, tolerance=edges, bounds=ends, **stated)
+        below, above = tolerance if isinstance(tolerance, tuple) else (tolerance, tolerance)
+        return replace(
+            logs,
+            figure=_exp(logs.figure),
+            interval=(_exp(logs.interval[0]), _exp(logs.interval[1])),
+            target=float(target),
+            tolerance=(float(below), float(above)),
+            bounds=bounds,
+            scale="log",
+        )
+
+    def at_any_time(self, first: int, now: int) -> Verdict:
+        """Decide again by an interval that is valid at every number of replicates from `first` on, at `now` of them.
+
+        Student's interval grows by `sequence_factor`, and others in proportion; an exact figure has none.
+        """
+        from manyheads.statistics import Interval, decide
+        from manyheads.statistics.verdicts import sequence_factor
+
+        if self.interval[0] == self.interval[1] or not math.isfinite(self.figure):
+            return self
+        to, back = (_log, _exp) if self.scale == "log" else (float, float)
+        more, middle = sequence_factor(LEVEL, first, now) - 1, to(self.figure)
+        low, high = (to(end) for end in self.interval)
+        low, high = back(low - more * abs(middle - low)), back(high + more * abs(high - middle))
+        interval = Interval(max(low, self.bounds[0]), min(high, self.bounds[1]), LEVEL)
+        return replace(
+            self,
+            outcome=decide(self.figure, interval, self.target, self.tolerance),
+            interval=(interval.low, interval.high),
+            replicates_needed=None,
+            note="; ".join(filter(None, (self.note, f"interval valid at any number of replicates from {first} on"))),
         )
 
     @classmethod
@@ -222,6 +307,7 @@ class Verdict(Shown):
     def _overview(self) -> Overview:
         figures = verdict_overview([self], "")
         note = () if self.as_expected else (f"expected: {self.expected}",)
+        note += (self.note,) if self.note else ()
         return Overview(
             f"{self.outcome}: {self.claim}",
             figures.columns[3:],
@@ -231,7 +317,7 @@ class Verdict(Shown):
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as JSON can hold it: infinities as text."""
-        left_out = {"derived"} if self.quantity else {"derived", "quantity"}
+        left_out = {*HIDDEN, *(name for name in ("quantity", "note") if not getattr(self, name))}
         return {name: _json(value) for name, value in asdict(self).items() if name not in left_out}
 
     @classmethod
@@ -240,7 +326,7 @@ class Verdict(Shown):
         outcome, expected, needed = data["outcome"], data["expected"], data["replicates_needed"]
         if outcome not in (*get_args(Expected), "inconclusive") or expected not in (*get_args(Expected), None):
             raise ValueError(f"no outcome of a verdict: {outcome!r}, expected {expected!r}")
-        texts = (data["claim"], data["basis"], data.get("quantity", ""))
+        texts = (data["claim"], data["basis"], data.get("quantity", ""), data.get("note", ""))
         if not all(isinstance(text, str) for text in texts) or type(needed) not in (int, type(None)):
             raise TypeError("a claim and its basis are texts, and replicates are counted")
         numbers = {name: float(data[name]) for name in ("figure", "target")}
@@ -255,6 +341,16 @@ def verdict_overview(verdicts: Sequence[Verdict], title: str, notes: tuple[str, 
     """Return verdicts as a table: claim, outcome, figure, 99% interval, range in which the claim holds."""
     rows = [(each.claim, each.outcome, each.expected, each.figure, *each.interval, *each.region) for each in verdicts]
     return Overview(title, COLUMNS, rows, notes)
+
+
+def _log(value: float) -> float:
+    """Return the logarithm of a number, minus infinity where it is not positive."""
+    return math.log(value) if value > 0 else -math.inf
+
+
+def _exp(value: float) -> float:
+    """Return e^value, infinite where it overflows."""
+    return math.exp(value) if value < 709.0 else math.inf
 
 
 def _json(value: Any) -> Any:

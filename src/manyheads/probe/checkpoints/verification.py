@@ -171,8 +171,8 @@ def verify(
                 source if isinstance(source, Checkpoint) else open_checkpoint(source, follow_links=follow_links)
             )
             contents.append(read_contents(name, opened[name], findings, unchecked))
-            contents[-1].step = steps.get(name, contents[-1].step)
             findings += check_folder(contents[-1], opened[name].path, unchecked)
+            contents[-1].step = steps.get(name, contents[-1].step)
         except CheckpointRefused as refusal:
             findings.append(Finding("file", name, type(refusal).__name__, str(refusal)))
     digests = {content.name: digest_contents(content) for content in contents}

@@ -25,9 +25,8 @@ def compare_with(
     """Find what differs from the checkpoints of a named source."""
     sources: list[Source] = [against] if isinstance(against, (str, Path, Checkpoint)) else list(against)
     order = read_order(sources)
-    steps = {
-        id(each): step for each, step in zip(order.sources, order.steps or map(step_of, order.sources), strict=True)
-    }
+    numbers = order.steps or map(step_of, order.sources)
+    steps = {id(each): step for each, step in zip(order.sources, numbers, strict=True)}
     findings: list[Finding] = []
     for content in contents:
         alone = len(sources) == len(contents) == 1
