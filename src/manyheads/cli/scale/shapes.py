@@ -26,8 +26,9 @@ class Theory:
     """Optimizer; AdamW counts as adam, muon is Muon for the matrices of the blocks and AdamW for the rest."""
     split: Literal["whole", "fused", "heads-in", "heads"] = "whole"
     """What Muon orthogonalizes together: matrices, QKV as one, QKV head by head, or the output matrix by heads too."""
-    shape_factor: Literal["none", "original", "spectral", "match_rms_adamw"] = "original"
-    """By what Muon multiplies the rate of a matrix itself; original is Keller Jordan's and the default of torch."""
+    shape_factor: str = "original"
+    """By what Muon multiplies the rate of r x c itself: none, original √max(1, r/c), match_rms_adamw 0.2 √max(r, c), \
+sqrt(r/c), sqrt(max(r,c)), or a framework's word: megatron:spectral, dion:rms_norm."""
     logit_exponent: float = 1.0
     """Attention logits are divided by N to this power: 1, or 0.5, which keeps heads different from each other."""
     depth_exponent: float = 1.0

@@ -174,6 +174,8 @@ def print_table(
     """Print the table: classes with equal numbers in one row, power laws beside the numbers."""
     from rich.table import Table as Drawn
 
+    from manyheads.limits.parametrization.muon import FACTORS
+
     p, base, shape = parametrization, table.base, table.shape
     muon = p.optimizer == "muon"
     adam, decays = p.optimizer != "sgd", hyperparameters.weight_decay > 0 or muon
@@ -194,7 +196,7 @@ def print_table(
         drawn.add_row("\n".join(_pairs(roles)), *cells)
         stacked += [", ".join(roles), *(f"    {name:<15}{cell}" for name, cell in zip(columns, cells, strict=True))]
     scale = table.logit_prefactor * shape.key_dim**-table.logit_exponent
-    variant = f" ({p.muon.split}, shape factor {p.muon.factor})" if muon else ""
+    variant = f" ({p.muon.split}, shape factor {FACTORS[p.muon.factor].formula})" if muon else ""
     about = (
         f"from  {_sizes(base)}\nto    {_sizes(shape)}\n"
         f"scheme {p.scheme!r}, {p.optimizer}{variant}, {p.form} form: logits over N^{table.logit_exponent:g}, "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from manyheads.errors import UsageError
 from manyheads.limits.parametrization.architecture import apply_role_map
 from manyheads.limits.parametrization.hyperparameters import BaseHyperparameters, MuonHyperparameters
+from manyheads.limits.parametrization.muon import FACTORS
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.parametrization.targets import (
     Factors,
@@ -90,7 +91,9 @@ def _optax_muon(p: Parametrization, hyperparameters: BaseHyperparameters) -> str
 def _refuse_factors(p: Parametrization, hyperparameters: BaseHyperparameters, name: str) -> MuonHyperparameters:
     """Return Muon's hyperparameters, or refuse a shape factor that an optimizer does not have."""
     if p.muon.factor not in ("original", "match_rms_adamw"):
-        raise UsageError(f"{name} has the shape factors original and match_rms_adamw, not {p.muon.factor}: choose one")
+        raise UsageError(
+            f"{name} has the shape factors original and match_rms_adamw, not {FACTORS[p.muon.factor].formula}: choose one"
+        )
     own = hyperparameters.of("muon")
     assert isinstance(own, MuonHyperparameters)
     return own

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from manyheads._extras import require
 from manyheads.errors import UsageError
 from manyheads.limits.checks.findings import Finding
-from manyheads.limits.parametrization.muon import FUSED, PER_HEAD
+from manyheads.limits.parametrization.muon import FACTORS, FUSED, PER_HEAD
 from manyheads.limits.torch.optimizer_groups import DIVIDING, LIKE_ADAM, find_optimizer, has_stepped, read_peaks
 
 if TYPE_CHECKING:
@@ -109,7 +109,10 @@ def judge_muon(
     found.append(Finding(name, target.role, "block", 1.0, float(not wrong), float(not wrong), not wrong, wrong))
     factor = row.get("adjust_lr_fn") or "original"
     if "adjust_lr_fn" in row and factor != p.muon.factor:
-        words = f"adjust_lr_fn is {factor!r}, and at the base it was {p.muon.factor!r}: another shape factor"
+        given = FACTORS[factor].formula if factor in FACTORS else repr(factor)
+        words = (
+            f"adjust_lr_fn is {given}, and at the base it was {FACTORS[p.muon.factor].formula}: another shape factor"
+        )
         found.append(Finding(name, target.role, "shape_factor", 1.0, 0.0, 0.0, False, words))
     for key in ("momentum", "nesterov", "ns_steps"):
         expected = getattr(tuned, key)
