@@ -133,7 +133,7 @@ def find_factor(word: str) -> str:
         f"{each} for {factor.formula}" for factor in FACTORS.values() for each in factor.words if str(word) in each
     ]
     choices = meant if word and meant else [f"{name} for {factor.formula}" for name, factor in FACTORS.items()]
-    raise UsageError(f"shape factor {word!r} is no formula of r rows and c columns: say {', '.join(choices)}")
+    raise UsageError(f"shape factor {word!r} is no formula of r rows and c columns: choose one of {', '.join(choices)}")
 
 
 PER_HEAD = (

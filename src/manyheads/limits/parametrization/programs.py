@@ -92,7 +92,8 @@ def _refuse_factors(p: Parametrization, hyperparameters: BaseHyperparameters, na
     """Return Muon's hyperparameters, or refuse a shape factor that an optimizer does not have."""
     if p.muon.factor not in ("original", "match_rms_adamw"):
         raise UsageError(
-            f"{name} has the shape factors original and match_rms_adamw, not {FACTORS[p.muon.factor].formula}: choose one"
+            f"{name} has the shape factors original and match_rms_adamw, not {FACTORS[p.muon.factor].formula}; "
+            "choose one of these"
         )
     own = hyperparameters.of("muon")
     assert isinstance(own, MuonHyperparameters)
