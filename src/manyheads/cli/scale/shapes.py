@@ -64,6 +64,27 @@ class TunedTheory(Theory):
     """Learning rate of Muon's groups that was tuned at the base; --learning-rate is then AdamW's."""
     muon_weight_decay: float = 0.1
     """Muon's weight decay at the base; 0.1 is the default of torch."""
+    rates: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="ROLE=RATE ...", help_behavior_hint="")] = None
+    """Learning rates tuned apart at the base, by role or part of a role: query_gain=0.05 key_gain=0.05."""
+
+    def own_rates(self) -> dict[str, float]:
+        """Return the learning rates that were tuned apart.
+
+        Raises
+        ------
+        UsageError
+            A word that is no name and number.
+        """
+        from manyheads.errors import UsageError
+
+        found = {}
+        for word in self.rates or ():
+            name, _, rate = word.partition("=")
+            try:
+                found[name] = float(rate)
+            except ValueError:
+                raise UsageError(f"--rates {word!r}: expected ROLE=RATE, such as query_gain=0.05") from None
+        return found
 
     def tuned_muon(self, factors: bool = False) -> Any:
         """Return Muon's hyperparameters, none with another optimizer; factors alone need none."""
@@ -108,7 +129,13 @@ class TunedBase(TunedTheory):
         if self.learning_rate is None:
             raise UsageError("--learning-rate is missing: give the learning rate that was tuned at the base")
         return BaseHyperparameters(
-            self.learning_rate, self.epsilon, self.weight_decay, self._spreads(), self.no_decay or (), self.tuned_muon()
+            self.learning_rate,
+            self.epsilon,
+            self.weight_decay,
+            self._spreads(),
+            self.no_decay or (),
+            self.tuned_muon(),
+            self.own_rates(),
         )
 
     def _spreads(self) -> dict[str, float]:

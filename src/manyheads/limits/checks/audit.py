@@ -277,7 +277,8 @@ def _explain(
         return f"{cause}; relative to its gradients epsilon is {factor:.3g} times what it was at the base: {damped}"
     if not tuned.weight_decay or not target.weight_decay:
         return "it should have none, as at the base"
-    share = _over((own.learning_rate or 0.0) * actual, tuned.learning_rate * tuned.weight_decay)
+    rate = target.learning_rate / target.factors.learning_rate  # at the base
+    share = _over((own.learning_rate or 0.0) * actual, rate * tuned.weight_decay)
     return f"{cause}; with its learning rate, a step removes {share:.3g} times the share of the weight that it took"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING
@@ -73,6 +73,10 @@ class BaseHyperparameters:
         Roles without weight decay. Where a role is too wide, a part of it
         (`manyheads.limits.parametrization.parts.PARTS`): the bias
         of a ViT's patches scales as its positions do and has their role, and is the part `"embedding_bias"`.
+    learning_rates
+        Learning rates at the base of roles or parts that were tuned apart, such as those of the gains behind queries
+        and keys beside Muon: ``{"query_gain": 0.05, "key_gain": 0.05}``. A part's counts before its role's, and both
+        are scaled as `learning_rate` is. Not of matrices that Muon trains.
     muon
         Those of Muon, where the matrices of the blocks are trained with it; the others are then AdamW's.
 
@@ -93,6 +97,7 @@ class BaseHyperparameters:
     stds: Mapping[str, float] = field(default_factory=dict)
     no_decay: tuple[str, ...] = ()
     muon: MuonHyperparameters | None = None
+    learning_rates: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, value in (("learning_rate", self.learning_rate), ("epsilon", self.epsilon)):
@@ -101,13 +106,17 @@ class BaseHyperparameters:
         if not is_size(self.weight_decay):
             raise UsageError(f"weight_decay={self.weight_decay!r}: it is not negative, and a number")
         known = (*ROLES, HIDDEN)
-        if unknown := [role for role in (*self.stds, *self.no_decay) if role not in known and role not in PARTS]:
+        named = (*self.stds, *self.no_decay, *self.learning_rates)
+        if unknown := [role for role in named if role not in known and role not in PARTS]:
             parts = ", ".join(part for part in PARTS if part not in known)
             raise UsageError(
                 f"no role is called {unknown[0]!r}: choose from {', '.join(known)}; or from their parts, {parts}"
             )
         if bad := [role for role, std in self.stds.items() if not is_size(std)]:
             raise UsageError(f"the std of {bad[0]} is {self.stds[bad[0]]!r}: it is not negative, and a number")
+        for role, rate in self.learning_rates.items():
+            if not (is_size(rate) and rate > 0):
+                raise UsageError(f"the learning rate of {role} is {rate!r}: it is a positive number")
 
     def of(self, rule: str) -> BaseHyperparameters | MuonHyperparameters:
         """Return those of the optimizer that steps a weight."""
@@ -119,6 +128,23 @@ class BaseHyperparameters:
                 "muon=MuonHyperparameters(learning_rate=..., weight_decay=...)), as tuned at the base"
             )
         return self.muon
+
+    def rate_of(self, parts: Sequence[str], rule: str) -> float:
+        """Return the learning rate at the base of a parameter that holds some parts.
+
+        Raises
+        ------
+        UsageError
+            Muon trains it, or its parts have several.
+        """
+        own = {part: self.learning_rates.get(part, self.learning_rates.get(PARTS.get(part, part))) for part in parts}
+        rates = {rate for rate in own.values() if rate is not None}
+        if not rates:
+            return self.of(rule).learning_rate
+        if rule == "muon" or (len(own) > 1 and (len(rates) > 1 or None in own.values())):
+            why = "Muon trains it" if rule == "muon" else f"it is one parameter with {' and '.join(own)}"
+            raise UsageError(f"learning_rates names {next(part for part in own if own[part])}, and {why}: leave it out")
+        return rates.pop()
 
     def decays(self, parameter: Parameter) -> bool:
         """Whether a parameter has weight decay: none of its parts, nor their roles, is in `no_decay`."""
