@@ -112,7 +112,7 @@ def muon_mistakes(folder: Path) -> Measured:
         if len(named) != 1 or (len(causes) > 1 and not mistake.startswith("fused")):
             missed.append(f"{mistake}: {len(causes)} findings")
     alarms, controls = [], 0
-    for factor in ("none", "original", "spectral", "match_rms_adamw"):
+    for factor in ("none", "original", "sqrt(r/c)", "sqrt(max(r,c))", "match_rms_adamw"):
         for family in ("llama", "qwen2", "opt", "vit"):
             for shape in (WIDE, LONG, Shape(16, 4, 6)):
                 p = parametrization(factor=factor)

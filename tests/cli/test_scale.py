@@ -264,7 +264,12 @@ def test_the_optax_program_of_muon_trains(call, shape):
 def test_muon_has_its_own_column_rate_and_notes(call):
     status, out, _ = call("--base", "8,4,2", "--to", "8,16,2", *MUON, "--split", "heads-in")
     assert status == 0
-    for words in ("muon (heads-in, shape factor original)", "AdamW", "0.01  H^-1/2", "by a power between 0 and 1/2"):
+    for words in (
+        "muon (heads-in, shape factor √max(1, r/c))",
+        "AdamW",
+        "0.01  H^-1/2",
+        "by a power between 0 and 1/2",
+    ):
         assert words in out
     _, out, _ = call("--base", "8,4,2", "--to", "8,4,2,128", *MUON, "--json")
     rows = {row["role"]: row for row in json.loads(out)["rows"]}

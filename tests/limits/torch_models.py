@@ -27,6 +27,7 @@ def build(family, shape, **changes):
         "opt": ("OPTConfig", "OPTForCausalLM", opt),
         "llama": ("LlamaConfig", "LlamaForCausalLM", grouped),
         "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {**grouped, "tie_word_embeddings": True}),
+        "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {**grouped, "head_dim": shape.key_dim}),
         "bert": ("BertConfig", "BertForPreTraining", {**sizes, "pad_token_id": 0}),
         "vit": ("ViTConfig", "ViTForImageClassification", vit),
     }

@@ -1,5 +1,6 @@
 """Audits of Muon beside AdamW: planted mistakes of Muon runs with their factor and cause, right setups without one."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ from tests.limits.checks.muon_mistakes import (
 from tests.limits.torch_models import build
 
 from manyheads.errors import UsageError
-from manyheads.limits import Parametrization, audit_model, initialize_model, torch_groups
+from manyheads.limits import Parametrization, audit_model, initialize_model, preflight, torch_groups
 from manyheads.limits.parametrization.architecture import apply_role_map
 from manyheads.limits.parametrization.muon import FACTORS, MUON_ROLES
 from manyheads.limits.parametrization.targets import parameter_targets
@@ -178,7 +179,7 @@ def test_a_matrix_of_pixels_moves_by_as_much_at_every_width(factor):
         (target,) = parameter_targets(p, apply_role_map({"patch": "patch"}, shape, ["patch"]), TUNED)
         rate = patch_target(p, target, 12, shape, TUNED).learning_rate
         u, _, v = torch.linalg.svd(torch.randn(shape.width, 12, generator=draw), full_matrices=False)
-        update = rate * FACTORS[factor](shape.width, 12) * u @ v
+        update = rate * FACTORS[factor].at(shape.width, 12) * u @ v
         moved.append(float((pixels @ update.T).square().mean().sqrt()))
     assert moved == pytest.approx([moved[0]] * 3, rel=1e-5)
 
@@ -214,3 +215,61 @@ def test_pixels_may_be_in_muon_and_a_table_may_not(table):
         assert "its inputs are one-hot" in said
         assert " 0 times" not in said
         assert {each["factor"] for each in audit.as_dict()["findings"] if each["quantity"] == "optimizer"} == {None}
+
+
+def test_gains_behind_queries_and_keys_may_have_a_rate_of_their_own():
+    tuned = replace(TUNED, learning_rates={"query_gain": 0.05, "key_gain": 0.04})
+    p = Parametrization(optimizer="muon", base=BASE)
+    model = build("qwen3", LONG)
+    initialize_model(p, model, tuned)
+    groups = torch_groups(p, model, tuned)
+    rates = {name: group["lr"] for group in groups for name in group["names"]}
+    folded = 0.5**0.5  # of the logit factor, which the gain behind the norm carries
+    assert rates["model.layers.0.self_attn.q_norm.weight"] == pytest.approx(0.05 * folded)
+    assert rates["model.layers.1.self_attn.k_norm.weight"] == pytest.approx(0.04)
+    assert rates["model.layers.0.input_layernorm.weight"] == pytest.approx(3e-3)
+    assert audit_model(p, model, groups, tuned).passed
+    faults = audit_model(p, model, torch_groups(p, model, TUNED), tuned).faults  # one rate for all of AdamW
+    assert {each.name.rpartition(".self_attn.")[2] for each in faults} == {"q_norm.weight", "k_norm.weight"}
+    assert {each.quantity for each in faults} == {"learning_rate"}
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ({"query": 0.1}, "learning_rates names query, and Muon trains it"),
+        ({"query_gain": 0.0}, "it is a positive number"),
+        ({"query_gain": float("nan")}, "it is a positive number"),
+        ({"qk_gain": 0.1}, "no role is called 'qk_gain'"),
+    ],
+)
+def test_rates_that_no_group_could_have_are_refused(rates, said):
+    p = Parametrization(optimizer="muon", base=BASE)
+    with pytest.raises(UsageError, match=re.escape(said)):
+        torch_groups(p, build("qwen3", LONG), replace(TUNED, learning_rates=rates))
+
+
+@pytest.mark.parametrize(("rate", "slow"), [(3e-3, True), (0.1, False), (None, True)])
+def test_a_preflight_over_n_warns_of_gains_that_move_too_slowly(rate, slow):
+    """At .003 a gain needs more than 100 steps to grow by 2^(1/4); frozen ones never do."""
+    import torch
+
+    tuned = replace(TUNED, learning_rates={"query_gain": rate or 3e-3, "key_gain": rate or 3e-3})
+    p = Parametrization(optimizer="muon", base=BASE)
+
+    def make(shape, seed):
+        model = build("qwen3", shape)
+        initialize_model(p, model, tuned)
+        groups = torch_groups(p, model, tuned)
+        if rate is None:
+            groups = [g | {"lr": 0.0} if g["role"] == "norm" else g for g in groups]
+        muon, adamw = ([g for g in groups if g["algorithm"] == name] for name in ("muon", "adamw"))
+        tokens = torch.randint(0, 16, (4, 8))
+        batch = {"input_ids": tokens, "labels": tokens}
+        return model, [torch.optim.Muon(muon, adjust_lr_fn="original"), torch.optim.AdamW(adamw)], [batch]
+
+    found = preflight(make, BASE, axes={"key_dim": (16, 64)}, parametrization=p, seeds=range(2), steps=4)
+    notes = [note for note in found.notes if "gains of a norm behind queries or keys" in note]
+    assert bool(notes) == slow
+    if slow:
+        assert "(N/N0)^(1/4) = 1.41" in notes[0]

@@ -11,7 +11,7 @@ import pytest
 from manyheads.errors import UsageError
 from manyheads.limits import BaseHyperparameters, Muon, MuonHyperparameters, Parametrization
 from manyheads.limits.parametrization.architecture import apply_role_map, read_body
-from manyheads.limits.parametrization.muon import BLOCKS, FACTORS, MUON_ROLES, SPLITS
+from manyheads.limits.parametrization.muon import BLOCKS, FACTORS, MUON_ROLES, SPLITS, find_factor
 from manyheads.limits.parametrization.targets import parameter_targets
 from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialize
 from manyheads.transformer.weights import roles
@@ -61,7 +61,7 @@ def test_the_rates_are_those_that_move_every_module_by_one(split, logit, depth):
             block = BLOCKS[split][role]
             wanted = expected(role, split, filled, logit, depth) / expected(role, split, base, logit, depth)
             sides = [[side.ratio(each, Shape(1, 1, 1, 1, 1, 1)) for side in block[:2]] for each in (filled, base)]
-            own = FACTORS[factor](*sides[0]) / FACTORS[factor](*sides[1])
+            own = FACTORS[factor].at(*sides[0]) / FACTORS[factor].at(*sides[1])
             assert table[role].learning_rate * own == pytest.approx(wanted), (role, shape, factor)
             assert table[role].adjustment == pytest.approx(own)
 
@@ -73,13 +73,13 @@ def test_powers_at_width_heads_times_key_dimension():
         (split, factor): {row.role: row.powers["learning_rate"] for row in muon(split, factor, 0.5).table(grown).rows}
         for split, factor in product(("whole", "heads-in", "heads"), FACTORS)
     }
-    for factor in ("none", "original", "spectral"):
+    for factor in ("none", "original", "sqrt(r/c)"):
         assert {powers["whole", factor][role] for role in ("value", "output", "mlp_in", "mlp_out")} == {"1"}
         assert {powers["whole", factor][role] for role in ("query", "key")} == {"N^-1/2"}
     assert powers["whole", "match_rms_adamw"]["value"] == "N^-1/2 H^-1/2"
     assert powers["heads-in", "none"]["value"] == powers["heads", "none"]["output"] == "H^-1/2"
-    assert powers["heads-in", "spectral"]["value"] == "1"
-    assert powers["heads", "original"]["output"] == powers["heads", "spectral"]["output"] == "H^-1"
+    assert powers["heads-in", "sqrt(r/c)"]["value"] == "1"
+    assert powers["heads", "original"]["output"] == powers["heads", "sqrt(r/c)"]["output"] == "H^-1"
     assert powers["heads", "match_rms_adamw"]["value"] == "N^-1/2 H^-1"
     assert powers["heads-in", "original"]["output"] == "1"
 
@@ -227,3 +227,32 @@ def test_a_base_without_grouped_queries_states_its_key_heads():
     plain, grouped = (read_body(sizes | {"num_key_value_heads": number}).shape for number in (8, 2))
     rows = muon(factor="none", base=plain).table(grouped)
     assert (rows["key"].learning_rate, rows["value"].learning_rate, rows["query"].learning_rate) == (0.5, 0.5, 1.0)
+
+
+# Words and formulas as the frameworks' own sources have them; r, c are rows (outputs) and columns (inputs).
+WORDS = {
+    "torch:original": lambda r, c: max(1, r / c) ** 0.5,
+    "torch:match_rms_adamw": lambda r, c: 0.2 * max(r, c) ** 0.5,
+    "megatron:shape_scaling": lambda r, c: max(1, r / c) ** 0.5,
+    "megatron:spectral": lambda r, c: max(r, c) ** 0.5,
+    "megatron:unit_rms_norm": lambda r, c: (r / c) ** 0.5,
+    "dion:spectral_norm": lambda r, c: (r / c) ** 0.5,
+    "dion:rms_norm": lambda r, c: 0.2 * max(r, c) ** 0.5,
+    "sqrt(r/c)": lambda r, c: (r / c) ** 0.5,
+    "√max(r, c)": lambda r, c: max(r, c) ** 0.5,
+}
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_framework_word_is_the_formula_of_its_framework(word):
+    for sides in ((64, 64), (256, 64), (64, 256), (3, 7)):
+        assert FACTORS[Muon(factor=word).factor].at(*sides) == pytest.approx(WORDS[word](*sides), rel=1e-12)
+
+
+@pytest.mark.parametrize("word", ["spectral", "rms", "", "Megatron:spectral", "shape", None])
+def test_a_word_of_several_formulas_is_refused_with_all_of_them(word):
+    with pytest.raises(UsageError, match="shape factor") as caught:
+        find_factor(word)
+    if word == "spectral":
+        assert "megatron:spectral for √max(r, c)" in str(caught.value)
+        assert "dion:spectral_norm for √(r/c)" in str(caught.value)

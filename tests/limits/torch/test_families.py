@@ -177,7 +177,7 @@ def test_factors_of_latent_attention_follow_what_they_read(optimizer):
 
     base = read_model(build(4, 32, 8, 12)).architecture.shape
     assert (base.query_rank, base.key_value_rank) == (8, 12)
-    p = Parametrization(base=base, optimizer=optimizer, muon=Muon(factor="spectral"))
+    p = Parametrization(base=base, optimizer=optimizer, muon=Muon(factor="sqrt(r/c)"))
     # Twice the heads and four times the width, three times the rank of queries, that of keys and values stays.
     found = rates(p, build(8, 128, 24, 12))
     names = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "q_a_layernorm")

@@ -26,8 +26,9 @@ class Theory:
     """Optimizer; AdamW counts as adam, muon is Muon for the matrices of the blocks and AdamW for the rest."""
     split: Literal["whole", "fused", "heads-in", "heads"] = "whole"
     """What Muon orthogonalizes together: matrices, QKV as one, QKV head by head, or the output matrix by heads too."""
-    shape_factor: Literal["none", "original", "spectral", "match_rms_adamw"] = "original"
-    """By what Muon multiplies the rate of a matrix itself; original is Keller Jordan's and the default of torch."""
+    shape_factor: str = "original"
+    """By what Muon multiplies the rate of r x c itself: none, original √max(1, r/c), match_rms_adamw 0.2 √max(r, c), \
+sqrt(r/c), sqrt(max(r,c)), or a framework's word: megatron:spectral, dion:rms_norm."""
     logit_exponent: float = 1.0
     """Attention logits are divided by N to this power: 1, or 0.5, which keeps heads different from each other."""
     depth_exponent: float = 1.0
@@ -63,6 +64,27 @@ class TunedTheory(Theory):
     """Learning rate of Muon's groups that was tuned at the base; --learning-rate is then AdamW's."""
     muon_weight_decay: float = 0.1
     """Muon's weight decay at the base; 0.1 is the default of torch."""
+    rates: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="ROLE=RATE ...", help_behavior_hint="")] = None
+    """Learning rates tuned apart at the base, by role or part of a role: query_gain=0.05 key_gain=0.05."""
+
+    def own_rates(self) -> dict[str, float]:
+        """Return the learning rates that were tuned apart.
+
+        Raises
+        ------
+        UsageError
+            A word that is no name and number.
+        """
+        from manyheads.errors import UsageError
+
+        found = {}
+        for word in self.rates or ():
+            name, _, rate = word.partition("=")
+            try:
+                found[name] = float(rate)
+            except ValueError:
+                raise UsageError(f"--rates {word!r}: expected ROLE=RATE, such as query_gain=0.05") from None
+        return found
 
     def tuned_muon(self, factors: bool = False) -> Any:
         """Return Muon's hyperparameters, none with another optimizer; factors alone need none."""
@@ -108,7 +130,13 @@ class TunedBase(TunedTheory):
         if self.learning_rate is None:
             raise UsageError("--learning-rate is missing: give the learning rate that was tuned at the base")
         return BaseHyperparameters(
-            self.learning_rate, self.epsilon, self.weight_decay, self._spreads(), self.no_decay or (), self.tuned_muon()
+            self.learning_rate,
+            self.epsilon,
+            self.weight_decay,
+            self._spreads(),
+            self.no_decay or (),
+            self.tuned_muon(),
+            self.own_rates(),
         )
 
     def _spreads(self) -> dict[str, float]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from manyheads.limits import BaseHyperparameters, Parametrization
-    from manyheads.limits.parametrization.table import Table
+    from manyheads.limits.parametrization.table import Row, Table
     from manyheads.transformer import Shape
 
 WIDE = 160  # columns where the output is no terminal
@@ -22,6 +22,13 @@ OPTIMIZER_NAMES = {"muon": "Muon", "adam": "AdamW"}
 LATENT = (
     "latent attention: its low-rank factors are in no row here; torch_groups and the audit give them theirs, at the "
     "ranks of the base where a base of N,H,L leaves them out"
+)
+TUNE_APART = (
+    "tune AdamW's learning rate at the base too, apart from Muon's: a sweep of both at one ratio stops too early"
+)
+TUNE_GAINS = (
+    "norms behind queries and keys: give their gains a rate of their own (--rates query_gain=RATE key_gain=RATE), "
+    "tuned at a base of N >= 16, where the loss depends on it"
 )
 Target = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L|FILE", help_behavior_hint="")]
 
@@ -71,8 +78,14 @@ class Scale(TunedTheory):
         base, base_notes = read_shape(self.base or self.base_config, "--base or --base-config", bool(self.base_config))
         shape, notes = read_shape(self.to, "--to")
         learning_rate = 1.0 if self.learning_rate is None else self.learning_rate
+        if self.rates and self.learning_rate is None:
+            raise UsageError("--rates without --learning-rate: give the rate of the other roles as well")
         hyperparameters = BaseHyperparameters(
-            learning_rate, self.epsilon, self.weight_decay, muon=self.tuned_muon(self.learning_rate is None)
+            learning_rate,
+            self.epsilon,
+            self.weight_decay,
+            muon=self.tuned_muon(self.learning_rate is None),
+            learning_rates=self.own_rates(),
         )
         parametrization = self.parametrization(base, self.form)
         if notes and base_notes and notes.experts != base_notes.experts:
@@ -91,7 +104,9 @@ class Scale(TunedTheory):
             print(self._program(parametrization, shape, hyperparameters, notes), end="")
             return 0
         table = parametrization.table(shape)
-        remarks = list(dict.fromkeys([*_compare(base_notes, notes, parametrization, shape), *table.outside]))
+        remarks = _compare(base_notes, notes, parametrization, shape)
+        remarks += _apart(table, hyperparameters) + ([TUNE_APART, TUNE_GAINS] if self.optimizer == "muon" else [])
+        remarks = list(dict.fromkeys([*remarks, *table.outside]))
         if self.json:
             print(json.dumps(as_json(table, hyperparameters, remarks), indent=1))
         else:
@@ -150,16 +165,39 @@ def _compare(base: Notes | None, target: Notes | None, parametrization: "Paramet
     return remarks
 
 
+def _apart(table: "Table", tuned: "BaseHyperparameters") -> list[str]:
+    """Return a remark on parts of roles that have a learning rate of their own, which no row shows."""
+    from manyheads.limits.parametrization.parts import PARTS
+
+    rows = {row.role: row for row in table.rows}
+    parts = [part for part in tuned.learning_rates if part not in rows and PARTS.get(part) in rows]
+    rates = {part: tuned.rate_of((part,), rows[PARTS[part]].rule) * rows[PARTS[part]].learning_rate for part in parts}
+    return [f"{part}: learning rate {_number(rate)}, tuned apart" for part, rate in rates.items()]
+
+
 def as_json(table: "Table", tuned: "BaseHyperparameters", remarks: "Sequence[str]") -> dict[str, Any]:
     """Return the table with its factors and the hyperparameters that they give."""
     data = table.as_dict() | {"outside": list(remarks)}
     data["base_hyperparameters"] = _tuned(tuned)
+    if tuned.learning_rates:
+        data["base_hyperparameters"]["learning_rates"] = dict(tuned.learning_rates)
     if tuned.muon:
         data["base_hyperparameters"]["muon"] = _tuned(tuned.muon)
     for row, shown in zip(table.rows, data["rows"], strict=True):
-        shown["absolute"] = row.at(**_tuned(tuned.of(row.rule)))
+        shown["absolute"] = row.at(
+            **_tuned(tuned.of(row.rule)) | {"learning_rate": tuned.rate_of((row.role,), row.rule)}
+        )
     data["logit_scale"] = table.logit_prefactor * table.shape.key_dim**-table.logit_exponent
     return data
+
+
+def _rows_of_one_rate(table: "Table", tuned: "BaseHyperparameters") -> "list[list[Row]]":
+    """Split rows of equal factors where their learning rates at the base differ."""
+    found: dict[tuple[int, float], list[Any]] = {}
+    for place, rows in enumerate(table.alike()):
+        for row in rows:
+            found.setdefault((place, tuned.rate_of((row.role,), row.rule)), []).append(row)
+    return list(found.values())
 
 
 def _tuned(own: Any) -> dict[str, Any]:
@@ -176,6 +214,8 @@ def print_table(
     """Print the table: classes with equal numbers in one row, power laws beside the numbers."""
     from rich.table import Table as Drawn
 
+    from manyheads.limits.parametrization.muon import FACTORS
+
     p, base, shape = parametrization, table.base, table.shape
     muon = p.optimizer == "muon"
     adam, decays = p.optimizer != "sgd", hyperparameters.weight_decay > 0 or muon
@@ -185,8 +225,9 @@ def print_table(
     names |= {"weight_decay": "weight decay"} if decays else {}
     columns = (["optimizer"] if muon else []) + list(names.values())
     drawn, stacked = Drawn("weights", *columns, box=None, padding=(0, 3, 0, 0)), list[str]()
-    for rows in table.alike():
-        at = rows[0].at(**_tuned(hyperparameters.of(rows[0].rule)))
+    for rows in _rows_of_one_rate(table, hyperparameters):
+        rate = hyperparameters.rate_of((rows[0].role,), rows[0].rule)
+        at = rows[0].at(**_tuned(hyperparameters.of(rows[0].rule)) | {"learning_rate": rate})
         cells = [OPTIMIZER_NAMES[rows[0].rule]] if muon else []
         for name in names:
             times = name in ("initial", "multiplier") or (factors and name == "learning_rate")
@@ -196,7 +237,7 @@ def print_table(
         drawn.add_row("\n".join(_pairs(roles)), *cells)
         stacked += [", ".join(roles), *(f"    {name:<15}{cell}" for name, cell in zip(columns, cells, strict=True))]
     scale = table.logit_prefactor * shape.key_dim**-table.logit_exponent
-    variant = f" ({p.muon.split}, shape factor {p.muon.factor})" if muon else ""
+    variant = f" ({p.muon.split}, shape factor {FACTORS[p.muon.factor].formula})" if muon else ""
     about = (
         f"from  {_sizes(base)}\nto    {_sizes(shape)}\n"
         f"scheme {p.scheme!r}, {p.optimizer}{variant}, {p.form} form: logits over N^{table.logit_exponent:g}, "

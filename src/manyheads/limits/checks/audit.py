@@ -289,7 +289,8 @@ def _explain(
         return f"{cause}; no step removes a share of the weight"
     rate = own.learning_rate
     known = rate is not None and math.isfinite(rate)
-    share = rate * actual / (tuned.learning_rate * tuned.weight_decay) if known else factor
+    base = target.learning_rate / target.factors.learning_rate
+    share = rate * actual / (base * tuned.weight_decay) if known else factor
     return f"{cause}; with its learning rate, a step removes {share:.3g} times the share of the weight that it took"
 
 

@@ -64,7 +64,7 @@ RECIPES: dict[str, Muon] = {
     "moonlight": Muon("whole", "match_rms_adamw"),
     "heads-none": Muon("heads", "none"),
     "heads-keller": Muon("heads", "original"),
-    "heads-spectral": Muon("heads", "spectral"),
+    "heads-spectral": Muon("heads", "sqrt(r/c)"),
 }
 
 ADAMW_BESIDE_MUON = ("mup", "standard")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING
@@ -81,6 +81,10 @@ class BaseHyperparameters:
         What has no weight decay, in the words of recipes: `"norm"`, gains and shifts of all norms; `"bias"`, all biases
         and the shifts of norms; `"1-d"`, all parameters of one axis; `"embedding"`, tables of tokens and positions. Or
         a role, or a part of it (`manyheads.limits.parametrization.parts.PARTS`), such as `"patch"`.
+    learning_rates
+        Learning rates at the base of roles or parts that were tuned apart, such as those of the gains behind queries
+        and keys beside Muon: ``{"query_gain": 0.05, "key_gain": 0.05}``. A part's counts before its role's, and both
+        are scaled as `learning_rate` is. Not of matrices that Muon trains.
     muon
         Those of Muon, where the matrices of the blocks are trained with it; the others are then AdamW's.
 
@@ -101,6 +105,7 @@ class BaseHyperparameters:
     stds: Mapping[str, float] = field(default_factory=dict)
     no_decay: tuple[str, ...] = ()
     muon: MuonHyperparameters | None = None
+    learning_rates: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, value in (("learning_rate", self.learning_rate), ("epsilon", self.epsilon)):
@@ -110,7 +115,8 @@ class BaseHyperparameters:
             raise UsageError(f"weight_decay={self.weight_decay!r}: it is not negative, and a number")
         known = (*ROLES, HIDDEN)
         words = [name for name in self.no_decay if name not in EVERYDAY]
-        if unknown := [role for role in (*self.stds, *words) if role not in known and role not in PARTS]:
+        named = (*self.stds, *words, *self.learning_rates)
+        if unknown := [role for role in named if role not in known and role not in PARTS]:
             parts = ", ".join(part for part in PARTS if part not in known)
             raise UsageError(
                 f"no role is called {unknown[0]!r}: choose from {', '.join(known)}; or from their parts, {parts}; what "
@@ -118,6 +124,9 @@ class BaseHyperparameters:
             )
         if bad := [role for role, std in self.stds.items() if not is_size(std)]:
             raise UsageError(f"the std of {bad[0]} is {self.stds[bad[0]]!r}: it is not negative, and a number")
+        for role, rate in self.learning_rates.items():
+            if not (is_size(rate) and rate > 0):
+                raise UsageError(f"the learning rate of {role} is {rate!r}: it is a positive number")
 
     def of(self, rule: str) -> BaseHyperparameters | MuonHyperparameters:
         """Return those of the optimizer that steps a weight."""
@@ -129,6 +138,23 @@ class BaseHyperparameters:
                 "muon=MuonHyperparameters(learning_rate=..., weight_decay=...)), as tuned at the base"
             )
         return self.muon
+
+    def rate_of(self, parts: Sequence[str], rule: str) -> float:
+        """Return the learning rate at the base of a parameter that holds some parts.
+
+        Raises
+        ------
+        UsageError
+            Muon trains it, or its parts have several.
+        """
+        own = {part: self.learning_rates.get(part, self.learning_rates.get(PARTS.get(part, part))) for part in parts}
+        rates = {rate for rate in own.values() if rate is not None}
+        if not rates:
+            return self.of(rule).learning_rate
+        if rule == "muon" or (len(own) > 1 and (len(rates) > 1 or None in own.values())):
+            why = "Muon trains it" if rule == "muon" else f"it is one parameter with {' and '.join(own)}"
+            raise UsageError(f"learning_rates names {next(part for part in own if own[part])}, and {why}: leave it out")
+        return rates.pop()
 
     def decays(self, parameter: Parameter) -> bool:
         """Whether a parameter has weight decay: no word of `no_decay` means one of its parts or their roles."""

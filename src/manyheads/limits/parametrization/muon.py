@@ -37,7 +37,6 @@ from manyheads.limits.parametrization.power_laws import (
 from manyheads.transformer.shape import Shape
 
 Split = Literal["whole", "fused", "heads-in", "heads"]
-ShapeFactor = Literal["none", "original", "spectral", "match_rms_adamw"]
 SPLITS: tuple[str, ...] = get_args(Split)
 
 MLP_RATIO = 4
@@ -80,14 +79,61 @@ LATENT_BLOCKS: Mapping[str, Block] = {
 }
 """Low-rank factors of latent attention (MLA), whole under every split → block."""
 
-FACTORS: Mapping[str, Callable[[float, float], float]] = {
-    "none": lambda rows, cols: 1.0,
-    "original": lambda rows, cols: max(1.0, rows / cols) ** 0.5,
-    "spectral": lambda rows, cols: (rows / cols) ** 0.5,
-    "match_rms_adamw": lambda rows, cols: 0.2 * max(rows, cols) ** 0.5,
+
+class ShapeFactor(NamedTuple):
+    """Factor that a Muon applies to its group's rate, from the r rows and c columns of a block."""
+
+    formula: str
+    at: Callable[[float, float], float]
+    words: tuple[str, ...]  # framework:word, as frameworks call it
+
+
+FACTORS: Mapping[str, ShapeFactor] = {
+    "none": ShapeFactor("1", lambda rows, cols: 1.0, ("megatron:none",)),
+    "original": ShapeFactor(
+        "√max(1, r/c)",
+        lambda rows, cols: max(1.0, rows / cols) ** 0.5,
+        ("torch:original", "optax:default", "megatron:shape_scaling"),
+    ),
+    "match_rms_adamw": ShapeFactor(
+        "0.2 √max(r, c)",
+        lambda rows, cols: 0.2 * max(rows, cols) ** 0.5,
+        ("torch:match_rms_adamw", "optax:consistent_rms=0.2", "dion:rms_norm"),
+    ),
+    "sqrt(max(r,c))": ShapeFactor(
+        "√max(r, c)", lambda rows, cols: max(rows, cols) ** 0.5, ("megatron:spectral", "optax:consistent_rms=1")
+    ),
+    "sqrt(r/c)": ShapeFactor(
+        "√(r/c)", lambda rows, cols: (rows / cols) ** 0.5, ("megatron:unit_rms_norm", "dion:spectral_norm")
+    ),
 }
-"""Factor that a Muon applies to its group's rate, from the sides of a block: none; Keller Jordan's, torch's default;
-that of the spectral condition; Moonlight's."""
+"""Shape factors by a name of torch where there is one, else by their formula.
+
+Words of PyTorch 2.13 (`torch.optim.Muon`, `adjust_lr_fn`), optax 0.2 (`contrib.muon`, `consistent_rms`), Megatron-LM
+and Emerging-Optimizers (`muon_scale_mode`), Dion (`adjust_lr`). `spectral` alone is two formulas, and no name."""
+
+
+def find_factor(word: str) -> str:
+    """Return the name of a shape factor in `FACTORS` from a name, a formula or a framework's word.
+
+    Examples
+    --------
+    >>> find_factor("megatron:spectral"), find_factor("dion:spectral_norm"), find_factor("torch:original")
+    ('sqrt(max(r,c))', 'sqrt(r/c)', 'original')
+
+    Raises
+    ------
+    UsageError
+        No shape factor is called so, or several are.
+    """
+    for name, factor in FACTORS.items():
+        if word in (name, factor.formula, *factor.words):
+            return name
+    meant = [
+        f"{each} for {factor.formula}" for factor in FACTORS.values() for each in factor.words if str(word) in each
+    ]
+    choices = meant if word and meant else [f"{name} for {factor.formula}" for name, factor in FACTORS.items()]
+    raise UsageError(f"shape factor {word!r} is no formula of r rows and c columns: choose one of {', '.join(choices)}")
 
 
 PER_HEAD = (
@@ -110,23 +156,29 @@ class Muon:
         ``"whole"``: every matrix as it is, queries, keys and values apart. ``"fused"``: these three in one matrix.
         ``"heads-in"``: queries, keys and values head by head. ``"heads"``: the output matrix as well, by columns.
     factor
-        ``"original"`` (Keller Jordan, `torch.optim.Muon`, optax): :math:`\max(1, r/c)^{1/2}` for r rows and c columns;
-        ``"match_rms_adamw"`` (Moonlight): :math:`0.2 \max(r, c)^{1/2}`; ``"spectral"``: :math:`(r/c)^{1/2}`; or
-        ``"none"``.
+        Shape factor for r rows and c columns: ``"original"`` (Keller Jordan, `torch.optim.Muon`, optax),
+        :math:`\max(1, r/c)^{1/2}`; ``"match_rms_adamw"`` (Moonlight), :math:`0.2 \max(r, c)^{1/2}`; ``"sqrt(r/c)"``,
+        :math:`(r/c)^{1/2}`; ``"sqrt(max(r,c))"``, :math:`\max(r, c)^{1/2}`; ``"none"``; or a framework's word for one
+        of these, such as ``"megatron:spectral"``, which is stored as its name here.
 
     Raises
     ------
     UsageError
-        An unknown name.
+        An unknown name, or a word such as `spectral` that is two formulas.
+
+    Examples
+    --------
+    >>> Muon(factor="megatron:spectral").factor
+    'sqrt(max(r,c))'
     """
 
     split: Split = "whole"
-    factor: ShapeFactor = "original"
+    factor: str = "original"
 
     def __post_init__(self) -> None:
-        for name, choices in (("split", SPLITS), ("factor", tuple(FACTORS))):
-            if getattr(self, name) not in choices:
-                raise UsageError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(choices)}")
+        if self.split not in SPLITS:
+            raise UsageError(f"split={self.split!r}: choose one of {', '.join(SPLITS)}")
+        object.__setattr__(self, "factor", find_factor(self.factor))
 
     def block(self, role: str) -> Block:
         """Return the block of a role that is orthogonalized together."""
@@ -145,13 +197,13 @@ class Muon:
         rows, cols = (_measure(side, sizes) for side in (block.rows, block.cols))
         if self.split == "fused" and role in _HEADS_IN:
             rows *= 1 + 2 * sizes["key_heads"] / sizes["heads"]
-        return FACTORS[self.factor](rows, cols)
+        return FACTORS[self.factor].at(rows, cols)
 
     def adjustment_power(self, role: str, shape: Shape, base: Shape) -> Power | None:
         """Return the shape factor as a power between two shapes; None where its maximum changes sides."""
         block = self.block(role)
         ratio = (block.rows / block.cols) ** 0.5
-        if self.factor in ("none", "spectral"):
+        if self.factor in ("none", "sqrt(r/c)"):
             return ONE if self.factor == "none" else ratio
         taller = {_measure(block.rows / block.cols, _sizes(*pair)) >= 1 for pair in ((shape, base), (base, shape))}
         if len(taller) > 1:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from manyheads.errors import UsageError
 from manyheads.limits.parametrization.architecture import apply_role_map
 from manyheads.limits.parametrization.hyperparameters import BaseHyperparameters, MuonHyperparameters
+from manyheads.limits.parametrization.muon import FACTORS
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.parametrization.targets import (
     Factors,
@@ -37,6 +38,8 @@ def optax_snippet(parametrization: Parametrization, shape: Shape, hyperparameter
     >>> p = Parametrization(base=Shape(4, 2, 1))
     >>> exec(optax_snippet(p, Shape(4, 4, 1), BaseHyperparameters(1e-2)))
     """
+    if hyperparameters.learning_rates:
+        raise UsageError("the optax snippet has one learning rate for all roles at the base: leave learning_rates out")
     p, learning_rate, imported = parametrization, f"{hyperparameters.learning_rate!r}", ""
     if p.optimizer == "muon":
         made, imported = _optax_muon(p, hyperparameters), "Muon, "
@@ -90,7 +93,10 @@ def _optax_muon(p: Parametrization, hyperparameters: BaseHyperparameters) -> str
 def _refuse_factors(p: Parametrization, hyperparameters: BaseHyperparameters, name: str) -> MuonHyperparameters:
     """Return Muon's hyperparameters, or refuse a shape factor that an optimizer does not have."""
     if p.muon.factor not in ("original", "match_rms_adamw"):
-        raise UsageError(f"{name} has the shape factors original and match_rms_adamw, not {p.muon.factor}: choose one")
+        raise UsageError(
+            f"{name} has the shape factors original and match_rms_adamw, not {FACTORS[p.muon.factor].formula}; "
+            "choose one of these"
+        )
     own = hyperparameters.of("muon")
     assert isinstance(own, MuonHyperparameters)
     return own
@@ -124,7 +130,7 @@ def torch_snippet(parametrization: Parametrization, shape: Shape, hyperparameter
     # As there, too: width-only practice leaves epsilon alone where the factor stands in the forward pass.
     found["unembedding"] = replace(read_out, epsilon=1.0) if parametrization.scheme == "mup" else read_out
     initial = _entries((role, f"{start[role] * factors.initial:.10g}") for role, factors in found.items())
-    groups = _entries((role, _group(hyperparameters, factors)) for role, factors in found.items())
+    groups = _entries((role, _group(hyperparameters, role, factors)) for role, factors in found.items())
     return f'"""{_headline(parametrization, shape)}"""\n' + _TORCH.replace(
         "<SIZES>", f"{shape.key_dim}, {shape.heads}, {shape.depth}"
     ).replace("<WIDTH>", str(shape.stream) if shape.stream else "N * H").replace("<INITIAL>", initial).replace(
@@ -186,6 +192,7 @@ def transformers_snippet(
         rule = "AdamW" if parametrization.optimizer == "adam" else "SGD"
         made = f"optimizer = torch.optim.{rule}(torch_groups(parametrization, model, hyperparameters))"
         tuned = names = ""
+    tuned += f"    learning_rates={dict(hyperparameters.learning_rates)!r},\n" if hyperparameters.learning_rates else ""
     own = fused and _needs_own_scale(parametrization, shape, hyperparameters)
     imported = ", scale_logits" if own else ""
     scaled = (
@@ -261,10 +268,10 @@ def _quoted(text: str) -> str:
     return f'"{text}"'
 
 
-def _group(hyperparameters: BaseHyperparameters, factors: Factors) -> str:
+def _group(hyperparameters: BaseHyperparameters, role: str, factors: Factors) -> str:
     tuned = hyperparameters.of(factors.rule)
     parts = {
-        "lr": tuned.learning_rate * factors.learning_rate,
+        "lr": hyperparameters.rate_of((role,), factors.rule) * factors.learning_rate,
         **({} if factors.rule == "sgd" else {"eps": tuned.epsilon * factors.epsilon}),
     }
     parts["weight_decay"] = tuned.weight_decay / factors.learning_rate

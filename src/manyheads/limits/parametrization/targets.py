@@ -127,7 +127,7 @@ class ParameterTarget:
             role=role,
             factors=factors,
             initial=None if std is None else std * factors.initial,
-            learning_rate=tuned.learning_rate * factors.learning_rate,
+            learning_rate=hyperparameters.rate_of(parameter.parts, factors.rule) * factors.learning_rate,
             epsilon=tuned.epsilon * factors.epsilon,
             weight_decay=tuned.weight_decay / factors.learning_rate if decayed else 0.0,
             conflict=conflict,

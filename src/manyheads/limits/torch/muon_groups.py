@@ -129,7 +129,10 @@ def judge_muon(
     found.append(Finding(name, target.role, "block", 1.0, float(not wrong), float(not wrong), not wrong, wrong))
     named = row.get("adjust_lr_fn") or "original"
     if "adjust_lr_fn" in row and named != p.muon.factor:
-        words = f"adjust_lr_fn is {named!r}, and at the base it was {p.muon.factor!r}: another shape factor"
+        given = FACTORS[named].formula if named in FACTORS else repr(named)
+        words = (
+            f"adjust_lr_fn is {given}, and at the base it was {FACTORS[p.muon.factor].formula}: another shape factor"
+        )
         found.append(Finding(name, target.role, "shape_factor", 1.0, 0.0, 0.0, False, words))
     for key in ("momentum", "nesterov", "ns_steps"):
         expected = getattr(tuned, key)
