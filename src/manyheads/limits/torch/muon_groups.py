@@ -111,7 +111,7 @@ def patch_target(
     Its inputs are dense: D rows and as many columns as at the base move by one at the rate (D / columns)^1/2.
     """
     width, before = shape.width, p.base.width
-    factor = FACTORS[p.muon.factor]
+    factor = FACTORS[p.muon.factor].at
     grown = (width / before) ** 0.5 if p.scheme == "limits" else 1.0
     adjustment = factor(width, inputs) / factor(before, inputs) if p.scheme == "limits" else 1.0
     each = target.factors
