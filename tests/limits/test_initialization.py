@@ -30,7 +30,7 @@ def test_the_law_and_its_kurtosis_are_those_of_drawn_logits(size, rng):
 
 def made_up(study, rng, *, power=1.0, variance=0.0, gaussian=False, uniform=0.0):
     """Networks whose kernels deviate as H^-power (squared) and whose logits' variance has another exponent of N."""
-    rows, replicates = 6, 6
+    rows, replicates = 6, 12
     limit = np.eye(rows) + 1
     cells, drawn = study.cells(), {}
     for cell in cells:
