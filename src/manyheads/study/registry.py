@@ -66,7 +66,7 @@ STUDIES: dict[str, Entry] = {
     ),
     "recovery/leakage": Entry(
         "manyheads.recovery.studies.leakage:Leakage",
-        "Extraction from noisy or rounded answers costs the square of the noise",
+        "Least squares on noisy or rounded answers costs the square of the noise",
     ),
     "recovery/span-cost": Entry(
         "manyheads.recovery.studies.steps.span_cost:SpanCost",

@@ -133,6 +133,5 @@ def _defences(study: Any, trained: xr.Dataset) -> Listing:
         "What makes least squares ten times as dear",
         ("layer", "fewest calls", "noise", "as bits", "squared error of answers", "over the copy's"),
         tuple(rows),
-        note="Means of replicates, in logarithms, of least squares on tokens of standard deviation one: longer tokens, "
-        "and questions on rounding thresholds, cost less.",
+        note="Means of replicates, in logarithms. Least squares on tokens of standard deviation one.",
     )
