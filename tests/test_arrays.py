@@ -185,7 +185,7 @@ def test_the_byte_order_of_an_array_changes_no_bit(name, data):
 @pytest.mark.parametrize("name", ROWS)
 def test_masked_complex_and_object_arrays_are_refused(name, change):
     arrays, _ = drawn(name)
-    if name in TAKES_LABELS and change(np.zeros(1)).dtype == object:
+    if name in TAKES_LABELS and change(np.zeros(1)).dtype.kind != "c":  # masked: missing labels
         return
     for key, value in arrays.items():
         with pytest.raises(ShapeError, match=r"mask|complex|object|real|dtype"):

@@ -249,6 +249,8 @@ def rotated_pvalue(data: Lagged, rng: np.random.Generator) -> float:
 
     shifts = rng.integers(1, len(data), ROTATIONS)
     turned = [measure(replace(data, targets=np.roll(data.targets, shift), lags=1))[0] for shift in shifts]
+    if not np.var(turned):  # targets of which hardly any differs from the rest
+        return 1.0
     dof = 2 * np.mean(turned) ** 2 / np.var(turned, ddof=1)
     scores = wilson_hilferty(measure(data) / np.mean(turned) * dof, dof, 0.0)
     return min(1.0, float(stats.norm.sf(scores.max())) * data.lags)

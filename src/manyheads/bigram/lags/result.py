@@ -125,14 +125,17 @@ class LagFit(Shown):
         )
 
     def _overview(self) -> Overview:
-        order = np.argsort(-self.importance, kind="stable").tolist()
+        kind = "shared table" if self.own is None else "table of its own"
+        reasons = {
+            lag: kind for lag in np.argsort(-self.importance, kind="stable").tolist() if self.importance[lag] > 0
+        }
+        reasons.setdefault(self.table.left, f"strongest rejected, p = {self.table.left_pvalue:.2g}")
         rows = [
-            (lag, float(self.importance[lag]), int((self.weights[:, lag] > 0).sum()), float(self.information[lag]))
-            for lag in order
-            if self.importance[lag] > 0
+            (lag, float(self.importance[lag]), int((self.weights[:, lag] > 0).sum()), float(self.information[lag]), why)
+            for lag, why in reasons.items()
         ]
         headline, _, *notes = repr(self).splitlines()
-        return Overview(headline, ("lag", "weight", "symbols", "information_bits"), rows, tuple(notes))
+        return Overview(headline, ("lag", "weight", "symbols", "information_bits", "reason"), rows, tuple(notes))
 
     @property
     def weights(self) -> np.ndarray:

@@ -78,6 +78,6 @@ def _log_determinant(rows: np.ndarray) -> float:
 def _least(single: np.ndarray, together: np.ndarray, present: float = -np.inf) -> tuple[float, int]:
     """Return the least of the p-values of standard scores, corrected for their number, and its lag."""
     pvalues = [stats.norm.sf(single.max()) * single.size, stats.norm.sf(together.max()) * single.shape[1]]
-    pvalues.append(stats.norm.sf(present))
+    pvalues += [stats.norm.sf(present)] if present > -np.inf else []
     lags = [int(single.max(0).argmax()), int(together.argmax()), 0]
     return min(1.0, 3 * float(min(pvalues))), lags[int(np.argmin(pvalues))]
