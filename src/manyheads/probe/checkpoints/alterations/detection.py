@@ -147,7 +147,7 @@ def _jumps(course: _Course) -> list[tuple[tuple[int, ...], Jump, set[int]]]:
     for interval, change in enumerate(course.changes):
         for jump in change.jumps if change.size >= 8 else ():
             by_place[jump.place][interval] = jump
-    found = []
+    found: list[tuple[tuple[int, ...], Jump, set[int]]] = []
     for jumps in by_place.values():
         for interval, jump in jumps.items():
             then = jumps.get(interval + 1)
@@ -175,7 +175,8 @@ def _end(course: _Course, interval: int, last: int) -> tuple[int, ...]:
 
 def _altered(name: str, course: _Course, usual: _Usual, taken: set[int]) -> list[tuple[tuple[int, ...], int]]:
     """Return where the tensor was altered, and an interval that shows it."""
-    last, found = len(course.changes) - 1, []
+    last = len(course.changes) - 1
+    found: list[tuple[tuple[int, ...], int]] = []
     lengths = [np.sqrt(change.moved) for change in course.changes]
     strong = {interval for interval, told in course.told.items() if not told.weak}
     small = {
