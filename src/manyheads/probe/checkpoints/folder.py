@@ -87,7 +87,7 @@ def _vocabulary(table: dict[str, Any], file: Path) -> tuple[str, int]:
     if not isinstance(model, dict):  # vocab.json: token -> id
         merges = file.parent / "merges.txt"
         said: Any = [table, merges.read_text("utf-8", "replace") if merges.is_file() else ""]
-        ids = table.values()
+        ids = list(table.values())
     else:
         vocabulary, merges_ = model.get("vocab"), model.get("merges") or []
         added = [

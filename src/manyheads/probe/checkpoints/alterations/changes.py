@@ -91,7 +91,7 @@ def measure_changes(
     changes = [Change(entry.size, max(pair)) for pair in itertools.pairwise(spacings)]
     past = np.zeros(max(len(checkpoints) - 2, 0))
     columns: list[Any] = [0.0] * len(changes)
-    found: list[list[tuple[int, int, float, float, float]]] = [[] for _ in changes]
+    found: list[list[tuple[int, float, float, float]]] = [[] for _ in changes]
     start, rows = 0, entry.shape[0] if len(entry.shape) > 1 else 1  # a vector is one row
     readers = [blocks(checkpoint, name, checkpoint.entry(name)) for checkpoint in checkpoints]
     while (part := next(readers[0], None)) is not None:
@@ -132,7 +132,7 @@ def _candidates(squares: Array, old: Array, new: Array, start: int) -> list[tupl
     sums = squares.sum(axis=1, keepdims=True)
     others = np.maximum(sums - squares, 0) / max(squares.shape[1] - 1, 1)
     scores = (squares / (others + 1e-300)).reshape(-1)
-    best = np.argpartition(scores, -min(TOP, scores.size))[-TOP:] if scores.size else []
+    best = np.argpartition(scores, -min(TOP, scores.size))[-TOP:].tolist() if scores.size else []
     return [
         (start + int(at), float(old.flat[at]), float(new.flat[at]), float(np.sqrt(others.flat[at])))
         for at in best if scores[at] > 0

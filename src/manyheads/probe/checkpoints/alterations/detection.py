@@ -6,9 +6,10 @@ from those of all tensors over the same interval. A transformation of the tensor
 change is one whatever its size.
 """
 
+import functools
 import itertools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -53,6 +54,19 @@ class _Course:
         return found
 
 
+class _Usual:
+    """RMS changes over each interval: the median of all tensors, and those of the same tensor in other layers."""
+
+    def __init__(self, courses: Mapping[str, _Course]):
+        sizes: dict[tuple[int, int], list[float]] = defaultdict(list)
+        self.alike: dict[tuple[str, tuple[int, int]], list[tuple[str, float]]] = defaultdict(list)
+        for name, course in courses.items():
+            for interval, size in course.sizes().items():
+                sizes[interval].append(size)
+                self.alike[_kind(name), interval].append((name, size))
+        self.medians = {interval: float(np.median(each)) for interval, each in sizes.items()}
+
+
 def find_alterations(
     contents: Sequence[Contents], checkpoints: Mapping[str, Checkpoint], known: set[str]
 ) -> tuple[list[Finding], set[str]]:
@@ -64,7 +78,7 @@ def find_alterations(
     altered = set()
     names = sorted(set().union(*(each.samples for each in contents)) - known)
     courses = {name: course for name in names if (course := _follow(name, contents, checkpoints))}
-    sizes = {name: course.sizes() for name, course in courses.items()}
+    usual = _Usual(courses)
     zeros = {(place, name) for place in range(len(contents)) for name in _zeros(place, contents)}
     for place, name in sorted(zeros):
         found[contents[place].name, "altered tensors"].append(f"{name} is zero")
@@ -75,7 +89,7 @@ def find_alterations(
             altered.add(name)
             text = f"{name}{list(jump.place)}: {jump.before:.4g} -> {jump.after:.4g}"
             found[_where(places, contents), "altered entries"].append(text)
-        for places, interval in _altered(name, course, sizes, taken):
+        for places, interval in _altered(name, course, usual, taken):
             if not any((place, name) in zeros for place in places):
                 text = f"{name} {_told(course, interval)}, {_where(course.places[interval : interval + 2], contents)}"
                 found[_where(places, contents), "altered tensors"].append(text)
@@ -133,7 +147,7 @@ def _jumps(course: _Course) -> list[tuple[tuple[int, ...], Jump, set[int]]]:
     for interval, change in enumerate(course.changes):
         for jump in change.jumps if change.size >= 8 else ():
             by_place[jump.place][interval] = jump
-    found = []
+    found: list[tuple[tuple[int, ...], Jump, set[int]]] = []
     for jumps in by_place.values():
         for interval, jump in jumps.items():
             then = jumps.get(interval + 1)
@@ -159,11 +173,10 @@ def _end(course: _Course, interval: int, last: int) -> tuple[int, ...]:
     return (course.places[interval], course.places[interval + 1])
 
 
-def _altered(
-    name: str, course: _Course, sizes: Mapping[str, Mapping[tuple[int, int], float]], taken: set[int]
-) -> list[tuple[tuple[int, ...], int]]:
+def _altered(name: str, course: _Course, usual: _Usual, taken: set[int]) -> list[tuple[tuple[int, ...], int]]:
     """Return where the tensor was altered, and an interval that shows it."""
-    last, found = len(course.changes) - 1, []
+    last = len(course.changes) - 1
+    found: list[tuple[tuple[int, ...], int]] = []
     lengths = [np.sqrt(change.moved) for change in course.changes]
     strong = {interval for interval, told in course.told.items() if not told.weak}
     small = {
@@ -181,29 +194,23 @@ def _altered(
     for interval in range(last + 1):
         if interval in taken | small:
             continue
-        if interval in strong or (interval in (0, last) and _beyond(name, course, interval, sizes, last)):
+        if interval in strong or (interval in (0, last) and _beyond(name, course, interval, usual)):
             found.append((_end(course, interval, last), interval))
     return found
 
 
-def _beyond(
-    name: str, course: _Course, interval: int, sizes: Mapping[str, Mapping[tuple[int, int], float]], last: int
-) -> bool:
+def _beyond(name: str, course: _Course, interval: int, usual: _Usual) -> bool:
     """Tell whether the change at an end is far beyond what the changes of this tensor and of others let expect."""
     key = (course.places[interval], course.places[interval + 1])
-    others = {
-        at: float(np.median([each[at] for each in sizes.values() if at in each])) for at in sizes[name]
-    }  # of all tensors
-    expected = [others[key]]
-    history = [size * others[key] / others[at] for at, size in sizes[name].items() if at != key]
-    alike = [
-        each[key] for other, each in sizes.items() if other != name and _kind(other) == _kind(name) and key in each
-    ]
+    expected = [usual.medians[key]]
+    history = [size * usual.medians[key] / usual.medians[at] for at, size in course.sizes().items() if at != key]
+    alike = [size for other, size in usual.alike[_kind(name), key] if other != name]
     expected += [float(np.median(each)) for each in (history, alike) if each]
-    beyond = BEYOND if history or (alike and not last) else BEYOND_OTHERS
+    beyond = BEYOND if history or (alike and len(course.changes) == 1) else BEYOND_OTHERS
     return course.changes[interval].rms > beyond * max(expected)
 
 
+@functools.cache
 def _kind(name: str) -> str:
     """Return the name of a tensor without the numbers of its layer and expert."""
     return re.sub(r"\d+", "#", name)
@@ -212,15 +219,12 @@ def _kind(name: str) -> str:
 def _zeros(place: int, contents: Sequence[Contents]) -> list[str]:
     """Return the tensors that are zero as no training leaves them: after others, or unlike those of other layers."""
     content, found = contents[place], []
-    for name, peak in content.peaks.items():
-        if peak.largest or content.entries[name].size < 8:
-            continue
-        before = [each.peaks[name].largest for each in contents[:place] if name in each.peaks]
-        alike = [
-            each.largest for other, each in content.peaks.items()
-            if other != name and _kind(other) == _kind(name) and _is_matrix(name, content)
-        ]  # fmt: skip
-        if (before and before[-1]) or (alike and min(alike) > 0):
+    blank = [name for name, peak in content.peaks.items() if not peak.largest and content.entries[name].size]
+    layers, zero = (Counter(map(_kind, names)) for names in (content.peaks if blank else (), blank))
+    for name in blank:
+        before = next((each.peaks[name].largest for each in contents[:place][::-1] if name in each.peaks), 0.0)
+        alone = zero[_kind(name)] == 1 < layers[_kind(name)] and _is_matrix(name, content)
+        if content.entries[name].size >= 8 and (before or alone):
             found.append(name)
     return found
 
