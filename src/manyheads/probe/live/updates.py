@@ -261,12 +261,14 @@ class UpdateRecorder:
     def _rms(self, figure: str, matrix: _Matrix, tensor: Any) -> dict[str, Any]:
         """Return the root mean square of a tensor of a matrix's shape, and that of each head; of None, zero."""
         count = matrix.parameter.numel()
-        found: dict[str, Any] = {figure: 0.0 if tensor is None else math.sqrt(_squared_norm(tensor) / count)}
+        tensor = matrix.parameter.detach().new_zeros(matrix.parameter.shape) if tensor is None else tensor
+        tensor = tensor.to_dense() if tensor.is_sparse else tensor
+        found: dict[str, Any] = {figure: math.sqrt(_squared_norm(tensor) / count)}
         layout = self._layouts.get(id(matrix.parameter))
         if layout is None:
             return found
         size = count / (len(layout.parts) * layout.heads)
-        sums = layout.sums(matrix.parameter.detach() * 0 if tensor is None else tensor.double().square())
+        sums = layout.sums(tensor.double().square())
         return found | {f"head_{figure}": {part: np.sqrt(np.array(row) / size) for part, row in sums.items()}}
 
     @functools.cached_property
