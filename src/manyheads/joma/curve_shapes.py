@@ -106,7 +106,8 @@ def curve_shape(curve: Float[ArrayLike, " time"], *, even: bool = True) -> Curve
     scale = float(np.abs(values).max()) or 1.0
     y = values / scale  # neither squares nor sums overflow
     y = y - y.mean()
-    place, noise = (each.item() for each in _estimate_noise(y))
+    estimated = _estimate_noise(y)
+    place, noise = int(estimated[0]), float(estimated[1])
     moves = _Moves(y, place, max(noise, ROUNDING), even)
     return CurveShape(moves.label(), *_drop_and_rise(y, scale), float(RHOS[place]), noise * scale)
 
@@ -166,7 +167,7 @@ class _Moves:
             return spread <= 10 * ROUNDING
         one, two = (float(np.mean((y[lag:] - y[:-lag]) ** 2)) for lag in (1, 2))
         rho = y[1:] @ y[:-1] / (y @ y)
-        return two <= 2.2 * one and rho + (1 + 3 * rho) / n <= 0.9
+        return bool(two <= 2.2 * one and rho + (1 + 3 * rho) / n <= 0.9)
 
     def _rests(self) -> bool:
         """Return whether the last third does not fall beyond noise, nor, at two standard errors, by much."""

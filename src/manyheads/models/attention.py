@@ -291,7 +291,9 @@ def attention_weights(checkpoint: Checkpoint, layer: int, found: ParameterMap | 
         biases = [None if bias is None else bias.reshape(heads, N) for bias, heads in stored]
     *weights, output = head_weights(checkpoint, layer, found)
     query, key, value = (weight.swapaxes(1, 2) for weight in weights)  # (heads, N, d) -> (heads, d, N)
-    return AttentionWeights(query, key, value, output, *biases, read(Role.OUTPUT, d), config)
+    query_bias, key_bias, value_bias = biases
+    output_bias = read(Role.OUTPUT, d)
+    return AttentionWeights(query, key, value, output, query_bias, key_bias, value_bias, output_bias, config)
 
 
 def head_weights(checkpoint: Checkpoint, layer: int, found: ParameterMap) -> list[np.ndarray]:
