@@ -133,7 +133,8 @@ class Preflight(Shown):
     def undecided(self) -> list[str]:
         """Return what is neither right nor wrong, one sentence each."""
         said = [each.sentence() for each in self.factors if each.state == "unknown"]
-        said += [each.sentence() for each in (*self.growths, *self.transfers) if each.outcome == "inconclusive"]
+        said += [each.sentence() for each in self.growths if each.outcome == "inconclusive"]
+        said += [each.sentence() for each in self.transfers if each.outcome == "inconclusive"]
         return said + [note for note in self.notes if any(words in note for words in (UNJUDGED, *OPEN))]
 
     def faults(self) -> list[str]:

@@ -72,7 +72,8 @@ def find_multipliers(
         fitting = [choice for choice, fits in near.items() if all(fits)]
         if values and not fitting:  # the module that leaves the choice of those before it
             most = max(near.values(), key=lambda fits: [*fits, False].index(False))
-            raise UsageError(_wrong(name, *list(values.items())[most.index(False)], choices, folded, moved))
+            module, number = list(values.items())[most.index(False)]
+            raise UsageError(_wrong(name, module, number, choices, folded, moved))
         if values:
             (value, own), before = fitting[0], base.key_dim**-0.5 if name == "logit" else 1.0
             if name in ("logit", "embedding") and moved:

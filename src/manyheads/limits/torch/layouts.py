@@ -13,8 +13,8 @@ def find_scale(
     logits: list[Any], queries: list[Any], keys: list[Any], key_dim: int, accuracy: float, normed: bool
 ) -> float | None:
     """Return s with A_ii = s q_i . k_i for one reading of each, normalized or as they are; None where there is none."""
-    pairs = zip(queries, keys, strict=True) if len(queries) == len(keys) else product(queries, keys)
-    pairs = list(pairs)
+    alike = len(queries) == len(keys)
+    pairs = list(zip(queries, keys, strict=True)) if alike else list(product(queries, keys))
     if normed:
         pairs = [
             both
