@@ -56,7 +56,7 @@ def head_norms(weights: Mapping[str, NDArray[Any]]) -> Array:
     found = np.full((4, len(MATRICES), heads), np.nan)
     for place, name in enumerate(MATRICES):
         if name in grams:
-            total, squares = np.trace(grams[name], axis1=-2, axis2=-1), np.linalg.eigvalsh(grams[name])
+            total, squares = np.trace(grams[name], axis1=-2, axis2=-1), _eigenvalues(grams[name])
             found[:, place, : len(total)] = np.sqrt(total), _root(squares[..., -1]), *rank_measures(squares)
         elif name in CIRCUITS and all(part in grams for part in CIRCUITS[name]):
             found[:, place] = _norms(*(_shared(grams[part], heads) for part in CIRCUITS[name]))
@@ -72,6 +72,10 @@ def _shared(grams: Array, heads: int) -> Array:
     return np.repeat(grams, heads // len(grams), axis=0)
 
 
+def _eigenvalues(grams: Array) -> Array:
+    return np.asarray(np.linalg.eigvalsh(grams), np.float64)
+
+
 def _root(squares: NDArray[Any]) -> Array:
     return np.sqrt(np.maximum(squares, 0.0)).astype(np.float64, copy=False)
 
@@ -80,7 +84,7 @@ def _norms(gram: Array, other: Array) -> tuple[Array, ...]:
     """Return the figures of `head_norms` of a product from the Gram matrices of its factors."""
     values, vectors = np.linalg.eigh(gram)
     root = vectors * _root(values)[..., None, :]
-    squares = np.linalg.eigvalsh(root.swapaxes(-1, -2) @ other @ root)
+    squares = _eigenvalues(root.swapaxes(-1, -2) @ other @ root)
     return _root(np.sum(gram * other, axis=(-1, -2))), _root(squares[..., -1]), *rank_measures(squares)
 
 

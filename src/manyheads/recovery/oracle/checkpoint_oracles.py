@@ -112,9 +112,9 @@ def checkpoint_oracle(
             f"layer {layer} of {about} has no norm in front of its attention under a name that is known here. Ask with "
             "through='attention'"
         )
-    asked, said = (module, norm if block else None, positions), {"causal": facts.causal, "window": facts.window}
+    asked = module, norm if block else None, positions
     return LayerOracle(
-        attention_function(*asked, dtype=dtype, **said),
+        attention_function(*asked, dtype=dtype, causal=facts.causal, window=facts.window),
         dim=facts.width,
         causal=facts.causal,
         residual=block,
@@ -125,7 +125,7 @@ def checkpoint_oracle(
         mlp=through == "block-with-mlp",
         dtype=dtype,
         about=f"{ASKED[through]} of layer {layer} of {about} ({config.family.model_type}), in {dtype}",
-        itself=as_it_computes(*asked, **said),
+        itself=as_it_computes(*asked, causal=facts.causal, window=facts.window),
     )
 
 
@@ -143,9 +143,9 @@ def attention_module_oracle(module: Any, dtype: Floats = "float64") -> LayerOrac
     refuse_what_queries_cannot_tell(config, facts, layer, "attention")
     raw = next(part.config for part in module.modules() if hasattr(part, "config"))
     positions = None if facts.rotary is None else rotary_frequencies(module, raw, layer)
-    asked, said = (module, None, positions), {"causal": facts.causal, "window": facts.window}
+    asked = module, None, positions
     return LayerOracle(
-        attention_function(*asked, dtype=dtype, **said),
+        attention_function(*asked, dtype=dtype, causal=facts.causal, window=facts.window),
         dim=facts.width,
         causal=facts.causal,
         normalized=False,
@@ -153,7 +153,7 @@ def attention_module_oracle(module: Any, dtype: Floats = "float64") -> LayerOrac
         scores=has_other_scores(config, facts),
         dtype=dtype,
         about=f"{name} of a {config.family.model_type} model, in {dtype}",
-        itself=as_it_computes(*asked, **said),
+        itself=as_it_computes(*asked, causal=facts.causal, window=facts.window),
     )
 
 

@@ -228,7 +228,8 @@ def _by_student(
             fits = [fit_student(train, held_out, counts[0], rng, wanted=wanted, settings=student)]
         else:
             fits = fit_wanted(train, held_out, counts, rng, wanted=wanted, settings=student)
-    found, log, count = fits[-1], StageLog(), ()
+    found, log = fits[-1], StageLog()
+    count: tuple[str, ...] = ()
     if found.held_out_error <= wanted:
         reduced = eliminate_heads(found.layer, train, held_out, log, student.refinement)
         count = note_count(reduced, found.heads)
