@@ -306,7 +306,7 @@ class Verdict(Shown):
 
     def _overview(self) -> Overview:
         figures = verdict_overview([self], "")
-        note = () if self.as_expected else (f"expected: {self.expected}",)
+        note: tuple[str, ...] = () if self.as_expected else (f"expected: {self.expected}",)
         note += (self.note,) if self.note else ()
         return Overview(
             f"{self.outcome}: {self.claim}",
