@@ -80,9 +80,9 @@ def as_native(value: Any, name: str = "an array", kinds: str = REAL) -> Any:
         _check_kind(value.dtype, name, kinds)
         return value
     if isinstance(value, np.ma.MaskedArray) and kinds == LABELS:
-        labels = value.data.astype(object)
-        labels[np.ma.getmaskarray(value)] = None
-        return labels
+        filled = value.data.astype(object)
+        filled[np.ma.getmaskarray(value)] = None
+        return filled
     if isinstance(value, np.ma.MaskedArray):
         raise ShapeError(
             f"{name} is a masked array, whose mask would be ignored: drop the masked entries, or replace them "

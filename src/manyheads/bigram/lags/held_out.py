@@ -115,7 +115,7 @@ def measure_losses(
     best = int(losses[2:].argmin()) + 2
     worse = errors[3:] - errors[best]
     allowed = np.maximum(worse.std(1) / len(tested) ** 0.5, TOLERATED * (losses[0] - losses[best]))
-    enough = np.flatnonzero(worse.mean(1) <= allowed) if selected else np.empty(0, np.intp)
+    enough = np.flatnonzero((worse.mean(1) <= allowed) & (selected > 0))
     short = additive.lags[: int(enough[0]) + 1] if len(enough) else ()
     return HeldOutLoss(
         float(losses[0]),
