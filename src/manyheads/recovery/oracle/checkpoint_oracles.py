@@ -112,7 +112,8 @@ def checkpoint_oracle(
             f"layer {layer} of {about} has no norm in front of its attention under a name that is known here. Ask with "
             "through='attention'"
         )
-    asked, said = (module, norm if block else None, positions), {"causal": facts.causal, "window": facts.window}
+    asked = (module, norm if block else None, positions)
+    said: dict[str, Any] = {"causal": facts.causal, "window": facts.window}
     return LayerOracle(
         attention_function(*asked, dtype=dtype, **said),
         dim=facts.width,
@@ -143,7 +144,8 @@ def attention_module_oracle(module: Any, dtype: Floats = "float64") -> LayerOrac
     refuse_what_queries_cannot_tell(config, facts, layer, "attention")
     raw = next(part.config for part in module.modules() if hasattr(part, "config"))
     positions = None if facts.rotary is None else rotary_frequencies(module, raw, layer)
-    asked, said = (module, None, positions), {"causal": facts.causal, "window": facts.window}
+    asked = (module, None, positions)
+    said: dict[str, Any] = {"causal": facts.causal, "window": facts.window}
     return LayerOracle(
         attention_function(*asked, dtype=dtype, **said),
         dim=facts.width,
