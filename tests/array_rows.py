@@ -434,6 +434,7 @@ EXEMPT = {
     "attention.AttentionLayer.logits": TRACED,
     "attention.AttentionLayer.read": TRACED,
     "attention.Mask.allowed": TRACED,
+    "attention.Mask.bias": TRACED,
     "attention.MultiHeadAttention.logits": TRACED,
     "attention.MultiHeadAttention.read": TRACED,
     "bigram.theory.population.check_weights": "refuses only",

@@ -44,8 +44,7 @@ def test_names_that_do_not_tell_the_order_are_a_finding_that_names_both(names, w
         (tmp_path / name).mkdir(parents=True)
         safetensors.numpy.save_file({"w": rng.normal(size=(4, 4))}, tmp_path / name / "model.safetensors")
     paths = [tmp_path / name for name in names]
-    (found,) = verify(paths[::-1]).findings
-    assert found.kind == "step"
+    (found,) = [each for each in verify(paths[::-1]).findings if each.kind == "step"]
     assert why in found.evidence
     assert all(name.rpartition("/")[2] in found.where for name in names)
     with pytest.raises(UsageError, match=why) as error:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.spectra.ranks import rank_measures
+from manyheads.spectra.effective_rank import rank_measures
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -37,7 +37,7 @@ DRAWS = 64
 def head_norms(weights: Mapping[str, NDArray[Any]]) -> Array:
     """Return figures of the matrices of every head, (4, 6, H), from small Gram matrices.
 
-    Frobenius and spectral norm, effective rank, and participation ratio (see `manyheads.spectra.ranks.rank_measures`).
+    Frobenius and spectral norm, effective rank, and participation ratio (see `manyheads.spectra.effective_rank.rank_measures`).
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def head_norms(weights: Mapping[str, NDArray[Any]]) -> Array:
     Examples
     --------
     >>> norms = head_norms({"query": np.eye(2)[None], "key": np.diag([3.0, 4.0])[None]})
-    >>> norms[:, 4, 0].tolist()
+    >>> norms[:2, 4, 0].tolist()
     [5.0, 4.0]
     """
     heads = len(weights["query"])

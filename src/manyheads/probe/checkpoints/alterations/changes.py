@@ -1,4 +1,4 @@
-"""Changes of every tensor along a checkpoint series: distances over all entries, and single entries that jump.
+"""Changes of every tensor along a series of checkpoints: distances over all entries, and single entries that jump.
 
 Checkpoints are read tensor by tensor and by blocks of rows, those of a block together; no tensor is ever held whole.
 """

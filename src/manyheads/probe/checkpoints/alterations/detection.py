@@ -1,4 +1,4 @@
-"""Tensors and single entries that were altered: changes that no training brings about, and what explains them.
+"""Altered tensors and single entries: changes that no training brings about, and what explains them.
 
 A tensor of an inner checkpoint was altered if both ways to its neighbours are far longer than the way past it. At
 either end its change is extrapolated: from its own changes elsewhere, from those of the same tensor in other layers and
