@@ -30,7 +30,7 @@ def planted(monkeypatch, rng):
 
 
 def test_what_stays_holds_and_what_grows_is_refuted(planted, seed, tmp_path):
-    tree = run(STUDY, 4, seed, store=tmp_path, progress=False)
+    tree = run(STUDY, 16, seed, store=tmp_path, progress=False)
     predicted, trained = (tree[name].to_dataset() for name in ("predicted", "trained"))
     verdicts = STUDY.compare(predicted, trained)
     assert [verdict.outcome for verdict in verdicts] == ["holds"] * 3 + ["refuted"]
@@ -43,7 +43,7 @@ def test_what_stays_holds_and_what_grows_is_refuted(planted, seed, tmp_path):
     assert isinstance(table, Listing)
     assert ("unembedding", "× 0.5   (N^-1 H^-1)", "× 0.5   (N^-1 H^-1)", "× 1") in table.rows
     assert [len(curves) for curves in motions.curves[0]] == [3, 3, 3]
-    check_captions(Trial(STUDY, seed, 4, tmp_path, tree))
+    check_captions(Trial(STUDY, seed, 16, tmp_path, tree))
 
 
 def test_the_prediction_is_the_table_and_nothing_random(seed):

@@ -19,6 +19,7 @@ from manyheads.spectra.bidiagonal import (
     golub_kahan,
     row_blocks,
 )
+from manyheads.spectra.effective_rank import rank_measures
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike

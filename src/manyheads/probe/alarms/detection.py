@@ -88,7 +88,7 @@ def find_alarms(
     >>> entropy[150:, 1, 2] -= 1.5
     >>> curves = xr.Dataset({"entropy": (("step", "layer", "head"), entropy), "entropy_uniform": ("layer", [4.0, 4.0])})
     >>> print(*find_alarms(curves.assign_coords(step=10 * np.arange(200))))
-    step 1500, layer 1 head 2: entropy falls, 3.01 -> 1.49 (change, false-alarm rate 0.05 a run)
+    step 1500, layer 1 head 2: entropy falls, 3.06 -> 1.49 (change, false-alarm rate 0.05 a run)
     """
     check_integer("ignored", ignored, 0)
     check_integer("window", window, 8)

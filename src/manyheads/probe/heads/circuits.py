@@ -37,7 +37,7 @@ DRAWS = 64
 def head_norms(weights: Mapping[str, NDArray[Any]]) -> Array:
     """Return figures of the matrices of every head, (4, 6, H), from small Gram matrices.
 
-    Frobenius and spectral norm, effective rank, and participation ratio (see `manyheads.spectra.effective_rank.rank_measures`).
+    Frobenius and spectral norm, effective rank, and participation ratio (`manyheads.spectra.effective_rank`).
 
     Parameters
     ----------

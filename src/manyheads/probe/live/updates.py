@@ -28,6 +28,7 @@ from manyheads.probe.heads.layouts import HeadLayout, head_layouts
 from manyheads.probe.live.budget import TimeBudget
 from manyheads.probe.live.output import Output, count_processes
 from manyheads.probe.live.reading import as_series
+from manyheads.probe.live.sharded import gram, local, squared_norm
 from manyheads.probe.live.trackers import Row, Tracker
 from manyheads.spectra.levels import expected_stable_rank, marchenko_pastur_density, marchenko_pastur_edges
 
@@ -250,9 +251,9 @@ class UpdateRecorder:
             if name in found:
                 found[name] = _divided(found[name], found[name.replace("update_ratio", "weight_rms")])
         found["significand_bits"] = significand_bits(before)
-        moved = _squared_norm(update)
+        moved = squared_norm(update)
         if self._has_spectrum(matrix) and moved:
-            squares = np.linalg.eigvalsh(_gram(update)).clip(0)
+            squares = np.linalg.eigvalsh(gram(update)).clip(0)
             values = np.sqrt(squares[-min(update.shape) :])
             found["orthogonality"] = float(values.sum() / math.sqrt(len(values) * moved))
             found["stable_rank"] = float(moved / squares[-1])
@@ -263,7 +264,7 @@ class UpdateRecorder:
         count = matrix.parameter.numel()
         tensor = matrix.parameter.detach().new_zeros(matrix.parameter.shape) if tensor is None else tensor
         tensor = tensor.to_dense() if tensor.is_sparse else tensor
-        found: dict[str, Any] = {figure: math.sqrt(_squared_norm(tensor) / count)}
+        found: dict[str, Any] = {figure: math.sqrt(squared_norm(tensor) / count)}
         layout = self._layouts.get(id(matrix.parameter))
         if layout is None:
             return found
@@ -331,7 +332,7 @@ def significand_bits(tensor: Any) -> float:
     """
     import torch
 
-    tensor = _local(tensor)
+    tensor = local(tensor)
     eps = torch.finfo(tensor.dtype).eps
     for narrow in (torch.bfloat16, torch.float16, torch.float32):
         if torch.finfo(narrow).eps > eps and tensor.numel():
@@ -376,32 +377,3 @@ def _decay(matrix: _Matrix) -> str:
 
 def _clean(name: str) -> str:
     return ".".join(piece for piece in name.split(".") if piece not in INNER)
-
-
-def _squared_norm(tensor: Any) -> float:
-    """Return the squared Frobenius norm of a tensor, over all its shards if it is a DTensor."""
-    return float(_over_shards(tensor, _local(tensor).double().square().sum()))
-
-
-def _gram(matrix: Any) -> np.ndarray:
-    """Return the Gram matrix of a matrix's shorter side, or of its columns if rows are sharded."""
-    local = _local(matrix).double()
-    sharded = local is not matrix and tuple(local.shape) != tuple(matrix.shape)
-    local = local if sharded or matrix.shape[0] >= matrix.shape[1] else local.T
-    return _over_shards(matrix, local.T @ local).cpu().numpy()
-
-
-def _local(tensor: Any) -> Any:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def _over_shards(tensor: Any, found: Any) -> Any:
-    """Sum what was found in the shard of this process over the shards of all processes."""
-    if not hasattr(tensor, "device_mesh"):
-        return found
-    import torch
-
-    for dimension, placement in enumerate(tensor.placements):
-        if placement.is_shard():
-            torch.distributed.all_reduce(found, group=tensor.device_mesh.get_group(dimension))
-    return found
