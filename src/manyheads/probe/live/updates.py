@@ -51,8 +51,8 @@ class _Matrix(NamedTuple):
 class UpdateRecorder:
     """Record the sizes of the updates of weight matrices while a model trains, within a share of its time.
 
-    A few matrices in turn are copied before an optimizer's step and compared after it. Weights and gradients are read
-    and never written.
+    A few matrices in turn are copied before an optimizer's step and compared after it. The training is the same to the
+    last bit, also compiled: weights and gradients are read and never written.
 
     Parameters
     ----------
