@@ -147,8 +147,8 @@ def record_attention(
     The output of the model is the same to the last bit, with gradients, dropout, gradient checkpointing and caches too:
     the attention function is called as before, and the statistics are computed beside it, in float32. Inductor, the
     backend of `torch.compile`, fuses other kernels around measured calls: outputs and gradients then differ by
-    rounding, and dropout draws other masks. The configuration is untouched, other models in the process are not recorded, and the last state is put
-    back at the end of the block, after an exception too.
+    rounding, and dropout draws other masks. The configuration is untouched, other models in the process are not
+    recorded, and the last state is put back at the end of the block, after an exception too.
 
     Parameters
     ----------

@@ -31,9 +31,9 @@ class AttentionRecorder:
     """Record attention statistics of a model while it trains, within a share of the time of the training.
 
     Losses, gradients and random numbers of the training are the same to the last bit, but for steps that Inductor
-    compiles and that are measured within the training (Notes). A step is measured if (cost so far + expected cost) <= `share` x (time so far); the first one always.
-    Without a fixed batch the first micro-batch of a measured step is recorded in the forward pass of the training
-    itself.
+    compiles and that are measured within the training (Notes). A step is measured if (cost so far + expected cost) <=
+    `share` x (time so far); the first one always. Without a fixed batch the first micro-batch of a measured step is
+    recorded in the forward pass of the training itself.
 
     Parameters
     ----------
