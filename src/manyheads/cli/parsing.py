@@ -106,7 +106,7 @@ def whole_number(text: str) -> int:
 def named_path(text: str) -> Path:
     """Read a path; an empty text, which `pathlib` takes for the working folder, is a ValueError, and so is a NUL."""
     if not text or "\0" in text:
-        raise ValueError(f"{text!r} names no file; '.' is the working folder")
+        raise ValueError(f"{text!r} names no file or folder; '.' is the working folder")
     return Path(text)
 
 
@@ -152,7 +152,7 @@ def _first_paragraph(framed: str) -> str:
 EXPECTED = (
     (r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", r"\1 \2: expected an integer"),
     (r"Error parsing (\S+): could not convert string to float: (.*)", r"\1 \2: expected a number"),
-    (r"Error parsing (\S+): (.*) names no file;", r"\1 \2 names no file;"),
+    (r"Error parsing (\S+): (.*) names no file or folder;", r"\1 \2 names no file or folder;"),
     (r"Error parsing (\S+): no type matching \{?(.*?)\}? could be instantiated from \[(.*)\]\.", r"\1 \3: expected \2"),
     (r"Missing from .*?: (\S+) (.*)\. \(required\)", r"\1 is missing: \2"),
     (r"Error parsing (\S+): Could not find valid parse for arguments: \[(.*)\]", r"\1 \2: cannot be read"),

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from numbers import Real
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 from manyheads.errors import UsageError
 from manyheads.study.verdicts import LEVEL, Expected, Scale, Tolerance, Verdict
@@ -90,6 +91,25 @@ class Claim:
     quantity: str = ""
     scale: Scale = "linear"
 
+    def __post_init__(self) -> None:
+        pair = self.tolerance if isinstance(self.tolerance, tuple) else (self.tolerance, self.tolerance)
+        right = {
+            "text": isinstance(self.text, str),
+            "measure": callable(self.measure),
+            "target": callable(self.target) or _is_number(self.target),
+            "tolerance": callable(self.tolerance) or (len(pair) == 2 and all(_is_number(each, 0) for each in pair)),
+            "basis": isinstance(self.basis, str),
+            "expected": callable(self.expected) or self.expected in get_args(Expected),
+            "prediction_error": callable(self.prediction_error) or _is_number(self.prediction_error, 0),
+            "prediction_dof": _is_number(self.prediction_dof, 0),
+            "resolution": _is_number(self.resolution, 0),
+            "bounds": isinstance(self.bounds, tuple) and len(self.bounds) == 2 and self.bounds[0] < self.bounds[1],
+            "quantity": isinstance(self.quantity, str),
+            "scale": self.scale in get_args(Scale),
+        }
+        if wrong := [name for name, is_right in right.items() if not is_right]:
+            raise UsageError(f"claim {self.text!r}: {wrong[0]}={getattr(self, wrong[0])!r} is none; see Claim")
+
     def verdict(self, predicted: xr.Dataset, trained: xr.Dataset) -> Verdict:
         """Measure and decide.
 
@@ -163,3 +183,8 @@ class Claim:
                 f"claim {self.text!r}: it measures {what}, so prediction_error, resolution and scale would be ignored; "
                 "include them in the interval or the tolerance"
             )
+
+
+def _is_number(value: object, least: float = -math.inf) -> bool:
+    """Tell whether a value is a number, no NaN, and not below the least."""
+    return isinstance(value, Real) and not isinstance(value, bool) and value >= least

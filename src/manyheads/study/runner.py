@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -18,13 +17,13 @@ from manyheads.study.progress import announce, progress_bar
 from manyheads.study.registry import load
 from manyheads.study.reporting.overview import state_findings
 from manyheads.study.store.assembly import assemble, tree
+from manyheads.study.store.declaration import check_run
 from manyheads.study.store.disk import printable
 from manyheads.study.store.identity import fingerprint
 from manyheads.study.store.provenance import versions
-from manyheads.study.store.records.schema import MOST_UNITS
 from manyheads.study.store.run_store import OLD, RunStore, find_runs
 from manyheads.study.store.summary import Summary
-from manyheads.study.store.units import RESERVED, Layout, Unit
+from manyheads.study.store.units import Layout, Unit
 from manyheads.study.store.work import UnitFailed, Work, WorkersLost
 from manyheads.study.verdicts import Verdict
 
@@ -141,8 +140,8 @@ def finish(
     most: int | None = None,
 ) -> Finished:
     """Compute what the store lacks and decide; `run` without the tree. `most` of `last_replicates` adds replicates."""
-    first, seed = _checked(study, replicates, seed)
-    _checked(study, most or first, seed)
+    first, seed = check_run(study, replicates, seed)
+    check_run(study, most or first, seed)
     runs = RunStore.create(store, study, seed)
     replicates, verdicts = first, None
     while verdicts is None or (most and replicates < most and any(each.outcome == "inconclusive" for each in verdicts)):
@@ -178,7 +177,7 @@ def _complete(
 
 def prepare(study: Study, replicates: int, seed: int, store: str | os.PathLike[str] = "runs") -> RunStore:
     """Make the run in the store if it is not there; nothing is computed."""
-    _, seed = _checked(study, replicates, seed)
+    _, seed = check_run(study, replicates, seed)
     return RunStore.create(store, study, seed)
 
 
@@ -222,7 +221,7 @@ def contribute(
 
 def plan(study: Study, replicates: int, seed: int, store: str | os.PathLike[str] = "runs") -> str:
     """Return what `finish` would compute, and where; nothing is written."""
-    replicates, seed = _checked(study, replicates, seed)
+    replicates, seed = check_run(study, replicates, seed)
     layout, path = Layout.of(study), Path(store) / study.name / fingerprint(study, seed)
     runs, count = RunStore(path) if (path / "run.json").exists() else None, layout.count(replicates)
     missing = runs.missing(replicates) if runs else range(count)
@@ -267,46 +266,6 @@ def _comparing(study: Study) -> Iterator[None]:
     except Exception as error:
         message = f"{study.name}, comparing: {type(error).__name__}: {error}. All units are kept; run again to go on"
         raise ComparisonFailed(message) from error
-
-
-def _checked(study: Study, replicates: int, seed: int) -> tuple[int, int]:
-    """Refuse what cannot be a run, and return the two numbers as Python's own."""
-    parameters = getattr(type(study), "__dataclass_params__", None)
-    if not isinstance(study, Study) or parameters is None or not parameters.frozen:
-        raise UsageError(f"expected an instance of a frozen dataclass that derives from Study, got {study!r}")
-    for declared in ("name", "claim", "source"):
-        if not hasattr(study, declared):
-            raise UsageError(f"{type(study).__name__} has no class variable {declared!r}: every study declares it")
-    if type(study).claims is Study.claims and type(study).compare is Study.compare:
-        raise UsageError(f"{type(study).__name__} states nothing to decide: list its claims in claims()")
-    if not re.fullmatch(r"[a-z0-9-]+(/[a-z0-9-]+)?", study.name):
-        raise UsageError(f"the study's name {study.name!r}: expected wing/study in small letters, digits and '-'")
-    replicates, seed = check_integer("replicates", replicates), check_integer("seed", seed, 0, 2**32 - 1)
-    cells = len(study.cells())
-    if replicates * cells > MOST_UNITS:
-        raise UsageError(
-            f"replicates={replicates} in {cells} cells are {replicates * cells:,} units; a store holds at most "
-            f"{MOST_UNITS:,}: ask for {MOST_UNITS // cells:,} or fewer"
-        )
-    if study.predictions is not None and not 2 <= study.predictions <= MOST_UNITS:
-        raise UsageError(f"{study.name}: predictions={study.predictions}: None, or 2 to {MOST_UNITS:,} draws")
-    _check_cells(study)
-    return replicates, seed
-
-
-def _check_cells(study: Study) -> None:
-    cells = study.cells()
-    slugs = [cell.slug for cell in cells]
-    if not slugs or len(set(slugs)) != len(slugs) or len(set(cells)) != len(cells):
-        raise UsageError(f"{study.name}: cells must be at least one and distinct, got {slugs}")
-    if len(names := {tuple(cell) for cell in cells}) > 1:
-        raise UsageError(f"{study.name}: cells name different coordinates: {sorted(names)}")
-    for name in cells[0]:
-        if name in RESERVED:
-            raise UsageError(f"{study.name}: the cell name {name!r} is reserved; choose another one")
-        kinds = {float if isinstance(value, float) else type(value) for value in (cell[name] for cell in cells)}
-        if len(kinds) > 1 and kinds != {int, float}:
-            raise UsageError(f"{study.name}: cell values {name!r} mix {sorted(kind.__name__ for kind in kinds)}")
 
 
 def _announcement(study: Study, count: int, missing: Sequence[Unit], runs: RunStore | Path) -> str:

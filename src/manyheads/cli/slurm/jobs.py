@@ -63,8 +63,8 @@ def sbatch_options(text: str) -> list[str]:
             raise UsageError(f"--sbatch {word!r}: the number of tasks is given by --array")
         if not known:
             raise UsageError(
-                f"--sbatch {word!r}: expected options of a job, by their whole names: --name=value, or -c4; options "
-                "that replace the script or sbatch's answer are refused"
+                f"--sbatch {word!r}: not among the options of a job that are passed on, by their whole names; write "
+                "--partition=cpu or -c4, each as one word"
             )
     return words
 

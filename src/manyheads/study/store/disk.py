@@ -19,7 +19,8 @@ from manyheads._json import parse_bounded
 from manyheads._overview import printable as printable
 from manyheads.errors import FileRefused, ManyheadsError
 
-LARGEST_JSON = 1 << 28  # bytes: pictures of a large run
+LARGEST_JSON = 1 << 26  # bytes: pictures of a large run
+LARGEST_HEADER = 1 << 24  # bytes of run.json: a grid of 100,000 cells
 LARGEST_FILE = 1 << 32
 
 
@@ -50,10 +51,10 @@ def write_text(path: Path, text: str) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def read_json(path: Path, what: str) -> Any:
+def read_json(path: Path, what: str, largest: int = LARGEST_JSON) -> Any:
     """Read JSON; `what` says in the error what its absence means."""
     try:
-        return parse_bounded(read_bounded(path))
+        return parse_bounded(read_bounded(path, largest))
     except FileNotFoundError:
         raise FileRefused(f"{path.parent}: {what} ({path.name} is missing)") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -67,12 +68,17 @@ def open_bounded(path: Path, largest: int) -> Iterator[io.BufferedReader]:
         raise StoreDamaged(f"{path} is a symbolic link; a store holds none")
     # Non-blocking, or opening a pipe would wait for somebody to write into it.
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    with open(os.open(path, flags), "rb") as file:
-        about = os.fstat(file.fileno())
+    descriptor = os.open(path, flags)
+    try:
+        about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
             raise StoreDamaged(f"{path} is no regular file")
         if about.st_size > largest:
             raise StoreDamaged(f"{path} has {about.st_size:,} bytes; expected at most {largest:,}")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    with open(descriptor, "rb") as file:
         yield file
 
 
@@ -106,9 +112,9 @@ def write_signed(path: Path, data: dict[str, Any]) -> None:
     write_json(path, data | {"sha256": _json_sha256(data)})
 
 
-def read_signed(path: Path, what: str, remedy: str) -> dict[str, Any]:
+def read_signed(path: Path, what: str, remedy: str, largest: int = LARGEST_JSON) -> dict[str, Any]:
     """Read what `write_signed` wrote."""
-    data = read_json(path, what)
+    data = read_json(path, what, largest)
     if not isinstance(data, dict) or data.pop("sha256", None) != _json_sha256(data):
         raise StoreDamaged(f"{path} has been altered (its sha256 differs); {remedy}")
     return data

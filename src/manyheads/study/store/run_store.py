@@ -31,6 +31,7 @@ from manyheads.errors import FileRefused, UsageError
 from manyheads.study.base import Study
 from manyheads.study.sources import Source
 from manyheads.study.store.disk import (
+    LARGEST_HEADER,
     StoreDamaged,
     StoreFull,
     is_abandoned,
@@ -80,9 +81,9 @@ class RunStore:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         remedy = "move this file away and run the same command again: stored units are kept"
-        self.header = read_signed(self.path / "run.json", "no run is stored here", remedy)
+        self.header = read_signed(self.path / "run.json", "no run is stored here", remedy, LARGEST_HEADER)
         self.format = self.header.get("format", 1)
-        refuse_newer(self.format, self.path / "run.json")
+        refuse_newer(self.format, self.path / "run.json", remedy)
         with trusting_nothing(self.path / "run.json", remedy):
             self.layout = _check(self.header)
             self.run = fingerprint_of(self.header)
@@ -241,7 +242,10 @@ class RunStore:
         if self.header.get(CLAIMS) != (count := len(summary.verdicts)):  # a claim was added, or `compare` makes them
             self.header[CLAIMS] = count
             write_signed(self.path / "run.json", self.header)
-        write_signed(self.path / "summary.json", summary.to_json())
+        data = summary.to_json()
+        with trusting_nothing(self.path / "summary.json", "the study's claims cannot be stored"):
+            Summary.from_json(data)
+        write_signed(self.path / "summary.json", data)
 
     def summary(self) -> Summary | None:
         """Return what the last comparison gave, None before there was one."""
@@ -324,7 +328,7 @@ def find_paths(root: str | os.PathLike[str]) -> list[Path]:
     """Return the folders of all runs at or below a folder, sorted; none of them is opened."""
     paths = []
     for folder, below, files in os.walk(root):
-        if "run.json" in files:
+        if "run.json" in files or "run.json" in below:
             paths.append(Path(folder))
             below.clear()  # a run holds no other, and what is in it may be renamed by a process at work
     if not paths:

@@ -6,6 +6,7 @@ from typing import Any
 
 from manyheads._overview import printable
 from manyheads.study.store.leases import claims_in, owners_of
+from manyheads.study.store.records.schema import is_number
 from manyheads.study.store.run_store import RunStore
 from manyheads.study.store.units import Unit
 
@@ -23,17 +24,19 @@ def status(runs: RunStore, replicates: int | None = None) -> dict[str, Any]:
         How many are asked for; by default as many as the cell that has most, claims included.
     """
     layout, stored = runs.layout, runs.numbers()
-    claimed = {unit for unit, _ in claims_in(runs.path / "leases")} - stored
+    claimed = {unit for unit, _ in claims_in(runs.path / "leases") if is_number(unit)} - stored
     last = max((layout.unit(number).last for number in stored | claimed if layout.unit(number).cell), default=0)
     replicates = last + 1 if replicates is None else replicates
-    wanted = range(layout.count(replicates))
-    failed = runs.failures()
-    cells: dict[str, dict[str, int]] = {}
-    for number in wanted:
-        counts = cells.setdefault(_row(layout.unit(number)), {"stored": 0, "claimed": 0, "missing": 0, "failed": 0})
-        kind = "stored" if number in stored else "claimed" if number in claimed else "missing"
-        counts[kind] += 1
-        counts["failed"] += number in failed
+    failed, wanted = runs.failures(), layout.count(replicates)
+    rows = {"prediction": layout.predictions or 1}
+    rows |= {cell.slug: -(-replicates // layout.chunk) for cell in layout.cells}
+    cells = {name: {"stored": 0, "claimed": 0, "missing": count, "failed": 0} for name, count in rows.items()}
+    for kind, numbers in (("stored", stored), ("claimed", claimed), ("failed", failed)):
+        for number in numbers:
+            if number < wanted:
+                counts = cells[_row(layout.unit(number))]
+                counts[kind] += 1
+                counts["missing"] -= kind != "failed"
     return {
         "run": str(runs.path),
         "format": runs.format,

@@ -14,7 +14,6 @@ from typing import Any
 from manyheads._json import parse_bounded
 from manyheads.study.store.disk import StoreDamaged, list_files, read_bounded
 from manyheads.study.store.records.schema import CODED, is_plain_name
-from manyheads.study.store.records.table import LARGEST_EMPTY, LARGEST_RATIO
 
 ITEM_SIZES = {
     "bool": 1,
@@ -40,6 +39,8 @@ ARRAY_KEYS = frozenset(
 )
 GROUP_KEYS = frozenset({"zarr_format", "node_type", "attributes", "consolidated_metadata"})
 LARGEST_METADATA = 1 << 24  # bytes of one JSON file
+LARGEST_EMPTY = 1 << 26  # bytes that a unit may state without a proportion to what is on disk
+LARGEST_RATIO = 1000  # of stated bytes to bytes on disk, beyond that
 
 
 def check_arrays(group: Path) -> None:

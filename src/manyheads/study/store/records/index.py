@@ -85,7 +85,9 @@ class Index:
         folder, segments = self.path / "segments", []
         if folder.is_symlink():
             raise StoreDamaged(f"{folder} is a symbolic link; a store holds none")
-        if folder.is_dir():
+        if folder.exists():
+            if not folder.is_dir():
+                raise StoreDamaged(f"{folder} is no folder; move it away")
             for path in sorted(folder.iterdir()):
                 if path.name.endswith(DAMAGED):
                     continue

@@ -290,17 +290,17 @@ class SegmentReader:
             raise ValueError(f"a line of kind {kind!r}")
 
 
-def refuse_newer(version: Any, path: Path) -> None:
+def refuse_newer(version: Any, path: Path, remedy: str = REMEDY) -> None:
     """Refuse a format that this version does not know."""
     if type(version) is not int:  # True == 1
-        raise StoreDamaged(f"{path}: the format {printable(version)} is no integer; {REMEDY}")
+        raise StoreDamaged(f"{path}: the format {printable(repr(version))} is no integer; {remedy}")
     if version > FORMAT:
         raise FileRefused(
             f"{path}: written by a newer manyheads (format {version}); this one reads formats up to {FORMAT}: "
             "upgrade manyheads"
         )
     if version < 1:
-        raise StoreDamaged(f"{path}: there is no format {version}; {REMEDY}")
+        raise StoreDamaged(f"{path}: there is no format {version}; {remedy}")
 
 
 def parse(text: bytes) -> dict[str, Any]:

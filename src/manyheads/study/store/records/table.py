@@ -35,7 +35,7 @@ from manyheads.study.store.records.segments import FORMAT, Entry, refuse_newer
 LARGEST_TABLE = 1 << 40
 LARGEST_METADATA = 1 << 28
 LARGEST_EMPTY = 1 << 26  # bytes that a table may state without a proportion to what is on disk
-LARGEST_RATIO = 1000  # of stated bytes to bytes on disk, beyond that
+LARGEST_RATIO = 32  # of the bytes of units to bytes on disk, beyond that: texts are stored as codes
 CHUNK = 1 << 24  # bytes of the largest chunk, unless a row is larger
 OWN = {"unit_number": "int64", "unit_digest": "uint8", "unit_environment": "int32", "unit_time": "int64"}
 REMEDY = "'manyheads runs repair' keeps its good units"

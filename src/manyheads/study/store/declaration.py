@@ -1,0 +1,76 @@
+"""Declaration of a study, checked before any work: class variables, cells, claims, inputs."""
+
+from __future__ import annotations
+
+import re
+
+from manyheads.errors import UsageError, check_integer
+from manyheads.study.base import Study
+from manyheads.study.cells import Cell
+from manyheads.study.claims import Claim
+from manyheads.study.sources import Source
+from manyheads.study.store.records.schema import MOST_UNITS
+from manyheads.study.store.units import RESERVED
+
+DECLARED: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "claim": (str,),
+    "source": (Source,),
+    "revision": (int,),
+    "predictions": (int, type(None)),
+    "vectorized": (bool,),
+    "chunk": (int,),
+}
+"""Class variables of a study, and their types."""
+
+
+def check_run(study: Study, replicates: int, seed: int) -> tuple[int, int]:
+    """Refuse what cannot be a run, and return the two numbers as Python's own."""
+    parameters = getattr(type(study), "__dataclass_params__", None)
+    if not isinstance(study, Study) or parameters is None or not parameters.frozen:
+        raise UsageError(f"expected an instance of a frozen dataclass that derives from Study, got {study!r}")
+    for declared, kinds in DECLARED.items():
+        if not hasattr(study, declared):
+            raise UsageError(f"{type(study).__name__} has no class variable {declared!r}: every study declares it")
+        if type(value := getattr(study, declared)) not in kinds:
+            expected = " or ".join(kind.__name__ for kind in kinds)
+            raise UsageError(f"{type(study).__name__}.{declared} is {value!r}: expected {expected}")
+    for method, kind in (("cells", Cell), ("claims", Claim)):
+        if not isinstance(found := getattr(study, method)(), tuple) or not all(
+            isinstance(each, kind) for each in found
+        ):
+            raise UsageError(f"{study.name}: {method}() returns {found!r}: expected a tuple of {kind.__name__}")
+    if not study.claims() and type(study).compare is Study.compare:
+        raise UsageError(f"{study.name} states nothing to decide: list its claims in claims()")
+    if not isinstance(study.inputs(), dict):
+        raise UsageError(f"{study.name}: inputs() returns {study.inputs()!r}: expected a table of sha256 by name")
+    if not re.fullmatch(r"[a-z0-9-]+(/[a-z0-9-]+)?", study.name):
+        raise UsageError(f"the study's name {study.name!r}: expected wing/study in small letters, digits and '-'")
+    replicates, seed = check_integer("replicates", replicates), check_integer("seed", seed, 0, 2**32 - 1)
+    cells = len(study.cells())
+    if not 0 < study.chunk <= MOST_UNITS:
+        raise UsageError(f"{study.name}: chunk={study.chunk}: expected 1 to {MOST_UNITS:,}")
+    if replicates * cells > MOST_UNITS:
+        raise UsageError(
+            f"replicates={replicates} in {cells} cells are {replicates * cells:,} units; a store holds at most "
+            f"{MOST_UNITS:,}: ask for {MOST_UNITS // cells:,} or fewer"
+        )
+    if study.predictions is not None and not 2 <= study.predictions <= MOST_UNITS:
+        raise UsageError(f"{study.name}: predictions={study.predictions}: None, or 2 to {MOST_UNITS:,} draws")
+    _check_cells(study)
+    return replicates, seed
+
+
+def _check_cells(study: Study) -> None:
+    cells = study.cells()
+    slugs = [cell.slug for cell in cells]
+    if not slugs or len(set(slugs)) != len(slugs) or len(set(cells)) != len(cells):
+        raise UsageError(f"{study.name}: cells must be at least one and distinct, got {slugs}")
+    if len(names := {tuple(cell) for cell in cells}) > 1:
+        raise UsageError(f"{study.name}: cells name different coordinates: {sorted(names)}")
+    for name in cells[0]:
+        if name in RESERVED:
+            raise UsageError(f"{study.name}: the cell name {name!r} is reserved; choose another one")
+        kinds = {float if isinstance(value, float) else type(value) for value in (cell[name] for cell in cells)}
+        if len(kinds) > 1 and kinds != {int, float}:
+            raise UsageError(f"{study.name}: cell values {name!r} mix {sorted(kind.__name__ for kind in kinds)}")
