@@ -61,3 +61,39 @@ def test_a_later_stage_follows_whatever_its_steps(tmp_path, rng):
     assert [name.removesuffix(".safetensors") for name in found.checkpoints] == names
     assert found.passed
     assert not any("steps" in each for each in found.unchecked)
+
+
+OF_OTHER_STAGES = [
+    ("stageA-step500", "stageB-step100"),
+    ("stage-I-step500", "stage-II-step100"),
+    ("stage_one/step500", "stage_two/step100"),
+    ("pretrain/step5000", "sft/step100"),
+    ("pretrain-step1000", "anneal-step100"),
+    ("warmup-step10", "step30"),
+    ("step1000", "step1000-ema"),
+]
+
+
+@pytest.mark.parametrize("names", OF_OTHER_STAGES)
+def test_stages_that_no_number_orders_are_a_conflict(names):
+    for given in (names, names[::-1]):
+        assert read_order(given).conflict is not None
+        with pytest.raises(UsageError, match="do not say which is later"):
+            sort_by_step(given)
+
+
+@pytest.mark.parametrize(
+    ("names", "steps"),
+    [
+        (("2024-01-06_step100", "2024-01-05_step200"), [100, 200]),
+        (("step_000100_lr_0.001", "step_000200_lr_0.0005"), [100, 200]),
+        (("100_steps", "200_steps"), [100, 200]),
+        (("5steps", "10steps", "1k-steps"), [5, 10, 1000]),
+        (("500M-tokens", "1B-tokens"), [500_000_000, 1_000_000_000]),
+        (("step1,000", "step2,000"), [1000, 2000]),
+        (("epoch1-step100_tokens5B", "epoch1-step200_tokens9B"), [100, 200]),
+    ],
+)
+def test_dates_rates_and_words_behind_numbers_are_read(names, steps):
+    found = read_order(names[::-1])
+    assert (found.sources, found.steps, found.conflict) == (list(names), steps, None)

@@ -286,7 +286,7 @@ DECLARED = [("claim", ("a", "b")), ("revision", True), ("revision", "2"), ("chun
 def test_a_declaration_that_cannot_be_stored_is_refused_before_anything_is_computed(name, value, tmp_path, monkeypatch):
     monkeypatch.setattr(Misdeclared, "vectorized", True)
     monkeypatch.setattr(Misdeclared, name, value, raising=False)
-    with pytest.raises(UsageError, match="Misdeclared|toy/misdeclared"):
+    with pytest.raises(UsageError, match=r"Misdeclared|toy/misdeclared"):
         run(Misdeclared(), replicates=1, store=tmp_path, progress=False)
     assert not Misdeclared.asked
     assert not list(tmp_path.iterdir())

@@ -163,3 +163,10 @@ def test_huge_replicates_are_undecided_and_never_nan():
     assert (
         Verdict.from_samples("c", [1.7e308, 1.6e308, 1.65e308], target=0.0, tolerance=1.0, basis="b").figure < 1.7e308
     )
+
+
+def test_a_geometric_mean_near_the_largest_number_is_finite():
+    found = Verdict.from_samples("x", [1.7e308, 1.6e308, 1.79e308], target=1.0, tolerance=0.5, basis="b", scale="log")
+    assert np.isfinite(found.figure)
+    assert found.figure == pytest.approx(1.694e308, rel=1e-2)
+    assert np.isfinite(found.interval[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -349,8 +350,9 @@ def _log(value: float) -> float:
 
 
 def _exp(value: float) -> float:
-    """Return e^value, infinite where it overflows."""
-    return math.exp(value) if value < 709.0 else math.inf
+    """Return e^value, infinite where it overflows by more than rounding."""
+    largest = math.log(sys.float_info.max)
+    return math.exp(value) if value < largest else sys.float_info.max if value < largest + 1e-9 else math.inf
 
 
 def _json(value: Any) -> Any:

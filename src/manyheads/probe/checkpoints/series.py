@@ -15,9 +15,14 @@ Source: TypeAlias = Checkpoint | Path | str
 PARTS = ("stage", "phase", "epoch")  # from the longest: within each the others may start anew
 STEPS = ("step", "checkpoint", "ckpt", "iteration", "iter", "update", "batch")
 COUNTERS = (*STEPS, "token", "sample", "example")
-MEASURED = ("loss", "acc", "accuracy", "ppl", "perplexity", "score", "metric", "bpb", "bleu")  # say nothing of order
+MEASURED = (  # say nothing of order
+    *("loss", "acc", "accuracy", "ppl", "perplexity", "score", "metric", "bpb", "bleu"),
+    *("lr", "rate", "wd"),
+)
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-FIELD = re.compile(r"([a-z]*)[-_=]*(\d+(?:\.\d+)?(?:e\d+(?![a-z0-9]))?)([kmbt](?![a-z0-9]))?")
+DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+FIELD = re.compile(r"([a-z]*)[-_=]*(\d{1,3}(?:,\d{3})+(?!\d)|\d+(?:\.\d+)?(?:e\d+(?![a-z0-9]))?)([kmbt](?![a-z0-9]))?")
+WORD_BEHIND = re.compile(r"[-_ ]*([a-z]+)(?![a-z]|[-_=]*\d)")  # 100_steps, 1b-tokens
 
 
 class Order(NamedTuple):
@@ -81,11 +86,13 @@ def read_order(sources: Sequence[Source]) -> Order:
     paths = [Path(os.path.abspath(path_of(source))) for source in sources]
     shared = len(Path(os.path.commonpath(path.parent for path in paths)).parts) if paths else 0
     fields = [_fields(path.parts[shared:]) for path in paths]
+    words = [_words(path.parts[shared:]) for path in paths]
     if any(_step(each) is None for each in fields):
         return Order(list(sources), None, None)
     places = sorted(range(len(paths)), key=lambda place: _key(fields[place]))
     for one, other in itertools.pairwise(places):
-        if why := _conflict(fields[one], fields[other]):
+        alike = all(fields[one].get(part) == fields[other].get(part) for part in PARTS)
+        if why := _conflict(fields[one], fields[other]) or (_other_words(words[one], words[other]) if alike else ""):
             return Order(list(sources), None, (sources[one], sources[other], why))
     steps, keys = [_step(fields[place]) or 0 for place in places], [_key(fields[place]) for place in places]
     if len(set(steps)) < len(set(map(tuple, keys))) or steps != sorted(steps):
@@ -97,18 +104,40 @@ def _fields(parts: Sequence[str]) -> dict[str, float]:
     """Return the numbers of names of folders and files, by the words before them."""
     found: dict[str, float] = {}
     for place, part in enumerate(parts):
-        name = part.lower()
-        fields = [("step", name, "")] if name.isdecimal() else FIELD.findall(name)
+        name = DATE.sub("", part.lower())
+        fields = [("step", name, "")] if name.isdecimal() else [_field(name, match) for match in FIELD.finditer(name)]
         for label, number, unit in fields:
             if not label and place < len(parts) - 1:
                 continue  # dates of folders
             singular = (label, label.removesuffix("s"), label.removesuffix("es"))
             label = next((word for word in (*PARTS, *COUNTERS) if any(map(str.endswith, singular, [word] * 3))), label)
-            value = float(number) * UNITS[unit]
+            value = float(number.replace(",", "")) * UNITS[unit]
             while found.get(label, value) != value:
                 label += "'"  # a second number of the word
             found[label] = value
     return found
+
+
+def _field(name: str, match: re.Match[str]) -> tuple[str, str, str]:
+    """Return the word of a number, before it or, where there is none, behind it, the number and its unit."""
+    label, number, unit = match.group(1), match.group(2), match.group(3) or ""
+    behind = WORD_BEHIND.match(name, match.end())
+    known = {each for word in (*PARTS, *COUNTERS) for each in (word, f"{word}s", f"{word}es")}
+    return (behind[1] if not label and behind and behind[1] in known else label), number, unit
+
+
+def _words(parts: Sequence[str]) -> list[str]:
+    """Return the words of names, without numbers, dates and the suffix of a file."""
+    text = "/".join(parts).lower().removesuffix(".safetensors")
+    return re.findall(r"[a-z]+", FIELD.sub(lambda match: f"{match[1]} ", DATE.sub(" ", text)))
+
+
+def _other_words(one: list[str], other: list[str]) -> str:
+    """Say which words of two names differ, such as those of stages without a number; empty where none do."""
+    mine, its = ([word for word in each if word not in rest] for each, rest in ((one, other), (other, one)))
+    if mine and its:
+        return f"one is of {mine[0]!r}, the other of {its[0]!r}"
+    return f"{(mine or its)[0]!r} is in one name alone" if mine or its else ""
 
 
 def _step(fields: dict[str, float], labels: Sequence[str] = (*COUNTERS, *PARTS[::-1])) -> int | None:
@@ -124,7 +153,7 @@ def _conflict(one: dict[str, float], other: dict[str, float]) -> str:
     known = {*PARTS, *COUNTERS}
     for label in sorted((one.keys() & other.keys()) - known):
         if one[label] != other[label] and not label.rstrip("'").endswith(MEASURED):
-            return f"they are of {label or 'number'} {one[label]:g} and {other[label]:g}"
+            return f"they are of {label.rstrip(chr(39)) or 'number'} {one[label]:g} and {other[label]:g}"
     for label in PARTS:
         if (label in one) != (label in other):
             return f"one names a {label}, the other does not"
