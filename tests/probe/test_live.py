@@ -1,5 +1,6 @@
 """Recorders in a plain training loop: the training is untouched, the budget is kept, a killed run stays readable."""
 
+import contextlib
 import json
 import os
 import signal
@@ -222,6 +223,41 @@ def test_compiled_models_are_recorded_without_compiling_again():
         with recorders[0].step(step):
             torch.compile(model, backend=backend)(windows(4), labels=windows(4))
     assert len(forms) == once
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_compiled_gradients_are_equal_to_the_bit_beside_the_training_and_to_rounding_within():
+    """Of a Llama without dropout, by "aot_eager", whose programs are decomposed otherwise around graph breaks."""
+    import torch
+    from tests.probe.test_updates import llama
+
+    from manyheads.probe.live.updates import UpdateRecorder
+
+    tokens = windows(4)
+
+    def gradients(make=None):
+        torch._dynamo.reset()
+        model = llama()
+        compiled, optimizer = torch.compile(model, backend="aot_eager"), torch.optim.SGD(model.parameters(), 1e-9)
+        recorder = None if make is None else make(model)
+        if isinstance(recorder, UpdateRecorder):
+            recorder.watch(optimizer)
+        with recorder.step(0) if isinstance(recorder, AttentionRecorder) else contextlib.nullcontext():
+            compiled(tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    plain = gradients()
+    for make in (
+        lambda model: AttentionRecorder(model, share=None, batch={"input_ids": tokens[:2]}),
+        lambda model: UpdateRecorder(model, 9, share=None),
+    ):
+        assert all(torch.equal(have, want) for have, want in zip(gradients(make), plain, strict=True))
+    within = gradients(lambda model: AttentionRecorder(model, share=None))
+    apart = max(float((have - want).abs().max() / want.abs().max()) for have, want in zip(within, plain, strict=True))
+    assert apart < 2e-6
     torch._dynamo.reset()
 
 

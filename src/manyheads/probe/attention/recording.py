@@ -145,10 +145,10 @@ def record_attention(
     """Record attention statistics of every forward pass of a model within a `with` block.
 
     The output of the model is the same to the last bit, with gradients, dropout, gradient checkpointing and caches too:
-    the attention function is called as before, and the statistics are computed beside it, in float32. Inductor, the
-    backend of `torch.compile`, fuses other kernels around measured calls: outputs and gradients then differ by
-    rounding, and dropout draws other masks. The configuration is untouched, other models in the process are not
-    recorded, and the last state is put back at the end of the block, after an exception too.
+    the attention function is called as before, and the statistics are computed beside it, in float32. `torch.compile`
+    compiles other kernels around measured calls: outputs and gradients then differ by rounding, and Inductor draws
+    other dropout. The configuration is untouched, other models in the process are not recorded, and the last state is
+    put back at the end of the block, after an exception too.
 
     Parameters
     ----------

@@ -30,10 +30,10 @@ _ON_FIXED_BATCH: ContextVar[bool] = ContextVar("whether a fixed batch runs throu
 class AttentionRecorder:
     """Record attention statistics of a model while it trains, within a share of the time of the training.
 
-    Losses, gradients and random numbers of the training are the same to the last bit, but for steps that Inductor
-    compiles and that are measured within the training (Notes). A step is measured if (cost so far + expected cost) <=
-    `share` x (time so far); the first one always. Without a fixed batch the first micro-batch of a measured step is
-    recorded in the forward pass of the training itself.
+    Losses, gradients and random numbers of the training are the same to the last bit, but for steps of a compiled model
+    that are measured within the training (Notes). A step is measured if (cost so far + expected cost) <= `share` x
+    (time so far); the first one always. Without a fixed batch the first micro-batch of a measured step is recorded in
+    the forward pass of the training itself.
 
     Parameters
     ----------
@@ -68,9 +68,9 @@ class AttentionRecorder:
     The figures of step s are those of the weights after s updates, in the checkpoint of step s as well. If several
     processes train together, each is slowed by the first, which alone records its own batches; a fixed batch runs in
     all of them and needs `share=None`. In a model that `torch.compile` compiles, the first measured step compiles a
-    second form of it, which does not count as a cost. Its backend Inductor fuses other kernels in that form and draws
-    dropout by generators of each compiled part: without a fixed batch, gradients of a measured step differ by rounding,
-    and with dropout its masks and its loss differ. With a fixed batch they are equal to the last bit.
+    second form of it, which does not count as a cost. In that form other kernels are fused, and its backend Inductor
+    draws dropout by generators of each compiled part: without a fixed batch, gradients of a measured step differ by
+    rounding, and with dropout its masks and its loss differ. With a fixed batch they are equal to the last bit.
 
     Examples
     --------
