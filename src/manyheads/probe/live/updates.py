@@ -113,7 +113,7 @@ class UpdateRecorder:
         self._output = Output(store, header, tracker)
         self._queue: list[_Matrix] = []
         self._optimizers: list[Any] = []
-        self._before: list[tuple[_Matrix, Any, float, dict[str, Any]]] = []
+        self._before: list[tuple[_Matrix, Any, float]] = []
         self._step, self._written, self._next = -1, -1, 0
         self._given: int | None = None  # number of the next step, from `begin`
         self._done = False  # whether this step is measured already, by another optimizer
@@ -181,8 +181,9 @@ class UpdateRecorder:
             step need, beside `significand_bits_dtype` (matrix); and, if spectra are computed, `orthogonality` and
             `stable_rank` of the update beside `orthogonality_random` and `stable_rank_random` (matrix), those of
             Gaussian matrices. Over (step, head_matrix, attention_layer, head), for queries, keys, values and outputs
-            whose order is known: `head_update_ratio`, `head_weight_rms`, `head_gradient_rms`. Coordinates: `role`,
-            `layer` (-1: none), `optimizer` and `weight_decay` (matrix; "removed", "none" or "included").
+            whose order is known and which are not sharded: `head_update_ratio`, `head_weight_rms`,
+            `head_gradient_rms`. Coordinates: `role`, `layer` (-1: none), `optimizer` and `weight_decay` (matrix;
+            "removed", "none" or "included").
 
         Raises
         ------
@@ -210,12 +211,8 @@ class UpdateRecorder:
         with self._budget.spending():
             for matrix in self._take_turn():
                 rate, decay = (float(matrix.group.get(key, 0.0)) for key in ("lr", "weight_decay"))
-                gradient = matrix.parameter.grad
-                if gradient is None and matrix.name not in self._about:
-                    continue  # it never had one
-                removed = rate * decay if gradient is not None and _decay(matrix) == "removed" else 0.0
-                before = matrix.parameter.detach().clone()
-                self._before.append((matrix, before, removed, self._rms("gradient_rms", matrix, gradient)))
+                removed = rate * decay if _decay(matrix) == "removed" else 0.0
+                self._before.append((matrix, matrix.parameter.detach().clone(), removed))
 
     def _take_turn(self) -> Iterator[_Matrix]:
         """Yield the next matrices of the queue that belong to one optimizer."""
@@ -228,8 +225,12 @@ class UpdateRecorder:
             yield matrix
 
     def _compare(self) -> None:
-        """Compare the copies with the weights after the step."""
-        copies, self._before = self._before, []
+        """Compare the copies with the weights after the step, but for matrices that never had a gradient.
+
+        Gradients are read here: a step may be given a closure that makes them, as Lightning's is.
+        """
+        copies = [each for each in self._before if each[0].parameter.grad is not None or each[0].name in self._about]
+        self._before = []
         if not copies:
             return
         with self._budget.spending():
@@ -242,11 +243,12 @@ class UpdateRecorder:
             line = cost | {"figures": figures} | ({"matrices": new} if new else {})
             self._output.write(line, lambda: list(self._rows(self._written, figures)))
 
-    def _measure(self, matrix: _Matrix, before: Any, decay: float, gradient: dict[str, Any]) -> dict[str, Any]:
-        """Return the figures of one update, from the weight before the step, the decay within it and the gradient's."""
-        update = matrix.parameter.detach() - before
-        update = (update + decay * before) if decay else update
-        found = gradient | self._rms("weight_rms", matrix, before) | self._rms("update_ratio", matrix, update)
+    def _measure(self, matrix: _Matrix, before: Any, decay: float) -> dict[str, Any]:
+        """Return the figures of one update, from the weight before the step and the decay within it."""
+        update, gradient = matrix.parameter.detach() - before, matrix.parameter.grad
+        update = (update + decay * before) if decay and gradient is not None else update
+        found = self._rms("gradient_rms", matrix, gradient)
+        found |= self._rms("weight_rms", matrix, before) | self._rms("update_ratio", matrix, update)
         for name in ("update_ratio", "head_update_ratio"):  # of the root mean squares of update and weight
             if name in found:
                 found[name] = _divided(found[name], found[name.replace("update_ratio", "weight_rms")])
