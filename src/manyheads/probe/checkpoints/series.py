@@ -127,17 +127,24 @@ def _field(name: str, match: re.Match[str]) -> tuple[str, str, str]:
 
 
 def _words(parts: Sequence[str]) -> list[str]:
-    """Return the words of names, without numbers, dates and the suffix of a file."""
-    text = "/".join(parts).lower().removesuffix(".safetensors")
-    return re.findall(r"[a-z]+", FIELD.sub(lambda match: f"{match[1]} ", DATE.sub(" ", text)))
+    """Return the words of names, those of folders with a slash, without numbers, dates and the suffix of a file."""
+    found = []
+    for place, part in enumerate(parts):
+        text = FIELD.sub(lambda match: f"{match[1]} ", DATE.sub(" ", part.lower().removesuffix(".safetensors")))
+        found += [f"{word}/" if place < len(parts) - 1 else word for word in re.findall(r"[a-z]+", text)]
+    return found
 
 
 def _other_words(one: list[str], other: list[str]) -> str:
-    """Say which words of two names differ, such as those of stages without a number; empty where none do."""
+    """Say which words of two names differ, such as those of stages without a number; empty where none do.
+
+    A folder around one of them alone says nothing.
+    """
     mine, its = ([word for word in each if word not in rest] for each, rest in ((one, other), (other, one)))
     if mine and its:
-        return f"one is of {mine[0]!r}, the other of {its[0]!r}"
-    return f"{(mine or its)[0]!r} is in one name alone" if mine or its else ""
+        return f"one is of {mine[0].rstrip('/')!r}, the other of {its[0].rstrip('/')!r}"
+    alone = [word for word in mine or its if "/" not in word]
+    return f"{alone[0]!r} is in one name alone" if alone else ""
 
 
 def _step(fields: dict[str, float], labels: Sequence[str] = (*COUNTERS, *PARTS[::-1])) -> int | None:
