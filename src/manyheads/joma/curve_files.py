@@ -53,8 +53,12 @@ class RunCurves:
     def __post_init__(self) -> None:
         if not self.figures or set(self.figures) - set(FIGURES):
             raise UsageError(f"{self.name}: give curves of {' or '.join(FIGURES)}")
-        if len(self.steps) < 2 or (np.diff(self.steps) <= 0).any():
+        if len(self.steps) < 2:
             raise UsageError(f"{self.name}: {len(self.steps)} steps: expected two or more, in rising order")
+        if (wrong := np.flatnonzero(np.diff(self.steps) <= 0)).size:
+            before, step = self.steps[wrong[0] : wrong[0] + 2]
+            given = f"step {step} is repeated" if step == before else f"step {step} follows {before}"
+            raise UsageError(f"{self.name}: {given}: expected each step once, in rising order")
         for name, values in self.figures.items():
             if values.ndim != 2 or len(values) != len(self.steps) or not values.shape[1]:
                 raise UsageError(f"{self.name}: {name} {values.shape}: expected ({len(self.steps)} steps, layers)")

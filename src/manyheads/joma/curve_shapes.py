@@ -39,9 +39,9 @@ ORDERS, BOUND = (2, 3, 4, 5, 6), 16
 # Chance that pure noise moves: for a move to count, for one to be ruled out beside a single one, and otherwise. Rho may
 # be larger than estimated by MARGIN / n (1 + 10 / n).
 STRICT, LENIENT, STILL, MARGIN = 0.003, 0.15, 0.05, 8.0
-# At unequal intervals the autocorrelation is not known: moves are at least so many standard deviations.
-UNEVEN = {STRICT: 4.5, LENIENT: 2.5, STILL: 2.5}
-LEAST_PART = 0.25  # of the range: smaller moves do not make a curve of three moves or more one of no single shape
+# At unequal intervals the autocorrelation is not known: moves of fewer standard deviations are not stated, but leave a
+# shape without them undecided. Of three moves or more those that are less than this and LEAST_PART of the range go.
+LARGE, LEAST_PART = 4.5, 0.25
 RESTING = 0.05  # of the range: the most by which the last third of a curve that levelled off may fall
 OUTLIER = 3.0  # standard deviations by which a sample may lie beyond both neighbours
 ROUNDING = 1e-14
@@ -179,12 +179,13 @@ class _Moves:
 
     def _shape(self, chance: float) -> str:
         """Return the moves, "-" or "+" each; of three or more, the two that are left without the small ones."""
-        size = 0.0 if self.even else UNEVEN[chance] * self.noise
+        large = LARGE * self.noise
+        size = 0.0 if self.even or chance != STRICT else large
         found = self._sequence(chance, size)
         if len(found) < 3:
             return found
-        large = self._sequence(chance, max(size, LEAST_PART * float(np.ptp(self.y))))
-        return large if len(large) == 2 else "?"
+        found = self._sequence(chance, max(size, min(large, LEAST_PART * float(np.ptp(self.y)))))
+        return found if len(found) == 2 else "?"
 
     def _sequence(self, chance: float, size: float) -> str:
         """Return the longest alternating sequence of moves; "?" where two are."""
