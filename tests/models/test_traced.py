@@ -172,3 +172,11 @@ def test_heads_that_are_not_described_are_said():
     vit = {"model_type": "vit", "architectures": ["ViTForMaskedImageModeling"]}
     for notes in (count_parameters(vit).notes, shape_from_config(vit).notes):
         assert "body only: the head of ViTForMaskedImageModeling is not described" in notes
+
+
+def test_the_decoder_of_a_masked_autoencoder_is_said_to_be_left_out():
+    config = {"model_type": "vit_mae", "architectures": ["ViTMAEForPreTraining"]}
+    body = count_parameters(config | {"architectures": ["ViTMAEModel"]})
+    found = count_parameters(config)
+    assert found.total == body.total
+    assert any("body only" in note for note in found.notes)

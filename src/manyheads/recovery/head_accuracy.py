@@ -74,13 +74,14 @@ def head_accuracies(layer: Any, stacks: list[np.ndarray], error: float, variance
     )
 
 
-def note_unresolved(accuracies: tuple[HeadAccuracy, ...]) -> tuple[str, ...]:
-    """Name the heads that are below the error of their layer."""
+def note_unresolved(accuracies: tuple[HeadAccuracy, ...], told_apart: bool = False) -> tuple[str, ...]:
+    """Name the heads that are below the error of their layer; `told_apart` if held-out sequences ask for all heads."""
     unresolved = [str(head) for head, accuracy in enumerate(accuracies) if not accuracy.resolved]
     if not unresolved:
         return ()
     which = f"head {unresolved[0]} is" if len(unresolved) == 1 else f"heads {', '.join(unresolved)} are"
-    return (f"{which} below the error of the layer, and might not exist",)
+    why = "which held-out sequences tell from none, but not its matrices" if told_apart else "and might not exist"
+    return (f"{which} below the error of the layer, {why}",)
 
 
 def _responses(layer: Any, x: np.ndarray) -> np.ndarray:

@@ -99,6 +99,15 @@ def test_a_weak_head_is_kept_where_labels_show_it(rng, noise, share, kept):
         assert found.fewer > found.error + (0 if noise else 1e-14)
 
 
+def test_signs_beside_a_head_of_constant_logits_are_said_to_be_open(rng, seed):
+    layer, x, _ = problem(rng, dim=4, length=2)
+    uniform = AttentionLayer(np.array([1.0, 0.0])[:, None, None] * np.asarray(layer.theta), layer.projection)
+    found = learn_layer(x, evaluate_layer(uniform, x), seed=seed)
+    assert any("leave signs open" in note for note in found.notes)
+    found = learn_layer(x, evaluate_layer(layer, x), seed=seed)
+    assert not any("leave signs open" in note for note in found.notes)
+
+
 def test_a_head_below_the_tolerance_is_named_as_one_that_would_not_show(rng, seed):
     layer, x, _ = problem(rng, heads=2, dim=4)
     share = np.array([1, 1e-6])[:, None, None]

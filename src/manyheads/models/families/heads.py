@@ -71,6 +71,8 @@ def has_language_head(config: ModelConfig) -> bool:
 def head_layers(config: ModelConfig) -> tuple[HeadLayer, ...] | None:
     """Return the layers of the head beside those of a language head; None for a class that is not described."""
     family = config.family
+    if family.model_type == "vit_mae" and config.built_with("ForPreTraining"):
+        return None  # a decoder of its own
     ends = {**(_DECODER_ENDS if family.causal is True else _ENCODER_ENDS), **_FAMILY_ENDS.get(family.model_type, {})}
     if (found := next((layers for end, layers in ends.items() if config.built_with(end)), None)) is not None:
         return found

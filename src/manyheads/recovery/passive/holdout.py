@@ -6,7 +6,8 @@ follows from it, n times the mean that is allowed.
 
 Two tokens can leave signs open. With a_1 = sigmoid(l) the weight of the first token and l the difference of two logits,
 a head adds a_1 x_1 W + (1 - a_1) x_2 W to a row; turned, with -Theta, -beta and -W, it adds the same minus (x_1 + x_2)
-W. A set of heads may therefore be turned together wherever its projections sum to zero, and nobody can tell.
+W. A set of heads may therefore be turned together wherever its projections sum to zero, and nobody can tell; beside
+a head whose logits are constant, which takes up (x_1 + x_2) W, every set may.
 
 Derived here.
 """
@@ -20,6 +21,7 @@ import numpy as np
 from manyheads.recovery.certificates import Certificate, exceeding_share
 from manyheads.recovery.layers.evaluation import relative_error, sequence_errors
 from manyheads.recovery.passive.student import free_numbers
+from manyheads.recovery.variable_projection import stack_theta
 
 if TYPE_CHECKING:
     from manyheads.attention import AttentionLayer
@@ -83,6 +85,8 @@ def drift_of_errors(layer: AttentionLayer, held_out: Examples, unseen: Examples)
 def note_undetermined(layer: AttentionLayer, train: Examples, unseen: Examples) -> tuple[str, ...]:
     """Say in words what the examples leave open about the heads, beside their order.
 
+    * Sequences of two tokens, and a head with constant logits, or two of opposite Theta, which are one of them and one
+      with constant logits.
     * Sequences of two tokens, and a set of heads whose projections sum to less than the labels resolve: to turn them
       all changes labels by (x_1 + x_2) sum W, whose share of the labels' squares is below 1e-10, or below the error's
       share for each of p + 25 numbers in the labels (25: five standard deviations).
@@ -102,6 +106,14 @@ def note_undetermined(layer: AttentionLayer, train: Examples, unseen: Examples) 
     covariance = both.T @ both
     error = relative_error(layer, unseen)
     limit = max(EXACT, error * (free_numbers(train, layer.heads) + 25) / train.y.size)
+    theta = stack_theta(layer)
+    sums = np.linalg.norm(theta[:, None] + theta, axis=(2, 3))  # that of a head with itself is twice its size
+    if layer.heads > 1 and sums.min() <= max(EXACT, error) ** 0.5 * sums.max():
+        first, second = sorted(map(int, np.unravel_index(sums.argmin(), sums.shape)))
+        what = (
+            f"head {first} has constant logits" if first == second else f"heads {first}, {second} are of opposite Theta"
+        )
+        notes.append(f"two tokens leave signs open: {what}, so that any head may change the signs of Theta and W")
     for chosen in range(1, 2**layer.heads):
         turned = [head for head in heads if chosen >> head & 1]
         total = np.asarray(layer.projection, np.float64)[turned].sum(0)

@@ -236,7 +236,7 @@ def _by_student(
         found = replace(found, layer=reduced.layer, held_out_error=reduced.error)
     certificate = certify_examples(found.layer, unseen, options.confidence, wanted)
     accuracies = _accuracies(found.layer, unseen, certificate)
-    notes = count + note_undetermined(found.layer, train, unseen) + note_unresolved(accuracies)
+    notes = count + note_undetermined(found.layer, train, unseen) + note_unresolved(accuracies, bool(log.stages))
     stages = (*map(_stage, fits), *log.stages)
     result = Recovery(found.layer, certificate, stages, "student", notes=notes, head_accuracy=accuracies)
     if found.held_out_error > wanted or not certificate.accepted:
