@@ -99,13 +99,19 @@ def test_a_weak_head_is_kept_where_labels_show_it(rng, noise, share, kept):
         assert found.fewer > found.error + (0 if noise else 1e-14)
 
 
-def test_signs_beside_a_head_of_constant_logits_are_said_to_be_open(rng, seed):
+def test_signs_beside_a_head_of_constant_logits_are_said_to_be_open(rng):
+    """With the sign of the other head changed, and W of the constant one, the labels of two tokens stay."""
     layer, x, _ = problem(rng, dim=4, length=2)
-    uniform = AttentionLayer(np.array([1.0, 0.0])[:, None, None] * np.asarray(layer.theta), layer.projection)
-    found = learn_layer(x, evaluate_layer(uniform, x), seed=seed)
-    assert any("leave signs open" in note for note in found.notes)
-    found = learn_layer(x, evaluate_layer(layer, x), seed=seed)
-    assert not any("leave signs open" in note for note in found.notes)
+    theta, w = (np.asarray(each, np.float64) for each in (layer.theta, layer.projection))
+    flat = AttentionLayer(np.stack([theta[0], 0 * theta[0]]), w)
+    turned = AttentionLayer(np.stack([-theta[0], 0 * theta[0]]), np.stack([-w[0], w[1] + 2 * w[0]]))
+    opposite = AttentionLayer(np.stack([theta[0], -theta[0]]), w)
+    np.testing.assert_allclose(evaluate_layer(flat, x), evaluate_layer(turned, x), rtol=0, atol=1e-12)
+    for each, said in ((flat, "has constant logits"), (opposite, "are of opposite Theta"), (layer, "")):
+        examples = Examples(x, evaluate_layer(each, x))
+        notes = [note for note in note_undetermined(each, examples, examples) if "leave signs open" in note]
+        assert len(notes) == bool(said)
+        assert said in "".join(notes)
 
 
 def test_a_head_below_the_tolerance_is_named_as_one_that_would_not_show(rng, seed):
