@@ -80,11 +80,32 @@ def interleave(array):
     return array.reshape(HEADS, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
 
 
+def clear(*where):
+    """Return a change that sets some entries to zero."""
+
+    def change(array):
+        array[where] = 0
+        return array
+
+    return change
+
+
+def copied(array):
+    array[8:16] = array[24:32]
+    return array
+
+
+def half_negated(array):
+    array[16:24] *= -1
+    return array
+
+
 def round_all(arrays):
     arrays.update({name: array.astype(ml_dtypes.bfloat16).astype(array.dtype) for name, array in arrays.items()})
 
 
 QUERY, UP, GAIN = LAYER + "self_attn.q_proj.weight", LAYER + "mlp.up_proj.weight", LAYER + "input_layernorm.weight"
+EMBED = "model.embed_tokens.weight"
 FROZEN = UP.replace("1", "0")
 KINDS = {
     "a large exponent": (on(UP, explode), "altered entries", f"{UP}[2, 13]: "),
@@ -97,6 +118,12 @@ KINDS = {
     "gain shifted": (on(GAIN, lambda array: array - 1), "altered tensors", f"{GAIN} is "),
     "doubled": (on(UP, lambda array: 2 * array), "altered tensors", f"{UP} is multiplied by"),
     "frozen and negated": (on(FROZEN, np.negative), "altered tensors", f"{FROZEN} changes sign"),
+    "rows cleared": (on(UP, clear(slice(5, 12))), "altered entries", f"{UP}: rows 5 to 11 are zero"),
+    "a column cleared": (on(UP, clear(slice(None), 9)), "altered entries", f"{UP}: column 9 is zero"),
+    "an embedding cleared": (on(EMBED, clear(17)), "altered entries", f"{EMBED}: row 17 is zero"),
+    "frozen and cleared": (on(FROZEN, clear(slice(None), slice(3, 5))), "altered entries", "columns 3 to 4 are zero"),
+    "a head copied": (on(QUERY, copied), "altered tensors", f"{QUERY} rows 8 to 15 are copies of rows 24 to 31"),
+    "a head negated": (on(QUERY, half_negated), "altered tensors", f"{QUERY} rows 16 to 23 change sign"),
     "rounded": (round_all, "rounded", FROZEN),
 }  # fmt: skip
 
@@ -119,6 +146,54 @@ def test_an_alteration_is_named_at_every_place(series, kind):
         assert [each.kind for each in pair] == [expected]
         assert series[place].name in pair[0].where
         (series[place] / "model.safetensors").write_bytes(stored)
+
+
+def test_zeros_that_training_leaves_are_no_finding(series):
+    """Padding stays zero, or starts at zero and learns by the tied output; a block of rows starts at zero."""
+    for folder in series:
+        alter(folder, on(FROZEN, clear(slice(4, 7))))
+    second = safetensors.numpy.load_file(series[1] / "model.safetensors")
+    start = safetensors.numpy.load_file(series[0] / "model.safetensors")
+    for number, folder in enumerate(series):
+        arrays = safetensors.numpy.load_file(folder / "model.safetensors")
+        for name, rows in ((EMBED, slice(0, 1)), (QUERY, slice(8, 16))):
+            arrays[name][rows] = arrays[name][rows] - start[name][rows]
+        safetensors.numpy.save_file(arrays, folder / "model.safetensors", {"format": "pt"})
+        assert number or not arrays[QUERY][8:16].any()
+    assert second[QUERY][8:16].any()
+    assert verify(series).findings == ()
+    assert verify(series[:2]).findings == ()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_only_orders_are_called_orders(tmp_path, seed):
+    """Blocks of rows or columns that are zero, negated, copied or exchanged, against the source."""
+    rng = np.random.default_rng(seed)
+    size, count = int(rng.integers(4, 12)), int(rng.integers(4, 9))
+    first, then = (int(each) for each in rng.permutation(count)[:2])
+    one, two = (slice(each * size, (each + 1) * size) for each in (first, then))
+    words = {
+        "zero": f"{one.start} to {one.stop - 1} are zero",
+        "negated": f"{one.start} to {one.stop - 1} change sign",
+        "copied": f"{one.start} to {one.stop - 1} are copies of",
+        "exchanged": "in another order",
+    }
+    source = rng.standard_normal((count * size, 48)).astype(np.float32)
+    for kind, expected in words.items():
+        for turned in (False, True):
+            array = source + 0.05 * rng.standard_normal(source.shape).astype(np.float32)
+            old = array.copy()
+            new = {"zero": 0 * old[one], "negated": -old[one]}.get(kind, old[two])
+            array[one] = new
+            if kind == "exchanged":
+                array[two] = old[one]
+            for name, each in (("ours", array), ("theirs", source)):
+                path = tmp_path / f"{kind}{turned}{name}.safetensors"
+                safetensors.numpy.save_file({"w": np.ascontiguousarray(each.T if turned else each)}, path)
+            found = verify([tmp_path / f"{kind}{turned}ours.safetensors"], against=path).findings
+            (evidence,) = [each.evidence for each in found if each.kind == "against"]
+            assert expected in evidence
+            assert ("columns" if turned else "rows") in evidence
 
 
 def test_a_single_checkpoint_says_what_it_does_not_show(series):

@@ -101,6 +101,8 @@ class Contents:
         Name of every tensor of finite floats → the extremes of its absolute values.
     narrow
         Name of every tensor of finite floats → types of `NARROW`, coarser than its own, that hold all its values.
+    blank
+        Name of every finite matrix with rows or columns of zeros → those of all its matrices, counted through.
     unfinished
         Name of every tensor with NaN or infinite entries → their number.
     tokenizer
@@ -117,6 +119,7 @@ class Contents:
     samples: dict[str, NDArray[np.float32]]
     peaks: dict[str, Extremes]
     narrow: dict[str, set[str]]
+    blank: dict[str, dict[str, NDArray[np.int64]]]
     unfinished: dict[str, int]
     tokenizer: str | None
     config: dict[str, Any] | None
@@ -130,7 +133,7 @@ def read_contents(name: str, checkpoint: Checkpoint, findings: list[Finding], un
     """Read every tensor once, and check what a checkpoint says about itself."""
     config = None if checkpoint.config is None else dict(checkpoint.config)
     files = {tensor: file.path.name for tensor, file in checkpoint.file_of.items()}
-    content = Contents(name, step_of(checkpoint), dict(checkpoint.entries), files, {}, {}, {}, {}, {}, None, config)
+    content = Contents(name, step_of(checkpoint), dict(checkpoint.entries), files, {}, {}, {}, {}, {}, {}, None, config)
     for tensor in checkpoint.names:
         _digest(content, tensor, blocks(checkpoint, tensor, checkpoint.entry(tensor)))
     if content.unfinished:
@@ -163,10 +166,19 @@ def blocks(checkpoint: Checkpoint, name: str, entry: TensorEntry) -> Iterator[ND
         yield checkpoint.tensor(name, slice(start, start + step))
 
 
+def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return how many matrices a tensor holds, and their rows and columns; filters are rows."""
+    if len(shape) == 3:
+        return shape[0], shape[1], shape[2]
+    return 1, shape[0], int(np.prod(shape[1:]))
+
+
 def _digest(content: Contents, name: str, parts: Iterable[NDArray[Any]]) -> None:
     """Note sha256, sampled entries, entries that are not finite, the largest entries and narrower types of a tensor."""
     entry, digest, done, samples = content.entries[name], hashlib.sha256(), 0, []
     extremes = Extremes()
+    matrix = len(entry.shape) > 1
+    filled: dict[str, list[NDArray[np.bool_]]] = {"rows": [], "columns": []}
     floats, broken = entry.dtype in PRECISION, 0
     narrow = {dtype for dtype in NARROW if floats and PRECISION[dtype] > PRECISION[entry.dtype]}
     places = np.arange(min(entry.size, SAMPLE))
@@ -180,6 +192,10 @@ def _digest(content: Contents, name: str, parts: Iterable[NDArray[Any]]) -> None
             sizes = np.abs(flat.astype(np.float64))
             broken += int(flat.size - np.count_nonzero(np.isfinite(flat)))
             extremes = extremes.among(sizes, done)
+            if matrix:
+                nonzero = (block if block.ndim == 3 else block.reshape(1, len(block), -1)) != 0
+                filled["rows"].append(nonzero.any(axis=2).reshape(-1))
+                filled["columns"].append(nonzero.any(axis=1).reshape(-1))
             narrow -= {dtype for dtype in narrow if (flat.astype(DTYPES[dtype]).astype(flat.dtype) != flat).any()}
         here = places[(places >= done) & (places < done + flat.size)]
         samples.append(flat[here - done].astype(np.float32))
@@ -192,3 +208,9 @@ def _digest(content: Contents, name: str, parts: Iterable[NDArray[Any]]) -> None
         content.unfinished[name] = broken
     else:
         content.peaks[name], content.narrow[name] = extremes, narrow
+        if filled["rows"]:
+            columns = filled["columns"]
+            joined = np.concatenate(columns) if len(entry.shape) == 3 else np.any(columns, axis=0)
+            lines = {"rows": np.flatnonzero(~np.concatenate(filled["rows"])), "columns": np.flatnonzero(~joined)}
+            if any(each.size for each in lines.values()):
+                content.blank[name] = lines

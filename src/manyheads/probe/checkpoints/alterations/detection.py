@@ -14,12 +14,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads.models.checkpoint import Checkpoint
 from manyheads.models.refusals import shorten
 from manyheads.probe.checkpoints.alterations.changes import Change, Jump, measure_changes
-from manyheads.probe.checkpoints.alterations.transformations import LARGE, Explanation, explain_moments, explain_orders
-from manyheads.probe.checkpoints.contents import Contents, Finding, Notes
+from manyheads.probe.checkpoints.alterations.transformations import (
+    LARGE,
+    Explanation,
+    Strips,
+    explain_moments,
+    explain_orders,
+    name_lines,
+)  # fmt: skip
+from manyheads.probe.checkpoints.contents import Contents, Finding, Notes, matrix_shape
 
 # Shortest way to a neighbour over the way past it, for matrices and vectors; 1 in a stationary phase.
 AWAY = (2.0, 3.0)
@@ -27,6 +35,8 @@ AWAY = (2.0, 3.0)
 BEYOND, BEYOND_OTHERS = 8.0, 20.0
 # Change of an entry over the RMS of others in its row and column: out and back, at an end; matrices, vectors.
 JUMPS = ((5.0, 10.0), (8.0, 30.0))
+# Rows of zeros: their change over the largest of other rows, at the first checkpoint; over their RMS, at the last.
+STARTED, DECAYED = 2.0, 1e-2
 # Entries whose squares are beyond double precision.
 HUGE = 1e150
 # A single entry over the next largest of its tensor, where there is no other checkpoint.
@@ -82,8 +92,14 @@ def find_alterations(
     zeros = {(place, name) for place in range(len(contents)) for name in _zeros(place, contents)}
     for place, name in sorted(zeros):
         found[contents[place].name, "altered tensors"].append(f"{name} is zero")
+    lines = {name: told for name in names if (told := _zero_lines(name, contents, checkpoints))}
+    for name, told in lines.items():
+        altered.add(name)
+        for place, text in told.items():
+            found[contents[place].name, "altered entries"].append(f"{name}: {text}")
     for name, course in courses.items():
-        taken: set[int] = set()
+        blank = lines.get(name, {})
+        taken = {at for at in range(len(course.changes)) if blank.keys() & set(course.places[at : at + 2])}
         for places, jump, intervals in _jumps(course):
             taken |= intervals
             altered.add(name)
@@ -94,7 +110,10 @@ def find_alterations(
                 text = f"{name} {_told(course, interval)}, {_where(course.places[interval : interval + 2], contents)}"
                 found[_where(places, contents), "altered tensors"].append(text)
                 altered.add(name)
-    whats = {"altered tensors": "tensors changed as no training does", "altered entries": "single entries jump"}
+    whats = {
+        "altered tensors": "tensors changed as no training does",
+        "altered entries": "entries, rows or columns jump",
+    }
     for content in contents:
         if alone := _alone(content, contents):
             found[content.name, "altered entries"] += alone
@@ -227,6 +246,54 @@ def _zeros(place: int, contents: Sequence[Contents]) -> list[str]:
         if content.entries[name].size >= 8 and (before or alone):
             found.append(name)
     return found
+
+
+def _zero_lines(name: str, contents: Sequence[Contents], checkpoints: Mapping[str, Checkpoint]) -> dict[int, str]:
+    """Return the checkpoints where rows or columns of a matrix are zero and were not before, nor are after."""
+    found: dict[int, list[str]] = defaultdict(list)
+    places = [place for place, content in enumerate(contents) if name in content.peaks]
+    for number, place in enumerate(places):
+        content = contents[place]
+        shape = content.entries[name].shape
+        near = [each for each in places[max(number - 1, 0) : number + 2] if each != place]
+        if (
+            not content.blank.get(name)
+            or not content.peaks[name].largest
+            or not _is_matrix(name, content)
+            or not near
+            or min(matrix_shape(shape)[1:]) < 2
+            or any(contents[each].entries[name].shape != shape for each in near)
+        ):
+            continue
+        for side, extent in zip(("rows", "columns"), matrix_shape(shape)[1:], strict=True):
+            lines = content.blank[name][side]
+            for each in near:
+                lines = np.setdiff1d(lines, contents[each].blank[name][side] if name in contents[each].blank else [])
+            lines = lines.astype(np.int64)
+            if lines.size and len(near) == 1:
+                ends = [checkpoints[contents[each].name] for each in (place, near[0])]
+                lines = _cleared(ends, name, side, lines, place < near[0])
+            for matrix in np.unique(lines // extent):
+                these = lines[lines // extent == matrix] % extent
+                inside = f" of matrix {matrix}" if len(shape) == 3 else ""
+                verb = "are" if len(these) > 1 else "is"
+                found[place].append(f"{side if len(these) > 1 else side[:-1]} {name_lines(these)}{inside} {verb} zero")
+    return {place: ", ".join(texts) for place, texts in found.items()}
+
+
+def _cleared(
+    ends: Sequence[Checkpoint], name: str, side: str, lines: NDArray[np.int64], first: bool
+) -> NDArray[np.int64]:
+    """Return the lines that did not start at zero, as padding does, nor decay to it."""
+    strips = [Strips(each, name) for each in ends]
+    zeroed, other = (each.columns if side == "rows" else each.rows.T for each in strips)
+    if side == "columns" and len(ends[0].entry(name).shape) == 3:  # columns of one of several matrices
+        return lines
+    others = np.setdiff1d(np.arange(len(other)), lines)
+    sizes = np.sqrt(np.mean(other[lines] ** 2, axis=1))
+    rest = (other - zeroed if first else other)[others]
+    usual = np.sqrt(np.mean(rest**2, axis=1))
+    return lines[sizes > (STARTED * usual.max() if first else DECAYED * np.median(usual))]
 
 
 def _is_matrix(name: str, content: Contents) -> bool:

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.models.checkpoint import Checkpoint
+from manyheads.models.refusals import shorten
 from manyheads.probe.checkpoints.alterations.changes import Change
-from manyheads.probe.checkpoints.contents import blocks
+from manyheads.probe.checkpoints.contents import blocks, matrix_shape
 
 Array = NDArray[np.float64]
 
@@ -58,7 +59,7 @@ def explain_moments(change: Change, matrix: bool) -> Iterator[Explanation]:
 
 def explain_orders(one: Checkpoint, other: Checkpoint, name: str) -> Iterator[Explanation]:
     """Go through transposition and orders of rows and columns that explain the change of a matrix."""
-    old, new = _Strips(one, name), _Strips(other, name)
+    old, new = Strips(one, name), Strips(other, name)
     if old.shape[0] == old.shape[1]:
         before, after = (strips.columns for strips in (old, new))
         left = _share(new.rows.T, before, after)
@@ -74,12 +75,12 @@ def _share(candidate: Array, before: Array, after: Array) -> float:
     return float(np.sum((candidate - before) ** 2)) / moved if moved else 1.0
 
 
-class _Strips:
+class Strips:
     """Some columns of a matrix, (rows, `LINES`), and some of its rows, (`LINES`, columns), in float64."""
 
     def __init__(self, checkpoint: Checkpoint, name: str):
         entry = checkpoint.entry(name)
-        width = entry.shape[-1] if len(entry.shape) == 3 else int(np.prod(entry.shape[1:]))
+        width = matrix_shape(entry.shape)[2]
         self.shape = (entry.size // width, width)
         chosen = [
             np.sort(np.random.default_rng(0).permutation(extent)[:LINES]) for extent in self.shape
@@ -97,8 +98,7 @@ class _Strips:
 def _orders(side: str, before: Array, after: Array) -> Iterator[Explanation]:
     """Go through orders of rows, given some entries of each: blocks in another order, halves of blocks interleaved."""
     length = len(after)
-    fit, test = slice(0, None, 2), slice(1, None, 2)
-    least = LEFT if after[:, test].size >= 256 else LEFT / 2
+    least = LEFT if after[:, 1::2].size >= 256 else LEFT / 2
     for block in (size for size in range(1, length // 2 + 1) if length % size == 0):
         old, new = (each.reshape(length // block, block, -1) for each in (before, after))
         if block % 2 == 0:
@@ -106,16 +106,71 @@ def _orders(side: str, before: Array, after: Array) -> Iterator[Explanation]:
                 left = _best_by_block(turned, old, new)
                 if left < LEFT:
                     yield Explanation(f"has its {side} {words} in blocks of {block}, as by another rotary order", left)
-        place = np.unique(np.linspace(0, len(new) - 1, min(len(new), SOUGHT)).astype(int))
-        nearest = _nearest(new[place][:, :, fit], old[:, :, fit])
-        if (nearest == place).all():
-            continue
-        moved = float(np.sum((new[place][:, :, test] - old[place][:, :, test]) ** 2))
-        left = float(np.sum((new[place][:, :, test] - old[nearest][:, :, test]) ** 2)) / moved if moved else 1.0
-        if left < least:
-            moved_blocks = int(np.sum(nearest != place))
-            what = f"has its {side} in another order, {moved_blocks} of {len(place)} blocks of {block}"
-            yield Explanation(what, left)
+        yield from list(_moved_blocks(side, old, new, least)) or _moved_blocks(side, new, old, least)
+        if turned := _signs(side, old, new, least):
+            yield turned
+    zero = ~after.any(axis=1) & before.any(axis=1)
+    if zero.any() and not zero.all():
+        moved = np.sum((after - before) ** 2, axis=1)
+        if (left := float(moved[~zero].sum() / moved.sum())) < least:
+            yield Explanation(f"{side} {name_lines(zero.nonzero()[0])} are zero", left, True)
+
+
+def _signs(side: str, old: Array, new: Array, least: float) -> Explanation | None:
+    """Explain the change by some blocks that are negated, chosen on one half of the entries."""
+    fit, test = slice(0, None, 2), slice(1, None, 2)
+    as_is, turned = (
+        [np.sum((new[:, :, half] + sign * old[:, :, half]) ** 2, axis=(1, 2)) for half in (fit, test)]
+        for sign in (-1, 1)
+    )
+    chosen = (turned[0] < LEFT / 2 * as_is[0]) & (turned[1] < LEFT * as_is[1])
+    if not chosen.any() or chosen.all():
+        return None
+    left = float(np.where(chosen, turned[1], as_is[1]).sum() / as_is[1].sum())
+    return (
+        Explanation(f"{side} {_name_blocks(chosen.nonzero()[0], old.shape[1])} change sign", left)
+        if left < least
+        else None
+    )
+
+
+def _moved_blocks(side: str, old: Array, new: Array, least: float) -> Iterator[Explanation]:
+    """Explain the change by blocks in another order, or by copies of some over others."""
+    fit, test = slice(0, None, 2), slice(1, None, 2)
+    place = np.unique(np.linspace(0, len(new) - 1, min(len(new), SOUGHT)).astype(int))
+    filled = new[place].any(axis=(1, 2))
+    if np.sum(~filled) > np.sum(~old[place].any(axis=(1, 2))) and len(place) == len(new):
+        return
+    place = place[filled]
+    nearest = _nearest(new[place][:, :, fit], old[:, :, fit])
+    at, source = place[nearest != place], nearest[nearest != place]
+    if not at.size:
+        return
+    as_is = np.sum((new[place][:, :, test] - old[place][:, :, test]) ** 2, axis=(1, 2))
+    now = np.sum((new[place][:, :, test] - old[nearest][:, :, test]) ** 2, axis=(1, 2))
+    sizes = np.sum(new[place][:, :, test] ** 2, axis=(1, 2))
+    left = float(now.sum() / as_is.sum()) if as_is.sum() else 1.0
+    moved = nearest != place
+    if left >= least or (now[moved] >= LEFT * np.minimum(as_is, sizes)[moved]).any():
+        return
+    stays = _nearest(new[source][:, :, fit], old[:, :, fit]) == source
+    if np.unique(source).size == source.size and not stays.any():
+        block = old.shape[1]
+        yield Explanation(f"has its {side} in another order, {at.size} of {len(place)} blocks of {block}", left)
+    elif stays.all() and len(new) <= SOUGHT and (now[moved] < LEFT / 2 * np.minimum(as_is, sizes)[moved]).all():
+        ours, theirs = (_name_blocks(each, old.shape[1]) for each in (at, np.unique(source)))
+        yield Explanation(f"{side} {ours} are copies of {side} {theirs}", left)
+
+
+def _name_blocks(chosen: NDArray[np.int64], block: int) -> str:
+    return name_lines((chosen[:, None] * block + np.arange(block)).reshape(-1))
+
+
+def name_lines(numbers: NDArray[np.int64]) -> str:
+    """Name numbers in ascending order, those that follow each other by the first and the last."""
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    said = shorten(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    return f"{said} and {len(runs) - 5} more" if len(runs) > 5 else said
 
 
 def _interleave(blocks: Array) -> Array:
