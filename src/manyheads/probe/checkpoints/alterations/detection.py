@@ -36,7 +36,7 @@ BEYOND, BEYOND_OTHERS = 8.0, 20.0
 # Change of an entry over the RMS of others in its row and column: out and back, at an end; matrices, vectors.
 JUMPS = ((5.0, 10.0), (8.0, 30.0))
 # Rows of zeros: their change over the largest of other rows, at the first checkpoint; over their RMS, at the last.
-STARTED, DECAYED = 2.0, 1e-2
+STARTED, DECAYED = 1.5, 1e-2
 # Entries whose squares are beyond double precision.
 HUGE = 1e150
 # A single entry over the next largest of its tensor, where there is no other checkpoint.
