@@ -171,3 +171,36 @@ def test_refusals():
         curve_shape(np.arange(19.0))
     with pytest.raises(UsageError, match="not finite"):
         curve_shape([np.nan] * 20)
+
+
+def test_no_shape_contradicts_means_of_many_samples_at_unequal_intervals(seed):
+    """Noise of a quarter of the range of two or three moves does not hide them, nor irregular steps a last rise."""
+    waves, turns = [], []
+    for each in range(60):
+        rng = np.random.default_rng([seed, each])
+        n = int(rng.choice([60, 90]))
+        wave = np.sin(np.linspace(0, 2 * np.pi * rng.uniform(1.5, 2.5), n) + rng.uniform(0, 2 * np.pi))
+        waves.append(curve_shape(wave + 0.48 * rng.standard_normal(n), even=False).label)
+        t = np.cumsum(rng.integers(1, 20, 60))
+        turn = np.abs(t / t[-1] - rng.uniform(0.8, 0.86))
+        turns.append(curve_shape(turn + 0.02 * rng.standard_normal(60), even=False).label)
+    assert set(turns) <= {"rebounded", "undecided"}
+    assert waves.count("flat") <= 1
+
+
+@pytest.mark.parametrize("even", [True, False])
+def test_moves_beyond_noise_are_never_dropped(even, seed):
+    """Five moves, of which three are at most a fifth of the range, and a hundred standard deviations."""
+    for each in range(20):
+        rng = np.random.default_rng([seed, each])
+        small = rng.uniform(0.05, 0.2)
+        curve = np.interp(np.linspace(0, 5, 100), np.arange(6), [1, 0, small, 0, small, 0.0])
+        curve = np.concatenate([curve, np.linspace(0, 0.5, 20)])
+        found = curve_shape(curve + 5e-4 * rng.standard_normal(120), even=even).label
+        assert found in ("no single shape", "undecided")
+
+
+def test_white_noise_at_unequal_intervals_is_flat(rng):
+    found = [curve_shape(rng.standard_normal(int(rng.choice([20, 40, 60]))), even=False).label for _ in range(100)]
+    assert set(found) <= {"flat", "undecided"}
+    assert found.count("flat") > 90

@@ -198,6 +198,9 @@ def test_other_refusals(tmp_path, rng):
             judge_curves(other)
     with pytest.raises(UsageError, match="steps, layers"):
         RunCurves("a", STEPS, {"entropy": curve(0.5, rng)}, {})
+    for steps, says in (([1, 5, 5], "step 5 is repeated"), ([1, 9, 7], "step 7 follows 9"), ([1], "1 steps")):
+        with pytest.raises(UsageError, match=says):
+            RunCurves("a", np.array(steps), {"entropy": np.ones((len(steps), 1))}, {})
     with pytest.raises(UsageError, match="no such file"):
         read_curves(tmp_path / "absent.csv")
     np.savez(tmp_path / "objects.npz", step=np.array([{}], dtype=object))

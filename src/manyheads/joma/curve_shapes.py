@@ -39,6 +39,7 @@ ORDERS, BOUND = (2, 3, 4, 5, 6), 16
 # Chance that pure noise moves: for a move to count, for one to be ruled out beside a single one, and otherwise. Rho may
 # be larger than estimated by MARGIN / n (1 + 10 / n).
 STRICT, LENIENT, STILL, MARGIN = 0.003, 0.15, 0.05, 8.0
+PLAIN = 1e-6  # chance of moves of noise without autocorrelation that contradict a shape at unequal intervals
 # At unequal intervals the autocorrelation is not known: moves of fewer standard deviations are not stated, but leave a
 # shape without them undecided. Of three moves or more those that are less than this and LEAST_PART of the range go.
 LARGE, LEAST_PART = 4.5, 0.25
@@ -82,7 +83,8 @@ def curve_shape(curve: Float[ArrayLike, " time"], *, even: bool = True) -> Curve
     curve
         At least 20 finite values, in the order of time.
     even
-        Whether they lie at equal intervals; otherwise only moves of 4.5 standard deviations count.
+        Whether they lie at equal intervals; otherwise only moves of 4.5 standard deviations count,
+        and smaller ones beyond noise leave the shape undecided.
 
     Raises
     ------
@@ -145,6 +147,10 @@ class _Moves:
         found = self._shape(STRICT)
         if found != self._shape(LENIENT if len(found) == 1 else STILL):
             return "undecided"
+        if not self.even and found != "?":  # autocorrelation may hide moves, though it is not known
+            plain = _Moves(self.y, 0, self._plain_noise(), True)._shape(LENIENT if len(found) == 1 else PLAIN)
+            if plain not in found:
+                return "undecided"
         if found in ("-", "+") and self._plain_ends(-1 if found == "-" else 1):
             return "undecided"
         if not found and not self._is_still():
@@ -156,9 +162,13 @@ class _Moves:
     def _plain_ends(self, sign: int) -> bool:
         """Return whether single samples of a curve that only falls (-1) or rises lie beyond its ends."""
         y, n = sign * self.y, len(self.y)
-        plain = float(np.median(np.abs(np.diff(y, 2)))) / 0.6745 / math.sqrt(6)  # of noise without autocorrelation
-        extreme = (math.sqrt(2 * math.log(n)) + 2) * max(min(plain, self.noise), ROUNDING)
+        extreme = (math.sqrt(2 * math.log(n)) + 2) * self._plain_noise()
         return bool(max(y[0] - y.min(), y.max() - y[-1]) > extreme)
+
+    def _plain_noise(self) -> float:
+        """Return the standard deviation of the noise if it is not autocorrelated."""
+        plain = float(np.median(np.abs(np.diff(self.y, 2)))) / 0.6745 / math.sqrt(6)
+        return max(min(plain, self.noise), ROUNDING)
 
     def _is_still(self) -> bool:
         """Return whether the range is that of noise, and the samples neither a smooth curve nor a random walk."""
