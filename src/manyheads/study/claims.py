@@ -187,4 +187,4 @@ class Claim:
 
 def _is_number(value: object, least: float = -math.inf) -> bool:
     """Tell whether a value is a number, no NaN, and not below the least."""
-    return isinstance(value, Real) and not isinstance(value, bool) and value >= least
+    return isinstance(value, Real) and not isinstance(value, bool) and float(value) >= least

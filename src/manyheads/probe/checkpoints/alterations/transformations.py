@@ -107,13 +107,13 @@ def _orders(side: str, before: Array, after: Array) -> Iterator[Explanation]:
                 if left < LEFT:
                     yield Explanation(f"has its {side} {words} in blocks of {block}, as by another rotary order", left)
         yield from list(_moved_blocks(side, old, new, least)) or _moved_blocks(side, new, old, least)
-        if turned := _signs(side, old, new, least):
-            yield turned
-    zero = ~after.any(axis=1) & before.any(axis=1)
+        if (signs := _signs(side, old, new, least)) is not None:
+            yield signs
+    zero = np.logical_and(~after.any(axis=1), before.any(axis=1))
     if zero.any() and not zero.all():
         moved = np.sum((after - before) ** 2, axis=1)
         if (left := float(moved[~zero].sum() / moved.sum())) < least:
-            yield Explanation(f"{side} {name_lines(zero.nonzero()[0])} are zero", left, True)
+            yield Explanation(f"{side} {name_lines(np.flatnonzero(zero))} are zero", left, True)
 
 
 def _signs(side: str, old: Array, new: Array, least: float) -> Explanation | None:
