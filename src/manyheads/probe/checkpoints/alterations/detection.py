@@ -99,8 +99,11 @@ def find_alterations(
             found[contents[place].name, "altered entries"].append(f"{name}: {text}")
     for name, course in courses.items():
         blank = lines.get(name, {})
-        taken = {at for at in range(len(course.changes)) if blank.keys() & set(course.places[at : at + 2])}
+        cleared = {at for at in range(len(course.changes)) if blank.keys() & set(course.places[at : at + 2])}
+        taken = set(cleared)
         for places, jump, intervals in _jumps(course):
+            if intervals & cleared and 0.0 in (jump.before, jump.after):
+                continue  # one of a row of zeros
             taken |= intervals
             altered.add(name)
             text = f"{name}{list(jump.place)}: {jump.before:.4g} -> {jump.after:.4g}"
