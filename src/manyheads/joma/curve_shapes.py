@@ -39,7 +39,8 @@ ORDERS, BOUND = (2, 3, 4, 5, 6), 16
 # Chance that pure noise moves: for a move to count, for one to be ruled out beside a single one, and otherwise. Rho may
 # be larger than estimated by MARGIN / n (1 + 10 / n).
 STRICT, LENIENT, STILL, MARGIN = 0.003, 0.15, 0.05, 8.0
-PLAIN = 1e-6  # chance of moves of noise without autocorrelation that contradict a shape at unequal intervals
+# At unequal intervals: chance that white noise makes a move that contradicts a single one, or another shape.
+RIVAL, PLAIN = 0.5, 1e-3
 # At unequal intervals the autocorrelation is not known: moves of fewer standard deviations are not stated, but leave a
 # shape without them undecided. Of three moves or more those that are less than this and LEAST_PART of the range go.
 LARGE, LEAST_PART = 4.5, 0.25
@@ -148,7 +149,7 @@ class _Moves:
         if found != self._shape(LENIENT if len(found) == 1 else STILL):
             return "undecided"
         if not self.even and found != "?":  # autocorrelation may hide moves, though it is not known
-            plain = _Moves(self.y, 0, self._plain_noise(), True)._shape(LENIENT if len(found) == 1 else PLAIN)
+            plain = _Moves(self.y, 0, self._plain_noise(), True)._shape(RIVAL if len(found) == 1 else PLAIN)
             if plain not in found:
                 return "undecided"
         if found in ("-", "+") and self._plain_ends(-1 if found == "-" else 1):
