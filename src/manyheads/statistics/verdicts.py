@@ -209,7 +209,7 @@ def _decision_probability(
 def sequence_factor(level: float, first: int, now: int) -> float:
     r"""Factor on Student's interval of `now` replicates that makes it valid at every number of them from `first` on.
 
-    Lai's sequence covers the mean of normal samples at all n >= m = `first` at once, with probability `level` exactly:
+    Lai's sequence covers the mean of normal samples at all n >= m = `first` at once, with probability at least `level`:
 
     .. math:: |\bar x - \mu| \le \frac{s}{\sqrt n}
         \sqrt{(n - 1) \Big[\big(\tfrac nm (1 + \tfrac{a^2}{m - 1})^m\big)^{1/n} - 1\Big]}, \qquad
@@ -224,8 +224,8 @@ def sequence_factor(level: float, first: int, now: int) -> float:
 
     References
     ----------
-    Lai (1976), On confidence sequences, Annals of Statistics 4. Wang and Ramdas (2025), Anytime-valid t-tests and
-    confidence sequences for Gaussian means with unknown variance, Sequential Analysis 44.
+    Lai (1976), On confidence sequences, Annals of Statistics 4. Wang and Ramdas (2023), Anytime-valid t-tests and
+    confidence sequences for Gaussian means with unknown variance, arXiv:2310.03722.
     """
     if not 2 <= first <= now:
         raise UsageError(f"first={first}, now={now}: a sequence begins at two replicates or more")
