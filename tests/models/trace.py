@@ -38,9 +38,9 @@ class Trace(TorchDispatchMode):
             flops = flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
             factors = tensors[1:3] if name in SUMS else tensors[:2]
             found = [self.names[place(each)] for each in factors if place(each) in self.names]
-            if not found:
+            if not found and factors[0].shape[-1] > 1:  # angles computed in the pass are outer products
                 self.activations += flops
-            elif found[0] is not None:
+            elif found and found[0] is not None:
                 self.weights[found[0]] = self.weights.get(found[0], 0) + flops
         return out
 
