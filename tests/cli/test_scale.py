@@ -248,12 +248,14 @@ def test_the_program_of_muon_for_transformers_steps_both_optimizers(call, folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", ["4,4,2", "4,4,1,24"])
-def test_the_optax_program_of_muon_trains(call, shape):
+@pytest.mark.parametrize(("shape", "factor"), [("4,4,2", "original"), ("4,4,1,24", "optax:consistent_rms=1")])
+def test_the_optax_program_of_muon_trains(call, shape, factor):
     from manyheads.transformer.losses import cross_entropy
     from manyheads.transformer.training import fit
 
-    _, program, _ = call("--base", "4,2,1", "--to", shape, *MUON, "--snippet", "optax")
+    theory = ("--base", "4,2,1", "--to", shape, *MUON, "--shape-factor", factor)
+    _, program, _ = call(*theory, "--snippet", "optax")
+    assert ("consistent_rms=1.0" in program) == (factor != "original")
     namespace = {}
     exec(program, namespace)
     tokens = jax.numpy.arange(40).reshape(2, 20) % 7
@@ -387,6 +389,13 @@ def test_a_check_that_breaks_names_the_module_and_is_strict_when_asked(call, pla
         ((*FROM_TO, "--logit-exponent", "0.7"), "1/2 and 1"),
         ((*FROM_TO, "--snippet", "optax"), "needs --learning-rate"),
         ((*FROM_TO, "--learning-rate", "1", "--snippet", "torch", "--form", "multiplier"), "effective form"),
+        (
+            (*FROM_TO, "--learning-rate", "1", "--snippet", "torch", "--rates", "query_gain=.1"),
+            "no group of query_gain",
+        ),
+        ((*FROM_TO, "--learning-rate", "1", "--rates", "hidden=.1"), "--rates hidden: the table has no row of it"),
+        ((*FROM_TO, "--learning-rate", "1", "--rates", "value=.1", "value=.2"), "--rates names value twice"),
+        ((*FROM_TO, "--learning-rate", "1", "--rates", "=.1"), "expected ROLE=RATE"),
         ((*FROM_TO, "--learning-rate", "-1"), "positive"),
         ((*FROM_TO, "--richness", "inf"), "positive"),
         (("check", "--sizes", "4"), "at least two"),

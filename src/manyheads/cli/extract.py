@@ -341,8 +341,9 @@ def _say_leak(leak: Mapping[str, Any] | None, stages: Mapping[str, Any]) -> Iter
         if one["cheapest"] is not None:
             tokens = one["cheapest"] * leak["length"]
             cheapest = f"cheapest attack known {one['cheapest']:,.0f} calls, {tokens:,.0f} tokens"
+        bound = "bits of the answers" if one["name"].startswith("rounding") else "Cramér-Rao bound of these tokens"
         yield (
-            f"         {one['name']}: {cheapest}; bound {one['bound']:,.0f} calls; squared error of an answer "
+            f"         {one['name']}: {cheapest}; {bound} {one['bound']:,.0f} calls; squared error of an answer "
             f"{one['loss']:.2g}"
         )
     yield f"         {describe_unmeasured(leak)}"

@@ -232,6 +232,7 @@ def test_gains_behind_queries_and_keys_may_have_a_rate_of_their_own():
     faults = audit_model(p, model, torch_groups(p, model, TUNED), tuned).faults  # one rate for all of AdamW
     assert {each.name.rpartition(".self_attn.")[2] for each in faults} == {"q_norm.weight", "k_norm.weight"}
     assert {each.quantity for each in faults} == {"learning_rate"}
+    assert all("has the common learning rate, and its own was tuned apart" in each.meaning for each in faults)
 
 
 @pytest.mark.parametrize(

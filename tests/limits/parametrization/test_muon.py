@@ -240,6 +240,8 @@ WORDS = {
     "dion:rms_norm": lambda r, c: 0.2 * max(r, c) ** 0.5,
     "sqrt(r/c)": lambda r, c: (r / c) ** 0.5,
     "√max(r, c)": lambda r, c: max(r, c) ** 0.5,
+    "sqrt(max(1,r/c))": lambda r, c: max(1, r / c) ** 0.5,
+    "0.2*sqrt(max(r, c))": lambda r, c: 0.2 * max(r, c) ** 0.5,
 }
 
 

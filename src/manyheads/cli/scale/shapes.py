@@ -80,7 +80,11 @@ class TunedTheory(Theory):
         found = {}
         for word in self.rates or ():
             name, _, rate = word.partition("=")
+            if name in found:
+                raise UsageError(f"--rates names {name} twice")
             try:
+                if not name:
+                    raise ValueError
                 found[name] = float(rate)
             except ValueError:
                 raise UsageError(f"--rates {word!r}: expected ROLE=RATE, such as query_gain=0.05") from None

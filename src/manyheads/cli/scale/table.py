@@ -167,10 +167,13 @@ def _compare(base: Notes | None, target: Notes | None, parametrization: "Paramet
 
 def _apart(table: "Table", tuned: "BaseHyperparameters") -> list[str]:
     """Return a remark on parts of roles that have a learning rate of their own, which no row shows."""
+    from manyheads.errors import UsageError
     from manyheads.limits.parametrization.parts import PARTS
 
     rows = {row.role: row for row in table.rows}
-    parts = [part for part in tuned.learning_rates if part not in rows and PARTS.get(part) in rows]
+    parts = [part for part in tuned.learning_rates if part not in rows]
+    if lost := [part for part in parts if PARTS.get(part) not in rows]:
+        raise UsageError(f"--rates {lost[0]}: the table has no row of it, nor of a role that it is part of")
     rates = {part: tuned.rate_of((part,), rows[PARTS[part]].rule) * rows[PARTS[part]].learning_rate for part in parts}
     return [f"{part}: learning rate {_number(rate)}, tuned apart" for part, rate in rates.items()]
 

@@ -248,7 +248,8 @@ def _explain(
     factor = _over(actual, expected)
     own_factor = 1 / target.factors.learning_rate if quantity == "weight_decay" else getattr(target.factors, quantity)
     tuned = hyperparameters.of(target.factors.rule)
-    base = getattr(tuned, quantity)
+    common = getattr(tuned, quantity)
+    base = target.learning_rate / target.factors.learning_rate if quantity == "learning_rate" else common
     if not math.isfinite(actual):
         return "it is not finite"
     if quantity == "learning_rate" and alike:
@@ -265,6 +266,8 @@ def _explain(
         cause = "a tied embedding treated twice, as embedding and as unembedding"
     elif _near(actual, base) and not _near(own_factor, 1):
         cause = f"it has the base's {quantity.replace('_', ' ')}: its group was forgotten, or not rescaled"
+    elif quantity == "learning_rate" and not _near(base, common) and _near(actual, common * own_factor):
+        cause = "it has the common learning rate, and its own was tuned apart"
     elif _near(actual, base * own_factor**2):
         cause = "it was scaled twice"
     elif quantity == "weight_decay" and alike and target.factors.rule == "muon":

@@ -113,6 +113,8 @@ class BaseHyperparameters:
                 raise UsageError(f"{name}={value!r}: it is a positive number")
         if not is_size(self.weight_decay):
             raise UsageError(f"weight_decay={self.weight_decay!r}: it is not negative, and a number")
+        if not isinstance(self.learning_rates, Mapping):
+            raise UsageError(f"learning_rates={self.learning_rates!r}: it is a mapping from role to learning rate")
         known = (*ROLES, HIDDEN)
         words = [name for name in self.no_decay if name not in EVERYDAY]
         named = (*self.stds, *words, *self.learning_rates)

@@ -113,6 +113,11 @@ Words of PyTorch 2.13 (`torch.optim.Muon`, `adjust_lr_fn`), optax 0.2 (`contrib.
 and Emerging-Optimizers (`muon_scale_mode`), Dion (`adjust_lr`). `spectral` alone is two formulas, and no name."""
 
 
+def _plain(formula: str) -> str:
+    """Spell a formula of r rows and c columns in ASCII, without what may be left out."""
+    return formula.lower().replace("√", "sqrt").translate(str.maketrans("", "", " *()"))
+
+
 def find_factor(word: str) -> str:
     """Return the name of a shape factor in `FACTORS` from a name, a formula or a framework's word.
 
@@ -127,13 +132,13 @@ def find_factor(word: str) -> str:
         No shape factor is called so, or several are.
     """
     for name, factor in FACTORS.items():
-        if word in (name, factor.formula, *factor.words):
+        if word in (name, factor.formula, *factor.words) or _plain(str(word)) == _plain(factor.formula):
             return name
     meant = [
         f"{each} for {factor.formula}" for factor in FACTORS.values() for each in factor.words if str(word) in each
     ]
     choices = meant if word and meant else [f"{name} for {factor.formula}" for name, factor in FACTORS.items()]
-    raise UsageError(f"shape factor {word!r} is no formula of r rows and c columns: choose one of {', '.join(choices)}")
+    raise UsageError(f"shape factor {word!r} is not known: choose one of {', '.join(choices)}")
 
 
 PER_HEAD = (

@@ -75,8 +75,9 @@ state = optimizer.init(model.weights)
 
 def _optax_muon(p: Parametrization, hyperparameters: BaseHyperparameters) -> str:
     """Return the call that makes Muon and AdamW at the base; optax gives both one epsilon."""
-    own = _refuse_factors(p, hyperparameters, "optax.contrib.muon")
-    rms = "\n    consistent_rms=0.2," if p.muon.factor == "match_rms_adamw" else ""
+    factors = {"original": None, "match_rms_adamw": 0.2, "sqrt(max(r,c))": 1.0}
+    own = _refuse_factors(p, hyperparameters, "optax.contrib.muon", tuple(factors))
+    rms = f"\n    consistent_rms={factors[p.muon.factor]}," if factors[p.muon.factor] else ""
     return f"""optax.contrib.muon(
     {own.learning_rate!r},
     ns_steps={own.ns_steps!r},
@@ -90,11 +91,13 @@ def _optax_muon(p: Parametrization, hyperparameters: BaseHyperparameters) -> str
 )"""
 
 
-def _refuse_factors(p: Parametrization, hyperparameters: BaseHyperparameters, name: str) -> MuonHyperparameters:
-    """Return Muon's hyperparameters, or refuse a shape factor that an optimizer does not have."""
-    if p.muon.factor not in ("original", "match_rms_adamw"):
+def _refuse_factors(
+    p: Parametrization, hyperparameters: BaseHyperparameters, name: str, known: tuple[str, ...]
+) -> MuonHyperparameters:
+    """Return Muon's hyperparameters, or refuse a shape factor that is not among those that an optimizer knows."""
+    if p.muon.factor not in known:
         raise UsageError(
-            f"{name} has the shape factors original and match_rms_adamw, not {FACTORS[p.muon.factor].formula}; "
+            f"{name} has the shape factors {', '.join(known[:-1])} and {known[-1]}, not {FACTORS[p.muon.factor].formula}; "
             "choose one of these"
         )
     own = hyperparameters.of("muon")
@@ -129,6 +132,8 @@ def torch_snippet(parametrization: Parametrization, shape: Shape, hyperparameter
     read_out = found["unembedding"].fold(1 / forward.output)
     # As there, too: width-only practice leaves epsilon alone where the factor stands in the forward pass.
     found["unembedding"] = replace(read_out, epsilon=1.0) if parametrization.scheme == "mup" else read_out
+    if lost := [name for name in hyperparameters.learning_rates if name not in found]:
+        raise UsageError(f"the torch snippet has no group of {lost[0]}: leave its learning rate out, or take its role")
     initial = _entries((role, f"{start[role] * factors.initial:.10g}") for role, factors in found.items())
     groups = _entries((role, _group(hyperparameters, role, factors)) for role, factors in found.items())
     return f'"""{_headline(parametrization, shape)}"""\n' + _TORCH.replace(
@@ -156,7 +161,7 @@ optimizers = [muon, adamw]  # step both"""
 def _muon_words(p: Parametrization, hyperparameters: BaseHyperparameters) -> str:
     if p.muon.split != "whole":
         raise UsageError(f"torch.optim.Muon orthogonalizes whole matrices, not split={p.muon.split!r}: take 'whole'")
-    own = _refuse_factors(p, hyperparameters, "torch.optim.Muon")
+    own = _refuse_factors(p, hyperparameters, "torch.optim.Muon", ("original", "match_rms_adamw"))
     words = f"momentum={own.momentum!r}, nesterov={own.nesterov!r}, ns_steps={own.ns_steps!r}"
     return f"{words}, adjust_lr_fn={_quoted(p.muon.factor)}"
 

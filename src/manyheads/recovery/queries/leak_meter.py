@@ -41,14 +41,15 @@ BITS = (8, 6, 4)
 START = 2.0  # numbers a free parameter: the fewest from which a random start has found a layer
 SURE = 6.0  # the same from which it has always found one
 DECADE = 4.5  # numbers a free parameter for each factor of ten of the error, by questions on rounding thresholds
+SHORT = 3.0  # norm of tokens, in units of sqrt(d), below which designs were cheaper than random tokens
 NORMS = (2.0, 3.0, 5.0)  # of tokens, in units of sqrt(d): the best of these, as far as the server takes them
 UNCOUNTED = (
     "nothing is known of attacks behind noise: none was run on layers behind a norm, with other scores than RoPE's, "
     "over a vocabulary, or with RoPE and more than 2,500 weights"
 )
-LABELS = 60.0  # numbers a free parameter of the queries of which phi is computed
-MOST = 500  # free parameters up to which phi is computed; above, the least that was computed is taken
-SMALLEST = 0.028  # least phi that was computed, at five times sqrt(d), in units of p / (k d)
+LABELS = (60.0, 400.0)  # numbers a free parameter of the queries of which phi is computed: few make it too large
+WORK = 8e9  # by which they are bounded: numbers times the square of the free parameters
+MOST = 500  # free parameters up to which phi is computed: it falls with them, so that no constant may stand for it
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,9 @@ class LeakMeter:
     target
         Relative squared error at which the layer counts as extracted.
     cost
-        phi, the Cramér-Rao bound of the calls in units of s^2 / e; None where no attack was run.
+        phi, the Cramér-Rao bound of the calls in units of s^2 / e; None where it was not computed.
+    rounded
+        Whether attacks on rounding were run.
 
     Examples
     --------
@@ -85,6 +88,7 @@ class LeakMeter:
     each: float
     target: float
     cost: float | None
+    rounded: bool = True
 
     def behind_noise(self, noise: float) -> Defence:
         """Return what is known of calls whose answers have independent noise."""
@@ -97,7 +101,7 @@ class LeakMeter:
         noise = ROUNDED * 2.0**-bits
         numbers = noise**2 / self.target  # as behind noise, for each free parameter
         halved = SURE + DECADE * math.log10(max(numbers / SURE, 1.0))
-        cheapest = self.each * max(START, min(numbers, halved)) if self.cost is not None else None
+        cheapest = self.each * max(START, min(numbers, halved)) if self.rounded else None
         bound = self.each * max(0.0, math.log2(1 / self.target)) / (2 * bits)
         return Defence(f"rounding to {bits} bits", noise, bound, cheapest, noise**2)
 
@@ -133,15 +137,14 @@ def measure_leak(found: "Recovery", target: float, limits: ServerLimits | None =
     norm = min(limits.reach / root, NORMS[-1])
     unmeasured = _unmeasured(layer, free, norm, limits, length)
     cost = None
-    if not unmeasured and free > MOST:
-        cost = SMALLEST * each
-    elif not unmeasured:
-        x = np.random.default_rng(0).standard_normal((math.ceil(LABELS * each), length, layer.dim))
+    if not unmeasured and free <= MOST:
+        labels = np.clip(WORK / free**3, *LABELS)
+        x = np.random.default_rng(0).standard_normal((math.ceil(labels * each), length, layer.dim))
         sphere = x * (root / np.linalg.norm(x, axis=-1, keepdims=True))
         norms = [one for one in NORMS if one < norm] + [norm]
         wide = information(own, x)
         cost, norm = min((query_cost(own, one * sphere, wide), one) for one in norms)
-    meter = LeakMeter(each, target, cost)
+    meter = LeakMeter(each, target, cost, not unmeasured)
     verified = found.counts["verification"].calls if "verification" in found.counts else 0
     return {
         "target": target,
@@ -161,8 +164,10 @@ def _unmeasured(layer: Any, free: int, norm: float, limits: ServerLimits, length
         return "on layers with RoPE they were run at the norm sqrt(d) alone (study recovery/leakage)"
     if limits.last_row:
         return "on servers that show last rows alone none was run"
-    if norm < NORMS[0]:
-        return "by tokens that are all shorter than 2 sqrt(d) the cheapest are designs that are not computed here"
+    if norm < SHORT:
+        return (
+            f"by tokens that are all shorter than {SHORT:g} sqrt(d) the cheapest are designs that are not computed here"
+        )
     if length != LENGTH:
         return f"by calls of {length} tokens none was run"
     if free > MOST and norm < NORMS[-1]:
