@@ -96,9 +96,9 @@ def _refuse_factors(
 ) -> MuonHyperparameters:
     """Return Muon's hyperparameters, or refuse a shape factor that is not among those that an optimizer knows."""
     if p.muon.factor not in known:
+        listed = f"{', '.join(known[:-1])} and {known[-1]}"
         raise UsageError(
-            f"{name} has the shape factors {', '.join(known[:-1])} and {known[-1]}, not {FACTORS[p.muon.factor].formula}; "
-            "choose one of these"
+            f"{name} has the shape factors {listed}, not {FACTORS[p.muon.factor].formula}; choose one of these"
         )
     own = hyperparameters.of("muon")
     assert isinstance(own, MuonHyperparameters)
