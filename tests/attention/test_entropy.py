@@ -1,3 +1,5 @@
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -177,7 +179,9 @@ def test_masks_and_biases_of_transformers_give_the_entropy_of_its_own_patterns(r
     sizes = {"hidden_size": heads * size, "num_attention_heads": heads, "num_hidden_layers": 1}
     config = transformers.LlamaConfig(**sizes, attn_implementation="eager")
     embeds = torch.zeros(2, length, heads * size, dtype=torch.float64)
-    mask = create_causal_mask(config, inputs_embeds=embeds, attention_mask=padding_mask, past_key_values=None)
+    takes = inspect.signature(create_causal_mask).parameters
+    cache = {"cache" if "cache" in takes else "past_key_values": None}  # its name before transformers 5.24
+    mask = create_causal_mask(config, inputs_embeds=embeds, attention_mask=padding_mask, **cache)
     t5 = T5Attention(transformers.T5Config(d_model=8, d_kv=size, num_heads=heads), has_relative_attention_bias=True)
     relative = t5.compute_bias(length, length).detach().double()  # (1, heads, length, length)
     alibi = build_alibi_tensor(padding_mask, heads, torch.float64).view(2, heads, 1, length)
