@@ -165,6 +165,18 @@ def test_zeros_that_training_leaves_are_no_finding(series):
     assert verify(series[:2]).findings == ()
 
 
+def test_stacked_biases_of_experts_may_grow_from_zero_as_biases_do(tmp_path, rng):
+    grown, weight = rng.standard_normal((4, 16)), rng.standard_normal((4, 16, 8))
+    for step, factor in ((0, 0.0), (4, 1.0), (8, 2.8)):
+        arrays = {
+            "experts.down_proj_bias": factor * 0.003 * grown,
+            "experts.down_proj": weight + 0.003 * factor * rng.standard_normal(weight.shape),
+        }
+        arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
+        safetensors.numpy.save_file(arrays, tmp_path / f"step{step}.safetensors")
+    assert verify(sorted(tmp_path.iterdir())).findings == ()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_only_orders_are_called_orders(tmp_path, seed):
     """Blocks of rows or columns that are zero, negated, copied or exchanged, against the source."""

@@ -150,7 +150,7 @@ def _follow(name: str, contents: Sequence[Contents], checkpoints: Mapping[str, C
         return None
     held = [checkpoints[contents[place].name] for place in places]
     changes, past = measure_changes(held, name, [contents[place].precision(name) for place in places])
-    course = _Course(places, changes, past, len(usual) > 1 and min(usual) > 1)
+    course = _Course(places, changes, past, _has_columns(name, usual) and min(usual) > 1)
     for interval, change in enumerate(changes):
         if change.moved > LARGE**2 * max(change.before, change.after):
             told = list(explain_moments(change, course.matrix))
@@ -301,7 +301,11 @@ def _cleared(
 
 def _is_matrix(name: str, content: Contents) -> bool:
     """Tell whether a tensor is a matrix; stacked biases, of experts, are none."""
-    return len(content.entries[name].shape) > 1 and "bias" not in name.rpartition(".")[2]
+    return _has_columns(name, content.entries[name].shape)
+
+
+def _has_columns(name: str, shape: tuple[int, ...]) -> bool:
+    return len(shape) > 1 and "bias" not in name.rpartition(".")[2]
 
 
 def _alone(content: Contents, contents: Sequence[Contents]) -> list[str]:
