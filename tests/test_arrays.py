@@ -20,8 +20,10 @@ from tests.array_rows import EXEMPT, EXPENSIVE, ROWS, TAKES_LABELS
 import manyheads
 from manyheads import _arrays
 from manyheads._arrays import as_integers, as_native, check_arrays
+from manyheads.data import ngram_losses
 from manyheads.data.characters import Vocabulary
 from manyheads.errors import ShapeError, UsageError
+from manyheads.statistics import mean_interval
 
 ARRAYS = re.compile(r"\b(Array|ArrayLike|ndarray|NDArray|Any|MaskLike|\w*State|Batch|Mixture|RowCoefficients)\b")
 WITHOUT_STUB = {"joma.drop_and_rise", "joma.theory", "bigram.theory"}
@@ -211,7 +213,7 @@ def test_what_is_no_whole_number_becomes_no_token(broken):
     with pytest.raises(UsageError, match=r"tokens holds .* at \(2,\)"):
         as_integers(tokens, "tokens")
     with pytest.raises(UsageError, match="train holds"):
-        manyheads.data.ngram_losses(tokens, np.array([0, 1, 0]), 2, context=1)
+        ngram_losses(tokens, np.array([0, 1, 0]), 2, context=1)
     with pytest.raises(UsageError, match="tokens holds"):
         Vocabulary(("\ufffd", "a")).decode(tokens)
 
@@ -307,7 +309,7 @@ def test_complex_numbers_in_lists_are_refused_as_complex_arrays_are(call):
 def test_labelled_arrays_are_taken_by_their_values():
     xarray = pytest.importorskip("xarray")
     values = xarray.DataArray([1.0, 2.0, 4.0], dims="replicate")
-    assert manyheads.statistics.mean_interval(values) == manyheads.statistics.mean_interval([1.0, 2.0, 4.0])
+    assert mean_interval(values) == mean_interval([1.0, 2.0, 4.0])
 
 
 def test_what_holds_no_array_stays_the_same_object():

@@ -238,10 +238,14 @@ def test_a_folder_holds_a_dozen_modules_at_most():
     assert {identify(folder): count for folder, count in modules.items() if count > MOST_MODULES} == {}
 
 
-def test_no_stub_but_the_top_exports_a_module():
+def test_stubs_export_no_module_but_those_that_pages_type():
+    """Such as `mh.limits.preflight`; errors are caught as `mh.errors.ManyheadsError`."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    typed = {name for page in pages for name in re.findall(r"\bmh\.(\w+)\.\w", page.read_text(encoding="utf-8"))}
     for package, names in map(stub_names, STUBS):
-        modules = [name for name in names if inspect.ismodule(getattr(importlib.import_module(package), name))]
-        assert package == "manyheads" or modules == [], f"{package} exports modules: {modules}"
+        modules = {name for name in names if inspect.ismodule(getattr(importlib.import_module(package), name))}
+        rooms = {path.stem for path in (PACKAGE / "errors.py", *(stub.parent for stub in STUBS))}
+        assert modules == (typed & rooms if package == "manyheads" else set()), f"{package} exports modules: {modules}"
 
 
 def test_modules_import_each_other_in_no_circle():
