@@ -177,6 +177,65 @@ def test_figures_that_end_are_named(rng):
     assert find_alarms(curves) == []
 
 
+def update_figures(rng, probes=40, matrices=5):
+    """Return figures of updates at their usual size, all measured at every probe."""
+    sizes = {"gradient_rms": 1e-3, "update_ratio": 1e-2, "weight_rms": 0.1}
+    figures = {
+        name: (("step", "matrix"), size * np.exp(0.01 * rng.standard_normal((probes, matrices))))
+        for name, size in sizes.items()
+    }
+    names = [f"m{number}" for number in range(matrices)]
+    return xr.Dataset(figures, {"step": 20 * np.arange(probes), "matrix": names, "layer": ("matrix", range(matrices))})
+
+
+@pytest.mark.parametrize(("figure", "least"), [("gradient_rms", 1e-3), ("update_ratio", 1 / 30)])
+def test_a_figure_vanishes_below_the_stated_share_of_its_usual_size_beside_the_others(rng, figure, least):
+    for factor, common, expected in ((0.8, 1.0, True), (1.25, 1.0, False), (0.8, 0.5, True), (1.25, 0.5, False)):
+        updates = update_figures(rng)
+        updates[figure][30:] *= common
+        updates[figure][30:, 2] *= factor * least
+        found = find_alarms(dataset(rng), updates=updates)
+        assert [(alarm.detector, alarm.matrix, alarm.step) for alarm in found] == [("updates", "m2", 640)] * expected
+        if expected:
+            assert found[0].value / found[0].reference == pytest.approx(factor * common * least, rel=0.1)
+
+
+def test_gradients_that_shrink_together_are_counted(rng):
+    """Below a third of their usual size, in most matrices, in three successive measurements, from step 620 on."""
+    for start, factor, number, step in ((30, 0.3, 5, 640), (26, 0.3, 3, 620), (30, 0.37, 5, None), (30, 0.3, 2, None)):
+        updates = update_figures(rng)
+        updates["gradient_rms"][start:, :number] *= factor
+        found = find_alarms(dataset(rng), updates=updates, silent=31)
+        assert [alarm.step for alarm in found] == ([] if step is None else [step])
+        if found:
+            assert found[0].words.startswith(f"{number} of 5 gradients shrink together, this one ")
+            assert found[0].value / found[0].reference == pytest.approx(factor, rel=0.1)
+            assert found[0].others == number - 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda updates: updates.drop_vars("layer"), "without layer"),
+        (lambda updates: updates.drop_vars("weight_rms"), "without weight_rms"),
+        (lambda updates: updates.assign(significand_bits=updates.weight_rms), "without significand_bits_dtype"),
+        (lambda updates: updates.isel(step=0), "expected .step, matrix."),
+        (lambda updates: updates.transpose(), "expected .step, matrix."),
+        (lambda updates: 5, "updates of type int"),
+    ],
+)
+def test_updates_of_another_form_are_refused(rng, change, words):
+    with pytest.raises(UsageError, match=words):
+        find_alarms(dataset(rng), updates=change(update_figures(rng)))
+
+
+@pytest.mark.filterwarnings("error")
+def test_updates_without_a_measurement_raise_no_alarm(rng):
+    updates = update_figures(rng)
+    for each in (updates.isel(step=slice(0)), updates.isel(matrix=slice(0)), np.nan * updates):
+        assert find_alarms(dataset(rng), updates=each) == []
+
+
 @pytest.mark.parametrize(
     ("change", "options", "words"),
     [

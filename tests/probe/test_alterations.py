@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from manyheads.errors import UsageError
 from manyheads.probe import verify
 from manyheads.probe.checkpoints.alterations.changes import measure_changes
+from manyheads.probe.checkpoints.contents import Extremes
 
 pytestmark = pytest.mark.torch
 LAYER = "model.layers.1."
@@ -313,3 +315,93 @@ def test_changes_are_those_of_the_tensors(tmp_path, rng, monkeypatch):
         assert jump.place == (30, 2)
         assert np.isclose(jump.times, abs(difference[30, 2]) / np.sqrt(max(squares)))
     assert np.isclose(past[0], np.linalg.norm(arrays[2] - arrays[0]))
+
+
+def write(path, **arrays):
+    safetensors.numpy.save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
+    return path
+
+
+def test_differences_from_a_source_are_quantified(tmp_path, rng):
+    """Relative distance, factor, shift and single entries, against their definitions."""
+    w = rng.standard_normal((16, 12)).astype(np.float32)
+    entry, far = w.copy(), w + 0.05 * rng.standard_normal(w.shape).astype(np.float32)
+    entry[3, 5] = 7.5
+    eps = float(np.finfo(np.float32).eps)
+    share = np.linalg.norm(far - w) / max(np.linalg.norm(far), np.linalg.norm(w))
+    cases = {
+        "distant": (far, w, f"distant differs by {share:.2g} of its norm"),
+        "entry": (entry, w, f"entry is 7.5 at [3, 5], in the source {w[3, 5]:.4g}"),
+        "factor": (2 * w, w, "factor is multiplied by 2"),
+        "shifted": (w + np.float32(0.5), w, "shifted is shifted by 0.5"),
+        "bfloat16": (w.astype(ml_dtypes.bfloat16).astype(np.float32), w, "bfloat16 is rounded"),
+        "near": ((w * (1 + 1.4 * eps)).astype(np.float32), w, "near is rounded"),
+        "beyond": ((w * (1 + 3 * eps)).astype(np.float32), w, "beyond differs by 3."),
+        "type": (np.round(w).astype(np.float16), np.round(w), "type is F16, in the source F32"),
+        "shape": (w[:8], w, "shape has shape (8, 12), in the source (16, 12)"),
+        "nan": (np.nan * w, w, "nan has different values"),
+        "new": (w, None, "also holds new"),
+        "old": (None, w, "lacks old"),
+    }
+    paths = [
+        write(
+            tmp_path / f"{side}.safetensors", **{name: case[at] for name, case in cases.items() if case[at] is not None}
+        )
+        for at, side in enumerate(("ours", "theirs"))
+    ]
+    (finding,) = [each for each in verify(paths[:1], against=paths[1]).findings if each.kind == "against"]
+    assert finding.what.startswith(f"{len(cases)} differences")
+    for _, _, words in cases.values():
+        assert words in finding.evidence
+
+
+@pytest.mark.parametrize(("shape", "least"), [((24, 16), 2.0), ((384,), 3.0)])
+def test_an_inner_checkpoint_is_altered_beyond_the_stated_ratio_of_distances(tmp_path, rng, shape, least):
+    """Smaller distance to a neighbour over the distance between the neighbours; displaced across the path."""
+    w, path, aside = (rng.standard_normal(shape) for _ in range(3))
+    aside -= path * np.sum(aside * path) / np.sum(path**2)
+    aside *= np.linalg.norm(path) / np.linalg.norm(aside)
+    for ratio, expected in ((0.95 * least, False), (1.05 * least, True)):
+        offset = np.sqrt((2 * ratio) ** 2 - 1)
+        states = [w, w + 1e-3 * (path + offset * aside), w + 2e-3 * path]
+        series = [write(tmp_path / f"step{step}.safetensors", w=state) for step, state in enumerate(states)]
+        found = [each.where for each in verify(series).findings if each.kind == "altered tensors"]
+        assert found == ["step1.safetensors"] * expected
+
+
+def test_a_change_at_an_end_is_altered_beyond_eight_times_the_extrapolated_one(tmp_path, rng):
+    w, *deltas = rng.standard_normal((4, 24, 16))
+    for factor, expected in ((7.0, False), (9.0, True)):
+        states = {"w": [w], "v": [w + 1], "u": [w + 2]}
+        for number, delta in enumerate(deltas):
+            delta = 1e-3 * delta / np.sqrt(np.mean(delta**2))
+            states["w"].append(states["w"][-1] + delta * (factor if number == 2 else 1))
+            states["v"].append(states["v"][-1] + delta[::-1])
+            states["u"].append(states["u"][-1] + delta[:, ::-1])
+        series = [
+            write(tmp_path / f"step{step}.safetensors", **{name: each[step] for name, each in states.items()})
+            for step in range(4)
+        ]
+        found = [each for each in verify(series).findings if each.kind == "altered tensors"]
+        assert [each.where for each in found] == ["step3.safetensors"] * expected
+        if expected:
+            share = np.linalg.norm(states["w"][3] - states["w"][2]) / np.linalg.norm(states["w"][3])
+            assert f"w changes by {share:.2g} of its norm, step2" in found[0].evidence
+
+
+@pytest.mark.parametrize("against", [5, [5], []])
+def test_what_is_no_source_is_refused(tmp_path, rng, against):
+    checkpoint = write(tmp_path / "step1.safetensors", w=rng.standard_normal((4, 4)))
+    with pytest.raises(UsageError, match="against is an empty list" if against == [] else "a checkpoint of type int"):
+        verify([checkpoint], against=against)
+
+
+def test_extremes_of_blocks_are_those_of_the_whole(rng):
+    values = np.abs(rng.standard_normal(97)) * (rng.random(97) < 0.7)
+    extremes = Extremes()
+    for start, stop in ((0, 1), (1, 40), (40, 97)):
+        extremes = extremes.merge(values[start:stop], start)
+    nonzero = np.sort(values[values > 0])
+    assert extremes == Extremes(
+        nonzero[-1], nonzero[-2], np.argmax(values), *nonzero[:2], np.argmin(np.where(values > 0, values, np.inf))
+    )

@@ -92,8 +92,10 @@ def test_stages_that_no_number_orders_are_a_conflict(names):
         (("500M-tokens", "1B-tokens"), [500_000_000, 1_000_000_000]),
         (("step1,000", "step2,000"), [1000, 2000]),
         (("epoch1-step100_tokens5B", "epoch1-step200_tokens9B"), [100, 200]),
+        (("step1e2", "step1e3"), [100, 1000]),
+        (("step1e999", "step2"), None),
     ],
 )
 def test_dates_rates_and_words_behind_numbers_are_read(names, steps):
-    found = read_order(names[::-1])
+    found = read_order(names if steps is None else names[::-1])
     assert (found.sources, found.steps, found.conflict) == (list(names), steps, None)

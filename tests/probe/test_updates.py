@@ -135,13 +135,13 @@ def restored(model, step):
         (zero_layer, ("updates", "gradient vanishes", 0, -1)),
         (no_gradient, ("updates", "gradient vanishes", 0, -1)),
         (rounded, ("precision", "weights hold 8 of the 24 bits", -1, -1)),
-        (restored, ("updates", "its query weights stand still", 1, 0)),
+        (restored, ("updates", "its query weights do not change", 1, 0)),
     ],
 )
 def test_faults_of_gradients_and_weights_are_named(fault, expected, optimizer):
     import torch
 
-    from manyheads.probe.alarms.standstill import find_rounded, find_stalled
+    from manyheads.probe.alarms.update_alarms import find_rounding, find_vanishing
 
     model = small_model()
     optimizer = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-2)
@@ -154,12 +154,12 @@ def test_faults_of_gradients_and_weights_are_named(fault, expected, optimizer):
             fault(model, step)
         optimizer.step()
         optimizer.zero_grad()
-    found = [alarm for find in (find_stalled, find_rounded) if (alarm := find(recorder.dataset())) is not None]
+    found = [alarm for find in (find_vanishing, find_rounding) if (alarm := find(recorder.dataset())) is not None]
     if expected is None:
         assert found == []
         return
     alarm = next(each for each in found if each.detector == expected[0])
-    assert len(found) == 1 or fault is rounded  # small updates are rounded away: weights stand still, too
+    assert len(found) == 1 or fault is rounded  # small updates are rounded away: weights do not change, either
     assert (alarm.detector, alarm.layer, alarm.head) == (expected[0], *expected[2:])
     assert alarm.words.startswith(expected[1])
     assert 30 <= alarm.step <= 34

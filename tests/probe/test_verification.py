@@ -1,6 +1,7 @@
 """Verification of series: every fault is named where it is, and a clean series has no finding."""
 
 import json
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +12,7 @@ from tests.models.conftest import FAMILIES
 from manyheads.errors import UsageError
 from manyheads.models import open_checkpoint
 from manyheads.probe import verify
-from manyheads.probe.checkpoints import contents
+from manyheads.probe.checkpoints import contents, verification
 from manyheads.probe.checkpoints.contents import read_contents
 from manyheads.probe.checkpoints.trajectory_order import find_misplaced
 
@@ -231,3 +232,14 @@ def test_wrong_use(tmp_path):
         verify("step1")
     (finding,) = verify([tmp_path / "none"]).findings
     assert (finding.kind, finding.what) == ("file", "FileMissing")
+
+
+def test_distances_weight_matrices_alike_whatever_their_scale(rng):
+    """Median over matrices of pairwise distances, each in units of its own median; constant matrices left out."""
+    samples = [{"a": rng.standard_normal(8), "b": 1e3 * rng.standard_normal(5), "c": np.ones(4)} for _ in range(5)]
+    expected = []
+    for name in ("a", "b"):
+        distances = np.array([[np.linalg.norm(one[name] - other[name]) for other in samples] for one in samples])
+        expected.append(distances / np.median([distances[i, j] for i in range(5) for j in range(i)]))
+    found = verification._distances([SimpleNamespace(samples=each) for each in samples], ["a", "b", "c"])
+    np.testing.assert_allclose(found, np.median(expected, axis=0), atol=1e-6)

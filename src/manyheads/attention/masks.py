@@ -327,7 +327,7 @@ def shift_rows(logits: Any, allowed: Any = True) -> ShiftedRows:
 
 
 def add_bias(logits: Any, bias: Any, allowed: Any) -> tuple[Any, Any]:
-    """Add a bias less its largest allowed entry of each row, which would round the logits away; return that entry."""
+    """Add a bias minus its row maximum over the allowed keys, to limit rounding; return the maximum too."""
     if bias is None:
         return logits, jnp.zeros((1, 1), logits.dtype)
     bias = bias.astype(jnp.promote_types(bias.dtype, logits.dtype))

@@ -79,7 +79,7 @@ class Verify:
     checkpoints: Paths = None
     """Files or folders in safetensors format."""
     against: Annotated[Optional[Path], ABSENT] = None
-    """What they should be equal to: a checkpoint, or a folder of checkpoints, compared by step."""
+    """Reference checkpoint, or a folder of them, compared by step."""
     follow_links: Switch = False
     """Files may be symbolic links, as in a Hugging Face cache."""
     json: Switch = False

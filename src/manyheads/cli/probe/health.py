@@ -83,9 +83,9 @@ class Health:
 
 
 def _fixed_batch(path: Path) -> tuple[xr.Dataset, xr.Dataset | None]:
-    """Return what a recording holds of its fixed batch, with the query-key circuits of the same heads, and its updates.
+    """Return the figures of a fixed batch, with the query-key circuits of the same heads, and the recorded updates.
 
-    The circuits are left out, and the updates None, if it does not hold them.
+    Circuits are left out, and updates are None, if they were not recorded.
     """
     import numpy as np
 

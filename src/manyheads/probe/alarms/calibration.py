@@ -22,11 +22,11 @@ def score(run: Array, others: Array) -> Array:
     Array
         Running maximum over probes of the largest of the figures, (T,).
     """
-    return np.maximum.accumulate(((run - others.mean(axis=0)) / usual_spread(others)).max(axis=1))
+    return np.maximum.accumulate(((run - others.mean(axis=0)) / floored_std(others)).max(axis=1))
 
 
-def usual_spread(runs: Array) -> Array:
-    """Return the standard deviation over runs (m, T, F) at every probe, at least its median over the probes, (T, F)."""
+def floored_std(runs: Array) -> Array:
+    """Return the standard deviation over runs (m, T, F) at every probe, floored at its median over probes, (T, F)."""
     spread = runs.std(axis=0, ddof=1)
     return np.maximum(spread, np.median(spread, axis=0)) + 1e-12
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from manyheads.errors import UsageError, check_integer
-from manyheads.probe.alarms.calibration import LEAST_RUNS, calibrated_level, score, usual_spread
+from manyheads.probe.alarms.calibration import LEAST_RUNS, calibrated_level, floored_std, score
 from manyheads.probe.alarms.changes import alarm_level, detection_statistics, standardized_residuals
 from manyheads.probe.alarms.figures import WATCHED, Alarm
-from manyheads.probe.alarms.standstill import find_rounded, find_stalled
+from manyheads.probe.alarms.update_alarms import find_rounding, find_vanishing
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -32,7 +32,7 @@ def find_alarms(
     silent: int = 48,
     window: int = 24,
 ) -> list[Alarm]:
-    """Find what broke in a training: the first alarm of each detector, heads first.
+    """Find the first alarm of each detector in the curves of a training.
 
     Detectors are reported by name, never as one score. "change" finds sudden changes against the run's own past,
     at a stated chance of any alarm in a clean run; it is blind to slow drift. "clean runs" compares with clean runs of
@@ -47,7 +47,7 @@ def find_alarms(
         `AttentionRecord.dataset` and, for query-key, `head_spectra` that are among entropy (with entropy_uniform),
         max_logit, first_mass, stable_rank and frobenius.
     updates
-        What `UpdateRecorder.dataset` returned in the same training, for "updates" and "precision".
+        Result of `UpdateRecorder.dataset` in the same training, for "updates" and "precision".
     probes
         Planned number of probes of the training, on which the rate depends; None: those of `curves`.
     false_alarm
@@ -77,7 +77,7 @@ def find_alarms(
     Notes
     -----
     The rate of "change" holds if residuals of the run's own past follow Student's t distribution or a narrower one.
-    What each detector did in trainings by AdamW and by Muon, with faults and without, stands in docs/probe.md.
+    docs/probe.md has the measured alarms of each detector in trainings by AdamW and Muon, with and without faults.
 
     Examples
     --------
@@ -106,7 +106,7 @@ def find_alarms(
         _find_level(series, max_logit),
         _find_change(series, planned, false_alarm, window=window, ignored=ignored, silent=silent),
         _find_beyond_clean(series, [_gather(run) for run in clean], ignored) if clean else None,
-        *(() if updates is None else (find_stalled(updates, _step_of(series, silent)), find_rounded(updates))),
+        *(() if updates is None else (find_vanishing(updates, _step_of(series, silent)), find_rounding(updates))),
     ]
     return sorted((alarm for alarm in found if alarm is not None), key=lambda alarm: alarm.step)
 
@@ -277,7 +277,7 @@ def _find_beyond_clean(series: _Series, clean: list[_Series], ignored: int) -> A
     if not above.any():
         return None
     t = int(np.argmax(above))
-    place = int(np.argmax((own[t] - reference[:, t].mean(axis=0)) / usual_spread(reference[:, :length])[t]))
+    place = int(np.argmax((own[t] - reference[:, t].mean(axis=0)) / floored_std(reference[:, :length])[t]))
     members = series.figure == present[place]
     beyond = clean[int(np.argmax(reference[:, t, place]))]  # the clean run that goes furthest
     furthest = np.flatnonzero(members)[np.argmax(beyond.values[t + ignored, members])]

@@ -1,4 +1,4 @@
-"""Figures that alarms watch, and the alarm itself."""
+"""Monitored figures and the alarm."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ import numpy as np
 
 Array = np.ndarray
 
-FLOOR = 0.03  # share of the largest entropy, below which a distance from uniform attention is not told from none
+FLOOR = 0.03  # share of the largest entropy, added to distances from uniform attention before the logarithm
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that alarms watch.
+    """Monitored figure.
 
     Attributes
     ----------
@@ -23,7 +23,7 @@ class Figure:
     change
         Smallest change that is worth an alarm, on the scale `size`.
     subject, direction
-        What the alarm says: "grows" or "falls" is unwelcome.
+        Words of the alarm; `direction` is "grows" or "falls", the unwelcome one.
     size
         None: that of `transform`.
     """
@@ -54,29 +54,29 @@ WATCHED = (
 
 @dataclass(frozen=True)
 class Alarm:
-    """An alarm.
+    """Alarm of a detector.
 
     Attributes
     ----------
     detector
         "change" (sudden, against the run's own past), "clean runs" (above what clean runs of the recipe reach), "level"
-        (a fixed bound), "not finite", "updates" (a gradient or an update that vanishes, weights that stand still), or
+        (a fixed bound), "not finite", "updates" (a gradient or an update that vanishes, weights that do not change), or
         "precision" (weights that hold fewer bits than their type).
     figure
         Name of the variable.
     step, layer, head
         Where; `layer` and `head` are coordinates of the curves, -1 where a matrix belongs to none.
     value, reference
-        The figure then, and what it is compared with: from where it changed, within the last 16 probes; the furthest
-        of clean runs; the bound; the last finite figure; the usual figure before; the bits of the type.
+        The figure at that step, and its reference: the start of the change, within the last 16 probes; the most extreme
+        figure of clean runs; the bound; the last finite figure; the median before; the bits of the type.
     others
         Further heads, or matrices, that the same detector names at that step.
     false_alarm
         Chance of any alarm of this detector in a clean run, as far as its assumptions hold; None for a bound.
     words
-        What happened.
+        Description with value and reference.
     matrix
-        Name of the matrix, of "updates" and "precision".
+        Name of the matrix, for "updates" and "precision".
     """
 
     detector: str

@@ -17,11 +17,11 @@ from manyheads.models.parameters import parameter_roles
 from manyheads.models.refusals import CheckpointRefused, FamilyUnknown, FileMissing
 from manyheads.probe.checkpoints.series import step_of
 
-# Entries that are read at once.
+# Number of entries in a block.
 BLOCK = 2**20
 # Entries of a tensor that are kept.
 SAMPLE = 256
-# Spacing of the numbers of a type, relative to them.
+# Relative spacing of the numbers of a type.
 PRECISION = {dtype: float(ml_dtypes.finfo(DTYPES[dtype]).eps) for dtype in DTYPES if dtype.startswith(("F", "BF"))}
 
 
@@ -30,7 +30,7 @@ NARROW = ("F16", "BF16")
 
 
 Notes: TypeAlias = dict[tuple[str, str], list[str]]
-"""What was not checked, and why → the checkpoints concerned."""
+"""(Omitted check, reason) → the checkpoints concerned."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Extremes(NamedTuple):
     next: float = math.inf
     low: int = 0
 
-    def among(self, sizes: NDArray[np.float64], start: int) -> "Extremes":
-        """Return the extremes of these and more values, which begin at a place."""
+    def merge(self, sizes: NDArray[np.float64], start: int) -> "Extremes":
+        """Return the extremes of these and further values, whose first one has the place `start`."""
         two = np.argpartition(sizes, -min(2, sizes.size))[-2:]
         above = sorted(
             [(self.largest, self.place), (self.second, -1), *((float(sizes[at]), start + int(at)) for at in two)]
@@ -97,16 +97,16 @@ class Contents:
         Name of every tensor → sha256 of its bytes.
     samples
         Name of every tensor of floats → up to `SAMPLE` entries, at the same places in every checkpoint.
-    peaks
+    extremes
         Name of every tensor of finite floats → the extremes of its absolute values.
     narrow
         Name of every tensor of finite floats → types of `NARROW`, coarser than its own, that hold all its values.
-    blank
+    zero_lines
         Name of every finite matrix with rows or columns of zeros → those of all its matrices, counted through.
-    unfinished
+    nonfinite
         Name of every tensor with NaN or infinite entries → their number.
     tokenizer
-        What tells the tokenizer from others, or None.
+        Digest of the tokenizer, or None.
     config
         The configuration, or None.
     """
@@ -117,15 +117,15 @@ class Contents:
     files: dict[str, str]
     hashes: dict[str, str]
     samples: dict[str, NDArray[np.float32]]
-    peaks: dict[str, Extremes]
+    extremes: dict[str, Extremes]
     narrow: dict[str, set[str]]
-    blank: dict[str, dict[str, NDArray[np.int64]]]
-    unfinished: dict[str, int]
+    zero_lines: dict[str, dict[str, NDArray[np.int64]]]
+    nonfinite: dict[str, int]
     tokenizer: str | None
     config: dict[str, Any] | None
 
     def precision(self, name: str) -> float:
-        """Return the spacing of the numbers that a tensor holds, relative to them."""
+        """Return the relative spacing of the floating-point numbers of a tensor."""
         return max(PRECISION[dtype] for dtype in {self.entries[name].dtype, *self.narrow.get(name, ())})
 
 
@@ -136,9 +136,9 @@ def read_contents(name: str, checkpoint: Checkpoint, findings: list[Finding], un
     content = Contents(name, step_of(checkpoint), dict(checkpoint.entries), files, {}, {}, {}, {}, {}, {}, None, config)
     for tensor in checkpoint.names:
         _digest(content, tensor, blocks(checkpoint, tensor, checkpoint.entry(tensor)))
-    if content.unfinished:
-        worst = ", ".join(f"{tensor} {count:,}" for tensor, count in list(content.unfinished.items())[:5])
-        total = f"{sum(content.unfinished.values()):,} entries of {len(content.unfinished)} tensors are NaN or infinite"
+    if content.nonfinite:
+        worst = ", ".join(f"{tensor} {count:,}" for tensor, count in list(content.nonfinite.items())[:5])
+        total = f"{sum(content.nonfinite.values()):,} entries of {len(content.nonfinite)} tensors are NaN or infinite"
         findings.append(Finding("not finite", name, total, worst))
     try:
         parameter_roles(checkpoint)
@@ -174,7 +174,7 @@ def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def _digest(content: Contents, name: str, parts: Iterable[NDArray[Any]]) -> None:
-    """Note sha256, sampled entries, entries that are not finite, the largest entries and narrower types of a tensor."""
+    """Record sha256, sampled entries, non-finite entries, extremes and narrower types of a tensor."""
     entry, digest, done, samples = content.entries[name], hashlib.sha256(), 0, []
     extremes = Extremes()
     matrix = len(entry.shape) > 1
@@ -191,7 +191,7 @@ def _digest(content: Contents, name: str, parts: Iterable[NDArray[Any]]) -> None
         if floats and flat.size:
             sizes = np.abs(flat.astype(np.float64))
             broken += int(flat.size - np.count_nonzero(np.isfinite(flat)))
-            extremes = extremes.among(sizes, done)
+            extremes = extremes.merge(sizes, done)
             if matrix:
                 nonzero = (block if block.ndim == 3 else block.reshape(1, len(block), -1)) != 0
                 filled["rows"].append(nonzero.any(axis=2).reshape(-1))
@@ -205,12 +205,12 @@ def _digest(content: Contents, name: str, parts: Iterable[NDArray[Any]]) -> None
         return
     content.samples[name] = np.concatenate(samples) if samples else np.empty(0, np.float32)
     if broken:
-        content.unfinished[name] = broken
+        content.nonfinite[name] = broken
     else:
-        content.peaks[name], content.narrow[name] = extremes, narrow
+        content.extremes[name], content.narrow[name] = extremes, narrow
         if filled["rows"]:
             columns = filled["columns"]
             joined = np.concatenate(columns) if len(entry.shape) == 3 else np.any(columns, axis=0)
             lines = {"rows": np.flatnonzero(~np.concatenate(filled["rows"])), "columns": np.flatnonzero(~joined)}
             if any(each.size for each in lines.values()):
-                content.blank[name] = lines
+                content.zero_lines[name] = lines

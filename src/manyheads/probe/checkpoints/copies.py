@@ -1,4 +1,4 @@
-"""Weights that are those of another step or of another tensor: copies, interchanged tensors, rounding."""
+"""Detection of copied checkpoints and tensors, interchanged tensors and rounded weights."""
 
 import itertools
 from collections import defaultdict
@@ -42,11 +42,11 @@ def find_copies(contents: list[Contents]) -> list[Finding]:
 
 
 def _equal_when_rounded(one: Contents, other: Contents) -> str:
-    """Return the type to which one of the checkpoints is rounded and the other one, rounded too, is equal; or none."""
+    """Return the narrower type of one checkpoint if the other is equal when rounded to it; empty if there is none."""
     for dtype in NARROW:
         if any(_is_narrow(each, dtype) for each in (one, other)) and all(
             sample.shape == other.samples[name].shape
-            and np.array_equal(_rounded(sample, dtype), _rounded(other.samples[name], dtype))
+            and np.array_equal(_round(sample, dtype), _round(other.samples[name], dtype))
             for name, sample in one.samples.items()
         ):
             return dtype
@@ -55,26 +55,26 @@ def _equal_when_rounded(one: Contents, other: Contents) -> str:
 
 def _is_narrow(content: Contents, dtype: str) -> bool:
     """Tell whether all values of a checkpoint are those of a type, whatever it is held in."""
-    names = _telling(content)
+    names = _informative_tensors(content)
     return bool(names) and all(content.entries[name].dtype == dtype or dtype in content.narrow[name] for name in names)
 
 
-def _telling(content: Contents) -> list[str]:
-    """Return the tensors whose values tell a type: gains of one, biases of zero and numbers near it are of any."""
+def _informative_tensors(content: Contents) -> list[str]:
+    """Return the tensors whose values identify a type; gains of one and biases near zero are exact in any type."""
     return [
         name for name in content.narrow
         if np.unique(content.samples[name]).size > 2 and np.median(np.abs(content.samples[name])) > SMALL
     ]  # fmt: skip
 
 
-def _rounded(sample: np.ndarray, dtype: str) -> np.ndarray:
+def _round(sample: np.ndarray, dtype: str) -> np.ndarray:
     return sample.astype(DTYPES[dtype]).astype(np.float32)
 
 
 def find_rounded(contents: list[Contents], unchecked: Notes) -> list[Finding]:
-    """Find tensors whose values are those of a narrower type, unlike at most other steps or unlike what is said."""
+    """Find tensors rounded to a narrower type than their own, unless they are so at most steps."""
     found: dict[str, list[str]] = defaultdict(list)
-    telling = {content.name: set(_telling(content)) for content in contents}
+    telling = {content.name: set(_informative_tensors(content)) for content in contents}
     for name in sorted(set().union(*telling.values())):
         held = [each for each in contents if name in telling[each.name]]
         rounded = [each for each in held if each.narrow[name]]
@@ -109,10 +109,14 @@ def find_partial_copies(contents: list[Contents], altered: set[str] | None = Non
     if it moves before and after that; otherwise it was altered in between, and is no copy.
     """
     shared: dict[tuple[str, str], list[str]] = defaultdict(list)
-    tensors = sorted(set().union(*(content.peaks for content in contents)))
+    tensors = sorted(set().union(*(content.extremes for content in contents)))
     for name in tensors:
-        holders = [each for each in contents if name in each.peaks and each.samples[name].size >= ENTRIES]
-        moved = [False, *(_moved(name, *pair) for pair in itertools.pairwise(holders)), False]  # before and after each
+        holders = [each for each in contents if name in each.extremes and each.samples[name].size >= ENTRIES]
+        moved = [
+            False,
+            *(_has_moved(name, *pair) for pair in itertools.pairwise(holders)),
+            False,
+        ]  # before and after each
         latest: dict[str, int] = {}
         for place, content in enumerate(holders):
             before = latest.get(content.hashes[name], place)
@@ -130,7 +134,7 @@ def find_partial_copies(contents: list[Contents], altered: set[str] | None = Non
     return findings, set().union(*shared.values())
 
 
-def _moved(name: str, one: Contents, other: Contents) -> bool:
+def _has_moved(name: str, one: Contents, other: Contents) -> bool:
     a, b = one.samples[name], other.samples[name]
     return a.shape != b.shape or float(np.mean(a != b)) > CHANGED
 
@@ -140,7 +144,7 @@ def find_interchanged(contents: list[Contents]) -> tuple[set[str], list[Finding]
     findings, names = [], set()
     pending: frozenset[tuple[str, str]] = frozenset()
     for before, after in itertools.pairwise(contents):
-        moved = frozenset(_moves(before, after))
+        moved = frozenset(_find_moves(before, after))
         if moved and moved != pending:
             pairs = [f"{name} holds what {other} held" for name, other in sorted(moved)]
             what = f"{len(moved)} matrices hold what another one of their shape held"
@@ -153,15 +157,15 @@ def find_interchanged(contents: list[Contents]) -> tuple[set[str], list[Finding]
     return names, findings
 
 
-def _moves(before: Contents, after: Contents) -> Iterator[tuple[str, str]]:
-    """Go through the matrices that are far nearer to what another one of their shape was than to themselves."""
+def _find_moves(before: Contents, after: Contents) -> Iterator[tuple[str, str]]:
+    """Yield the matrices that are far nearer to what another one of their shape was than to themselves."""
     groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for name in before.samples:
         shape = before.entries[name].shape
-        both = name in before.peaks and name in after.peaks
+        both = name in before.extremes and name in after.extremes
         if (
             both
-            and not any(_stands_out(each.peaks[name]) for each in (before, after))
+            and not any(_has_outlier(each.extremes[name]) for each in (before, after))
             and len(shape) >= 2
             and shape == after.entries[name].shape
         ):
@@ -179,6 +183,6 @@ def _moves(before: Contents, after: Contents) -> Iterator[tuple[str, str]]:
                 yield name, names[nearest]
 
 
-def _stands_out(extremes: Extremes) -> bool:
+def _has_outlier(extremes: Extremes) -> bool:
     """Tell whether one entry decides distances."""
     return extremes.largest > STANDS_OUT * extremes.second

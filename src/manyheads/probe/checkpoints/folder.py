@@ -1,4 +1,4 @@
-"""What stands beside the weights of a checkpoint: dtype of the configuration, trainer's state, tokenizer, adapters."""
+"""Checks of the files beside the weights: dtype of the configuration, trainer's state, tokenizer, adapters."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from manyheads.models.refusals import CheckpointRefused
 from manyheads.probe.checkpoints.contents import PRECISION, Contents, Finding, Notes
 from manyheads.probe.checkpoints.tokens import TOKENIZERS
 
-# What PyTorch calls the types of a file.
+# PyTorch's names of the types of a safetensors file.
 TORCH = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
@@ -22,7 +22,7 @@ def check_folder(content: Contents, path: Path, unchecked: Notes) -> list[Findin
     if adapters := sorted(each.name for each in folder.glob("adapter_model.*")):
         unchecked.setdefault((adapters[0], "an adapter is not read, only the weights that it changes"), []).append(name)
     try:
-        found = _tokenizer(folder)
+        found = _digest_tokenizer(folder)
     except CheckpointRefused as refusal:
         unchecked.setdefault(("the tokenizer", refusal.found), []).append(name)
         return findings
@@ -67,7 +67,7 @@ def _check_state(content: Contents, folder: Path) -> list[Finding]:
     return [Finding("step", content.name, what, f"global_step {told}")]
 
 
-def _tokenizer(folder: Path) -> tuple[str, int] | None:
+def _digest_tokenizer(folder: Path) -> tuple[str, int] | None:
     """Return a digest of the vocabulary and merges of a tokenizer, and its largest id, or -1 where it is not read."""
     for file in (folder / name for name in TOKENIZERS if name != "tokenizer_config.json"):
         if not file.is_file():
@@ -82,7 +82,7 @@ def _tokenizer(folder: Path) -> tuple[str, int] | None:
 
 
 def _vocabulary(table: dict[str, Any], file: Path) -> tuple[str, int]:
-    """Return what a tokenizer does to a text, without what versions of its library write differently."""
+    """Return the parts of a tokenizer that determine token ids, whatever version wrote them, and its largest id."""
     model = table.get("model")
     if not isinstance(model, dict):  # vocab.json: token -> id
         merges = file.parent / "merges.txt"

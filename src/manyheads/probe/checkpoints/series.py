@@ -1,6 +1,7 @@
-"""Steps of checkpoints: all numbers in their names, and the order that these give."""
+"""Order and steps of checkpoints from the numbers in their names."""
 
 import itertools
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -45,6 +46,8 @@ class Order(NamedTuple):
 
 def path_of(source: Source) -> Path:
     """Return the path of a checkpoint, opened or not."""
+    if not isinstance(source, (Checkpoint, Path, str)):
+        raise UsageError(f"a checkpoint of type {type(source).__name__}: expected a path or an opened checkpoint")
     return source.path if isinstance(source, Checkpoint) else Path(source)
 
 
@@ -63,7 +66,7 @@ def step_of(source: Source) -> int | None:
 
 
 def sort_by_step(sources: Sequence[Source]) -> list[Source]:
-    """Sort checkpoints by their names; UsageError if these do not tell the order."""
+    """Sort checkpoints by their names; UsageError if the order is ambiguous."""
     order = read_order(sources)
     if order.conflict is not None:
         *pair, why = order.conflict
@@ -92,7 +95,9 @@ def read_order(sources: Sequence[Source]) -> Order:
     places = sorted(range(len(paths)), key=lambda place: _key(fields[place]))
     for one, other in itertools.pairwise(places):
         alike = all(fields[one].get(part) == fields[other].get(part) for part in PARTS)
-        if why := _conflict(fields[one], fields[other]) or (_other_words(words[one], words[other]) if alike else ""):
+        if why := _conflict(fields[one], fields[other]) or (
+            _differing_words(words[one], words[other]) if alike else ""
+        ):
             return Order(list(sources), None, (sources[one], sources[other], why))
     steps, keys = [_step(fields[place]) or 0 for place in places], [_key(fields[place]) for place in places]
     if len(set(steps)) < len(set(map(tuple, keys))) or steps != sorted(steps):
@@ -112,6 +117,8 @@ def _fields(parts: Sequence[str]) -> dict[str, float]:
             singular = (label, label.removesuffix("s"), label.removesuffix("es"))
             label = next((word for word in (*PARTS, *COUNTERS) if any(map(str.endswith, singular, [word] * 3))), label)
             value = float(number.replace(",", "")) * UNITS[unit]
+            if value == math.inf:
+                continue
             while found.get(label, value) != value:
                 label += "'"  # a second number of the word
             found[label] = value
@@ -135,10 +142,10 @@ def _words(parts: Sequence[str]) -> list[str]:
     return found
 
 
-def _other_words(one: list[str], other: list[str]) -> str:
-    """Say which words of two names differ, such as those of stages without a number; empty where none do.
+def _differing_words(one: list[str], other: list[str]) -> str:
+    """Describe the words in which two names differ, such as those of stages without a number; empty if there are none.
 
-    A folder around one of them alone says nothing.
+    A folder around only one of them is ignored.
     """
     mine, its = ([word for word in each if word not in rest] for each, rest in ((one, other), (other, one)))
     if mine and its:
@@ -156,7 +163,7 @@ def _key(fields: dict[str, float]) -> list[float]:
 
 
 def _conflict(one: dict[str, float], other: dict[str, float]) -> str:
-    """Return why names do not say that one checkpoint is not later than the other; empty where they do."""
+    """Return the reason why two names leave the order of their checkpoints open; empty if they determine it."""
     known = {*PARTS, *COUNTERS}
     for label in sorted((one.keys() & other.keys()) - known):
         if one[label] != other[label] and not label.rstrip("'").endswith(MEASURED):

@@ -113,10 +113,10 @@ def verify(
       weights, or of those in one shard, other than that of the steps, see
       `manyheads.probe.checkpoints.trajectory_order`.
     * Matrices of one shape that are interchanged from one step to the next.
-    * Tensors, vectors too, and single entries that change as no training changes them: negated, zeroed, shifted,
+    * Tensors, vectors too, and single entries with changes atypical of training: negated, zeroed, shifted,
       scaled, transposed, rows or columns in another order, a jump that comes from one exponent bit; see
       `manyheads.probe.checkpoints.alterations.detection`.
-    * The tokenizer: another one than at most steps, or more ids than embeddings.
+    * A tokenizer that differs from that of most steps, or has more ids than embeddings.
 
     Parameters
     ----------
@@ -124,22 +124,22 @@ def verify(
         Files, folders or opened checkpoints. Where every name holds a step (`step1000`, `checkpoint-500`) they are
         compared in the order of the steps, otherwise in the order given.
     against
-        A checkpoint, or several, that these should be equal to, by step where there are several: every tensor that
-        differs is named, with what explains the difference.
+        A reference checkpoint, or several, matched by step: every tensor that differs is named, with an explanation of
+        the difference where one is found.
     follow_links
         Whether files may be symbolic links, as in a Hugging Face cache.
 
     Returns
     -------
     Verification
-        The findings, and what was not checked, and why. A checkpoint that cannot be read is a finding, and the others
-        are compared without it.
+        The findings, and the omitted checks with their reasons. A checkpoint that cannot be read is a finding, and
+        the others are compared without it.
 
     Notes
     -----
     The order is read from the weights, so it needs four checkpoints, and it cannot be told from its reverse or in a
-    stationary phase. A checkpoint of another run at either end looks like a long step. An alteration is seen if it is
-    large beside the changes between neighbours.
+    stationary phase. A checkpoint of another run at either end looks like a long step. An alteration is found
+    if it is large beside the changes between neighbours.
 
     Examples
     --------
@@ -195,7 +195,7 @@ def verify(
 
 
 def _as_text(unchecked: Notes, readable: int) -> tuple[str, ...]:
-    """Say what was not checked, of which checkpoints unless of all, and why."""
+    """Format the omitted checks with their reasons; checkpoints are named unless all are concerned."""
     return tuple(
         f"{what}{f' of {shorten(names)}' if 0 < len(names) < readable else ''}: {why}"
         for (what, why), names in unchecked.items()
@@ -283,18 +283,18 @@ def _find_steps(contents: list[Contents], doubtful: set[str]) -> tuple[set[str],
     usable = [each for each in contents if all(np.isfinite(each.samples[name]).all() for name in common)]
     if len(usable) < 4 or not common:
         return set(), findings
-    if misplaced := list(_misplaced(usable, common, "")):
+    if misplaced := list(_describe_misplaced(usable, common, "")):
         return {name for each in misplaced for name in each.where.split(", ")}, findings + misplaced
     by_file: dict[str, list[str]] = defaultdict(list)
     for name in common:
         by_file[usable[0].files[name]].append(name)
     for file, names in by_file.items():
         if len(by_file) > 1 and sum(usable[0].samples[name].size for name in names) >= OF_SHARD:
-            findings += _misplaced(usable, names, f", {file}")
+            findings += _describe_misplaced(usable, names, f", {file}")
     return set(), findings
 
 
-def _misplaced(usable: list[Contents], names: list[str], of: str) -> Iterator[Finding]:
+def _describe_misplaced(usable: list[Contents], names: list[str], of: str) -> Iterator[Finding]:
     """Find checkpoints that are out of order by some of their matrices; `of` says by which."""
     distances = _distances(usable, names)
     for each in [] if distances is None else find_misplaced(distances):

@@ -185,7 +185,7 @@ def _measure_checkpoint(checkpoint: Checkpoint, options: _Options) -> "xr.Datase
         coords={"matrix": columns["matrix"]} | {name: ("matrix", columns[name]) for name in coordinates},
         attrs={
             "roles": note,
-            "heads": note if explained is None else _no_heads(explained) or "measured",
+            "heads": note if explained is None else _missing_heads_reason(explained) or "measured",
             "not_measured": ", ".join(sorted(left_out)),
             "level": options.level,
             "vectors": options.rows,
@@ -208,7 +208,7 @@ def _matrices(
     """Go through the matrices by layer; gather norms and sizes of heads, and names that are left out."""
     norms, sizes, left_out = gathered
     done = set()
-    by_head = explained is not None and not _no_heads(explained)
+    by_head = explained is not None and not _missing_heads_reason(explained)
     for weight in sorted(weights, key=_place):
         axes = [extent for extent in weight.shape if extent > 1]  # a table may carry axes of length 1
         if weight.kind != "weight" or len(axes) < 2 or weight.tied_to is not None:
@@ -247,7 +247,7 @@ def _by_head(checkpoint: Checkpoint, layer: int, explained: ParameterMap) -> dic
     return dict(zip(("query", "key", "value", "output"), head_weights(checkpoint, layer, explained), strict=True))
 
 
-def _no_heads(explained: ParameterMap) -> str:
+def _missing_heads_reason(explained: ParameterMap) -> str:
     """Return why a family has no matrices of heads; empty where it has."""
     if explained.config.family.fused or any(module.role is Role.KEY for module in explained.config.family.body):
         return ""

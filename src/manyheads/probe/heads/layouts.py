@@ -1,4 +1,4 @@
-"""Where the heads lie in the projections of a PyTorch model: sums over the entries of each head of a weight."""
+"""Positions of the heads in the projections of a PyTorch model, and sums over the entries of each head."""
 
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ INPUTS = ("query", "key", "value")
 
 
 class HeadLayout(NamedTuple):
-    """Order of the heads along one axis of a weight of two axes.
+    """Order of the heads along one axis of a two-dimensional weight.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class HeadLayout(NamedTuple):
 
     def sums(self, tensor: Any) -> dict[str, list[float]]:
         """Return part -> sums of the entries of a tensor of the weight's shape over each head."""
-        totals = tensor.sum(1 - self.axis, dtype=_double()).view(-1, self.size).sum(1)
+        totals = tensor.sum(1 - self.axis).view(-1, self.size).sum(1)
         parts = totals.view(self.heads, -1).T if self.by_head else totals.view(len(self.parts), self.heads)
         return {part: row.tolist() for part, row in zip(self.parts, parts, strict=True)}
 
@@ -93,9 +93,3 @@ def _weight(projection: Any) -> tuple[Any, int]:
     if weight is None or weight.dim() != 2 or hasattr(weight, "device_mesh"):
         return None, 0
     return weight, 1 if type(projection).__name__ == "Conv1D" else 0
-
-
-def _double() -> Any:
-    import torch
-
-    return torch.float64

@@ -26,7 +26,7 @@ def local(tensor: Any) -> Any:
 
 
 def over_shards(tensor: Any, found: Any) -> Any:
-    """Sum what was found in the shard of this process over the shards of all processes."""
+    """Sum a tensor computed from the shard of this process over all processes."""
     if not hasattr(tensor, "device_mesh"):
         return found
     import torch

@@ -251,7 +251,7 @@ class UpdateRecorder:
         found |= self._rms("weight_rms", matrix, before) | self._rms("update_ratio", matrix, update)
         for name in ("update_ratio", "head_update_ratio"):  # of the root mean squares of update and weight
             if name in found:
-                found[name] = _divided(found[name], found[name.replace("update_ratio", "weight_rms")])
+                found[name] = _divide(found[name], found[name.replace("update_ratio", "weight_rms")])
         found["significand_bits"] = significand_bits(before)
         moved = squared_norm(update)
         if self._has_spectrum(matrix) and moved:
@@ -262,7 +262,7 @@ class UpdateRecorder:
         return found
 
     def _rms(self, figure: str, matrix: _Matrix, tensor: Any) -> dict[str, Any]:
-        """Return the root mean square of a tensor of a matrix's shape, and that of each head; of None, zero."""
+        """Return the RMS of a tensor in the shape of a matrix, and of each of its heads; zeros if the tensor is None."""
         count = matrix.parameter.numel()
         tensor = matrix.parameter.detach().new_zeros(matrix.parameter.shape) if tensor is None else tensor
         tensor = tensor.to_dense() if tensor.is_sparse else tensor
@@ -344,10 +344,10 @@ def significand_bits(tensor: Any) -> float:
     return 1 - math.log2(eps)
 
 
-def _divided(update: Any, weight: Any) -> Any:
+def _divide(update: Any, weight: Any) -> Any:
     """Divide figures, those of every head too; NaN for weights of zero."""
     if isinstance(update, Mapping):
-        return {part: _divided(update[part], weight[part]) for part in update}
+        return {part: _divide(update[part], weight[part]) for part in update}
     with np.errstate(divide="ignore", invalid="ignore"):
         found = np.where(np.asarray(weight) > 0, np.divide(update, weight), np.nan)
     return found if found.ndim else float(found)

@@ -1,1 +1,1 @@
-"""Altered tensors: changes along a series, transformations that explain them, comparison with a named source."""
+"""Detection of altered tensors in checkpoint series, their explanation, and comparison with a reference."""

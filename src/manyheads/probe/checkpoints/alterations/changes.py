@@ -1,6 +1,6 @@
-"""Changes of every tensor along a series of checkpoints: distances over all entries, and single entries that jump.
+"""Changes of a tensor along a checkpoint series: distances over all entries, and outlying changes of single entries.
 
-Checkpoints are read tensor by tensor and by blocks of rows, those of a block together; no tensor is ever held whole.
+Tensors are read by blocks of rows, the same block of all checkpoints at a time; no tensor is held whole.
 """
 
 import itertools
@@ -16,13 +16,13 @@ from manyheads.probe.checkpoints.contents import blocks
 
 Array = NDArray[np.float64]
 
-# Candidates for single entries that are kept of a block.
+# Candidates for outlying entries in each block.
 TOP = 3
 
 
 @dataclass(frozen=True)
 class Jump:
-    """One entry whose change is `times` the RMS change of the others in its row and in its column, the larger one."""
+    """Change of one entry, `times` the larger of the RMS changes of the others in its row and in its column."""
 
     place: tuple[int, ...]
     before: float
@@ -32,12 +32,12 @@ class Jump:
 
 @dataclass
 class Change:
-    """What a tensor did from one checkpoint to the next.
+    """Change of a tensor between two checkpoints.
 
     Attributes
     ----------
     size, spacing
-        Number of entries, and the spacing of the numbers that they are, relative to them.
+        Number of entries, and the relative spacing of their floating-point numbers.
     before, after, product
         Squared norms of the tensor in both checkpoints, and their inner product.
     shift
@@ -45,7 +45,7 @@ class Change:
     moved
         Squared norm of the difference.
     jumps
-        Entries that may have changed by themselves.
+        Candidates for entries whose change is an outlier.
     """
 
     size: int = 0
@@ -71,7 +71,7 @@ class Change:
 def measure_changes(
     checkpoints: Sequence[Checkpoint], name: str, spacings: Sequence[float]
 ) -> tuple[list[Change], list[float]]:
-    """Return the change of a tensor over every interval, and its distance past every inner checkpoint.
+    """Return the change of a tensor over every interval, and the distance between the neighbours of inner checkpoints.
 
     Parameters
     ----------
@@ -80,12 +80,12 @@ def measure_changes(
     name
         The tensor.
     spacings
-        Spacing of the numbers that each holds, relative to them: steps of the spacing are no jumps.
+        Relative spacing of the floating-point numbers of each; changes of a few spacings are no jumps.
 
     Returns
     -------
     list[Change], list[float]
-        Of one less than the checkpoints, and distances from checkpoint t - 1 to t + 1, of two less.
+        For n checkpoints n - 1 changes and n - 2 distances, from checkpoint t - 1 to t + 1.
     """
     entry = checkpoints[0].entry(name)
     changes = [Change(entry.size, max(pair)) for pair in itertools.pairwise(spacings)]
@@ -105,21 +105,21 @@ def measure_changes(
             )
             if old is not None:
                 squares = (new - old) ** 2
-                _add(changes[place - 1], old, new, squares)
+                _accumulate(changes[place - 1], old, new, squares)
                 columns[place - 1] = columns[place - 1] + (squares.sum(axis=0) if rows > 1 else 0.0)
-                found[place - 1] += _candidates(squares, old, new, start)
+                found[place - 1] += _select_candidates(squares, old, new, start)
             if older is not None:
                 past[place - 2] += float(np.sum((new - older) ** 2))
             older, old = old, new
         start += part.size
     for change, sums, candidates in zip(changes, columns, found, strict=True):
         least = 8 * change.spacing * np.sqrt(min(change.before, change.after) / max(change.size, 1))
-        jumps = [_judge(candidate, sums, rows, entry.shape) for candidate in candidates]
+        jumps = [_measure_jump(candidate, sums, rows, entry.shape) for candidate in candidates]
         change.jumps = [jump for jump in jumps if abs(jump.after - jump.before) > least]
     return changes, list(np.sqrt(past))
 
 
-def _add(change: Change, old: Array, new: Array, squares: Array) -> None:
+def _accumulate(change: Change, old: Array, new: Array, squares: Array) -> None:
     change.before += float(np.sum(old**2))
     change.after += float(np.sum(new**2))
     change.product += float(np.sum(old * new))
@@ -127,8 +127,8 @@ def _add(change: Change, old: Array, new: Array, squares: Array) -> None:
     change.moved += float(np.sum(squares))
 
 
-def _candidates(squares: Array, old: Array, new: Array, start: int) -> list[tuple[int, float, float, float]]:
-    """Return place, values and RMS of the others in the row of the entries that stand out most in theirs."""
+def _select_candidates(squares: Array, old: Array, new: Array, start: int) -> list[tuple[int, float, float, float]]:
+    """Return place, values and RMS of the rest of the row for the entries with the largest ratio to that RMS."""
     sums = squares.sum(axis=1, keepdims=True)
     others = np.maximum(sums - squares, 0) / max(squares.shape[1] - 1, 1)
     scores = (squares / (others + 1e-300)).reshape(-1)
@@ -139,7 +139,7 @@ def _candidates(squares: Array, old: Array, new: Array, start: int) -> list[tupl
     ]  # fmt: skip
 
 
-def _judge(candidate: tuple[int, float, float, float], sums: Any, rows: int, shape: tuple[int, ...]) -> Jump:
+def _measure_jump(candidate: tuple[int, float, float, float], sums: Any, rows: int, shape: tuple[int, ...]) -> Jump:
     at, before, after, usual = candidate
     size = abs(after - before)
     if rows > 1:

@@ -1,10 +1,10 @@
-"""Comparison of checkpoints with those that they should be equal to, tensor by tensor."""
+"""Comparison of checkpoints with reference checkpoints, tensor by tensor."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from manyheads.errors import UsageError
 from manyheads.models.checkpoint import Checkpoint, open_checkpoint
 from manyheads.models.refusals import CheckpointRefused, shorten
 from manyheads.probe.checkpoints.alterations.changes import measure_changes
@@ -22,8 +22,12 @@ def compare_with(
     unchecked: Notes,
     follow_links: bool,
 ) -> list[Finding]:
-    """Find what differs from the checkpoints of a named source."""
-    sources: list[Source] = [against] if isinstance(against, (str, Path, Checkpoint)) else list(against)
+    """Find differences from reference checkpoints."""
+    sources: list[Source] = (
+        list(against) if isinstance(against, Iterable) and not isinstance(against, str) else [against]
+    )
+    if not sources:
+        raise UsageError("against is an empty list: give the checkpoints to compare with, or None")
     order = read_order(sources)
     numbers = order.steps or map(step_of, order.sources)
     steps = {id(each): step for each, step in zip(order.sources, numbers, strict=True)}
@@ -51,38 +55,40 @@ def compare_with(
 
 
 def _differences(ours: Contents, theirs: Contents, one: Checkpoint, other: Checkpoint) -> list[str]:
-    """Say what differs: names, types, shapes, values, configuration, tokenizer."""
+    """Describe differences in names, types, shapes, values, configuration and tokenizer."""
     found = [f"lacks {name}" for name in sorted(theirs.entries.keys() - ours.entries.keys())]
     found += [f"also holds {name}" for name in sorted(ours.entries.keys() - theirs.entries.keys())]
     for name in sorted(ours.entries.keys() & theirs.entries.keys()):
         mine, its = ours.entries[name], theirs.entries[name]
         if mine.shape != its.shape:
-            found.append(f"{name} has shape {mine.shape}, there {its.shape}")
+            found.append(f"{name} has shape {mine.shape}, in the source {its.shape}")
         elif ours.hashes[name] != theirs.hashes[name] or mine.dtype != its.dtype:
             found.append(f"{name} {_difference(name, ours, theirs, one, other)}")
     if ours.config is not None and theirs.config is not None:
         keys = sorted(
             key for key in ours.config.keys() | theirs.config.keys() if ours.config.get(key) != theirs.config.get(key)
         )
-        found += [f"configuration: {key} is {ours.config.get(key)}, there {theirs.config.get(key)}" for key in keys]
+        found += [
+            f"configuration: {key} is {ours.config.get(key)}, in the source {theirs.config.get(key)}" for key in keys
+        ]
     if ours.tokenizer and theirs.tokenizer and ours.tokenizer != theirs.tokenizer:
-        found.append("the tokenizer is another one")
+        found.append("the tokenizer differs")
     return found
 
 
 def _difference(name: str, ours: Contents, theirs: Contents, one: Checkpoint, other: Checkpoint) -> str:
-    """Say how the values of a tensor differ."""
-    if any(name not in each.peaks or each.peaks[name].largest > HUGE for each in (ours, theirs)):
-        return "has other values"
+    """Describe the difference between the values of a tensor."""
+    if any(name not in each.extremes or each.extremes[name].largest > HUGE for each in (ours, theirs)):
+        return "has different values"
     (change,), _ = measure_changes([other, one], name, [each.precision(name) for each in (theirs, ours)])
     matrix = sum(extent > 1 for extent in ours.entries[name].shape) > 1
     told = list(explain_moments(change, matrix)) + (list(explain_orders(other, one, name)) if matrix else [])
     if told:
-        return min(told, key=lambda each: each.left).what
+        return min(told, key=lambda each: each.residual).what
     if not change.moved:
-        return f"is {ours.entries[name].dtype}, there {theirs.entries[name].dtype}"
+        return f"is {ours.entries[name].dtype}, in the source {theirs.entries[name].dtype}"
     share = np.sqrt(change.moved / max(change.before, change.after))
     jump = max(change.jumps, key=lambda each: each.times, default=None)
     if jump and jump.times > 1e3:
-        return f"is {jump.after:.4g} at {list(jump.place)}, there {jump.before:.4g}"
+        return f"is {jump.after:.4g} at {list(jump.place)}, in the source {jump.before:.4g}"
     return "is rounded" if change.is_rounding else f"differs by {share:.2g} of its norm"

@@ -1,9 +1,9 @@
-"""Altered tensors and single entries: changes that no training brings about, and what explains them.
+"""Detection of altered tensors and entries in a checkpoint series.
 
-A tensor of an inner checkpoint was altered if both ways to its neighbours are far longer than the way past it. At
-either end its change is extrapolated: from its own changes elsewhere, from those of the same tensor in other layers and
-from those of all tensors over the same interval. A transformation of the tensor by itself that explains most of a
-change is one whatever its size.
+A tensor of an inner checkpoint was altered if its distances to both neighbours are far larger than the distance between
+the neighbours. At either end the expected change is extrapolated from its own changes elsewhere, from those of the same
+tensor in other layers and from those of all tensors over the same interval. A transformation of the tensor by itself
+that explains most of a change is an alteration whatever its size.
 """
 
 import functools
@@ -29,34 +29,34 @@ from manyheads.probe.checkpoints.alterations.transformations import (
 )  # fmt: skip
 from manyheads.probe.checkpoints.contents import Contents, Finding, Notes, matrix_shape
 
-# Shortest way to a neighbour over the way past it, for matrices and vectors; 1 in a stationary phase.
+# Smaller distance to a neighbour over the distance between the neighbours: matrices, vectors; 1 in a stationary phase.
 AWAY = (2.0, 3.0)
-# Change at an end over the largest of those extrapolated, and where only other tensors tell it.
+# Change at an end over the largest extrapolated one, and the same if only other tensors give one.
 BEYOND, BEYOND_OTHERS = 8.0, 20.0
-# Change of an entry over the RMS of others in its row and column: out and back, at an end; matrices, vectors.
+# Change of an entry over the RMS change of its row and column: reverted, at an end; for matrices and for vectors.
 JUMPS = ((5.0, 10.0), (8.0, 30.0))
 # Rows of zeros: their change over the largest of other rows, at the first checkpoint; over their RMS, at the last.
 STARTED, DECAYED = 1.5, 1e-2
-# Entries whose squares are beyond double precision.
+# Largest entry whose square fits in double precision.
 HUGE = 1e150
-# A single entry over the next largest of its tensor, where there is no other checkpoint.
+# Largest entry over the next largest one of its tensor, in a single checkpoint.
 PEAK = 32.0
 # The smallest entry that is not zero over the next one: of n random entries the ratio is uniform.
 FLOOR = 1e-8
 
 
 @dataclass
-class _Course:
-    """The changes of one tensor over the checkpoints that hold it."""
+class _Trajectory:
+    """Changes of one tensor over the checkpoints that hold it."""
 
     places: list[int]
     changes: list[Change]
     past: list[float]
     matrix: bool
-    told: dict[int, Explanation] = field(default_factory=dict)
+    explanations: dict[int, Explanation] = field(default_factory=dict)
 
     def sizes(self) -> dict[tuple[int, int], float]:
-        """Return the RMS change over each interval, where it is more than rounding."""
+        """Return the RMS change over each interval in which it exceeds rounding."""
         found = {}
         for interval, change in zip(zip(self.places, self.places[1:], strict=False), self.changes, strict=True):
             if not change.is_rounding:
@@ -64,16 +64,16 @@ class _Course:
         return found
 
 
-class _Usual:
+class _ReferenceChanges:
     """RMS changes over each interval: the median of all tensors, and those of the same tensor in other layers."""
 
-    def __init__(self, courses: Mapping[str, _Course]):
+    def __init__(self, trajectories: Mapping[str, _Trajectory]):
         sizes: dict[tuple[int, int], list[float]] = defaultdict(list)
-        self.alike: dict[tuple[str, tuple[int, int]], list[tuple[str, float]]] = defaultdict(list)
-        for name, course in courses.items():
-            for interval, size in course.sizes().items():
+        self.other_layers: dict[tuple[str, tuple[int, int]], list[tuple[str, float]]] = defaultdict(list)
+        for name, trajectory in trajectories.items():
+            for interval, size in trajectory.sizes().items():
                 sizes[interval].append(size)
-                self.alike[_kind(name), interval].append((name, size))
+                self.other_layers[_kind(name), interval].append((name, size))
         self.medians = {interval: float(np.median(each)) for interval, each in sizes.items()}
 
 
@@ -87,38 +87,41 @@ def find_alterations(
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     altered = set()
     names = sorted(set().union(*(each.samples for each in contents)) - known)
-    courses = {name: course for name in names if (course := _follow(name, contents, checkpoints))}
-    usual = _Usual(courses)
-    zeros = {(place, name) for place in range(len(contents)) for name in _zeros(place, contents)}
+    trajectories = {
+        name: trajectory for name in names if (trajectory := _measure_trajectory(name, contents, checkpoints))
+    }
+    usual = _ReferenceChanges(trajectories)
+    zeros = {(place, name) for place in range(len(contents)) for name in _find_zero_tensors(place, contents)}
     for place, name in sorted(zeros):
         found[contents[place].name, "altered tensors"].append(f"{name} is zero")
-    lines = {name: told for name in names if (told := _zero_lines(name, contents, checkpoints))}
+    lines = {name: told for name in names if (told := _find_zero_lines(name, contents, checkpoints))}
     for name, told in lines.items():
         altered.add(name)
         for place, text in told.items():
             found[contents[place].name, "altered entries"].append(f"{name}: {text}")
-    for name, course in courses.items():
+    for name, trajectory in trajectories.items():
         blank = lines.get(name, {})
-        cleared = {at for at in range(len(course.changes)) if blank.keys() & set(course.places[at : at + 2])}
+        cleared = {at for at in range(len(trajectory.changes)) if blank.keys() & set(trajectory.places[at : at + 2])}
         taken = set(cleared)
-        for places, jump, intervals in _jumps(course):
+        for places, jump, intervals in _find_jumps(trajectory):
             if intervals & cleared and 0.0 in (jump.before, jump.after):
                 continue  # one of a row of zeros
             taken |= intervals
             altered.add(name)
             text = f"{name}{list(jump.place)}: {jump.before:.4g} -> {jump.after:.4g}"
-            found[_where(places, contents), "altered entries"].append(text)
-        for places, interval in _altered(name, course, usual, taken):
+            found[_name_places(places, contents), "altered entries"].append(text)
+        for places, interval in _find_altered(name, trajectory, usual, taken):
             if not any((place, name) in zeros for place in places):
-                text = f"{name} {_told(course, interval)}, {_where(course.places[interval : interval + 2], contents)}"
-                found[_where(places, contents), "altered tensors"].append(text)
+                pair = _name_places(trajectory.places[interval : interval + 2], contents)
+                text = f"{name} {_describe_change(trajectory, interval)}, {pair}"
+                found[_name_places(places, contents), "altered tensors"].append(text)
                 altered.add(name)
     whats = {
-        "altered tensors": "tensors changed as no training does",
-        "altered entries": "entries, rows or columns jump",
+        "altered tensors": "tensors with changes atypical of training",
+        "altered entries": "entries, rows or columns with outlying values",
     }
     for content in contents:
-        if alone := _alone(content, contents):
+        if alone := _find_outliers(content, contents):
             found[content.name, "altered entries"] += alone
     findings = [
         Finding(kind, where, f"{len(texts)} {whats[kind]}", shorten(texts, length=200))
@@ -127,46 +130,48 @@ def find_alterations(
     return findings, altered | {name for _, name in zeros}
 
 
-def _told(course: _Course, interval: int) -> str:
-    if interval in course.told:
-        return course.told[interval].what
-    change = course.changes[interval]
+def _describe_change(trajectory: _Trajectory, interval: int) -> str:
+    if interval in trajectory.explanations:
+        return trajectory.explanations[interval].what
+    change = trajectory.changes[interval]
     return f"changes by {np.sqrt(change.moved / max(change.before, change.after)):.2g} of its norm"
 
 
-def _where(places: Sequence[int], contents: Sequence[Contents]) -> str:
+def _name_places(places: Sequence[int], contents: Sequence[Contents]) -> str:
     return " to ".join(contents[place].name for place in places)
 
 
-def _follow(name: str, contents: Sequence[Contents], checkpoints: Mapping[str, Checkpoint]) -> _Course | None:
+def _measure_trajectory(
+    name: str, contents: Sequence[Contents], checkpoints: Mapping[str, Checkpoint]
+) -> _Trajectory | None:
     """Measure the changes of a tensor over the checkpoints that hold it, finite and in the usual shape."""
     shapes = [each.entries[name].shape if name in each.samples else None for each in contents]
     usual = max(dict.fromkeys(shape for shape in shapes if shape is not None), key=shapes.count)
     places = [
         place for place, shape in enumerate(shapes)
-        if shape == usual and name not in contents[place].unfinished
+        if shape == usual and name not in contents[place].nonfinite
     ]  # fmt: skip
-    if len(places) < 2 or any(contents[place].peaks[name].largest > HUGE for place in places):
+    if len(places) < 2 or any(contents[place].extremes[name].largest > HUGE for place in places):
         return None
     held = [checkpoints[contents[place].name] for place in places]
     changes, past = measure_changes(held, name, [contents[place].precision(name) for place in places])
-    course = _Course(places, changes, past, _has_columns(name, usual) and min(usual) > 1)
+    trajectory = _Trajectory(places, changes, past, _has_columns(name, usual) and min(usual) > 1)
     for interval, change in enumerate(changes):
         if change.moved > LARGE**2 * max(change.before, change.after):
-            told = list(explain_moments(change, course.matrix))
-            if course.matrix:
+            told = list(explain_moments(change, trajectory.matrix))
+            if trajectory.matrix:
                 told += explain_orders(held[interval], held[interval + 1], name)
             if told:
-                course.told[interval] = min(told, key=lambda each: (each.weak, each.left))
-    return course
+                trajectory.explanations[interval] = min(told, key=lambda each: (each.weak, each.residual))
+    return trajectory
 
 
-def _jumps(course: _Course) -> list[tuple[tuple[int, ...], Jump, set[int]]]:
-    """Return the entries that jump: where, how, and over which intervals."""
-    back, away = JUMPS[0 if course.matrix else 1]
-    last = len(course.changes) - 1
+def _find_jumps(trajectory: _Trajectory) -> list[tuple[tuple[int, ...], Jump, set[int]]]:
+    """Return the entries that jump, with their checkpoints and intervals."""
+    back, away = JUMPS[0 if trajectory.matrix else 1]
+    last = len(trajectory.changes) - 1
     by_place: dict[tuple[int, ...], dict[int, Jump]] = defaultdict(dict)
-    for interval, change in enumerate(course.changes):
+    for interval, change in enumerate(trajectory.changes):
         for jump in change.jumps if change.size >= 8 else ():
             by_place[jump.place][interval] = jump
     found: list[tuple[tuple[int, ...], Jump, set[int]]] = []
@@ -179,57 +184,59 @@ def _jumps(course: _Course) -> list[tuple[tuple[int, ...], Jump, set[int]]]:
                 and abs(then.after - jump.before)
                 < 0.5 * min(abs(jump.after - jump.before), abs(then.after - then.before))
             ):
-                found.append(((course.places[interval + 1],), jump, {interval, interval + 1}))
+                found.append(((trajectory.places[interval + 1],), jump, {interval, interval + 1}))
         taken = set().union(*(intervals for _, _, intervals in found)) if found else set()
         for interval, jump in jumps.items():
             near = max((jumps[i].times for i in (interval - 1, interval + 1) if i in jumps), default=0.0)
             if interval not in taken and jump.times > max(away, 3 * near if np.isfinite(near) else np.inf):
-                found.append((_end(course, interval, last), jump, {interval}))
+                found.append((_locate(trajectory, interval, last), jump, {interval}))
     return found
 
 
-def _end(course: _Course, interval: int, last: int) -> tuple[int, ...]:
+def _locate(trajectory: _Trajectory, interval: int, last: int) -> tuple[int, ...]:
     """Return the checkpoint at the end of a series, if only one interval is concerned, or both around an inner one."""
     if last and interval in (0, last):
-        return (course.places[0 if interval == 0 else -1],)
-    return (course.places[interval], course.places[interval + 1])
+        return (trajectory.places[0 if interval == 0 else -1],)
+    return (trajectory.places[interval], trajectory.places[interval + 1])
 
 
-def _altered(name: str, course: _Course, usual: _Usual, taken: set[int]) -> list[tuple[tuple[int, ...], int]]:
-    """Return where the tensor was altered, and an interval that shows it."""
-    last = len(course.changes) - 1
+def _find_altered(
+    name: str, trajectory: _Trajectory, usual: _ReferenceChanges, taken: set[int]
+) -> list[tuple[tuple[int, ...], int]]:
+    """Return the checkpoints in which the tensor was altered, each with an interval that shows it."""
+    last = len(trajectory.changes) - 1
     found: list[tuple[tuple[int, ...], int]] = []
-    lengths = [np.sqrt(change.moved) for change in course.changes]
-    strong = {interval for interval, told in course.told.items() if not told.weak}
+    lengths = [np.sqrt(change.moved) for change in trajectory.changes]
+    strong = {interval for interval, told in trajectory.explanations.items() if not told.weak}
     small = {
-        interval for interval, change in enumerate(course.changes)
+        interval for interval, change in enumerate(trajectory.changes)
         if change.size < 8 or change.is_rounding
     }  # fmt: skip
     for inner in range(last):
         both = {inner, inner + 1}
         if both & (taken | small):
             continue
-        away = AWAY[not course.matrix] if not both <= strong else 1.0
-        if min(lengths[inner], lengths[inner + 1]) > away * course.past[inner]:
-            found.append(((course.places[inner + 1],), inner))
+        away = AWAY[not trajectory.matrix] if not both <= strong else 1.0
+        if min(lengths[inner], lengths[inner + 1]) > away * trajectory.past[inner]:
+            found.append(((trajectory.places[inner + 1],), inner))
             taken = taken | both
     for interval in range(last + 1):
         if interval in taken | small:
             continue
-        if interval in strong or (interval in (0, last) and _beyond(name, course, interval, usual)):
-            found.append((_end(course, interval, last), interval))
+        if interval in strong or (interval in (0, last) and _exceeds_reference(name, trajectory, interval, usual)):
+            found.append((_locate(trajectory, interval, last), interval))
     return found
 
 
-def _beyond(name: str, course: _Course, interval: int, usual: _Usual) -> bool:
-    """Tell whether the change at an end is far beyond what the changes of this tensor and of others let expect."""
-    key = (course.places[interval], course.places[interval + 1])
+def _exceeds_reference(name: str, trajectory: _Trajectory, interval: int, usual: _ReferenceChanges) -> bool:
+    """Tell whether the change at an end far exceeds those of this tensor elsewhere and of others."""
+    key = (trajectory.places[interval], trajectory.places[interval + 1])
     expected = [usual.medians[key]]
-    history = [size * usual.medians[key] / usual.medians[at] for at, size in course.sizes().items() if at != key]
-    alike = [size for other, size in usual.alike[_kind(name), key] if other != name]
+    history = [size * usual.medians[key] / usual.medians[at] for at, size in trajectory.sizes().items() if at != key]
+    alike = [size for other, size in usual.other_layers[_kind(name), key] if other != name]
     expected += [float(np.median(each)) for each in (history, alike) if each]
-    beyond = BEYOND if history or (alike and len(course.changes) == 1) else BEYOND_OTHERS
-    return course.changes[interval].rms > beyond * max(expected)
+    beyond = BEYOND if history or (alike and len(trajectory.changes) == 1) else BEYOND_OTHERS
+    return trajectory.changes[interval].rms > beyond * max(expected)
 
 
 @functools.cache
@@ -238,30 +245,30 @@ def _kind(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def _zeros(place: int, contents: Sequence[Contents]) -> list[str]:
-    """Return the tensors that are zero as no training leaves them: after others, or unlike those of other layers."""
+def _find_zero_tensors(place: int, contents: Sequence[Contents]) -> list[str]:
+    """Return the tensors that became zero, or are zero unlike those of all other layers."""
     content, found = contents[place], []
-    blank = [name for name, peak in content.peaks.items() if not peak.largest and content.entries[name].size]
-    layers, zero = (Counter(map(_kind, names)) for names in (content.peaks if blank else (), blank))
+    blank = [name for name, peak in content.extremes.items() if not peak.largest and content.entries[name].size]
+    layers, zero = (Counter(map(_kind, names)) for names in (content.extremes if blank else (), blank))
     for name in blank:
-        before = next((each.peaks[name].largest for each in contents[:place][::-1] if name in each.peaks), 0.0)
+        before = next((each.extremes[name].largest for each in contents[:place][::-1] if name in each.extremes), 0.0)
         alone = zero[_kind(name)] == 1 < layers[_kind(name)] and _is_matrix(name, content)
         if content.entries[name].size >= 8 and (before or alone):
             found.append(name)
     return found
 
 
-def _zero_lines(name: str, contents: Sequence[Contents], checkpoints: Mapping[str, Checkpoint]) -> dict[int, str]:
+def _find_zero_lines(name: str, contents: Sequence[Contents], checkpoints: Mapping[str, Checkpoint]) -> dict[int, str]:
     """Return the checkpoints where rows or columns of a matrix are zero and were not before, nor are after."""
     found: dict[int, list[str]] = defaultdict(list)
-    places = [place for place, content in enumerate(contents) if name in content.peaks]
+    places = [place for place, content in enumerate(contents) if name in content.extremes]
     for number, place in enumerate(places):
         content = contents[place]
         shape = content.entries[name].shape
         near = [each for each in places[max(number - 1, 0) : number + 2] if each != place]
         if (
-            not content.blank.get(name)
-            or not content.peaks[name].largest
+            not content.zero_lines.get(name)
+            or not content.extremes[name].largest
             or not _is_matrix(name, content)
             or not near
             or min(matrix_shape(shape)[1:]) < 2
@@ -269,13 +276,15 @@ def _zero_lines(name: str, contents: Sequence[Contents], checkpoints: Mapping[st
         ):
             continue
         for side, extent in zip(("rows", "columns"), matrix_shape(shape)[1:], strict=True):
-            lines = content.blank[name][side]
+            lines = content.zero_lines[name][side]
             for each in near:
-                lines = np.setdiff1d(lines, contents[each].blank[name][side] if name in contents[each].blank else [])
+                lines = np.setdiff1d(
+                    lines, contents[each].zero_lines[name][side] if name in contents[each].zero_lines else []
+                )
             lines = lines.astype(np.int64)
             if lines.size and len(near) == 1:
                 ends = [checkpoints[contents[each].name] for each in (place, near[0])]
-                lines = _cleared(ends, name, side, lines, place < near[0])
+                lines = _select_cleared(ends, name, side, lines, place < near[0])
             for matrix in np.unique(lines // extent):
                 these = lines[lines // extent == matrix] % extent
                 inside = f" of matrix {matrix}" if len(shape) == 3 else ""
@@ -284,10 +293,10 @@ def _zero_lines(name: str, contents: Sequence[Contents], checkpoints: Mapping[st
     return {place: ", ".join(texts) for place, texts in found.items()}
 
 
-def _cleared(
+def _select_cleared(
     ends: Sequence[Checkpoint], name: str, side: str, lines: NDArray[np.int64], first: bool
 ) -> NDArray[np.int64]:
-    """Return the lines that did not start at zero, as padding does, nor decay to it."""
+    """Return the lines that neither started at zero, as padding does, nor decayed to it."""
     strips = [Strips(each, name) for each in ends]
     zeroed, other = (each.columns if side == "rows" else each.rows.T for each in strips)
     if side == "columns" and len(ends[0].entry(name).shape) == 3:  # columns of one of several matrices
@@ -300,7 +309,7 @@ def _cleared(
 
 
 def _is_matrix(name: str, content: Contents) -> bool:
-    """Tell whether a tensor is a matrix; stacked biases, of experts, are none."""
+    """Tell whether a tensor is a matrix; stacked biases of experts are not."""
     return _has_columns(name, content.entries[name].shape)
 
 
@@ -308,10 +317,10 @@ def _has_columns(name: str, shape: tuple[int, ...]) -> bool:
     return len(shape) > 1 and "bias" not in name.rpartition(".")[2]
 
 
-def _alone(content: Contents, contents: Sequence[Contents]) -> list[str]:
-    """Return single entries far beyond all others of their tensor, or far below: seen without another checkpoint."""
+def _find_outliers(content: Contents, contents: Sequence[Contents]) -> list[str]:
+    """Return single entries far above or far below all others of their tensor, within one checkpoint."""
     found = []
-    for name, peak in content.peaks.items():
+    for name, peak in content.extremes.items():
         index = None
         if content.entries[name].size < 8:
             continue
@@ -326,7 +335,7 @@ def _alone(content: Contents, contents: Sequence[Contents]) -> list[str]:
 
 
 def note_unchecked(contents: Sequence[Contents], against: bool, unchecked: Notes) -> None:
-    """Note what cannot be seen in so few checkpoints, and why."""
+    """Note the checks that need more checkpoints, with the reason."""
     if len(contents) < 4:
         unchecked[f"the order of {len(contents)} different checkpoints", "it takes four"] = []
     if len(contents) == 1 and not against:
@@ -334,21 +343,21 @@ def note_unchecked(contents: Sequence[Contents], against: bool, unchecked: Notes
         why = "one checkpoint does not show them; give its neighbours, or its source with --against"
         unchecked[what, why] = []
     blank = [
-        name for name, peak in (contents[0].peaks.items() if contents else ())
+        name for name, peak in (contents[0].extremes.items() if contents else ())
         if not peak.largest and _is_matrix(name, contents[0]) and contents[0].entries[name].size
     ]  # fmt: skip
     if blank:
         unchecked[f"whether {shorten(blank)} started at zero", "no checkpoint before the first shows it"] = []
-    if far := _far(contents):
+    if far := _count_large_changes(contents):
         what = "alterations smaller than what training changes"
         unchecked[what, f"{far} tensors change by more than half of their norm between neighbours"] = []
 
 
-def _far(contents: Sequence[Contents]) -> int:
-    """Return how many tensors change by more than half of their norm over some interval."""
+def _count_large_changes(contents: Sequence[Contents]) -> int:
+    """Count the tensors that change by more than half of their norm over some interval."""
     far = set()
     for one, other in itertools.pairwise(contents):
-        for name in one.peaks.keys() & other.peaks.keys():
+        for name in one.extremes.keys() & other.extremes.keys():
             a, b = one.samples[name].astype(np.float64), other.samples[name].astype(np.float64)
             if a.shape == b.shape and np.linalg.norm(b - a) > 0.5 * max(np.linalg.norm(a), np.linalg.norm(b)):
                 far.add(name)

@@ -1,7 +1,7 @@
 r"""Transformations of a tensor by itself that explain its change: sign, shift, scale, transposition, order of rows.
 
-Each candidate :math:`T` is judged by the share of the squared change that it leaves,
-:math:`\|T(x_1) - x_0\|^2 / \|x_1 - x_0\|^2`. Orders of rows and columns are fitted on one half of the sampled entries
+Each candidate :math:`T` is judged by its residual, a share of the squared change,
+:math:`\|x_1 - T(x_0)\|^2 / \|x_1 - x_0\|^2`. Orders of rows and columns are fitted on one half of the sampled entries
 and judged on the other, so that no order explains a change by chance.
 """
 
@@ -18,38 +18,38 @@ from manyheads.probe.checkpoints.contents import blocks, matrix_shape
 
 Array = NDArray[np.float64]
 
-# Columns whose entries are compared to find an order of the rows, and blocks of rows that are looked for.
+# Number of columns that are compared to find a permutation of the rows, and of blocks of rows that are searched for.
 LINES, SOUGHT = 64, 512
-# Largest share of the squared change that an explanation leaves.
-LEFT = 0.7
+# Largest residual of an explanation.
+RESIDUAL = 0.7
 # The same for vectors, which training negates and shifts too, and for a factor of a matrix, which may grow.
 CLOSE, SCALED = 0.05, 0.3
 # Changes below this share of the norm are not explained.
 LARGE = 0.15
-# How far a shift of gains by one is from it, and what it leaves: some implementations multiply by 1 + w.
+# Tolerance of a shift of gains by one, and its largest residual: some implementations multiply by 1 + w.
 ONE = 0.15
 
 
 class Explanation(NamedTuple):
-    """A transformation, and the share of the squared change that it leaves."""
+    """A transformation and its residual, a share of the squared change."""
 
     what: str
-    left: float
-    # Whether training does such things too, if they are small: then the size of the change decides.
+    residual: float
+    # Whether training may have the same effect at a small scale; the size of the change then decides.
     weak: bool = False
 
 
 def explain_moments(change: Change, matrix: bool) -> Iterator[Explanation]:
-    """Go through the transformations that are judged by sums over all entries."""
+    """Yield negation, shift and scale, judged by sums over all entries."""
     if not change.moved:
         return
     negated = (change.before + change.after + 2 * change.product) / change.moved
-    if negated < (LEFT if matrix else CLOSE):
+    if negated < (RESIDUAL if matrix else CLOSE):
         yield Explanation("changes sign", negated, not matrix)
     step = change.shift / change.size
     shifted = max(change.moved - change.size * step**2, 0.0) / change.moved
     by_one = abs(abs(step) - 1) < ONE
-    if shifted < (LEFT if matrix else ONE if by_one else CLOSE) and change.size >= 8:
+    if shifted < (RESIDUAL if matrix else ONE if by_one else CLOSE) and change.size >= 8:
         yield Explanation(f"is shifted by {step:.3g}", shifted, not matrix and not by_one)
     factor = change.product / change.before if change.before else 0.0
     scaled = max(change.after - change.product * factor, 0.0) / change.moved
@@ -58,25 +58,25 @@ def explain_moments(change: Change, matrix: bool) -> Iterator[Explanation]:
 
 
 def explain_orders(one: Checkpoint, other: Checkpoint, name: str) -> Iterator[Explanation]:
-    """Go through transposition and orders of rows and columns that explain the change of a matrix."""
+    """Yield transposition and permutations of rows and columns that explain the change of a matrix."""
     old, new = Strips(one, name), Strips(other, name)
     if old.shape[0] == old.shape[1]:
         before, after = (strips.columns for strips in (old, new))
-        left = _share(new.rows.T, before, after)
-        if left < LEFT:
-            yield Explanation("is transposed", left)
+        residual = _residual_share(new.rows.T, before, after)
+        if residual < RESIDUAL:
+            yield Explanation("is transposed", residual)
     for side, before, after in (("rows", old.columns, new.columns), ("columns", old.rows.T, new.rows.T)):
         if after.shape[1] >= 4:
             yield from _orders(side, before, after)
 
 
-def _share(candidate: Array, before: Array, after: Array) -> float:
+def _residual_share(candidate: Array, before: Array, after: Array) -> float:
     moved = float(np.sum((after - before) ** 2))
     return float(np.sum((candidate - before) ** 2)) / moved if moved else 1.0
 
 
 class Strips:
-    """Some columns of a matrix, (rows, `LINES`), and some of its rows, (`LINES`, columns), in float64."""
+    """Sampled columns of a matrix, (rows, `LINES`), and sampled rows, (`LINES`, columns), in float64."""
 
     def __init__(self, checkpoint: Checkpoint, name: str):
         entry = checkpoint.entry(name)
@@ -96,46 +96,48 @@ class Strips:
 
 
 def _orders(side: str, before: Array, after: Array) -> Iterator[Explanation]:
-    """Go through orders of rows, given some entries of each: blocks in another order, halves of blocks interleaved."""
+    """Yield permutations of rows from some entries of each: permuted blocks, interleaved halves of blocks."""
     length = len(after)
-    least = LEFT if after[:, 1::2].size >= 256 else LEFT / 2
+    least = RESIDUAL if after[:, 1::2].size >= 256 else RESIDUAL / 2
     for block in (size for size in range(1, length // 2 + 1) if length % size == 0):
         old, new = (each.reshape(length // block, block, -1) for each in (before, after))
         if block % 2 == 0:
-            for words, turned in (("interleaved", _interleave(new)), ("taken apart", _take_apart(new))):
-                left = _best_by_block(turned, old, new)
-                if left < LEFT:
-                    yield Explanation(f"has its {side} {words} in blocks of {block}, as by another rotary order", left)
+            for words, turned in (("interleaved", _interleave(new)), ("deinterleaved", _deinterleave(new))):
+                residual = _best_by_block(turned, old, new)
+                if residual < RESIDUAL:
+                    yield Explanation(
+                        f"has its {side} {words} in blocks of {block}, as by another rotary order", residual
+                    )
         yield from list(_moved_blocks(side, old, new, least)) or _moved_blocks(side, new, old, least)
         if (signs := _signs(side, old, new, least)) is not None:
             yield signs
     zero = np.logical_and(~after.any(axis=1), before.any(axis=1))
     if zero.any() and not zero.all():
         moved = np.sum((after - before) ** 2, axis=1)
-        if (left := float(moved[~zero].sum() / moved.sum())) < least:
-            yield Explanation(f"{side} {name_lines(np.flatnonzero(zero))} are zero", left, True)
+        if (residual := float(moved[~zero].sum() / moved.sum())) < least:
+            yield Explanation(f"{side} {name_lines(np.flatnonzero(zero))} are zero", residual, True)
 
 
 def _signs(side: str, old: Array, new: Array, least: float) -> Explanation | None:
-    """Explain the change by some blocks that are negated, chosen on one half of the entries."""
+    """Explain the change by negated blocks, chosen on one half of the entries."""
     fit, test = slice(0, None, 2), slice(1, None, 2)
     as_is, turned = (
         [np.sum((new[:, :, half] + sign * old[:, :, half]) ** 2, axis=(1, 2)) for half in (fit, test)]
         for sign in (-1, 1)
     )
-    chosen = (turned[0] < LEFT / 2 * as_is[0]) & (turned[1] < LEFT * as_is[1])
+    chosen = (turned[0] < RESIDUAL / 2 * as_is[0]) & (turned[1] < RESIDUAL * as_is[1])
     if not chosen.any() or chosen.all():
         return None
-    left = float(np.where(chosen, turned[1], as_is[1]).sum() / as_is[1].sum())
+    residual = float(np.where(chosen, turned[1], as_is[1]).sum() / as_is[1].sum())
     return (
-        Explanation(f"{side} {_name_blocks(chosen.nonzero()[0], old.shape[1])} change sign", left)
-        if left < least
+        Explanation(f"{side} {_name_blocks(chosen.nonzero()[0], old.shape[1])} change sign", residual)
+        if residual < least
         else None
     )
 
 
 def _moved_blocks(side: str, old: Array, new: Array, least: float) -> Iterator[Explanation]:
-    """Explain the change by blocks in another order, or by copies of some over others."""
+    """Explain the change by permuted blocks, or by blocks that are copies of others."""
     fit, test = slice(0, None, 2), slice(1, None, 2)
     place = np.unique(np.linspace(0, len(new) - 1, min(len(new), SOUGHT)).astype(int))
     filled = new[place].any(axis=(1, 2))
@@ -149,17 +151,17 @@ def _moved_blocks(side: str, old: Array, new: Array, least: float) -> Iterator[E
     as_is = np.sum((new[place][:, :, test] - old[place][:, :, test]) ** 2, axis=(1, 2))
     now = np.sum((new[place][:, :, test] - old[nearest][:, :, test]) ** 2, axis=(1, 2))
     sizes = np.sum(new[place][:, :, test] ** 2, axis=(1, 2))
-    left = float(now.sum() / as_is.sum()) if as_is.sum() else 1.0
+    residual = float(now.sum() / as_is.sum()) if as_is.sum() else 1.0
     moved = nearest != place
-    if left >= least or (now[moved] >= LEFT * np.minimum(as_is, sizes)[moved]).any():
+    if residual >= least or (now[moved] >= RESIDUAL * np.minimum(as_is, sizes)[moved]).any():
         return
     stays = _nearest(new[source][:, :, fit], old[:, :, fit]) == source
     if np.unique(source).size == source.size and not stays.any():
         block = old.shape[1]
-        yield Explanation(f"has its {side} in another order, {at.size} of {len(place)} blocks of {block}", left)
-    elif stays.all() and len(new) <= SOUGHT and (now[moved] < LEFT / 2 * np.minimum(as_is, sizes)[moved]).all():
+        yield Explanation(f"has its {side} in another order, {at.size} of {len(place)} blocks of {block}", residual)
+    elif stays.all() and len(new) <= SOUGHT and (now[moved] < RESIDUAL / 2 * np.minimum(as_is, sizes)[moved]).all():
         ours, theirs = (_name_blocks(each, old.shape[1]) for each in (at, np.unique(source)))
-        yield Explanation(f"{side} {ours} are copies of {side} {theirs}", left)
+        yield Explanation(f"{side} {ours} are copies of {side} {theirs}", residual)
 
 
 def _name_blocks(chosen: NDArray[np.int64], block: int) -> str:
@@ -167,7 +169,7 @@ def _name_blocks(chosen: NDArray[np.int64], block: int) -> str:
 
 
 def name_lines(numbers: NDArray[np.int64]) -> str:
-    """Name numbers in ascending order, those that follow each other by the first and the last."""
+    """Format ascending numbers, consecutive ones as "first to last"."""
     runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
     said = shorten(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
     return f"{said} and {len(runs) - 5} more" if len(runs) > 5 else said
@@ -179,13 +181,13 @@ def _interleave(blocks: Array) -> Array:
     return blocks.reshape(count, 2, size // 2, width).swapaxes(1, 2).reshape(blocks.shape)
 
 
-def _take_apart(blocks: Array) -> Array:
+def _deinterleave(blocks: Array) -> Array:
     count, size, width = blocks.shape
     return blocks.reshape(count, size // 2, 2, width).swapaxes(1, 2).reshape(blocks.shape)
 
 
 def _best_by_block(candidate: Array, before: Array, after: Array) -> float:
-    """Return the share that is left where each block is taken as it is or as the candidate, whichever is nearer."""
+    """Return the residual where each block is taken unchanged or as the candidate, whichever is nearer."""
     as_is, changed = (np.sum((each - before) ** 2, axis=(1, 2)) for each in (after, candidate))
     return float(np.minimum(as_is, changed).sum() / as_is.sum()) if as_is.sum() else 1.0
 

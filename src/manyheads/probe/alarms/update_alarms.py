@@ -1,5 +1,6 @@
-"""Alarms over recorded updates: gradients and updates that vanish, weights that stand still or are rounded."""
+"""Alarms over recorded updates: vanishing gradients and updates, constant weights, rounded weights."""
 
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,11 +14,11 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 
-# Figure -> what vanishes, and the share of its usual size, beside that of all others, below which it has vanished.
+# Figure -> its name in an alarm, and the share of its usual size beside the median series below which it vanishes.
 VANISHING = {"gradient_rms": ("gradient", 1e-3), "update_ratio": ("update", 1 / 30)}
-SUCCESSIVE = 3  # measurements in which it does
-TOGETHER = 1 / 3  # the same of the gradients of all matrices at once: a batch that repeats is learned by heart
-USUAL = 16, 8  # most and fewest measurements before them, of which the usual size is the median
+SUCCESSIVE = 3  # measurements below that share
+TOGETHER = 1 / 3  # median share of the usual gradients below which they shrink together, as on a repeated batch
+USUAL = 16, 8  # most and fewest preceding measurements whose median is the usual size
 
 
 class _Place(NamedTuple):
@@ -27,19 +28,21 @@ class _Place(NamedTuple):
     head: int  # -1: the whole matrix
 
 
-def find_stalled(updates: "xr.Dataset", silent: int = 0) -> Alarm | None:
-    """Find the first matrix, or head of one, whose gradient or update vanishes, or whose weights stand still.
+def find_vanishing(updates: "xr.Dataset", silent: int = 0) -> Alarm | None:
+    """Find the first matrix, or head of one, whose gradient or update vanishes, or whose weights do not change.
 
-    Also a step from `silent` on at which the gradients of all matrices shrink together, as they do at the start.
+    From step `silent` on, gradients of most matrices that shrink together are an alarm, too.
     """
-    _check(updates)
+    _check_updates(updates)
+    if not updates.sizes["matrix"]:
+        return None
     found = [_find_common_fall(updates, silent), *(_find_first(updates, name) for name in (*VANISHING, "weight_rms"))]
     return min((alarm for alarm in found if alarm is not None), key=lambda alarm: alarm.step, default=None)
 
 
-def find_rounded(updates: "xr.Dataset") -> Alarm | None:
-    """Find the first matrix that holds fewer bits than its type although it was updated before."""
-    _check(updates)
+def find_rounding(updates: "xr.Dataset") -> Alarm | None:
+    """Find the first matrix whose weights hold fewer bits than their type after an update."""
+    _check_updates(updates)
     if "significand_bits" not in updates:
         return None
     bits, types = updates.significand_bits.values, updates.significand_bits_dtype.values
@@ -59,12 +62,14 @@ def find_rounded(updates: "xr.Dataset") -> Alarm | None:
 
 
 def _find_first(updates: "xr.Dataset", name: str) -> Alarm | None:
-    """Find the first step at which some series of a figure stall, but not most of them."""
-    values, places = _series(updates, name)
-    logs = _held_logs(values)
-    relative = logs - np.nanmedian(logs, axis=1, keepdims=True)
+    """Find the first step at which some series of a figure vanish or stay constant, but not most of them."""
+    values, places = _stack_series(updates, name)
+    logs = _carry_forward_logs(values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # rows of NaN, before the first measurement
+        relative = logs - np.nanmedian(logs, axis=1, keepdims=True)
     stalled, usual = np.zeros(values.shape, bool), np.full(values.shape, np.nan)
-    for k, recent, before in _windows(values):
+    for k, recent, before in _split_windows(values):
         t = recent[-1]
         usual[t, k] = np.median(values[before, k])
         if name == "weight_rms":
@@ -80,20 +85,20 @@ def _find_first(updates: "xr.Dataset", name: str) -> Alarm | None:
     who = sorted(map(int, np.flatnonzero(stalled[t])), key=lambda k: places[k].head >= 0)  # whole matrices first
     others = sum((places[k].head >= 0) == (places[who[0]].head >= 0) for k in who) - 1
     figures = float(values[t, who[0]]), float(usual[t, who[0]])
-    return _alarm(name, int(updates.step.values[t]), places[who[0]], *figures, others)
+    return _build_alarm(name, int(updates.step.values[t]), places[who[0]], *figures, others)
 
 
-def _windows(values: Array) -> Iterator[tuple[int, Array, Array]]:
-    """Yield series, the probes of its last successive measurements, and those of its usual size before them."""
+def _split_windows(values: Array) -> Iterator[tuple[int, Array, Array]]:
+    """Yield the series, the probes of its latest measurements, and the preceding probes of its usual size."""
     for k in range(values.shape[1]):
         own = np.flatnonzero(np.isfinite(values[:, k]))
         for count in range(USUAL[1] + SUCCESSIVE, len(own) + 1):
             yield k, own[count - SUCCESSIVE : count], own[: count - SUCCESSIVE][-USUAL[0] :]
 
 
-def _alarm(name: str, step: int, place: _Place, value: float, reference: float, others: int) -> Alarm:
+def _build_alarm(name: str, step: int, place: _Place, value: float, reference: float, others: int) -> Alarm:
     weights = f"{place.part} weights" if place.part else "weights"
-    words = ("its " if place.part else "") + f"{weights} stand still"
+    words = ("its " if place.part else "") + f"{weights} do not change"
     if name in VANISHING:
         of = f" of its {weights}" if place.part else ""
         words = f"{VANISHING[name][0]}{of} vanishes, {reference:.3g} -> {value:.3g}"
@@ -101,33 +106,35 @@ def _alarm(name: str, step: int, place: _Place, value: float, reference: float, 
 
 
 def _find_common_fall(updates: "xr.Dataset", silent: int) -> Alarm | None:
-    """Find the first step at which the typical gradient is small beside what each matrix had before."""
+    """Find the first step at which the median share of the gradients in their usual sizes is small."""
     values = updates.gradient_rms.values
-    measured, usual, now = np.isfinite(values), np.full(values.shape, np.nan), np.full(values.shape, np.nan)
-    for k, recent, before in _windows(values):
+    usual, now = np.full(values.shape, np.nan), np.full(values.shape, np.nan)
+    for k, recent, before in _split_windows(values):
         now[recent[-1], k], usual[recent[-1], k] = values[recent, k].max(), np.median(values[before, k])
-    fall = np.nan_to_num(_held_logs(now) - _held_logs(usual), nan=0.0)
+    now, usual = _carry_forward_logs(now), _carry_forward_logs(usual)
+    fall = np.nan_to_num(now - usual, nan=0.0)
     low = (np.median(fall, axis=1) < np.log(TOGETHER)) & (updates.step.values >= silent)
     if not low.any():
         return None
     t = int(np.argmax(low))
-    k = int(np.argmin(np.where(measured[t] & (usual[t] > 0), fall[t], np.inf)))
-    words = f"gradients of all matrices shrink together, there {usual[t, k]:.3g} -> {values[t, k]:.3g}"
+    k, number = int(np.argsort(fall[t])[(fall.shape[1] - 1) // 2]), int(np.sum(fall[t] < np.log(TOGETHER)))
+    reference, value = float(np.exp(usual[t, k])), float(np.exp(now[t, k]))
+    words = f"{number} of {fall.shape[1]} gradients shrink together, this one {reference:.3g} -> {value:.3g}"
     step, matrix = int(updates.step.values[t]), str(updates.matrix.values[k])
-    figures = float(values[t, k]), float(usual[t, k]), values.shape[1] - 1
-    return Alarm("updates", "gradient_rms", step, int(updates.layer.values[k]), -1, *figures, None, words, matrix)
+    layer = int(updates.layer.values[k])
+    return Alarm("updates", "gradient_rms", step, layer, -1, value, reference, number - 1, None, words, matrix)
 
 
-def _held_logs(values: Array) -> Array:
-    """Return logarithms of the last figures that were measured, NaN before the first one."""
+def _carry_forward_logs(values: Array) -> Array:
+    """Return logarithms of the latest measured figures, NaN before the first one."""
     measured = np.isfinite(values)
     last = np.maximum.accumulate(np.where(measured, np.arange(len(values))[:, None], 0), axis=0)
     held: Array = np.take_along_axis(values, last, axis=0)
     return np.log(np.maximum(held, 1e-30))
 
 
-def _series(updates: "xr.Dataset", name: str) -> tuple[Array, list[_Place]]:
-    """Lay the figure of every matrix and of every head side by side, (T, K)."""
+def _stack_series(updates: "xr.Dataset", name: str) -> tuple[Array, list[_Place]]:
+    """Return the figures of all matrices and heads, (T, K), with their places."""
     columns = [updates[name].values]
     matrices = zip(updates.matrix.values, updates.layer.values, strict=True)
     places = [_Place(str(matrix), "", int(layer), -1) for matrix, layer in matrices]
@@ -142,8 +149,13 @@ def _series(updates: "xr.Dataset", name: str) -> tuple[Array, list[_Place]]:
     return np.concatenate(columns, axis=1), places
 
 
-def _check(updates: "xr.Dataset") -> None:
+def _check_updates(updates: "xr.Dataset") -> None:
     missing = {*VANISHING, "weight_rms"} - set(getattr(updates, "data_vars", ()))
+    if not missing:
+        needed = {"step", "matrix", "layer"} | ({"significand_bits_dtype"} if "significand_bits" in updates else set())
+        missing = needed - set(updates.variables)
+        if not missing and updates.weight_rms.dims != ("step", "matrix"):
+            raise UsageError(f"updates over {updates.weight_rms.dims}: expected (step, matrix)")
     if missing:
         raise UsageError(
             f"updates of type {type(updates).__name__} without {', '.join(sorted(missing))}: give what "
