@@ -222,11 +222,11 @@ def test_one_cause_is_one_line_whatever_the_noise_of_the_draw():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"learning_rate": 0.0}, "learning_rate=0.0: it is a positive number"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0: expected a positive number"),
         ({"learning_rate": 1.0, "epsilon": -1.0}, "epsilon=-1.0"),
-        ({"learning_rate": "3e-4"}, "learning_rate='3e-4': it is a positive number"),
+        ({"learning_rate": "3e-4"}, "learning_rate='3e-4': expected a positive number"),
         ({"learning_rate": 1.0, "stds": {"query": 10**400}}, "the std of query is 10"),
-        ({"learning_rate": 1.0, "weight_decay": -1.0}, "weight_decay=-1.0: it is not negative"),
+        ({"learning_rate": 1.0, "weight_decay": -1.0}, "weight_decay=-1.0: expected a number of at least 0"),
         ({"learning_rate": 1.0, "stds": {"querry": 0.1}}, "no role is called 'querry': choose from embedding"),
         ({"learning_rate": 1.0, "stds": {"query": -0.1}}, "the std of query is -0.1"),
         (

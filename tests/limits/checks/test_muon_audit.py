@@ -239,8 +239,8 @@ def test_gains_behind_queries_and_keys_may_have_a_rate_of_their_own():
     ("rates", "said"),
     [
         ({"query": 0.1}, "learning_rates names query, and Muon trains it"),
-        ({"query_gain": 0.0}, "it is a positive number"),
-        ({"query_gain": float("nan")}, "it is a positive number"),
+        ({"query_gain": 0.0}, "expected a positive number"),
+        ({"query_gain": float("nan")}, "expected a positive number"),
         ({"qk_gain": 0.1}, "no role is called 'qk_gain'"),
     ],
 )

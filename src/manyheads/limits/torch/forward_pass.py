@@ -172,7 +172,7 @@ class _Probe:
                     stack.callback(handle.remove)
             if any(type(module).__name__ == "OptimizedModule" for module in self.names):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(listen_to_logits(torch, self._see_logits, self._see_product))
+            stack.enter_context(listen_to_logits(torch, self._see_logits, self._replace_product))
             yield self._exchange(stack)
 
     def _hooks(self) -> Iterator[tuple[Any, Callable[..., Any]]]:
@@ -283,7 +283,7 @@ class _Probe:
                 self.keys.append([each[-1] for each in readings])
         return drawn
 
-    def _see_product(self, operands: list[Any], output: Any) -> Any:
+    def _replace_product(self, operands: list[Any], output: Any) -> Any:
         """Replace a product with a parameter that its block itself multiplies, as by `torch.einsum`."""
         for each in operands if self.raw and not self.busy else ():
             if (found := self.raw.get(each.untyped_storage().data_ptr())) is not None:
