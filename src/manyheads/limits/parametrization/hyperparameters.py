@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING
@@ -113,8 +113,15 @@ class BaseHyperparameters:
                 raise UsageError(f"{name}={value!r}: expected a positive number")
         if not is_size(self.weight_decay):
             raise UsageError(f"weight_decay={self.weight_decay!r}: expected a number of at least 0")
-        if not isinstance(self.learning_rates, Mapping):
-            raise UsageError(f"learning_rates={self.learning_rates!r}: expected a mapping from role to learning rate")
+        for name, what in (("stds", "standard deviation"), ("learning_rates", "learning rate")):
+            if not isinstance(value := getattr(self, name), Mapping):
+                raise UsageError(f"{name}={value!r}: expected a mapping from role to {what}")
+        if isinstance(self.no_decay, str) or not (
+            isinstance(self.no_decay, Collection) and all(isinstance(word, str) for word in self.no_decay)
+        ):
+            raise UsageError(f"no_decay={self.no_decay!r}: expected words in a tuple, such as ('norm', 'bias')")
+        if not isinstance(self.muon, MuonHyperparameters | None):
+            raise UsageError(f"muon={self.muon!r}: expected MuonHyperparameters(learning_rate=...), or None")
         known = (*ROLES, HIDDEN)
         words = [name for name in self.no_decay if name not in NO_DECAY_WORDS]
         named = (*self.stds, *words, *self.learning_rates)
