@@ -263,6 +263,19 @@ def test_the_optax_program_of_muon_trains(call, shape, factor):
     assert float(losses[-1]) < float(losses[0])
 
 
+def test_rates_tuned_apart_are_scaled_in_the_table_and_beside_it(call):
+    given = ("--base", "8,4,2", "--to", "8,8,2", "--learning-rate", 3e-3, "--rates", "value=.1", "query_gain=.05")
+    _, out, _ = call(*given, "--json")
+    found = json.loads(out)
+    rates = {row["role"]: row["absolute"]["learning_rate"] for row in found["rows"]}
+    assert (rates["value"], rates["output"]) == pytest.approx((0.05, 1.5e-3))  # H^-1 of Adam
+    assert rates["norm"] == pytest.approx(3e-3)
+    assert "query_gain: learning rate 0.05, tuned apart" in found["outside"]
+    assert found["base_hyperparameters"]["learning_rates"] == {"value": 0.1, "query_gain": 0.05}
+    _, out, _ = call(*given)
+    assert any(line.split()[0] == "value" and "0.05  N^-1 H^-1" in line for line in out.splitlines() if line.split())
+
+
 def test_muon_has_its_own_column_rate_and_notes(call):
     status, out, _ = call("--base", "8,4,2", "--to", "8,16,2", *MUON, "--split", "heads-in")
     assert status == 0

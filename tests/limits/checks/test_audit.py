@@ -222,11 +222,16 @@ def test_one_cause_is_one_line_whatever_the_noise_of_the_draw():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"learning_rate": 0.0}, "learning_rate=0.0: it is a positive number"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0: expected a positive number"),
         ({"learning_rate": 1.0, "epsilon": -1.0}, "epsilon=-1.0"),
-        ({"learning_rate": "3e-4"}, "learning_rate='3e-4': it is a positive number"),
+        ({"learning_rate": "3e-4"}, "learning_rate='3e-4': expected a positive number"),
         ({"learning_rate": 1.0, "stds": {"query": 10**400}}, "the std of query is 10"),
-        ({"learning_rate": 1.0, "weight_decay": -1.0}, "weight_decay=-1.0: it is not negative"),
+        ({"learning_rate": 1.0, "no_decay": "norm"}, "no_decay='norm': expected words in a tuple"),
+        ({"learning_rate": 1.0, "no_decay": None}, "no_decay=None: expected words in a tuple"),
+        ({"learning_rate": 1.0, "no_decay": (["norm"],)}, "expected words in a tuple"),
+        ({"learning_rate": 1.0, "stds": None}, "stds=None: expected a mapping from role to standard deviation"),
+        ({"learning_rate": 1.0, "muon": 0.02}, "muon=0.02: expected MuonHyperparameters"),
+        ({"learning_rate": 1.0, "weight_decay": -1.0}, "weight_decay=-1.0: expected a number of at least 0"),
         ({"learning_rate": 1.0, "stds": {"querry": 0.1}}, "no role is called 'querry': choose from embedding"),
         ({"learning_rate": 1.0, "stds": {"query": -0.1}}, "the std of query is -0.1"),
         (
@@ -758,3 +763,8 @@ def test_no_message_is_off_by_zero_or_infinitely_many_times():
         compare_settings(targets, {each.parameter.name: ActualSettings(weight_decay=1.0) for each in targets}, TUNED)
     )
     assert "removes 10 times the share" in str(decay_alone.faults)
+    given = right(targets)
+    doubled = {name: replace(each, weight_decay=2 * each.weight_decay) for name, each in given.items()}
+    faults = Audit(compare_settings(targets, doubled, TUNED)).faults  # at learning rates that differ from the base's
+    assert {each.factor for each in faults} == {2.0}
+    assert all("removes 2 times the share" in each.meaning for each in faults)

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from tests.limits.checks.muon_mistakes import (
@@ -23,6 +24,7 @@ from manyheads.limits import Parametrization, audit_model, initialize_model, pre
 from manyheads.limits.parametrization.architecture import apply_role_map
 from manyheads.limits.parametrization.muon import FACTORS, MUON_ROLES
 from manyheads.limits.parametrization.targets import parameter_targets
+from manyheads.limits.preflight_checks.judge import Judge
 from manyheads.limits.torch.muon_groups import patch_target
 from manyheads.transformer import Shape
 
@@ -177,7 +179,11 @@ def test_a_matrix_of_pixels_moves_by_as_much_at_every_width(factor):
     for heads in (2, 4, 16):
         shape = Shape(16, heads, 2)
         (target,) = parameter_targets(p, apply_role_map({"patch": "patch"}, shape, ["patch"]), TUNED)
-        rate = patch_target(p, target, 12, shape, TUNED).learning_rate
+        wanted = patch_target(p, target, 12, shape, TUNED)
+        rate = wanted.learning_rate
+        # Least Frobenius norm: of D times 12 entries, each of which falls as AdamW's epsilon does.
+        falls, count = target.epsilon / TUNED.epsilon, shape.width / BASE.width
+        assert wanted.epsilon == pytest.approx(TUNED.muon.epsilon * falls * count**0.5)
         u, _, v = torch.linalg.svd(torch.randn(shape.width, 12, generator=draw), full_matrices=False)
         update = rate * FACTORS[factor].at(shape.width, 12) * u @ v
         moved.append(float((pixels @ update.T).square().mean().sqrt()))
@@ -239,8 +245,8 @@ def test_gains_behind_queries_and_keys_may_have_a_rate_of_their_own():
     ("rates", "said"),
     [
         ({"query": 0.1}, "learning_rates names query, and Muon trains it"),
-        ({"query_gain": 0.0}, "it is a positive number"),
-        ({"query_gain": float("nan")}, "it is a positive number"),
+        ({"query_gain": 0.0}, "expected a positive number"),
+        ({"query_gain": float("nan")}, "expected a positive number"),
         ({"qk_gain": 0.1}, "no role is called 'qk_gain'"),
     ],
 )
@@ -274,3 +280,14 @@ def test_a_preflight_over_n_warns_of_gains_that_move_too_slowly(rate, slow):
     assert bool(notes) == slow
     if slow:
         assert "(N/N0)^(1/4) = 1.41" in notes[0]
+
+
+@pytest.mark.parametrize(("moved", "steps"), [(0.008, 104), (0.004, 207), (0.0, "inf"), (0.0084, None)])
+def test_the_steps_that_gains_need_are_those_of_their_growth(moved, steps):
+    """Over 4 steps a gain of 1/2 moves by so much in the mean of two seeds; 4 times N asks for 4^(1/4) - 1 = 0.414."""
+    p, shape = Parametrization(optimizer="muon", base=BASE), Shape(64, 4, 2)
+    judge = Judge(p, None, SimpleNamespace(steps=4))
+    judge.gains[shape, "q_norm"] = 0.5
+    notes = judge._slow_gains(shape, {"q_norm": [0.5 * moved, 1.5 * moved], "other": [0.0]})
+    assert [f"need {steps} steps" in note for note in notes] == [True] * (steps is not None)
+    assert not judge._slow_gains(BASE, {"q_norm": [0.0]})

@@ -216,7 +216,7 @@ def test_wrong_use_is_refused():
             Muon(**wrong)
     with pytest.raises(UsageError, match=r"muon=MuonHyperparameters\(learning_rate"):
         muon().table((8, 8, 2)).at(1e-3)
-    with pytest.raises(UsageError, match="it is a positive number"):
+    with pytest.raises(UsageError, match="expected a positive number"):
         MuonHyperparameters(0.0)
     with pytest.raises(UsageError, match="three arrays here"):
         Muon("fused").dimensions(None)
@@ -251,7 +251,7 @@ def test_a_framework_word_is_the_formula_of_its_framework(word):
         assert FACTORS[Muon(factor=word).factor].at(*sides) == pytest.approx(WORDS[word](*sides), rel=1e-12)
 
 
-@pytest.mark.parametrize("word", ["spectral", "rms", "", "Megatron:spectral", "shape", None])
+@pytest.mark.parametrize("word", ["spectral", "rms", "", "Megatron:spectral", "shape", None, "sqrt(r)/c", "√r/c"])
 def test_a_word_of_several_formulas_is_refused_with_all_of_them(word):
     with pytest.raises(UsageError, match="shape factor") as caught:
         find_factor(word)

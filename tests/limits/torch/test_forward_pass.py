@@ -533,3 +533,44 @@ def test_a_number_that_one_shape_does_not_explain_is_noted():
         audit = audit_model(p, model, torch.optim.AdamW(rows), TUNED, PLAIN, shape, fresh=False)
         assert any(said in note for note in audit.notes), audit.notes
         assert "not judged: logits" in str(audit).splitlines()[0]
+
+
+@pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize("multiplier", [1.0, 64**0.5])
+def test_a_multiplier_of_the_positions_is_measured_and_refused(first, multiplier):
+    """Beside multiplied embeddings and a vector for all tokens; read from the first row of the table or the third."""
+    import torch
+
+    class Places(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.shift = torch.nn.Embedding(9, HEADS.width), torch.nn.Parameter(torch.randn(HEADS.width))
+
+        def forward(self, tokens):
+            return multiplier * self.table(first + torch.arange(tokens.shape[-1])) + self.shift
+
+    class Shifted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.places = plain(HEADS, 7, 6), Places().double()
+
+        def forward(self, tokens):
+            x = HEADS.width**0.5 * self.inner.embedding(tokens) + self.places(tokens)
+            for block in self.inner.blocks:
+                x = block(x)
+            return self.inner.unembedding(self.inner.final_norm(x))
+
+    model = Shifted()
+    del model.inner.positions
+    roles = {f"inner.{name}": part for name, part in PLAIN.items() if part != "positional"}
+    roles |= {"places.table.weight": "positional", "places.shift": "embedding_bias"}
+    found = measured(model, roles, HEADS)
+    assert only(found.position) == pytest.approx(multiplier)
+    assert only(found.embedding) == pytest.approx(8)
+    if multiplier == 1:
+        assert torch_groups(Parametrization(base=BASE), model, TUNED, roles, HEADS)
+    else:
+        said = refusal(model, roles, HEADS)
+        assert "places.table.weight multiplies its positions by 8, and folded=True expects 1 in every layer" in said
+    same_width = refusal(model, roles, HEADS, Parametrization(base=Shape(16, 4, 2))) if multiplier != 1 else ""
+    assert not same_width or "positions by 8, and 1 in every layer is expected, as D stays" in same_width

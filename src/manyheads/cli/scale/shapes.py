@@ -27,8 +27,8 @@ class Theory:
     split: Literal["whole", "fused", "heads-in", "heads"] = "whole"
     """What Muon orthogonalizes together: matrices, QKV as one, QKV head by head, or the output matrix by heads too."""
     shape_factor: str = "original"
-    """By what Muon multiplies the rate of r x c itself: none, original √max(1, r/c), match_rms_adamw 0.2 √max(r, c), \
-sqrt(r/c), sqrt(max(r,c)), or a framework's word: megatron:spectral, dion:rms_norm."""
+    """Factor of Muon itself on the rate of an r x c matrix: none, original √max(1, r/c), match_rms_adamw \
+0.2 √max(r, c), sqrt(r/c), sqrt(max(r,c)), or a framework's word: megatron:spectral, dion:rms_norm."""
     logit_exponent: float = 1.0
     """Attention logits are divided by N to this power: 1, or 0.5, which keeps heads different from each other."""
     depth_exponent: float = 1.0
@@ -73,7 +73,7 @@ class TunedTheory(Theory):
         Raises
         ------
         UsageError
-            A word that is no name and number.
+            A word other than ROLE=RATE, or a role twice.
         """
         from manyheads.errors import UsageError
 
@@ -115,8 +115,8 @@ class TunedBase(TunedTheory):
     weight_decay: float = 0.0
     """Decoupled weight decay at the base."""
     no_decay: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="WORD ...", help_behavior_hint="")] = None
-    """What has no weight decay: norm (gains, shifts), bias (biases, shifts), 1-d (parameters of one axis), embedding
-    (tokens, positions); or a role of the table."""
+    """Parameters without weight decay: norm (gains, shifts), bias (biases, shifts), 1-d (parameters of one axis),
+    embedding (tokens, positions); or a role of the table."""
     stds: Annotated[Optional[Path], ABSENT] = None
     """JSON file with the standard deviation of the init at the base by role; those of the family if absent."""
 
@@ -174,7 +174,7 @@ class Notes:
     assumed: tuple[str, ...] = ()  # what was taken from the family
 
 
-SHAPE = (
+SHAPE_FIELDS = (
     "width",
     "heads",
     "layers",
@@ -230,7 +230,9 @@ def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
         raise UsageError(f"{flag} {path}: there is no config.json in this folder; give one that has it, or N,H,L")
     config, origin = load_config(path)
     if config.get("model_type"):
-        assumed = describe_assumed(read_config(config, origin), SHAPE)  # refuses the file; what follows the model
+        assumed = describe_assumed(
+            read_config(config, origin), SHAPE_FIELDS
+        )  # refuses the file; what follows the model
         try:
             return _shape_of_family(config, assumed)
         except UsageError as error:

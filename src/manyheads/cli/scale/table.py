@@ -105,7 +105,9 @@ class Scale(TunedTheory):
             return 0
         table = parametrization.table(shape)
         remarks = _compare(base_notes, notes, parametrization, shape)
-        remarks += _apart(table, hyperparameters) + ([TUNE_APART, TUNE_GAINS] if self.optimizer == "muon" else [])
+        remarks += _describe_own_rates(table, hyperparameters) + (
+            [TUNE_APART, TUNE_GAINS] if self.optimizer == "muon" else []
+        )
         remarks = list(dict.fromkeys([*remarks, *table.outside]))
         if self.json:
             print(json.dumps(as_json(table, hyperparameters, remarks), indent=1))
@@ -165,8 +167,8 @@ def _compare(base: Notes | None, target: Notes | None, parametrization: "Paramet
     return remarks
 
 
-def _apart(table: "Table", tuned: "BaseHyperparameters") -> list[str]:
-    """Return a remark on parts of roles that have a learning rate of their own, which no row shows."""
+def _describe_own_rates(table: "Table", tuned: "BaseHyperparameters") -> list[str]:
+    """Return remarks on learning rates of parts of roles, which no row shows."""
     from manyheads.errors import UsageError
     from manyheads.limits.parametrization.parts import PARTS
 

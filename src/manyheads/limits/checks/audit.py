@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from manyheads.errors import UsageError
 from manyheads.limits.checks.findings import OTHER_FACTOR, OTHER_STD, Audit, Finding
 from manyheads.limits.checks.init_test import init_is_right
-from manyheads.limits.parametrization.hyperparameters import EVERYDAY, BaseHyperparameters
+from manyheads.limits.parametrization.hyperparameters import NO_DECAY_WORDS, BaseHyperparameters
 from manyheads.limits.parametrization.parts import HIDDEN, Parameter
 from manyheads.limits.parametrization.targets import Factors, ParameterTarget
 
@@ -141,7 +141,7 @@ def audit_learning_rates(
     for numbers in given.values():
         if unknown := [role for role in numbers if role not in known]:
             raise UsageError(f"no role is called {unknown[0]!r}: choose from {', '.join(known)}")
-    words = (*known, HIDDEN, *EVERYDAY)
+    words = (*known, HIDDEN, *NO_DECAY_WORDS)
     if weight_decays and (parts := [name for name in hyperparameters.no_decay if name not in words]):
         raise UsageError(f"no_decay={parts[0]!r} is no role of the table, and decays are given by role: spare a role")
     settings: dict[str, ActualSettings] = {}

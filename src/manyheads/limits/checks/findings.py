@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 OTHER_STD, OTHER_FACTOR = "it starts with another std", "its factor is wrong"
 """Causes too general to group by: findings that differ in their factors stay apart."""
 UNJUDGED = "not judged"
-"""Words of every note on what was not compared."""
+"""Words that mark a note on a number without comparison."""
 CATEGORIES = ("optimizer", "block", "shape_factor", "nesterov")
-"""Quantities that are no numbers: a wrong one is off by no factor."""
+"""Quantities without a number, whose faults have no factor."""
 DRAWN = 1.1  # ratio of two stds of one draw: a hundred numbers give theirs to 7%
 
 

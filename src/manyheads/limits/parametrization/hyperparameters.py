@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from manyheads.limits.parametrization.parts import Parameter
 
 
-EVERYDAY: Mapping[str, tuple[str, ...]] = {
+NO_DECAY_WORDS: Mapping[str, tuple[str, ...]] = {
     "norm": ("gain", "shift", "norm"),
     "bias": ("bias", "shift"),
     "1-d": ("gain", "shift", "norm", "bias", "sink"),
 }
-"""Everyday word for what has no weight decay → how the parts and roles end that it means; `"embedding"` is another."""
+"""Word of recipes for parameters without weight decay → endings of their parts and roles; `"embedding"` is another."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class MuonHyperparameters:
     Raises
     ------
     UsageError
-        A number that cannot be.
+        A number outside its range.
     """
 
     learning_rate: float
@@ -54,10 +54,10 @@ class MuonHyperparameters:
     def __post_init__(self) -> None:
         for name in ("learning_rate", "epsilon"):
             if not (is_size(value := getattr(self, name)) and value > 0):
-                raise UsageError(f"MuonHyperparameters({name}={value!r}): it is a positive number")
+                raise UsageError(f"MuonHyperparameters({name}={value!r}): expected a positive number")
         for name in ("weight_decay", "momentum"):
             if not is_size(value := getattr(self, name)):
-                raise UsageError(f"MuonHyperparameters({name}={value!r}): it is not negative, and a number")
+                raise UsageError(f"MuonHyperparameters({name}={value!r}): expected a number of at least 0")
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class BaseHyperparameters:
         which a plain module has not, gains are one, biases and shifts zero. That of a gain is the number itself. A
         role's is not that of its parts that start at zero where others do not, such as the shifts of `"norm"`.
     no_decay
-        What has no weight decay, in the words of recipes: `"norm"`, gains and shifts of all norms; `"bias"`, all biases
-        and the shifts of norms; `"1-d"`, all parameters of one axis; `"embedding"`, tables of tokens and positions. Or
-        a role, or a part of it (`manyheads.limits.parametrization.parts.PARTS`), such as `"patch"`.
+        Parameters without weight decay, in the words of recipes: `"norm"`, gains and shifts of all norms; `"bias"`, all
+        biases and the shifts of norms; `"1-d"`, all parameters of one axis; `"embedding"`, tables of tokens and
+        positions. Or a role, or a part of it (`manyheads.limits.parametrization.parts.PARTS`), such as `"patch"`.
     learning_rates
         Learning rates at the base of roles or parts that were tuned apart, such as those of the gains behind queries
         and keys beside Muon: ``{"query_gain": 0.05, "key_gain": 0.05}``. A part's counts before its role's, and both
@@ -91,7 +91,7 @@ class BaseHyperparameters:
     Raises
     ------
     UsageError
-        A number that cannot be, or an unknown role.
+        A number outside its range, or an unknown role.
 
     Examples
     --------
@@ -110,25 +110,32 @@ class BaseHyperparameters:
     def __post_init__(self) -> None:
         for name, value in (("learning_rate", self.learning_rate), ("epsilon", self.epsilon)):
             if not (is_size(value) and value > 0):
-                raise UsageError(f"{name}={value!r}: it is a positive number")
+                raise UsageError(f"{name}={value!r}: expected a positive number")
         if not is_size(self.weight_decay):
-            raise UsageError(f"weight_decay={self.weight_decay!r}: it is not negative, and a number")
-        if not isinstance(self.learning_rates, Mapping):
-            raise UsageError(f"learning_rates={self.learning_rates!r}: it is a mapping from role to learning rate")
+            raise UsageError(f"weight_decay={self.weight_decay!r}: expected a number of at least 0")
+        for name, what in (("stds", "standard deviation"), ("learning_rates", "learning rate")):
+            if not isinstance(value := getattr(self, name), Mapping):
+                raise UsageError(f"{name}={value!r}: expected a mapping from role to {what}")
+        if isinstance(self.no_decay, str) or not (
+            isinstance(self.no_decay, Collection) and all(isinstance(word, str) for word in self.no_decay)
+        ):
+            raise UsageError(f"no_decay={self.no_decay!r}: expected words in a tuple, such as ('norm', 'bias')")
+        if not isinstance(self.muon, MuonHyperparameters | None):
+            raise UsageError(f"muon={self.muon!r}: expected MuonHyperparameters(learning_rate=...), or None")
         known = (*ROLES, HIDDEN)
-        words = [name for name in self.no_decay if name not in EVERYDAY]
+        words = [name for name in self.no_decay if name not in NO_DECAY_WORDS]
         named = (*self.stds, *words, *self.learning_rates)
         if unknown := [role for role in named if role not in known and role not in PARTS]:
             parts = ", ".join(part for part in PARTS if part not in known)
             raise UsageError(
-                f"no role is called {unknown[0]!r}: choose from {', '.join(known)}; or from their parts, {parts}; what "
-                f"has no decay, from {', '.join((*EVERYDAY, 'embedding'))} as well"
+                f"no role is called {unknown[0]!r}: choose from {', '.join(known)}; or from their parts, {parts}; for "
+                f"no_decay, from {', '.join((*NO_DECAY_WORDS, 'embedding'))} as well"
             )
         if bad := [role for role, std in self.stds.items() if not is_size(std)]:
-            raise UsageError(f"the std of {bad[0]} is {self.stds[bad[0]]!r}: it is not negative, and a number")
+            raise UsageError(f"the std of {bad[0]} is {self.stds[bad[0]]!r}: expected a number of at least 0")
         for role, rate in self.learning_rates.items():
             if not (is_size(rate) and rate > 0):
-                raise UsageError(f"the learning rate of {role} is {rate!r}: it is a positive number")
+                raise UsageError(f"the learning rate of {role} is {rate!r}: expected a positive number")
 
     def of(self, rule: str) -> BaseHyperparameters | MuonHyperparameters:
         """Return those of the optimizer that steps a weight."""
@@ -167,7 +174,7 @@ class BaseHyperparameters:
                 return parameter.axes == 1
             if word == "embedding":
                 return role in ("embedding", "positional") and part != "patch" and not part.endswith("bias")
-            return part.endswith(EVERYDAY[word]) if word in EVERYDAY else word in (part, role)
+            return part.endswith(NO_DECAY_WORDS[word]) if word in NO_DECAY_WORDS else word in (part, role)
 
         return not any(means(word, part) for word in self.no_decay for part in parameter.parts)
 

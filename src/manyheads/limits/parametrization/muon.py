@@ -19,6 +19,7 @@ Derived here.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
@@ -113,9 +114,10 @@ Words of PyTorch 2.13 (`torch.optim.Muon`, `adjust_lr_fn`), optax 0.2 (`contrib.
 and Emerging-Optimizers (`muon_scale_mode`), Dion (`adjust_lr`). `spectral` alone is two formulas, and no name."""
 
 
-def _plain(formula: str) -> str:
-    """Spell a formula of r rows and c columns in ASCII, without what may be left out."""
-    return formula.lower().replace("√", "sqrt").translate(str.maketrans("", "", " *()"))
+def _spell(formula: str) -> str:
+    """Spell a formula of r rows and c columns in ASCII, with the operand of a root in parentheses."""
+    plain = formula.lower().translate(str.maketrans("", "", " *"))
+    return re.sub(r"√(max\(.*\))", r"sqrt(\1)", plain).replace("√", "sqrt")
 
 
 def find_factor(word: str) -> str:
@@ -132,7 +134,7 @@ def find_factor(word: str) -> str:
         No shape factor is called so, or several are.
     """
     for name, factor in FACTORS.items():
-        if word in (name, factor.formula, *factor.words) or _plain(str(word)) == _plain(factor.formula):
+        if word in (name, factor.formula, *factor.words) or _spell(str(word)) == _spell(factor.formula):
             return name
     meant = [
         f"{each} for {factor.formula}" for factor in FACTORS.values() for each in factor.words if str(word) in each

@@ -119,7 +119,7 @@ class Parametrization:
         if not 0.5 <= self.depth_exponent <= 1:
             raise UsageError(f"depth_exponent={self.depth_exponent}: the limits exist between 1/2 and 1")
         if not 0 < self.richness < float("inf"):
-            raise UsageError(f"richness={self.richness}: it is a positive number")
+            raise UsageError(f"richness={self.richness}: expected a positive number")
         if self.scheme != "limits" and self.richness != 1:
             raise UsageError(f"richness={self.richness}: the scheme {self.scheme!r} has no richness")
 

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
 
 
-SHORT = 100  # steps; in trainings of 100 slower gains lost .03 to .1 nat, in trainings of 400 nothing
+SHORT_TRAINING = 100  # steps; in trainings of 100 slower gains lost .03 to .1 nat, in trainings of 400 nothing
 
 
 class Judge:
-    """What is prescribed at every shape, and what the optimizers and the forward pass have."""
+    """Prescribed updates at every shape, settings of the optimizers, and factors of the forward pass."""
 
     def __init__(self, p: Parametrization | None, hyperparameters: BaseHyperparameters | None, run: Runs) -> None:
         self.p, self.hyperparameters, self.run = p, hyperparameters, run
@@ -140,7 +140,7 @@ class Judge:
                 return  # one is enough
 
     def _slow_gains(self, shape: Shape, moved: Mapping[str, list[float]]) -> list[str]:
-        """Warn of gains behind queries and keys that take long to make up for what logits lose as N grows.
+        """Return warnings of gains behind queries and keys that grow too slowly to offset the fall of logits with N.
 
         Initial logits over N fall as N^-1/2, and updates of keys lie along queries by a random share of 1/N up to N of
         about 100, so that each of the two gains has to grow by (N/N0)^(1/4). Behind Muon, whose matrices keep their
@@ -155,7 +155,7 @@ class Judge:
                 continue
             step = float(np.mean(sizes)) / self.run.steps / start
             steps = needed / step if step else math.inf
-            if steps > SHORT:
+            if steps > SHORT_TRAINING:
                 said.append(
                     f"{name}: gains of a norm behind queries or keys have to grow by (N/N0)^(1/4) = {1 + needed:.3g} "
                     f"and need {steps:.0f} steps for it; in shorter trainings tune their learning rate apart, as "

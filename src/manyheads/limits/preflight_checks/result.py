@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OPEN = ("not decided", "not audited", "does not move")
-"""Words of notes on what is neither right nor wrong."""
+"""Words that mark a note on an open question."""
 State = Literal["unchanged", "applied", "folded", "both", "neither", "other", "unknown"]
 SAID = {
     "unchanged": "that of the base",
@@ -131,7 +131,7 @@ class Preflight(Shown):
         return "refuted" if not self.passed else "inconclusive" if self.undecided() else "holds"
 
     def undecided(self) -> list[str]:
-        """Return what is neither right nor wrong, one sentence each."""
+        """Return findings that are neither right nor wrong, one sentence each."""
         said = [each.sentence() for each in self.factors if each.state == "unknown"]
         said += [each.sentence() for each in self.growths if each.outcome == "inconclusive"]
         said += [each.sentence() for each in self.transfers if each.outcome == "inconclusive"]

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
     from manyheads.limits.torch.model import ModelOptions, TorchModel
 
-WORDS = {"logit": "logits", "branch": "branches", "output": "outputs", "embedding": "embeddings"}
+WORDS = {name: f"{name}s" for name in ("logit", "output", "embedding", "position")} | {"branch": "branches"}
 GIVE = (
     "give folded=ForwardMultipliers(branch=..., logit=..., output=...), what the model multiplies relative to the base"
 )
-STAYS = {"logit": "N stays", "branch": "L stays", "output": "D stays", "embedding": "D stays"}
+FOLLOWS = {"logit": "N", "branch": "L", "output": "D", "embedding": "D", "position": "D"}
 KEEP = {"logit": "keep the key dimension of the base", "branch": "keep its depth", "output": "keep its width"}
 
 
 def find_multipliers(
     p: Parametrization, model: Any, read: TorchModel, reading: ModelOptions
 ) -> tuple[ForwardMultipliers, tuple[str, ...]]:
-    """Return what a model multiplies its branches, logits and outputs by, relative to the base, and what is not known.
+    """Return what a model multiplies in its forward pass, relative to the base, and what is not known.
 
     It is measured at every shape but the base, also where the parametrization leaves a multiplier alone, unless it was
     given, or the model is of a family of transformers whose forward pass is known.
@@ -52,6 +52,7 @@ def find_multipliers(
         "branch": shape.depth != base.depth,
         "output": shape.width != base.width or p.richness != 1,
         "embedding": shape.width != base.width,
+        "position": shape.width != base.width,
     }
     found, notes = measure_forward(model, read, reading.example), []
     for name in sorted(moves, key=lambda each: not moves[each]):
@@ -93,13 +94,12 @@ def find_multipliers(
 
 def _coincidences(name: str, numbers: Sequence[float], p: Parametrization, shape: Shape) -> str:
     """Return powers of sizes that a right multiplier does not follow, and that equal it here and not at the base."""
-    follows = {"logit": "N", "branch": "L", "output": "D", "embedding": "D"}[name]
     sizes = {"N": "key_dim", "H": "heads", "L": "depth", "D": "width"}
     return " or ".join(
         f"{letter}^{words}"
         for letter, size in sizes.items()
         for words, power in (("-1/2", -0.5), ("-1", -1.0), ("1/2", 0.5))
-        if letter != follows and getattr(shape, size) != getattr(p.base, size)
+        if letter != FOLLOWS[name] and getattr(shape, size) != getattr(p.base, size)
         if any(abs(each - getattr(shape, size) ** power) <= ACCURACY * each for each in numbers)
     )
 
@@ -115,7 +115,7 @@ def _wrong(name: str, module: str, number: float, choices: list[tuple[float, flo
         )
     return (
         f"{module} multiplies its {WORDS[name]} by {number:.6g}, and {expected} in every layer is expected, as "
-        f"{STAYS[name]}: if the base multiplies by this number as well, which preflight tells, {GIVE}"
+        f"{FOLLOWS[name]} stays: if the base multiplies by this number as well, which preflight tells, {GIVE}"
     )
 
 
@@ -129,6 +129,8 @@ def _choices(
 ) -> list[tuple[float, float]]:
     """Return what a multiplier may be, and what that is relative to the base; constants of the base are not known."""
     shape, asked = read.architecture.shape, forward_multipliers(p, read.architecture.shape)
+    if name == "position":  # a factor there is folded into no weight
+        return [(1.0, 1.0)]
     own = getattr(asked, name)
     if name == "logit":
         n = shape.key_dim

@@ -1,12 +1,13 @@
 r"""Multipliers of a PyTorch model's forward pass, measured on one small batch.
 
 Folding a factor into a weight has its effect only if the model computes as is assumed. Here the outputs of projections
-are replaced by random numbers, so that no weight matters, and four quantities are read off one forward pass:
+are replaced by random numbers, so that no weight matters, and five quantities are read off one forward pass:
 
 * logits: the diagonal :math:`A_{ii} = s\, q_i \cdot k_i`, which rotary positions leave as it is;
 * branches: what a block adds to the stream, :math:`x' - x = \sum_j b_j y_j` over the outputs of its projections;
 * outputs: :math:`f = r\, W_U z + b` with the last norm's output z, and random numbers for :math:`W_U`;
-* embeddings: :math:`x_1 - x_2 = m (e_1 - e_2)` of two sequences, below the first block.
+* embeddings: :math:`x_1 - x_2 = m (e_1 - e_2)` of two sequences, below the first block;
+* positions: :math:`x_1 - m e_1 = m_p p + c` over the tokens of one sequence, there too.
 
 A norm behind a projection (QK-norm, sandwich norms) leaves no such proportion: a factor in the weight has no effect.
 The outputs of its gain are replaced instead; without gains, logits are compared with normalized queries and keys.
@@ -26,9 +27,11 @@ from manyheads.limits.torch.modules import (
     ACCURACY,
     find_blocks,
     first_tensor,
+    fit_rows,
     fit_sum,
     listen_to_logits,
     own_multiplier,
+    with_norms,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +42,7 @@ TOKENS = 5
 SMALL = 0.03
 """Size of the replaced queries and keys: far below any cap on logits."""
 ABOVE_EPSILON = 30.0
-"""Their size where a norm follows: far above any epsilon in it."""
+"""Size of the replaced queries and keys where a norm follows: far above any epsilon in it."""
 LARGE = 4.0
 """Size of the replaced outputs of branches: not lost in the rounding of a stream of size one."""
 
@@ -61,11 +64,12 @@ class ForwardPass:
     branch: Measured = field(default_factory=Measured)
     output: Measured = field(default_factory=Measured)
     embedding: Measured = field(default_factory=Measured)
+    position: Measured = field(default_factory=Measured)
     accuracy: float = ACCURACY
 
 
 def measure_forward(model: Any, read: TorchModel, example: Any = None) -> ForwardPass:
-    """Measure what a model multiplies its logits, branches, outputs and embeddings by."""
+    """Measure what a model multiplies its logits, branches, outputs, embeddings and positions by."""
     torch = require("torch")
     probe = _Probe(torch, model, read)
     try:
@@ -78,7 +82,7 @@ def measure_forward(model: Any, read: TorchModel, example: Any = None) -> Forwar
     except Exception as error:  # whatever a model raises for a batch that it does not take
         said = (str(error).splitlines() or [""])[0][:150]
         unknown = Measured(unknown=[f"the batch did not pass ({type(error).__name__}: {said})"])
-        return ForwardPass(unknown, unknown, unknown, unknown)
+        return ForwardPass(unknown, unknown, unknown, unknown, unknown)
     probe.measure_outputs(result)
     probe.measure_embeddings()
     logits = (
@@ -120,6 +124,7 @@ class _Probe:
         self.stream: list[Any] = []  # below and above every block
         self.last: list[Any] = []  # outputs of the last norm
         self.embedded: list[Any] = []
+        self.positions: dict[str, Any] = {}  # name of an exchanged table → its numbers, (positions, D)
         self.generator = torch.Generator().manual_seed(0)
         self.rounding = max(torch.finfo(t.dtype).eps for t in read.tensors.values() if t.is_floating_point())
         self.found.accuracy = max(ACCURACY, self.rounding)
@@ -167,7 +172,7 @@ class _Probe:
                     stack.callback(handle.remove)
             if any(type(module).__name__ == "OptimizedModule" for module in self.names):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(listen_to_logits(torch, self._see_logits, self._see_product))
+            stack.enter_context(listen_to_logits(torch, self._see_logits, self._replace_product))
             yield self._exchange(stack)
 
     def _hooks(self) -> Iterator[tuple[Any, Callable[..., Any]]]:
@@ -209,13 +214,16 @@ class _Probe:
         )
 
     def _exchange(self, stack: ExitStack) -> dict[str, Any]:
-        """Return random embeddings and a random unembedding under their names; sharded ones are set and put back."""
+        """Return random embeddings, positions and unembedding by name; sharded ones are set and put back."""
         found = {}
         for name, tensor in self.model.named_parameters():
             if tensor is self.table:
                 drawn = self.swapped = self._random(tensor, 0.01)
             elif self.parts.get(id(tensor)) in (("embedding",), ("patch",)):
                 drawn = self._random(tensor)
+            elif self.parts.get(id(tensor)) == ("positional",) and tensor.dim() > 1:
+                drawn = self._random(tensor)
+                self.positions[name] = drawn.flatten(0, -2)
             else:
                 continue
             if hasattr(tensor, "placements"):  # a DTensor, which its module gathers itself
@@ -275,7 +283,7 @@ class _Probe:
                 self.keys.append([each[-1] for each in readings])
         return drawn
 
-    def _see_product(self, operands: list[Any], output: Any) -> Any:
+    def _replace_product(self, operands: list[Any], output: Any) -> Any:
         """Replace a product with a parameter that its block itself multiplies, as by `torch.einsum`."""
         for each in operands if self.raw and not self.busy else ():
             if (found := self.raw.get(each.untyped_storage().data_ptr())) is not None:
@@ -351,7 +359,7 @@ class _Probe:
         table = self.swapped.double()
         outputs = getattr(result, "logits", None)
         outputs = first_tensor(self.torch, result, len(table)) if outputs is None else outputs
-        states = self.last or self._candidates(self.stream[-1] if self.stream else None)
+        states = self.last or with_norms(self.torch, self.stream[-1] if self.stream else None)
         for state in states if outputs is not None else ():
             pooled = (state, state[:, -1:], *((state.mean(1), state[:, 0], state[:, -1]) if state.dim() > 2 else ()))
             for plain in [each.double() @ table.T for each in pooled if each.shape[-1] == table.shape[-1]]:
@@ -367,30 +375,25 @@ class _Probe:
         measured.unknown.append("the outputs do not follow the last norm and the unembedding")
 
     def measure_embeddings(self) -> None:
-        """Find m with the stream below the first block = m times embeddings, and what all sequences share."""
+        """Find m and m_p with the stream below the first block = m times embeddings + m_p times positions + c."""
         measured, below = self.found.embedding, self.stream[0] if self.stream else None
         batched = [each.flatten(2).transpose(1, 2) if each.dim() == 4 else each for each in self.embedded]
         if below is None or below.dim() < 3 or len(below) < 2 or not batched:
             measured.unknown.append("no stream of two sequences below a first block was seen")
             return
-        for variant in zip(*(self._candidates(each) for each in batched), strict=True):
-            columns = [each[0] - each[1] for each in variant if len(each) == len(below)]
-            columns = [each for each in columns if each.shape[0] <= below.shape[1] and each.shape[1] == below.shape[2]]
-            if columns:
-                moved = (below[0] - below[1])[-len(columns[0]) :]
-                numbers = self._fit(moved.double(), columns, float(below.abs().max()))
-                if numbers is not None:
+        largest, (_, longest, width) = float(below.abs().max()), below.shape
+        for variant in zip(*(with_norms(self.torch, each) for each in batched), strict=True):
+            rows = [each for each in variant if len(each) == len(below) and each.shape[1] <= longest]
+            if rows := [each for each in rows if each.shape[-1] == width]:
+                ends = below[:, -rows[0].shape[1] :].double()
+                if numbers := self._fit(ends[0] - ends[1], [each[0] - each[1] for each in rows], largest):
                     measured.values |= {f"embeddings {number}": value for number, value in enumerate(numbers)}
+                    shared = ends[0] - sum(number * each[0] for number, each in zip(numbers, rows, strict=True))
+                    for name, table in self.positions.items():
+                        value = fit_rows(self.torch, shared, table.double(), 8 * self.rounding * largest)
+                        self.found.position.values |= {} if value is None else {name: value}
                     return
         measured.unknown.append("the stream below the first block does not follow the embeddings")
-
-    def _candidates(self, stream: Any) -> list[Any]:
-        """Return a stream as it is, and after a norm without gains."""
-        if stream is None:
-            return []
-        stream = stream.double()
-        rms = stream / (stream.square().mean(-1, keepdim=True) + 1e-12).sqrt()
-        return [stream, rms, self.torch.nn.functional.layer_norm(stream, stream.shape[-1:])]
 
     def _fit(self, target: Any, columns: list[Any], largest: float) -> list[float] | None:
         return fit_sum(self.torch, target, columns, 8 * self.rounding * largest)

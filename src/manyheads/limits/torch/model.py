@@ -92,7 +92,9 @@ def read_model(model: Any, reading: ModelOptions | None = None) -> TorchModel:
             raise UsageError("roles without a shape: give shape=Shape(key_dim, heads, depth) beside the role map")
         trained = [group for group in names.values() if group[0] not in frozen]
         resting = [group for group in names.values() if group[0] in frozen]
-        architecture = _see_tensors(apply_role_map(reading.roles, reading.shape, trained, resting), model, tensors)
+        architecture = _complete_parameters(
+            apply_role_map(reading.roles, reading.shape, trained, resting), model, tensors
+        )
         _check_sizes(architecture, tensors, complete=not frozen)
     elif config is None or not hasattr(config, "to_dict"):
         raise UsageError(
@@ -100,7 +102,7 @@ def read_model(model: Any, reading: ModelOptions | None = None) -> TorchModel:
             "shape=Shape(key_dim, heads, depth)"
         )
     else:
-        architecture = _see_tensors(read_architecture(config.to_dict(), names.values(), frozen), model, tensors)
+        architecture = _complete_parameters(read_architecture(config.to_dict(), names.values(), frozen), model, tensors)
         scales = {name: float(module.scaling) for name, module in _attention(model, architecture).items()}
         if reading.shape is not None and not _agrees(reading.shape, architecture.shape):
             raise UsageError(f"shape={reading.shape}, and the configuration says {architecture.shape}: leave shape out")
@@ -131,8 +133,8 @@ def unwrap(model: Any) -> Any:
         model = next(iter(children.values()))
 
 
-def _see_tensors(architecture: Architecture, model: Any, tensors: Mapping[str, Any]) -> Architecture:
-    """Say of parameters what their tensors and modules tell: axes, dense inputs, and of gains what is added to them.
+def _complete_parameters(architecture: Architecture, model: Any, tensors: Mapping[str, Any]) -> Architecture:
+    """Complete parameters from their tensors and modules: number of axes, dense inputs, offsets of gains.
 
     1 + w multiplies in Gemma's norms, and starts at w = 0.
     """
@@ -140,7 +142,7 @@ def _see_tensors(architecture: Architecture, model: Any, tensors: Mapping[str, A
     owners = {id(t): module for module in model.modules() for t in module.parameters(recurse=False)}
     dense = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 
-    def see(parameter: Parameter) -> Parameter:
+    def complete(parameter: Parameter) -> Parameter:
         tensor = tensors[parameter.name]
         owner = owners[id(tensor)]
         parameter = replace(parameter, axes=tensor.dim())
@@ -151,7 +153,9 @@ def _see_tensors(architecture: Architecture, model: Any, tensors: Mapping[str, A
         return parameter
 
     return replace(
-        architecture, parameters=tuple(map(see, architecture.parameters)), frozen=tuple(map(see, architecture.frozen))
+        architecture,
+        parameters=tuple(map(complete, architecture.parameters)),
+        frozen=tuple(map(complete, architecture.frozen)),
     )
 
 

@@ -70,6 +70,28 @@ def fit_sum(torch: Any, target: Any, columns: list[Any], rounded: float) -> list
     return None if rounded > size / 4 or left > ACCURACY * size + rounded else numbers.tolist()
 
 
+def fit_rows(torch: Any, target: Any, table: Any, rounded: float) -> float | None:
+    """Return m with target = m times successive rows of a table, and one vector for all; None where it is no such sum.
+
+    The rows start with the first; with the second behind a class token; with the third in OPT and RoBERTa.
+    """
+    for rows in (table[first : first + len(target)] for first in range(3)):
+        if rows.shape == target.shape and (
+            numbers := fit_sum(torch, target - target.mean(0), [rows - rows.mean(0)], rounded)
+        ):
+            return numbers[0]
+    return None
+
+
+def with_norms(torch: Any, stream: Any) -> list[Any]:
+    """Return a stream as it is, and after each kind of norm without gains; nothing of None."""
+    if stream is None:
+        return []
+    stream = stream.double()
+    rms = stream / (stream.square().mean(-1, keepdim=True) + 1e-12).sqrt()
+    return [stream, rms, torch.nn.functional.layer_norm(stream, stream.shape[-1:])]
+
+
 def first_tensor(torch: Any, found: Any, last: int | None = None) -> Any:
     """Return the first tensor of floating numbers in nested results, of a given last side."""
     if isinstance(found, torch.Tensor):
