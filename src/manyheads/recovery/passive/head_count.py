@@ -36,7 +36,7 @@ HARDLY = 0.02  # a further head that lowers the error by a smaller share, or by 
 
 
 class Elimination(NamedTuple):
-    """The layer of the fewest heads that held-out sequences allow, and what they say of one head less."""
+    """Result of a backward elimination: the layer and its held-out errors."""
 
     layer: AttentionLayer
     error: float  # relative squared error on held-out sequences
@@ -47,10 +47,10 @@ class Elimination(NamedTuple):
 def eliminate_heads(
     layer: AttentionLayer, examples: Examples, held_out: Examples, log: StageLog, settings: GaussNewtonSettings
 ) -> Elimination:
-    """Drop heads one by one, as long as held-out sequences do not tell the smaller layer from the larger one.
+    """Drop heads one by one while the held-out error does not grow.
 
-    Told apart is what differs by more than three standard errors of the sequences' paired differences, unless the
-    smaller layer leaves less than 1e-18 of the labels, which is rounding. `examples` are those that the layer was
+    It grows if the mean paired difference of the sequences' errors exceeds three standard errors, unless the smaller
+    layer leaves less than 1e-18 of the labels, which is rounding. `examples` are those that the layer was
     fitted to.
     """
     settings = replace(settings, steps=min(30, settings.steps), inner=min(200, settings.inner))
@@ -80,7 +80,7 @@ def eliminate_heads(
 
 
 def note_count(found: Elimination, started: int) -> tuple[str, ...]:
-    """Say how many heads were dropped, and what a further one could be."""
+    """Return notes on dropped heads and on the size of a head that would not show."""
     heads, notes = found.layer.heads, []
     if heads < started:
         notes.append(
