@@ -134,7 +134,7 @@ def model_sizes(config: ModelConfig) -> dict[str, int]:
     found["labels"] = len(labels) if isinstance(labels, dict) else count
     if "patch" in counted:
         if not counted["patch"]:
-            raise ConfigInvalid(config.path, f"patch_size {counted['patch']} and image_size {counted['image']}")
+            raise ConfigInvalid(config.path, "patch_size is 0, expected a positive number")
         found["patch_features"] = counted["patch"] ** 2 * counted["channels"]
         found["patches"] = (counted["image"] // counted["patch"]) ** 2
         found["positions"] = found["patches"] + counted.get("markers", 1)
@@ -172,7 +172,7 @@ def module_sizes(config: ModelConfig) -> Iterator[Size]:
     tied = config.values.get("tied", False)
     for module in family.body:
         for layer in range(config.values["layers"]) if "{layer}" in module.path else [None]:
-            if config.has(module.only, layer) and _stands(config, module, sizes):
+            if config.has(module.only, layer) and _is_present(config, module, sizes):
                 yield _size(config, module, sizes)
     for module in family.heads if has_language_head(config) else ():
         if module.role in _HEAD_ROLES:
@@ -185,7 +185,7 @@ def module_sizes(config: ModelConfig) -> Iterator[Size]:
         yield Size(above.role, sides, sides[0] if config.holds(above.bias) else 0, above.once)
 
 
-def _stands(config: ModelConfig, module: Module, sizes: Mapping[str, int]) -> bool:
+def _is_present(config: ModelConfig, module: Module, sizes: Mapping[str, int]) -> bool:
     """Whether a module of the body is there; where a table leaves it open, by what usually is."""
     if module.role in _PROJECTIONS:
         return sizes["embedding_width"] != sizes["width"]
@@ -237,14 +237,14 @@ def count_parameters(source: Mapping[str, Any] | Path | str) -> ParameterCount:
     for each in module_sizes(config):
         whole = each.weight + each.bias
         total += whole
-        active += _visited(each, whole, sizes)
+        active += _active_weights(each, whole, sizes)
         embedding += whole if each.role in TABLES else 0
     matrix = sum(count for _, count in _matrices(config, sizes))
     notes = (*describe_assumed(config), *describe_head(config))
-    return ParameterCount(total, active, embedding, matrix, _predicted(config, sizes), notes)
+    return ParameterCount(total, active, embedding, matrix, _count_predicted(config, sizes), notes)
 
 
-def _visited(size: Size, weights: int, sizes: Mapping[str, int]) -> int:
+def _active_weights(size: Size, weights: int, sizes: Mapping[str, int]) -> int:
     """Return how many of the weights of a module a token meets."""
     return weights * sizes["active_experts"] // sizes["experts"] if size.role in EXPERT_ROLES else weights
 
@@ -253,13 +253,13 @@ def _matrices(config: ModelConfig, sizes: Mapping[str, int]) -> Iterator[tuple[S
     """Go through the modules that are multiplied with a token, with the active weights of each."""
     for each in module_sizes(config):
         if each.role in PRODUCTS:
-            yield each, _visited(each, each.weight, sizes)
+            yield each, _active_weights(each, each.weight, sizes)
     if config.values.get("tied") and has_language_head(config):
         table = Size(Role.UNEMBEDDING, (sizes["vocabulary"], sizes["embedding_width"]), 0)
         yield table, table.weight
 
 
-def _predicted(config: ModelConfig, sizes: Mapping[str, int]) -> int:
+def _count_predicted(config: ModelConfig, sizes: Mapping[str, int]) -> int:
     """Count the blocks of multi-token prediction: a last layer each, a joint projection of 2 D to D and three norms."""
     if not (blocks := sizes.get("predicted", 0)):
         return 0
@@ -267,7 +267,7 @@ def _predicted(config: ModelConfig, sizes: Mapping[str, int]) -> int:
     layer = sum(
         size.weight + size.bias
         for module in config.family.body
-        if "{layer}" in module.path and config.has(module.only, last) and _stands(config, module, sizes)
+        if "{layer}" in module.path and config.has(module.only, last) and _is_present(config, module, sizes)
         for size in (_size(config, module, sizes),)
     )
     return blocks * (layer + 2 * width * width + 3 * width)
