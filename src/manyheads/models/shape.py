@@ -85,7 +85,7 @@ def _family_fields(config: ModelConfig) -> dict[str, Any]:
     if model_sizes(config).get("hidden_patches"):
         raise ConfigInvalid(
             path,
-            f"mask_ratio is {shown(counted['mask_ratio'])}: blocks see a part of the patches, a ModelShape all",
+            f"mask_ratio is {shown(counted['mask_ratio'])}: a ModelShape cannot leave patches out of the blocks",
             "count it by `manyheads count config.json`, or set mask_ratio to 0",
         )
     narrow = counted.get("embedding_width") not in (None, values["width"])

@@ -110,7 +110,7 @@ def test_signs_beside_a_head_of_constant_logits_are_said_to_be_open(rng):
     turned = AttentionLayer(np.stack([-theta[0], 0 * theta[0]]), np.stack([-w[0], w[1] + 2 * w[0]]))
     opposite = AttentionLayer(np.stack([theta[0], -theta[0]]), w)
     np.testing.assert_allclose(evaluate_layer(flat, x), evaluate_layer(turned, x), rtol=0, atol=1e-12)
-    for each, said in ((flat, "has constant logits"), (opposite, "are of opposite Theta"), (layer, "")):
+    for each, said in ((flat, "has constant logits"), (opposite, "have opposite Theta"), (layer, "")):
         examples = Examples(x, evaluate_layer(each, x))
         notes = [note for note in note_undetermined(each, examples, examples) if "leave signs open" in note]
         assert len(notes) == bool(said)

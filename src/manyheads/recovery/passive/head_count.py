@@ -84,8 +84,8 @@ def note_count(found: Elimination, started: int) -> tuple[str, ...]:
     heads, notes = found.layer.heads, []
     if heads < started:
         notes.append(
-            f"{started} heads were reduced to {heads}: held-out sequences do not tell the others from none, or from "
-            "copies of these"
+            f"{started} heads were reduced to {heads}: held-out sequences do not distinguish the others from zero, "
+            "or from copies of these"
         )
     if found.unseen > UNSEEN:
         notes.append(f"a further head with less than {found.unseen:.1g} of the labels' variance would not show")
