@@ -133,13 +133,20 @@ def model_sizes(config: ModelConfig) -> dict[str, int]:
     count = read_value(Key("num_labels", 2), config.raw, config.path)
     found["labels"] = len(labels) if isinstance(labels, dict) else count
     if "patch" in counted:
-        if not counted["patch"]:
-            raise ConfigInvalid(config.path, "patch_size is 0, expected a positive number")
+        if not 0 < counted["patch"] <= counted["image"]:
+            raise ConfigInvalid(
+                config.path, f"patch_size is {counted['patch']}, expected 1 to the image_size, {counted['image']}"
+            )
         found["patch_features"] = counted["patch"] ** 2 * counted["channels"]
         found["patches"] = (counted["image"] // counted["patch"]) ** 2
         found["positions"] = found["patches"] + counted.get("markers", 1)
         # Masked autoencoders show the rest to their blocks.
         found["hidden_patches"] = found["patches"] - int(found["patches"] * (1 - counted.get("mask_ratio", 0)))
+    if "experts" in found and not 1 <= found["active_experts"] <= found["experts"]:
+        raise ConfigInvalid(
+            config.path,
+            f"a token visits {found['active_experts']} experts, expected 1 to their number, {found['experts']}",
+        )
     if "shared_experts" in counted:
         found["shared_hidden"] = counted["expert_hidden"] * (counted["shared_experts"] or 0)
     return found

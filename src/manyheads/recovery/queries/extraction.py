@@ -340,7 +340,7 @@ def _add_model_error(certificate: Certificate, target: LayerOracle, stacks: list
     assert target.itself is not None
     function, kind = target.itself
     apart = [np.mean((np.asarray(function(x), np.float64) - target.function(x)) ** 2, axis=(1, 2)) for x in stacks]
-    distance = float(np.concatenate(apart).max()) / certificate.variance
+    distance = float(np.nan_to_num(np.concatenate(apart).max(), nan=np.inf)) / certificate.variance  # NaN: overflow
     largest = (certificate.largest_error**0.5 + distance**0.5) ** 2
     return dataclasses.replace(certificate, itself=largest, type_itself=kind)
 
