@@ -40,7 +40,6 @@ class Elimination(NamedTuple):
 
     layer: AttentionLayer
     error: float  # relative squared error on held-out sequences
-    fewer: float  # the same of the best layer with one head less; infinite for one head
     unseen: float  # share of the labels that a further head may have and not show
 
 
@@ -54,7 +53,7 @@ def eliminate_heads(
     fitted to.
     """
     settings = replace(settings, steps=min(30, settings.steps), inner=min(200, settings.inner))
-    errors, fewer = sequence_errors(layer, held_out), np.inf
+    errors = sequence_errors(layer, held_out)
     while layer.heads > 1:
         with log.stage(f"elimination, heads: {layer.heads - 1}") as figures:
             theta = stack_theta(layer)
@@ -72,11 +71,11 @@ def eliminate_heads(
             figures |= {"dropped": float(losses.min()), "held_out_error": fewer, "told_apart": smaller is None}
         if smaller is None:
             break
-        (layer, errors), fewer = smaller, np.inf
+        layer, errors = smaller
     error = float(errors.sum()) / held_out.power
     # What is left of exact labels may be a head; what is left of noisy ones is noise, known to three standard errors.
     unseen = error if error <= EXACT else _chance(errors) * len(errors) / held_out.power
-    return Elimination(layer, error, fewer, max(UNSEEN, unseen))
+    return Elimination(layer, error, max(UNSEEN, unseen))
 
 
 def note_count(found: Elimination, started: int) -> tuple[str, ...]:
