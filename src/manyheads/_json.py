@@ -1,4 +1,4 @@
-"""JSON from outside: bounded by what it would take of memory before it is parsed."""
+"""Parsing of untrusted JSON: the number of values, hence the memory, is bounded beforehand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MOST_PARTS = 1_000_000  # a value takes up to 200 bytes of memory, and three in 
 
 
 def check_parts(data: bytes | bytearray) -> None:
-    """Raise a ValueError where a text holds more values than any file of this library or of a model."""
+    """Raise a ValueError if a text holds more values than any file of this library or of a model."""
     parts = data.count(b",") + data.count(b"[") + data.count(b"{")
     if parts > MOST_PARTS:
         raise ValueError(f"{parts:,} commas and brackets, at most {MOST_PARTS:,}")

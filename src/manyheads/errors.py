@@ -24,12 +24,12 @@ class ShapeError(UsageError):
 
 
 def check_call(name: str, function: Any, *arguments: str, returns: str = "") -> None:
-    """Refuse a user's function that cannot be called with these arguments, given by their words.
+    """Refuse a user's function that cannot be called with these arguments, given by name.
 
     Raises
     ------
     UsageError
-        It cannot be called, or takes other arguments.
+        It is not callable, or takes other arguments.
 
     Examples
     --------
@@ -41,7 +41,7 @@ def check_call(name: str, function: Any, *arguments: str, returns: str = "") -> 
         raise UsageError(f"{name} is {type(function).__name__}: {expected}")
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # one that says nothing of its arguments
+    except (TypeError, ValueError):  # its signature is not available
         return
     try:
         signature.bind(*arguments)

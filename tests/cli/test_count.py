@@ -137,7 +137,7 @@ REFUSED = [
     (Count(layers=2, width=8, heads=2, convention="executed"), "a formula"),
     (Count(layers=2, width=8, heads=2, training=True, decode=True), "exclude"),
     (Count(layers=2, width=8, heads=2, causal=False, decode=True), "causal"),
-    (Count(layers=2, width=8, heads=2, length=0), "at least 1"),
+    (Count(layers=2, width=8, heads=2, length=0), "--length=0: expected an integer of at least 1"),
     (Count(layers=2, width=8, heads=2, shapes=("3",)), "--shapes"),
     (Count("jax.numpy:nonsense"), "cannot be imported"),
     (Count("no_such_module:f"), "cannot be imported"),
@@ -155,6 +155,13 @@ REFUSED = [
 def test_wrong_use(command, says):
     with pytest.raises(UsageError, match=says):
         command.run()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mixtral"])  # the latter has no closed form
+def test_no_number_of_sequences_is_below_one(family, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    with pytest.raises(UsageError, match="--batch=-2: expected an integer of at least 1"):
+        Count(str(tmp_path), batch=-2).run()
 
 
 def test_refused_files(tmp_path):

@@ -37,6 +37,14 @@ def test_large_integers_keep_every_digit():
     assert whole_number("1e17") == int(Decimal("1e17"))
 
 
+def test_an_error_of_a_users_function_is_shown_behind_its_type(tmp_path, monkeypatch, capsys):
+    (tmp_path / "failing_layers.py").write_text("def absent(): raise KeyError('x')\ndef silent(): raise KeyError\n")
+    monkeypatch.chdir(tmp_path)
+    for name, line in (("absent", "KeyError: 'x'"), ("silent", "KeyError")):
+        assert main(["count", f"failing_layers:{name}"]) == 3
+        assert capsys.readouterr().err.splitlines()[-1] == f"manyheads: {line}"
+
+
 def test_numbers_reach_the_commands():
     flags = ["--layers", "2", "--width", "1_000", "--heads", "4", "--length", "1e3"]
     module, _, name = COMMANDS["count",].place.partition(":")

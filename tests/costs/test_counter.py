@@ -87,7 +87,7 @@ def test_integers_with_a_value_are_known_and_shapes_are_not():
 
     for bound in (9, np.int32(9), np.array(9), jnp.int32(9)):
         assert count(repeat, X, bound).flops == 9 * ONE
-    assert "not known beforehand" in count(repeat, X, jax.ShapeDtypeStruct((), jnp.int32)).unknown[0]
+    assert "known integer scalars" in count(repeat, X, jax.ShapeDtypeStruct((), jnp.int32)).unknown[0]
 
 
 def test_scan():
@@ -380,6 +380,30 @@ def test_inner_loops_that_end_by_the_outer_counter(outer):
     deeper = lambda i, y: lax.fori_loop(0, i, inner, y)  # noqa: E731
     total = sum(sum(j * j for j in range(i)) for i in range(outer))
     assert count(lambda x: lax.fori_loop(0, outer, deeper, x), X).flops == total * ONE
+
+
+def test_bounds_that_the_program_computes():
+    """Powers are followed; an element of a constant array is not, and the reason does not call it data alone."""
+
+    def run(bound):
+        return count(lambda x, n: lax.fori_loop(0, bound(n), lambda _, y: square(y), x), X, 3)
+
+    for power in (2, 3):
+        assert run(lambda n, power=power: lax.integer_pow(n, power)).flops == 3**power * ONE
+    assert run(lambda n: lax.square(n)).flops == 9 * ONE
+    cost = run(lambda n: jnp.max(jnp.array([2, 5])))
+    assert "elements of arrays" in cost.unknown[0]
+    with pytest.raises(UnknownCost, match="trip count"):
+        _ = cost.flops
+
+
+def test_constant_group_sizes_are_not_called_data():
+    left, right = jax.ShapeDtypeStruct((8, 4), jnp.float32), jax.ShapeDtypeStruct((3, 4, 5), jnp.float32)
+    cost = count(lambda a, b: lax.ragged_dot(a, b, jnp.array([2, 3, 3])), left, right)
+    assert "which are data" not in cost.unknown[0]
+    with pytest.raises(UnknownCost) as caught:
+        _ = cost.flops
+    assert "trip count" not in str(caught.value)  # there is no loop
 
 
 def test_reasons_of_refusal_are_those_of_the_primitive(monkeypatch):

@@ -125,3 +125,17 @@ def test_families_are_known_or_refused_by_name():
         with pytest.raises(FamilyUnknown, match=name) as caught:
             count_parameters({"model_type": name})
         assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"model_type": "mixtral", "num_local_experts": 0}, "visits 2 experts, expected 1 to their number, 0"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "visits 9 experts, expected 1 to their number, 8"),
+        ({"model_type": "vit", "patch_size": 0}, "patch_size is 0, expected 1 to the image_size, 224"),
+        ({"model_type": "vit", "image_size": 15}, "patch_size is 16, expected 1 to the image_size, 15"),
+    ],
+)
+def test_sizes_that_no_model_can_have_are_refused(config, says):
+    with pytest.raises(ConfigInvalid, match=says):
+        count_parameters(config)

@@ -228,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             import traceback
 
             traceback.print_exc()
-        _complain(_message_of(error))
+        _complain(_message_of(error, known is None))
         return FAILED if known is None else known
 
 
@@ -358,11 +358,12 @@ def _status_of(error: Exception) -> int | None:
     return FAILED if isinstance(error, ManyheadsError | OSError) else None
 
 
-def _message_of(error: Exception) -> str:
-    """Return the message of an error, without the number of a system error."""
+def _message_of(error: Exception, unexpected: bool) -> str:
+    """Return the message of an error: of a system error without its number, of an unexpected one behind its type."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error) or type(error).__name__
+    kind, text = type(error).__name__, str(error)
+    return f"{kind}: {text}" if text and unexpected else text or kind
 
 
 def _complain(text: str) -> None:

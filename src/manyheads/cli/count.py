@@ -86,7 +86,7 @@ class Count:
         if ":" in self.target and not os.path.exists(self.target):
             cost = self._function_cost()
         elif (parameters := self._parameters()) and self._is_uneven():
-            print(json.dumps(parameters, indent=2) if self.json else wrap_output(_listed(parameters)))
+            print(json.dumps(parameters, indent=2) if self.json else wrap_output(_list_figures(parameters)))
             return 0
         else:
             cost, extra = self._model_cost()
@@ -107,7 +107,7 @@ class Count:
 
         texts = [next(filter(fits, (cost.table(), cost.table(shares=False))), cost.table())]
         if listed := {name: value for name, value in extra.items() if name != "notes"}:  # they stand in the table
-            texts.append(_listed(listed))
+            texts.append(_list_figures(listed))
         if self.compare:
             texts.append(render_comparison(cost))
         return "\n\n".join(texts)
@@ -135,13 +135,15 @@ class Count:
         return named | flops | {"length": length, "batch": self.batch, "notes": [*notes, *assumed]}
 
     def _length(self, fixed: int) -> "tuple[int, tuple[str, ...]]":
-        """Return the length, and the note on it if it was assumed."""
-        if fixed and self.length not in (None, fixed):
-            from manyheads.errors import UsageError
+        """Return the length, and the note on it if it was assumed; check it and the batch."""
+        from manyheads.errors import UsageError, check_integer
 
-            raise UsageError(f"--length {self.length}: an image has {fixed} positions here; leave --length out")
-        if self.length is not None or fixed:
-            return self.length if self.length is not None else fixed, ()
+        check_integer("--batch", self.batch)
+        length = None if self.length is None else check_integer("--length", self.length)
+        if fixed and length not in (None, fixed):
+            raise UsageError(f"--length {length}: an image has {fixed} positions here; leave --length out")
+        if length or fixed:
+            return length or fixed, ()
         return 1024, ("no --length is given: 1024 is taken",)
 
     def _is_uneven(self) -> bool:
@@ -275,12 +277,12 @@ def _parse_shape(text: str) -> Any:
     return jax.ShapeDtypeStruct(extents, dtype)
 
 
-def _listed(figures: dict[str, Any]) -> str:
-    lines = [f"{name.replace('_', ' ')}: {_readable(value)}" for name, value in figures.items() if name != "notes"]
+def _list_figures(figures: dict[str, Any]) -> str:
+    lines = [f"{name.replace('_', ' ')}: {_format_value(value)}" for name, value in figures.items() if name != "notes"]
     return "\n".join(lines + [f"note: {note}" for note in figures.get("notes", ())])
 
 
-def _readable(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, str):
         return value
     return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"

@@ -324,7 +324,7 @@ def _say_accuracy(heads: Sequence[Mapping[str, Any]]) -> str:
 
 def _say_leak(leak: Mapping[str, Any] | None, stages: Mapping[str, Any]) -> Iterator[str]:
     """Describe the calls of every stage, and what is known of attacks behind noise and rounding."""
-    from manyheads.recovery.queries.leak_meter import UNCOUNTED, describe_queries, describe_unmeasured
+    from manyheads.recovery.queries.leak_meter import UNCOUNTED, describe_queries, describe_unmeasured, name_bound
 
     said = ", ".join(f"{name} {counts['calls']:,}" for name, counts in stages.items())
     yield f"stages   {said} calls"
@@ -341,11 +341,8 @@ def _say_leak(leak: Mapping[str, Any] | None, stages: Mapping[str, Any]) -> Iter
         if one["cheapest"] is not None:
             tokens = one["cheapest"] * leak["length"]
             cheapest = f"cheapest attack known {one['cheapest']:,.0f} calls, {tokens:,.0f} tokens"
-        bound = "bits of the answers" if one["name"].startswith("rounding") else "Cramér-Rao bound of these tokens"
-        yield (
-            f"         {one['name']}: {cheapest}; {bound} {one['bound']:,.0f} calls; squared error of an answer "
-            f"{one['loss']:.2g}"
-        )
+        bound = f"{name_bound(one)} {one['bound']:,.0f} calls"
+        yield f"         {one['name']}: {cheapest}; {bound}; squared error of an answer {one['loss']:.2g}"
     yield f"         {describe_unmeasured(leak)}"
 
 

@@ -104,7 +104,7 @@ def whole_number(text: str) -> int:
 
 
 def named_path(text: str) -> Path:
-    """Read a path; an empty text, which `pathlib` takes for the working folder, is a ValueError, and so is a NUL."""
+    """Read a path; raise a ValueError for an empty text, which `pathlib` takes for the working folder, or a NUL."""
     if not text or "\0" in text:
         raise ValueError(f"{text!r} names no file or folder; '.' is the working folder")
     return Path(text)

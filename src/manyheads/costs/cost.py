@@ -25,6 +25,7 @@ RECOMPUTED: dict[str, frozenset[str]] = {
     "block+scores": frozenset({"block-again", "last-again", "scores-again"}),
     "executed": frozenset(),
 }
+LOOP = "a while loop"  # with which the reasons begin that a trip count removes
 FIGURES = ("flops", "elementwise", "transcendental", "bytes")
 BYTES = {
     True: "compulsory traffic: every needed input, constant and result of one call once",
@@ -161,9 +162,8 @@ class Cost(Shown):
 
     def _refuse_unknown(self) -> None:
         if self.unknown:
-            raise UnknownCost(
-                f"the cost is not determined: {'; '.join(self.unknown)}. Take lower_bound(), or state the trip count"
-            )
+            trips = ", or state the trip count" if any(part.startswith(LOOP) for part in self.unknown) else ""
+            raise UnknownCost(f"the cost is not determined: {'; '.join(self.unknown)}. Take lower_bound(){trips}")
 
     def lower_bound(self) -> "Cost":
         """Return the cost with every undetermined part left out, which then stands in the notes."""

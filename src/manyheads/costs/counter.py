@@ -12,7 +12,7 @@ from jax.extend import core
 from manyheads._arrays import COMPLEX, as_native
 from manyheads.costs import primitives
 from manyheads.costs.conventions import find_convention
-from manyheads.costs.cost import Cost, Item
+from manyheads.costs.cost import LOOP, Cost, Item
 from manyheads.costs.jaxpr import (
     LONGEST_WALK,
     Known,
@@ -147,9 +147,9 @@ class _Counter:
             return  # a loop that costs nothing costs nothing however often it runs
         if trips is None and self.trips is not None:
             trips = self.trips
-            work.notes[f"a while loop of unknown length is taken to run {trips} times"] = None
+            work.notes[f"{LOOP} of unknown length is taken to run {trips} times"] = None
         if trips is None:
-            work.unknown[f"a while loop of {step.total()[0]:,} multiply-adds an iteration {reason}"] = None
+            work.unknown[f"{LOOP} of {step.total()[0]:,} multiply-adds an iteration {reason}"] = None
             work.unknown.update(step.unknown | test.unknown)
             return
         if trips:
@@ -231,8 +231,8 @@ def count(fn: Callable[..., Any], *args: Any, trips: int | None = None) -> Cost:
         each that is read; integers and Booleans count nothing. `bytes` are needed inputs, constants and results, each
         moved once. `cost.unknown` names what the program does not determine: loops of unknown length, decompositions
         that iterate (`svd`, `eigh`, `eig`, `schur`), those that depend on the library's algorithm (`fft`, `qr`),
-        products whose size is data (`ragged_dot`, sparse arrays), and calls of code outside of the program. Then a
-        figure is refused, and `cost.lower_bound()` is what is sure.
+        products whose size depends on values (`ragged_dot`, sparse arrays), and calls of code outside of the program.
+        Then a figure is refused, and `cost.lower_bound()` is what is sure.
 
     Raises
     ------
@@ -262,7 +262,7 @@ def count(fn: Callable[..., Any], *args: Any, trips: int | None = None) -> Cost:
 
     closed = jax.make_jaxpr(call)(*(leaves[index] for index in traced))
     wanted = (True,) * len(closed.jaxpr.outvars)
-    known = [_given(leaves[index]) for index in traced]
+    known = [_integer_value(leaves[index]) for index in traced]
     counter = _Counter(trips)
     work = counter.program(closed.jaxpr, closed.consts, known, wanted)
     items = [
@@ -285,7 +285,7 @@ def _refuse_torch(*values: Any) -> None:
             )
 
 
-def _given(leaf: Any) -> Known:
+def _integer_value(leaf: Any) -> Known:
     """Return the value of an integer among the arguments, None for other leaves."""
     concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and not leaf.ndim
     return known_value(np.asarray(leaf) if concrete and getattr(leaf.dtype, "kind", "") in tuple("iub") else leaf)

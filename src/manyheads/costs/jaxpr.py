@@ -185,6 +185,8 @@ _INTEGER_ARITHMETIC: dict[str, Any] = {
     "min": np.minimum,
     "neg": np.negative,
     "sign": np.sign,
+    "square": np.square,
+    "integer_pow": np.power,
     "lt": np.less,
     "le": np.less_equal,
     "gt": np.greater,
@@ -240,7 +242,8 @@ def known_results(eqn: Any, operands: Sequence[Known]) -> list[Known]:
         value = operands[0]
     elif name in _INTEGER_ARITHMETIC and not (name in ("div", "rem") and operands[1] == 0):
         with np.errstate(over="ignore"):  # integers wrap, as on the device
-            value = _INTEGER_ARITHMETIC[name](*operands)
+            power = [eqn.params["y"]] if name == "integer_pow" else []
+            value = _INTEGER_ARITHMETIC[name](*operands, *power)
     else:
         return unknown
     return [np.asarray(value).astype(aval.dtype)[()]]
@@ -282,7 +285,8 @@ def while_trips(eqn: Any, operands: Sequence[Known], liveness: Liveness) -> tupl
     for trips in range(LONGEST_SIMULATION + 1):
         (goes_on,) = evaluate_known(condition.jaxpr, condition.consts, [*ends, *carry])
         if goes_on is None:
-            return None, "ends by values that are not known beforehand: data, or the counter of a loop around it"
+            others = "data, elements of arrays, or the counter of a loop around it"
+            return None, f"ends by values other than known integer scalars, such as {others}"
         if not goes_on:
             return trips, ""
         carry = evaluate_known(body.jaxpr, body.consts, [*fixed, *carry], step)

@@ -87,7 +87,10 @@ def describe_uncounted(eqn: Any) -> tuple[str, bool]:
             return f"{name} {reason}", names not in (NOTED, SELECTED_SUMS, COLLECTIVES)
     if name == "ragged_dot_general":
         most = f"at most {ragged_macs(eqn):,} multiply-adds"
-        return f"{name} multiplies as many rows as the group sizes say, which are data: {most}", True
+        return (
+            f"{name} multiplies as many rows as its group sizes add up to, and their values are not read: {most}",
+            True,
+        )
     if name.startswith(SPARSE):
         return f"{name} works on a sparse array: how many operations its stored elements take is not derived", True
     if name.startswith("dot_product_attention"):

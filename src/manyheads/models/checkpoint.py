@@ -190,7 +190,7 @@ def open_checkpoint(
 def _choose(folder: Path, config: Mapping[str, Any] | None, follow_links: bool) -> Path:
     """Find the one file of a folder that says where its weights are, as transformers does."""
     if isinstance(named := (config or {}).get("transformers_weights"), str):
-        return folder / _plain(named, folder / "config.json", (".safetensors", ".safetensors.index.json"))
+        return folder / _check_plain(named, folder / "config.json", (".safetensors", ".safetensors.index.json"))
     single, index = folder / SINGLE, folder / INDEX
     has_single, has_index = (os.path.lexists(path) for path in (single, index))
     if has_single and has_index:  # transformers reads the file, and leaves the index of an earlier save
@@ -201,7 +201,7 @@ def _choose(folder: Path, config: Mapping[str, Any] | None, follow_links: bool) 
             if differing := [
                 name
                 for name in {**file.entries, **file_of}
-                if name not in file_of or not _same(name, file, file_of[name])
+                if name not in file_of or not _hold_same(name, file, file_of[name])
             ]:
                 found = f"{SINGLE} and the {len(files)} shards of {INDEX} differ in {shorten(sorted(differing), 3)}"
                 raise FileDamaged(folder, found, "give the one you mean: the .safetensors file or the .index.json file")
@@ -218,7 +218,7 @@ def _choose(folder: Path, config: Mapping[str, Any] | None, follow_links: bool) 
     raise FileMissing(folder, found, "give the .safetensors file itself if it has another name")
 
 
-def _same(name: str, one: TensorFile, other: TensorFile) -> bool:
+def _hold_same(name: str, one: TensorFile, other: TensorFile) -> bool:
     """Tell whether two files hold the same tensor of a name."""
     if name not in one.entries or name not in other.entries:
         return False
@@ -226,11 +226,11 @@ def _same(name: str, one: TensorFile, other: TensorFile) -> bool:
     return said[0] == said[1] and one.fingerprint(name) == other.fingerprint(name)
 
 
-def _plain(name: str, path: Path, endings: tuple[str, ...] = (".safetensors",)) -> str:
-    """Return the name of a file beside `path` that `path` gives."""
+def _check_plain(name: str, path: Path, endings: tuple[str, ...] = (".safetensors",)) -> str:
+    """Return a file name that `path` gives; refuse one that is no plain name with one of the endings."""
     if name in ("", ".", "..") or any(mark in name for mark in "/\\:\0"):
         found = f"the file {name[:200]!r} is no plain file name"
-        raise FileDamaged(path, found, f"put the file beside {path.name}, and its plain name there")
+        raise FileDamaged(path, found, f"put the file beside {path.name}, and give its plain name")
     if not name.endswith(endings):
         raise PickleRefused(path, f"the file {name[:200]!r} is no .safetensors file")
     return name
@@ -245,7 +245,7 @@ def _read_index(path: Path, follow_links: bool) -> dict[str, str]:
     if not isinstance(table, dict) or not table or not all(isinstance(shard, str) for shard in table.values()):
         raise FileDamaged(path, "weight_map is not a table from tensors to file names")
     for shard in set(table.values()):
-        _plain(shard, path)
+        _check_plain(shard, path)
     return table
 
 
@@ -270,7 +270,7 @@ def _open_shards(
         raise FileDamaged(index, found, "the save is incomplete: fetch index and shards again")
     for name, last in file_of.items():
         file = files.get(placed.get(name, ""), last)
-        if name in file.entries and file is not last and not _same(name, file, last):
+        if name in file.entries and file is not last and not _hold_same(name, file, last):
             found = f"{name[:120]!r} is in {file.path.name}, which it names, and with other values in {last.path.name}"
-            raise FileDamaged(index, found, "transformers reads the latter: take out the one that is not meant")
+            raise FileDamaged(index, found, "transformers reads the latter: remove the tensor that is not meant")
     return list(files.values()), config, file_of

@@ -133,13 +133,20 @@ def model_sizes(config: ModelConfig) -> dict[str, int]:
     count = read_value(Key("num_labels", 2), config.raw, config.path)
     found["labels"] = len(labels) if isinstance(labels, dict) else count
     if "patch" in counted:
-        if not counted["patch"]:
-            raise ConfigInvalid(config.path, f"patch_size {counted['patch']} and image_size {counted['image']}")
+        if not 0 < counted["patch"] <= counted["image"]:
+            raise ConfigInvalid(
+                config.path, f"patch_size is {counted['patch']}, expected 1 to the image_size, {counted['image']}"
+            )
         found["patch_features"] = counted["patch"] ** 2 * counted["channels"]
         found["patches"] = (counted["image"] // counted["patch"]) ** 2
         found["positions"] = found["patches"] + counted.get("markers", 1)
         # Masked autoencoders show the rest to their blocks.
         found["hidden_patches"] = found["patches"] - int(found["patches"] * (1 - counted.get("mask_ratio", 0)))
+    if "experts" in found and not 1 <= found["active_experts"] <= found["experts"]:
+        raise ConfigInvalid(
+            config.path,
+            f"a token visits {found['active_experts']} experts, expected 1 to their number, {found['experts']}",
+        )
     if "shared_experts" in counted:
         found["shared_hidden"] = counted["expert_hidden"] * (counted["shared_experts"] or 0)
     return found
@@ -172,7 +179,7 @@ def module_sizes(config: ModelConfig) -> Iterator[Size]:
     tied = config.values.get("tied", False)
     for module in family.body:
         for layer in range(config.values["layers"]) if "{layer}" in module.path else [None]:
-            if config.has(module.only, layer) and _stands(config, module, sizes):
+            if config.has(module.only, layer) and _is_present(config, module, sizes):
                 yield _size(config, module, sizes)
     for module in family.heads if has_language_head(config) else ():
         if module.role in _HEAD_ROLES:
@@ -185,7 +192,7 @@ def module_sizes(config: ModelConfig) -> Iterator[Size]:
         yield Size(above.role, sides, sides[0] if config.holds(above.bias) else 0, above.once)
 
 
-def _stands(config: ModelConfig, module: Module, sizes: Mapping[str, int]) -> bool:
+def _is_present(config: ModelConfig, module: Module, sizes: Mapping[str, int]) -> bool:
     """Whether a module of the body is there; where a table leaves it open, by what usually is."""
     if module.role in _PROJECTIONS:
         return sizes["embedding_width"] != sizes["width"]
@@ -237,14 +244,14 @@ def count_parameters(source: Mapping[str, Any] | Path | str) -> ParameterCount:
     for each in module_sizes(config):
         whole = each.weight + each.bias
         total += whole
-        active += _visited(each, whole, sizes)
+        active += _active_weights(each, whole, sizes)
         embedding += whole if each.role in TABLES else 0
     matrix = sum(count for _, count in _matrices(config, sizes))
     notes = (*describe_assumed(config), *describe_head(config))
-    return ParameterCount(total, active, embedding, matrix, _predicted(config, sizes), notes)
+    return ParameterCount(total, active, embedding, matrix, _count_predicted(config, sizes), notes)
 
 
-def _visited(size: Size, weights: int, sizes: Mapping[str, int]) -> int:
+def _active_weights(size: Size, weights: int, sizes: Mapping[str, int]) -> int:
     """Return how many of the weights of a module a token meets."""
     return weights * sizes["active_experts"] // sizes["experts"] if size.role in EXPERT_ROLES else weights
 
@@ -253,13 +260,13 @@ def _matrices(config: ModelConfig, sizes: Mapping[str, int]) -> Iterator[tuple[S
     """Go through the modules that are multiplied with a token, with the active weights of each."""
     for each in module_sizes(config):
         if each.role in PRODUCTS:
-            yield each, _visited(each, each.weight, sizes)
+            yield each, _active_weights(each, each.weight, sizes)
     if config.values.get("tied") and has_language_head(config):
         table = Size(Role.UNEMBEDDING, (sizes["vocabulary"], sizes["embedding_width"]), 0)
         yield table, table.weight
 
 
-def _predicted(config: ModelConfig, sizes: Mapping[str, int]) -> int:
+def _count_predicted(config: ModelConfig, sizes: Mapping[str, int]) -> int:
     """Count the blocks of multi-token prediction: a last layer each, a joint projection of 2 D to D and three norms."""
     if not (blocks := sizes.get("predicted", 0)):
         return 0
@@ -267,7 +274,7 @@ def _predicted(config: ModelConfig, sizes: Mapping[str, int]) -> int:
     layer = sum(
         size.weight + size.bias
         for module in config.family.body
-        if "{layer}" in module.path and config.has(module.only, last) and _stands(config, module, sizes)
+        if "{layer}" in module.path and config.has(module.only, last) and _is_present(config, module, sizes)
         for size in (_size(config, module, sizes),)
     )
     return blocks * (layer + 2 * width * width + 3 * width)

@@ -85,7 +85,7 @@ def _family_fields(config: ModelConfig) -> dict[str, Any]:
     if model_sizes(config).get("hidden_patches"):
         raise ConfigInvalid(
             path,
-            f"mask_ratio is {shown(counted['mask_ratio'])}: blocks see a part of the patches, a ModelShape all",
+            f"mask_ratio is {shown(counted['mask_ratio'])}: a ModelShape cannot leave patches out of the blocks",
             "count it by `manyheads count config.json`, or set mask_ratio to 0",
         )
     narrow = counted.get("embedding_width") not in (None, values["width"])
@@ -126,7 +126,12 @@ def _family_fields(config: ModelConfig) -> dict[str, Any]:
         "itemsize": ITEMSIZES[config_dtype(raw, path) or "float32"],
     }
     dtype = () if config_dtype(raw, path) else (FLOAT32_TAKEN,)
-    notes = (*describe_assumed(config), *dtype, *describe_head(config), *_unlike(config, counted, modules))
+    notes = (
+        *describe_assumed(config),
+        *dtype,
+        *describe_head(config),
+        *_describe_differences(config, counted, modules),
+    )
     ends = _patches(config, counted) if "patch" in counted else _text(config, counted, modules)
     return shape | ends | _head(config) | {"notes": notes}
 
@@ -158,7 +163,7 @@ def _positions(modules: Mapping[Role, Any], values: Mapping[str, Any]) -> str:
     return "learned" if Role.POSITION in modules else "none"
 
 
-def _unlike(config: ModelConfig, counted: Mapping[str, Any], modules: Mapping[Role, Any]) -> list[str]:
+def _describe_differences(config: ModelConfig, counted: Mapping[str, Any], modules: Mapping[Role, Any]) -> list[str]:
     """Return notes on elementwise work that is counted as a plain block's."""
     notes = []
     if (activation := counted["activation"]) in OTHER_ACTIVATIONS:

@@ -124,8 +124,8 @@ class Certificate(Shown):
     distribution
         D, in words.
     itself, type_itself
-        Largest error against the model as it computes itself, and its floating-point type, where a copy of it was
-        asked; None where a function was. An observation on `OBSERVED` fresh sequences, and no bound.
+        Largest error against a model in its own floating-point type, and that type, if a copy of it was asked; None if
+        a function was. Observed on `OBSERVED` fresh sequences; not a bound.
     """
 
     largest_error: float
@@ -159,8 +159,8 @@ class Certificate(Shown):
             + (
                 ""
                 if self.itself is None
-                else f" That is a copy of the model; itself, as it computes in {self.type_itself}, it is up to "
-                f"{self.itself:.2g} away ({OBSERVED} fresh ones)."
+                else f" This is about a copy of the model. Against the model itself, which computes in "
+                f"{self.type_itself}, errors are up to {self.itself:.2g} ({OBSERVED} fresh sequences)."
             )
         )
 

@@ -80,7 +80,11 @@ def note_unresolved(accuracies: tuple[HeadAccuracy, ...], told_apart: bool = Fal
     if not unresolved:
         return ()
     which = f"head {unresolved[0]} is" if len(unresolved) == 1 else f"heads {', '.join(unresolved)} are"
-    why = "which held-out sequences tell from none, but not its matrices" if told_apart else "and might not exist"
+    why = (
+        "though held-out sequences need every head: its matrices are not determined"
+        if told_apart
+        else "and might not exist"
+    )
     return (f"{which} below the error of the layer, {why}",)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from manyheads.recovery.layers.description import at_offset_one
 from manyheads.recovery.layers.pictures import layer_panels
 from manyheads.recovery.layers.rotary import RotaryLayer
-from manyheads.recovery.queries.leak_meter import describe_queries, describe_unmeasured
+from manyheads.recovery.queries.leak_meter import describe_queries, describe_unmeasured, name_bound
 from manyheads.recovery.results import Recovery
 from manyheads.study import Listing
 from manyheads.study.reporting.html import Section, format_figure
@@ -33,7 +33,7 @@ def stages_panel(found: Recovery) -> Listing:
 
 def leak_panel(leak: Mapping[str, Any]) -> Listing:
     """Return what is known of attacks behind every defence, from `measure_leak`."""
-    rows = []
+    rows, gap = [], describe_unmeasured(leak)
     for one in leak["defences"]:
         calls = ("bound", "cheapest")
         figures = ["not measured" if one[name] is None else format_figure(float(f"{one[name]:.3g}")) for name in calls]
@@ -44,8 +44,8 @@ def leak_panel(leak: Mapping[str, Any]) -> Listing:
         tuple(rows),
         note=(
             f"Calls {describe_queries(leak)}. {leak['counting']:,.3g} calls show as many numbers as the layer has free "
-            "parameters. Bounds: Cramér-Rao bound of these queries behind noise, bits that answers hold behind "
-            f"rounding. {describe_unmeasured(leak).capitalize()}. Errors are relative to the variance."
+            f"parameters. Bounds: {', '.join(dict.fromkeys(map(name_bound, leak['defences'])))}. "
+            f"{gap[:1].upper()}{gap[1:]}. Errors are relative to the variance."
         ),
     )
 

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from manyheads.costs import ModelShape, activation_bytes
+from manyheads.costs import ModelShape, activation_bytes, transformer_cost
 from manyheads.costs.formulas.memory import embedding_table, stored_matrices
 from manyheads.errors import UsageError
 
@@ -15,6 +15,17 @@ def test_weights_are_the_sizes_of_the_matrices(reference, gated):
     blocks = 3 * sum(leaf.size for leaf in jax.tree.leaves(w))
     assert stored_matrices(shape) == blocks + 2 * embedding_table(shape)
     assert embedding_table(shape) == 7 * 12
+
+
+def test_bytes_are_those_of_tables_heads_ids_and_logits():
+    """An encoder whose tied table is only looked up, with a head on every position and one on the class token."""
+    shape = ModelShape(
+        1, 4, 2, mlp_hidden=8, vocabulary=7, unembedding=False, tied=True, causal=False, itemsize=2,
+        token_classes=3, classes=5, class_width=8, pooled=True,
+    )  # fmt: skip
+    block, table, pooler, heads = 4 * 4 * 4 + 2 * 4 * 8, 7 * 4, 4 * 4, 4 * 3 + 8 * 5
+    ids, logits = 4 * (6 * 2), 6 * 2 * 3 + 2 * 5
+    assert transformer_cost(shape, 6, 2).bytes == ids + 2 * (block + table + pooler + heads + logits)
 
 
 @pytest.mark.parametrize("gated", [False, True])

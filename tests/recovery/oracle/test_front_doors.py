@@ -253,5 +253,5 @@ def test_what_was_extracted_is_the_function_that_was_asked_and_the_model_itself_
     certificate = found.certificate
     errors = ((found.extracted(tokens) - whole) ** 2).mean((1, 2)) / certificate.variance
     assert certificate.largest_error < 1e-15 < errors.max() < certificate.itself < 1e-8
-    assert "as it computes in float32" in str(certificate)
+    assert "which computes in float32" in str(certificate)
     np.testing.assert_allclose(found.extracted.attention(tokens), attended, atol=1e-5)

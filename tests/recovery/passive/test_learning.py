@@ -93,10 +93,14 @@ def test_a_weak_head_is_kept_where_labels_show_it(rng, noise, share, kept):
     y = evaluate_layer(weak, x) + noise * rng.normal(size=x.shape)
     parts = Examples(x[:2000], y[:2000]), Examples(x[2000:], y[2000:])
     fit = descend(Tangent.at(parts[0], np.asarray(weak.theta, np.float64)), GaussNewtonSettings())
-    found = eliminate_heads(fit.layer, *parts, StageLog(), GaussNewtonSettings(steps=20, inner=100))
+    log = StageLog()
+    found = eliminate_heads(fit.layer, *parts, log, GaussNewtonSettings(steps=20, inner=100))
     assert found.layer.heads == (3 if kept else 2)
+    if noise:  # three standard errors of the sum of squares of normal numbers of variance noise^2
+        expected = 3 * noise**2 * np.sqrt(2 * y[2000:].size) / np.sum((y[2000:] - y[2000:].mean((0, 1))) ** 2)
+        assert found.unseen == pytest.approx(expected, rel=0.25)
     if kept:
-        assert found.fewer > found.error + (0 if noise else 1e-14)
+        assert log.stages[-1].figures["held_out_error"] > found.error + (0 if noise else 1e-14)
 
 
 def test_signs_beside_a_head_of_constant_logits_are_said_to_be_open(rng):
@@ -107,7 +111,7 @@ def test_signs_beside_a_head_of_constant_logits_are_said_to_be_open(rng):
     turned = AttentionLayer(np.stack([-theta[0], 0 * theta[0]]), np.stack([-w[0], w[1] + 2 * w[0]]))
     opposite = AttentionLayer(np.stack([theta[0], -theta[0]]), w)
     np.testing.assert_allclose(evaluate_layer(flat, x), evaluate_layer(turned, x), rtol=0, atol=1e-12)
-    for each, said in ((flat, "has constant logits"), (opposite, "are of opposite Theta"), (layer, "")):
+    for each, said in ((flat, "has constant logits"), (opposite, "have opposite Theta"), (layer, "")):
         examples = Examples(x, evaluate_layer(each, x))
         notes = [note for note in note_undetermined(each, examples, examples) if "leave signs open" in note]
         assert len(notes) == bool(said)

@@ -185,7 +185,7 @@ def test_rows_that_tie_in_doubt_are_kept_together_or_refused_by_name(rng):
     assert np.isfinite(found).all()
     assert np.abs(found).max() > 0.01
     same = np.repeat(x[:1], 5, 0)
-    with pytest.raises(CertificateShortage, match="choose a token clearly"):
+    with pytest.raises(CertificateShortage, match="attend clearly to one token"):
         regress_clear_rows(open_shards((same[:2], same[:2])), theta, RefinementSettings(form="margin"))
 
 

@@ -19,7 +19,8 @@ from manyheads.recovery import (
     extract_layer,
     gpt_layer,
 )
-from manyheads.recovery.certificates import OracleErrors
+from manyheads.recovery.certificates import Certificate, OracleErrors
+from manyheads.recovery.oracle.layer_oracle import LayerOracle
 from manyheads.recovery.oracle.noise import oracle_noise
 from manyheads.recovery.oracle.query_cache import QueryCache
 from manyheads.recovery.queries import extraction, methods
@@ -34,6 +35,18 @@ from manyheads.recovery.refusals import (
 from manyheads.recovery.results import Extracted
 
 DIM = 16
+
+
+@pytest.mark.parametrize(("away", "largest"), [(0.0, 0.04), (2.0, (0.2 + 1.0) ** 2), (np.nan, np.inf)])
+def test_the_error_against_a_model_is_that_of_its_copy_and_their_distance(away, largest):
+    """Root mean squares add: .2 of the copy, and `away` over the standard deviation 2 of the answers."""
+    certificate = Certificate(
+        largest_error=0.04, median_error=0.01, sequences=9, confidence=0.9, exceeding=0.1, tolerance=1.0, variance=4.0,
+        distribution="",
+    )  # fmt: skip
+    target = LayerOracle(lambda x: x, 3, itself=(lambda x: x + away * (x > 0), "float16"))
+    found = extraction._add_model_error(certificate, target, [np.ones((2, 5, 3)), -np.ones((2, 4, 3))])
+    assert found.itself == pytest.approx(largest)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery import ExtractionOptions, ServerLimits, evaluate_layer, extract_layer, gpt_layer
 from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.recovery.queries.cramer_rao import Factors, information, query_cost
-from manyheads.recovery.queries.leak_meter import LeakMeter, measure_leak
+from manyheads.recovery.queries.leak_meter import LeakMeter, measure_leak, name_bound
 from manyheads.recovery.results import Recovery
 from manyheads.recovery.studies.noisy_extraction import build_layer, free_numbers
 
@@ -59,6 +59,15 @@ def test_rounding_is_priced_below_measured_attacks(each, bits, target, calls):
     assert 0.7 * calls < meter.behind_rounding(bits).cheapest <= calls
 
 
+@pytest.mark.parametrize("bits", [4, 6, 8])
+def test_rounding_bounds_calls_by_the_bits_that_parameters_take(bits):
+    """Parameters to within 2^-b take as many numbers of b bits, and to within 4^-b twice as many."""
+    for numbers in (1, 2):
+        assert LeakMeter(6.5, 4.0 ** (-bits * numbers), None).behind_rounding(bits).bound == pytest.approx(
+            6.5 * numbers
+        )
+
+
 @pytest.mark.slow
 def test_noise_is_priced_below_measured_attacks():
     """Calls to 1e-6 at noise 1e-3, 1e-2 and 1e-1, by tokens of standard deviation three."""
@@ -88,11 +97,12 @@ def test_a_meter_says_where_no_attack_was_run(rng):
     layer = gpt_layer(rng, 4, 1)
     for limits, words in (
         (ServerLimits(max_norm=2.0), "shorter than"),
-        (ServerLimits(last_row=True), "last rows"),
+        (ServerLimits(last_row=True), "last row only"),
         (ServerLimits(max_length=3), "3 tokens"),
     ):
         leak = measure_leak(found_layer(layer), 1e-6, limits)
         assert words in leak["unmeasured"]
+        assert {name_bound(one) for one in leak["defences"]} == {"counting bound", "bits of the answers"}
         assert all(one["cheapest"] is None for one in leak["defences"])
     assert measure_leak(found_layer(layer), 1e-6, ServerLimits(max_norm=6.0))["unmeasured"] == ""
     other = ScoreLayer(np.zeros((2, 1, 3, 3)), np.ones((1, 2, 2)), cap=9.0)
@@ -124,18 +134,38 @@ def test_free_parameters_are_the_rank_of_the_jacobian(rng):
         assert own.free == (5 + 2 * 6 + 3 * 12 + 3 * 10 if shared else 5 + 3 * (12 + 6 + 10 + 6))
 
 
-def test_the_jacobian_is_that_of_the_layer(rng):
-    layer = gpt_layer(rng, 4, 2)
-    x, step = rng.standard_normal((2, 4, 4)), 1e-6
-    own = Factors.of(layer)
-    moved = []
-    for sign in (1, -1):
-        query = [part.copy() for part in own.query]
-        query[0][1, 1] += sign * step
-        logits = np.array([one @ own.key[group].T for one, group in zip(query, own.key_group, strict=True)])
-        changed = AttentionLayer(logits[:, :-1], layer.projection, logits[:, -1], layer.bias, layer.causal)
-        moved.append(evaluate_layer(changed, x).ravel())
-    np.testing.assert_allclose(own.jacobian(x)[:, 4 + 3], (moved[0] - moved[1]) / (2 * step), atol=1e-8)
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_jacobian_is_that_of_the_layer(causal, rng):
+    """Every column, by differences of merged weights; the first two of three heads share keys and values."""
+    draw = rng.standard_normal
+    groups = [0, 0, 1]
+    parts = [
+        [draw(size) / 2 for _ in range(count)] for count, size in ((3, (4, 2)), (2, (3, 2)), (2, (3, 2)), (3, (2, 3)))
+    ]
+    own = Factors(*parts, groups, groups, causal)
+    x, step = draw((2, 4, 3)), 1e-6
+
+    def answers(query, key, value, output):
+        logits = np.array([one @ key[group].T for one, group in zip(query, groups, strict=True)])
+        projection = np.array([value[group] @ one for one, group in zip(output, groups, strict=True)])
+        return evaluate_layer(AttentionLayer(logits[:, :-1], projection, logits[:, -1], None, causal), x).ravel()
+
+    def by_differences(kind, index):
+        columns = []
+        for place in np.ndindex(parts[kind][index].shape):
+            moved = []
+            for sign in (1, -1):
+                changed = [[each.copy() for each in part] for part in parts]
+                changed[kind][index][place] += sign * step
+                moved.append(answers(*changed))
+            columns.append((moved[0] - moved[1]) / (2 * step))
+        return columns
+
+    order = [(kind, group if kind in (1, 2) else head) for head, group in enumerate(groups) for kind in range(4)]
+    expected = [column for kind, index in dict.fromkeys(order) for column in by_differences(kind, index)]
+    jacobian = own.jacobian(x)
+    np.testing.assert_array_equal(jacobian[:, :3], np.tile(np.eye(3), (8, 1)))  # output bias
+    np.testing.assert_allclose(jacobian[:, 3:], np.stack(expected, axis=1), atol=1e-8)
 
 
 def test_gaussian_sequences_cost_the_free_parameters(rng):

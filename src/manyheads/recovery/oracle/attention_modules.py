@@ -123,10 +123,10 @@ def attention_function(
     return answer
 
 
-def as_it_computes(
+def native_function(
     module: Any, norm: Any, positions: tuple[Any, float] | None, **said: Any
 ) -> tuple[Callable[[Any], np.ndarray], str]:
-    """Return the same function as a module computes it itself, and its floating-point type."""
+    """Return the same function in the floating-point type of the module itself, and that type."""
     kind = str(next(module.parameters()).dtype).removeprefix("torch.")
     return attention_function(module, norm, positions, dtype=kind, widened=False, **said), kind
 

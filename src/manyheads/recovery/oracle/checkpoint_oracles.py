@@ -25,11 +25,11 @@ from manyheads.models.loading import quiet_transformers
 from manyheads.models.modules import MAYBE, Role
 from manyheads.models.parameters import parameter_map
 from manyheads.recovery.oracle.attention_modules import (
-    as_it_computes,
     attention_function,
     find_attention,
     find_block,
     has_query_key_biases,
+    native_function,
     rotary_frequencies,
 )
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
@@ -125,7 +125,7 @@ def checkpoint_oracle(
         mlp=through == "block-with-mlp",
         dtype=dtype,
         about=f"{ASKED[through]} of layer {layer} of {about} ({config.family.model_type}), in {dtype}",
-        itself=as_it_computes(*asked, causal=facts.causal, window=facts.window),
+        itself=native_function(*asked, causal=facts.causal, window=facts.window),
     )
 
 
@@ -153,7 +153,7 @@ def attention_module_oracle(module: Any, dtype: Floats = "float64") -> LayerOrac
         scores=has_other_scores(config, facts),
         dtype=dtype,
         about=f"{name} of a {config.family.model_type} model, in {dtype}",
-        itself=as_it_computes(*asked, causal=facts.causal, window=facts.window),
+        itself=native_function(*asked, causal=facts.causal, window=facts.window),
     )
 
 

@@ -35,7 +35,7 @@ class LayerOracle:
     about
         What it is, in words.
     itself
-        Of a model whose copy is asked in another precision: the model as it computes, and its type in words.
+        The function of a model in its own floating-point type, and that type, if a copy in another one is asked.
     """
 
     function: Callable[[Any], Any] = field(repr=False)

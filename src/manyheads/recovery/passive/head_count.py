@@ -36,25 +36,24 @@ HARDLY = 0.02  # a further head that lowers the error by a smaller share, or by 
 
 
 class Elimination(NamedTuple):
-    """The layer of the fewest heads that held-out sequences allow, and what they say of one head less."""
+    """Result of a backward elimination: the layer and its held-out errors."""
 
     layer: AttentionLayer
     error: float  # relative squared error on held-out sequences
-    fewer: float  # the same of the best layer with one head less; infinite for one head
     unseen: float  # share of the labels that a further head may have and not show
 
 
 def eliminate_heads(
     layer: AttentionLayer, examples: Examples, held_out: Examples, log: StageLog, settings: GaussNewtonSettings
 ) -> Elimination:
-    """Drop heads one by one, as long as held-out sequences do not tell the smaller layer from the larger one.
+    """Drop heads one by one while the held-out error does not grow.
 
-    Told apart is what differs by more than three standard errors of the sequences' paired differences, unless the
-    smaller layer leaves less than 1e-18 of the labels, which is rounding. `examples` are those that the layer was
+    It grows if the mean paired difference of the sequences' errors exceeds three standard errors, unless the smaller
+    layer leaves less than 1e-18 of the labels, which is rounding. `examples` are those that the layer was
     fitted to.
     """
     settings = replace(settings, steps=min(30, settings.steps), inner=min(200, settings.inner))
-    errors, fewer = sequence_errors(layer, held_out), np.inf
+    errors = sequence_errors(layer, held_out)
     while layer.heads > 1:
         with log.stage(f"elimination, heads: {layer.heads - 1}") as figures:
             theta = stack_theta(layer)
@@ -72,20 +71,20 @@ def eliminate_heads(
             figures |= {"dropped": float(losses.min()), "held_out_error": fewer, "told_apart": smaller is None}
         if smaller is None:
             break
-        (layer, errors), fewer = smaller, np.inf
+        layer, errors = smaller
     error = float(errors.sum()) / held_out.power
     # What is left of exact labels may be a head; what is left of noisy ones is noise, known to three standard errors.
     unseen = error if error <= EXACT else _chance(errors) * len(errors) / held_out.power
-    return Elimination(layer, error, fewer, max(UNSEEN, unseen))
+    return Elimination(layer, error, max(UNSEEN, unseen))
 
 
 def note_count(found: Elimination, started: int) -> tuple[str, ...]:
-    """Say how many heads were dropped, and what a further one could be."""
+    """Return notes on dropped heads and on the size of a head that would not show."""
     heads, notes = found.layer.heads, []
     if heads < started:
         notes.append(
-            f"{started} heads were reduced to {heads}: held-out sequences do not tell the others from none, or from "
-            "copies of these"
+            f"{started} heads were reduced to {heads}: held-out sequences do not distinguish the others from zero, "
+            "or from copies of these"
         )
     if found.unseen > UNSEEN:
         notes.append(f"a further head with less than {found.unseen:.1g} of the labels' variance would not show")

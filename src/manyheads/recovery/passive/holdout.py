@@ -111,9 +111,11 @@ def note_undetermined(layer: AttentionLayer, train: Examples, unseen: Examples) 
     if layer.heads > 1 and sums.min() <= max(EXACT, error) ** 0.5 * sums.max():
         first, second = sorted(map(int, np.unravel_index(sums.argmin(), sums.shape)))
         what = (
-            f"head {first} has constant logits" if first == second else f"heads {first}, {second} are of opposite Theta"
+            f"head {first} has constant logits" if first == second else f"heads {first}, {second} have opposite Theta"
         )
-        notes.append(f"two tokens leave signs open: {what}, so that any head may change the signs of Theta and W")
+        notes.append(
+            f"sequences of two tokens leave signs open: {what}, so that any head may change the signs of Theta and W"
+        )
     for chosen in range(1, 2**layer.heads):
         turned = [head for head in heads if chosen >> head & 1]
         total = np.asarray(layer.projection, np.float64)[turned].sum(0)

@@ -49,8 +49,8 @@ class Factors:
         theta, projection = np.asarray(layer.theta, np.float64), np.asarray(layer.projection, np.float64)
         beta = np.zeros(theta.shape[:2]) if layer.key_bias is None else np.asarray(layer.key_bias, np.float64)
         logits = np.concatenate([theta, beta[:, None]], axis=1)
-        keys, key_group = _shared([one.T for one in logits], tolerance)
-        values, value_group = _shared(list(projection), tolerance)
+        keys, key_group = _distinct_spaces([one.T for one in logits], tolerance)
+        values, value_group = _distinct_spaces(list(projection), tolerance)
         query = [one @ keys[group] for one, group in zip(logits, key_group, strict=True)]
         output = [values[group].T @ one for one, group in zip(projection, value_group, strict=True)]
         return cls(query, keys, values, output, key_group, value_group, bool(layer.causal))
@@ -121,7 +121,7 @@ def information(own: Factors | RotaryWeights, x: Array) -> Array:
     return total / x.size
 
 
-def _shared(matrices: list[Array], tolerance: float) -> tuple[list[Array], list[int]]:
+def _distinct_spaces(matrices: list[Array], tolerance: float) -> tuple[list[Array], list[int]]:
     """Return orthonormal bases (d, r) of the column spaces that differ, and which of them is each matrix's."""
     found: list[Array] = []
     groups = []

@@ -179,7 +179,7 @@ def extract_layer(
         return found
     assert found.extracted is not None
     draw = _covered(options.draw, found.extracted)(np.random.default_rng([seed, OBSERVED]), OBSERVED, target.dim)
-    return dataclasses.replace(found, certificate=_beside_the_model(found.certificate, target, draw))
+    return dataclasses.replace(found, certificate=_add_model_error(found.certificate, target, draw))
 
 
 class _Extraction:
@@ -335,12 +335,12 @@ def _predictor(found: Extracted) -> Callable[[np.ndarray], np.ndarray]:
     return found.whole.beyond_one_token if isinstance(found.whole, Composition) else found.attention
 
 
-def _beside_the_model(certificate: Certificate, target: LayerOracle, stacks: list[np.ndarray]) -> Certificate:
-    """Add what a model as it computes itself is at most away from what was found, by the distance of its copy."""
+def _add_model_error(certificate: Certificate, target: LayerOracle, stacks: list[np.ndarray]) -> Certificate:
+    """Add the largest error against the model in its own precision: that of the copy and the distance between both."""
     assert target.itself is not None
     function, kind = target.itself
     apart = [np.mean((np.asarray(function(x), np.float64) - target.function(x)) ** 2, axis=(1, 2)) for x in stacks]
-    distance = float(np.concatenate(apart).max()) / certificate.variance
+    distance = float(np.nan_to_num(np.concatenate(apart).max(), nan=np.inf)) / certificate.variance  # NaN: overflow
     largest = (certificate.largest_error**0.5 + distance**0.5) ** 2
     return dataclasses.replace(certificate, itself=largest, type_itself=kind)
 

@@ -13,7 +13,7 @@ has. Rounding to b bits over four standard deviations either way is an error of 
 attacker computes: questions whose predicted answers lie on rounding thresholds halve what is feasible, number by
 number, so that calls grow as log(1 / e), and hardly with the bits. Measured for d = 8 and 16, up to 928 parameters,
 noise of 1e-3 to 3 and 4 to 8 bits, heads and ranks told or not. Derived here; a better attack may exist. Designs of
-queries that are all shorter than 2 sqrt(d) gain up to 2.3 times, and are not computed: there is no price then.
+queries with all tokens shorter than 3 sqrt(d) gain up to 2.3 times and are not computed: no price is given there.
 """
 
 import math
@@ -44,8 +44,8 @@ DECADE = 4.5  # numbers a free parameter for each factor of ten of the error, by
 SHORT = 3.0  # norm of tokens, in units of sqrt(d), below which designs were cheaper than random tokens
 NORMS = (2.0, 3.0, 5.0)  # of tokens, in units of sqrt(d): the best of these, as far as the server takes them
 UNCOUNTED = (
-    "nothing is known of attacks behind noise: none was run on layers behind a norm, with other scores than RoPE's, "
-    "over a vocabulary, or with RoPE and more than 2,500 weights"
+    "no attack behind noise was run on layers behind a norm, with scores other than RoPE's, over a vocabulary, or with "
+    f"RoPE and more than {LARGEST:,} weights"
 )
 LABELS = (60.0, 400.0)  # numbers a free parameter of the queries of which phi is computed: few make it too large
 WORK = 8e9  # by which they are bounded: numbers times the square of the free parameters
@@ -113,8 +113,8 @@ class LeakMeter:
 def measure_leak(found: "Recovery", target: float, limits: ServerLimits | None = None) -> dict[str, Any] | None:
     """Return what is known of the cost of an extraction behind noise and rounding, as JSON holds it.
 
-    None for layers with a norm in front of them, or with other scores than RoPE's, and for servers that take a
-    vocabulary: their free parameters are not counted.
+    None where free parameters are not counted: behind a norm or a vocabulary, for scores other than RoPE's, and for
+    RoPE of more than `LARGEST` weights.
     """
     layer: Any = found.layer
     if found.method not in METHODS:
@@ -135,7 +135,7 @@ def measure_leak(found: "Recovery", target: float, limits: ServerLimits | None =
     each = free / (layer.dim * (1 if limits.last_row else length))
     root = math.sqrt(layer.dim)
     norm = min(limits.reach / root, NORMS[-1])
-    unmeasured = _unmeasured(layer, free, norm, limits, length)
+    unmeasured = _explain_gap(layer, free, norm, limits, length)
     cost = None
     if not unmeasured and free <= MOST:
         labels = np.clip(WORK / free**3, *LABELS)
@@ -158,33 +158,38 @@ def measure_leak(found: "Recovery", target: float, limits: ServerLimits | None =
     }
 
 
-def _unmeasured(layer: Any, free: int, norm: float, limits: ServerLimits, length: int) -> str:
-    """Say why no attack is known, or nothing."""
+def _explain_gap(layer: Any, free: int, norm: float, limits: ServerLimits, length: int) -> str:
+    """Return why no price of an attack is known; an empty text if one is."""
     if isinstance(layer, RotaryLayer):
-        return "on layers with RoPE they were run at the norm sqrt(d) alone (study recovery/leakage)"
+        return "attacks on RoPE were run at the norm sqrt(d) only (study recovery/leakage)"
     if limits.last_row:
-        return "on servers that show last rows alone none was run"
+        return "none was run on servers that return the last row only"
     if norm < SHORT:
-        return (
-            f"by tokens that are all shorter than {SHORT:g} sqrt(d) the cheapest are designs that are not computed here"
-        )
+        return f"for tokens shorter than {SHORT:g} sqrt(d), designed queries were cheaper and are not computed here"
     if length != LENGTH:
-        return f"by calls of {length} tokens none was run"
+        return f"none was run with calls of {length} tokens"
     if free > MOST and norm < NORMS[-1]:
-        return f"on more than {MOST} free parameters, with a limit of norm, none was run"
+        return f"none was run on more than {MOST} free parameters under a limit of the norm"
     return ""
 
 
 def describe_queries(leak: Mapping[str, Any]) -> str:
-    """Return the target and the queries of which the figures speak."""
+    """Return the target error and the queries that the figures refer to."""
     return (
         f"to a squared error of {leak['target']:g}, {leak['length']} tokens a call, of norm {leak['norm']:.3g} at most "
-        "(longer calls are fewer)"
+        "(more tokens a call need fewer calls)"
     )
 
 
 def describe_unmeasured(leak: Mapping[str, Any]) -> str:
-    """Return what the figures do not say."""
+    """Return the limitation of the figures."""
     if leak["unmeasured"]:
-        return f"no price of an attack is known: {leak['unmeasured']}. That is no protection"
+        return f"no price of an attack is known, which is no protection: {leak['unmeasured']}"
     return "a better attack may exist: no figure is a promise of safety"
+
+
+def name_bound(defence: Mapping[str, Any]) -> str:
+    """Return the name of the bound of one defence: behind noise that of counting where phi was not computed."""
+    if defence["name"].startswith("rounding"):
+        return "bits of the answers"
+    return "counting bound" if defence["cheapest"] is None else "Cramér-Rao bound of these tokens"

@@ -127,7 +127,7 @@ def _largest_doubt(data: Shards, theta: Array, settings: RefinementSettings) -> 
     clear = int(np.count_nonzero(ranked <= level))
     if clear < needed:
         raise CertificateShortage(
-            f"{clear} rows of {data.rows} choose a token clearly, of {needed} needed: give more examples",
+            f"{clear} of {data.rows} rows attend clearly to one token, expected at least {needed}: give more examples",
             measured=float(clear),
             threshold=float(needed),
         )

@@ -40,8 +40,8 @@ LARGEST = 0.7  # the same where the norm of queries and keys keeps them from bec
 SHORTENED = 20  # times that tokens are halved there
 LARGE = 2.5  # length of the tokens that show a cap, relative to the others
 ROUGH = 3e-3  # misfit of scores that are read from answers in single precision, where weights are small
-MERGED, LONGER = 0.03, (1, 4, 16)  # of answers, that weights of heads may leave: more is left where several heads were
-# taken for one, if tokens are so long that these do not attend alike
+MERGED = 0.03  # share of the answers that heads may leave unexplained; more is left where several were taken for one
+LONGER = (1, 4, 16)  # lengths of the tokens of that check: long ones make heads attend differently
 OTHER = 1e-2  # misfit of scores at other offsets beyond which they are of another kind; verification is stricter
 UNUSED = (7, 24)  # offsets that are read to check how heads turn
 
@@ -148,7 +148,7 @@ class _Scores:
             self._check_affine(figures)
 
     def _check_heads(self, figures: dict[str, float]) -> None:
-        """Refuse heads by whose weights no answer about two tokens is explained."""
+        """Refuse heads whose weights do not explain the answers about two tokens."""
         drawn, reader = self.rng.spawn(1)[0].standard_normal((8, 2, self.dim)), self.reader
         x = reader.oracle.limits.shortened(np.multiply.outer(LONGER, drawn)).reshape(-1, 2, self.dim)
         y = reader.oracle(x, read="last") - reader.bias
@@ -159,9 +159,9 @@ class _Scores:
         figures["left by heads"] = rest = float(np.sqrt(left / size).max())
         if rest > max(MERGED, 1e3 * self.answers):
             raise FitError(
-                "repeated tokens, the gate of these scores, do not tell heads apart whose weights depend on the offset "
-                "alike (no positions, equal slopes or tables), and what they show leaves answers unexplained; if there "
-                "are no such heads, this is no attention layer",
+                "the heads found do not explain answers about two tokens: repeated tokens do not separate heads whose "
+                "weights depend on the offset alike (no positions, equal slopes or tables). If there are none, this is "
+                "not an attention layer",
                 measured=rest,
                 threshold=MERGED,
             )
@@ -180,8 +180,8 @@ class _Scores:
         figures["bent scores"] = rest = bent / (moved + np.finfo(np.float64).tiny)
         if rest > self.allowed:
             raise FitError(
-                "scores are no bilinear form: they are not affine in a key. Soft caps and norms of queries and keys "
-                "are told where zero tokens attend evenly alone: not beside biases, terms of the offset or sinks",
+                "scores are not affine in a key, as bilinear forms are. Soft caps and norms of queries and keys are "
+                "recognized only if zero tokens attend evenly, hence not beside biases, terms of the offset or sinks",
                 measured=rest,
                 threshold=self.allowed,
             )
