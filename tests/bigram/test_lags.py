@@ -332,3 +332,11 @@ def test_too_little_is_refused(rng):
     assert fit.top(1).ravel().tolist() == [1, 1, 1]
     with pytest.raises(ShapeError, match="lag 0 first"):
         fit.predict(stream[:4])
+
+
+def test_no_lag_is_called_rejected_where_all_are_chosen(rng):
+    stream = rng.integers(0, 3, 2000)
+    fit = fit_lags(stream, 1, targets=np.where(rng.random(2000) < 0.5, (stream + 1) % 3, stream))
+    assert fit.importance == pytest.approx([1.0])
+    assert "rejected lag" not in repr(fit)
+    assert fit.to_dataframe()["lag"].unique().tolist() == [0]

@@ -88,10 +88,10 @@ def test_result_lists_of_the_authors(tmp_path, rng, capsys):
     [
         ({"keys": [0, 1]}, "list of dictionaries"),
         ([], "list of dictionaries"),
-        ([{"keys": [0, 1]}], "no keys"),
-        ([{"keys": [0, 1], "this_entropies": "many"}], "no array of numbers"),
-        ([Path("code")], "no list of results"),
-        (None, "no list of results"),
+        ([{"keys": [0, 1]}], "expected keys"),
+        ([{"keys": [0, 1], "this_entropies": "many"}], "an array of numbers"),
+        ([Path("code")], "fails with"),
+        (None, "fails with"),
     ],
 )
 def test_other_result_files_are_refused(tmp_path, content, says):
@@ -194,7 +194,7 @@ def test_other_refusals(tmp_path, rng):
     with pytest.raises(UsageError, match="at least one"):
         judge_curves([])
     for other in (np.ones((30, 2)), [np.ones(30)], run, None):
-        with pytest.raises(UsageError, match="no list of RunCurves"):
+        with pytest.raises(UsageError, match="expected a list of RunCurves"):
             judge_curves(other)
     with pytest.raises(UsageError, match="steps, layers"):
         RunCurves("a", STEPS, {"entropy": curve(0.5, rng)}, {})

@@ -13,7 +13,7 @@ from scipy import stats
 
 from manyheads.errors import UsageError
 from manyheads.statistics import Interval, discrepancy_interval, mean_interval, proportion_interval
-from manyheads.statistics.intervals import half_widths, mean_of, standard_error_of, student_interval
+from manyheads.statistics.intervals import half_widths, mean_of, standard_error_of, student_interval, tail_factors
 
 DRAWS = 20_000
 LOWEST, HIGHEST = stats.binom.ppf([1e-5, 1 - 1e-5], DRAWS, 0.99) / DRAWS
@@ -212,6 +212,21 @@ def test_skewed_samples_are_missed_as_rarely_as_the_page_says(rng, law, place):
 def test_symmetric_samples_have_students_interval():
     for samples in ([-2.0, -1.0, 1.0, 2.0], [1.0, 2.0], [7.0, 8.0, 9.0]):
         assert mean_interval(samples) == student_interval(np.array(samples))
+
+
+@pytest.mark.parametrize(("count", "power"), [(4, 0.5), (8, 1.0), (32, 1.0), (128, 0.5)])
+def test_the_factor_of_a_tail_is_a_power_of_the_ratio_of_tails(count, power):
+    samples = np.zeros(count)
+    samples[[0, -1]] = -1.0, 3.0
+    assert tail_factors(samples) == pytest.approx((1.0, 3.0**power))
+    assert tail_factors(-samples) == pytest.approx((3.0**power, 1.0))
+    assert tail_factors(np.tile([-1.0, 0.0, 3.0], 9), count) == pytest.approx((1.0, 3.0**power))
+    # of one sign, the logarithms symmetric: deviation s = 1.5 of the logarithms, on the side away from zero
+    logs = np.resize([-1.0, 1.0], count) * 1.5 * math.sqrt((count - 1) / count)
+
+    grown = (math.exp(16 / count), 1.0)
+    assert tail_factors(-np.exp(logs)) == pytest.approx(grown)
+    assert tail_factors(np.exp(logs)) == pytest.approx(grown[::-1])
 
 
 def test_a_tail_moves_its_own_end(rng):

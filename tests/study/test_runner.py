@@ -214,7 +214,7 @@ def test_what_is_decided_needs_no_more(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"most_replicates": 9}, "belongs to a run with until_decided"),
+        ({"most_replicates": 9}, "without until_decided"),
         ({"until_decided": True, "replicates": 1}, "of at least 2"),
         ({"until_decided": True, "most_replicates": 3}, "of at least 8"),
         ({"until_decided": True, "most_replicates": 1.5}, "most_replicates"),

@@ -128,7 +128,7 @@ def test_undecided_for_its_skewness_is_said_so():
     samples = [0.9, 1.0, 1.1, 1.15, 2.5, 1.05, 0.95, 1.0]
     found = Verdict.from_samples("c", samples, target=1.0, tolerance=1.5, basis="b")
     assert found.outcome == "inconclusive"
-    assert found.note == "8 replicates are too few for samples that are so skewed"
+    assert found.note == "8 replicates are too few for samples of this skewness"
     assert found.replicates_needed is None or found.replicates_needed > 8
     assert Verdict.from_json(found.to_json()).note == found.note
     assert "note" not in Verdict.from_samples("c", samples[:4], target=1.0, tolerance=9, basis="b").to_json()

@@ -195,7 +195,7 @@ def _no_linked_run(store: Path) -> Path:
 
 
 def _for_each_run(store: Path, act: Callable[[Any], None]) -> int:
-    """Act on every run of a store; of one that is refused, say why on standard error and go on. Return the status."""
+    """Act on every run of a store, print errors on standard error and go on; return the exit status."""
     from manyheads.study.store.disk import printable, trusting_nothing
     from manyheads.study.store.run_store import RunStore, find_paths
 

@@ -113,7 +113,9 @@ def read_runs(path: Path | str) -> list[RunCurves]:
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None
     except Exception as error:  # of pickle, zipfile, torch
-        raise FileRefused(f"{path}: no list of results ({type(error).__name__})") from error
+        raise FileRefused(
+            f"{path}: torch.load(weights_only=True) fails with {type(error).__name__}: give a list of results"
+        ) from error
     if not isinstance(found, list) or not found or not all(isinstance(each, dict) for each in found):
         raise FileRefused(f"{path}: expected a list of dictionaries with keys, this_entropies and this_val_loss")
     return [_read_result(path, place, each) for place, each in enumerate(found)]
@@ -126,10 +128,10 @@ def _read_result(path: Path, place: int, result: dict[str, Any]) -> RunCurves:
         try:
             given[key] = None if result.get(key) is None else np.asarray(result[key], np.float64)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise FileRefused(f"{path}: {key} of result {place} is no array of numbers") from error
+            raise FileRefused(f"{path}: {key} of result {place}: expected an array of numbers") from error
     steps, entropy, rate = given["keys"], given["this_entropies"], given["lr"]
     if steps is None or entropy is None or steps.ndim != 1 or (rate is not None and rate.size != 1):
-        raise FileRefused(f"{path}: result {place} has no keys (steps,) with this_entropies (steps, layers)")
+        raise FileRefused(f"{path}: result {place}: expected keys (steps,), this_entropies (steps, layers), one lr")
     scalars = dict.fromkeys(SCALARS) | {"learning_rate": None if rate is None else float(rate.item())}
     return replace(_curves(path, steps, {"entropy": entropy}, given["this_val_loss"], scalars), name=name)
 

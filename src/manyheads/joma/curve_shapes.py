@@ -58,7 +58,7 @@ class CurveShape(NamedTuple):
     label
         "flat"; "falling"; "levelled off": fell, and in its last third by less than a twentieth of its range;
         "rebounded": down and up again; "rising"; "rose and fell"; "no single shape": three moves or more; "undecided":
-        the samples do not tell.
+        the samples do not determine it.
     drop, rise
         First and last value above the minimum, of the best fit that falls and then rises (isotonic regression).
     lowest
@@ -105,7 +105,8 @@ def curve_shape(curve: Float[ArrayLike, " time"], *, even: bool = True) -> Curve
     if values.ndim != 1 or len(values) < LEAST:
         raise ShapeError(f"curve of shape {values.shape}: expected at least {LEAST} values along time")
     if not np.isfinite(values).all():
-        raise UsageError("the curve holds values that are not finite: cut it before the first of them")
+        broken = int(np.argmin(np.isfinite(values)))
+        raise UsageError(f"value {broken} of the curve is not finite: cut the curve before it")
     scale = float(np.abs(values).max()) or 1.0
     y = values / scale  # neither squares nor sums overflow
     y = y - y.mean()
@@ -144,34 +145,34 @@ class _Moves:
         self.null = max(place, min(place + margin, BOUND + 1))
 
     def label(self) -> Label:
-        """Return the shape on which both levels agree and which the plain reading does not contradict."""
-        found = self._shape(STRICT)
-        if found != self._shape(LENIENT if len(found) == 1 else STILL):
+        """Return the shape on which both levels agree, and white noise at unequal intervals as well."""
+        found = self._moves_at(STRICT)
+        if found != self._moves_at(LENIENT if len(found) == 1 else STILL):
             return "undecided"
         if not self.even and found != "?":  # autocorrelation may hide moves, though it is not known
-            plain = _Moves(self.y, 0, self._plain_noise(), True)._shape(RIVAL if len(found) == 1 else PLAIN)
+            plain = _Moves(self.y, 0, self._white_noise(), True)._moves_at(RIVAL if len(found) == 1 else PLAIN)
             if plain not in found:
                 return "undecided"
-        if found in ("-", "+") and self._plain_ends(-1 if found == "-" else 1):
+        if found in ("-", "+") and self._exceeds_ends(-1 if found == "-" else 1):
             return "undecided"
-        if not found and not self._is_still():
+        if not found and not self._is_flat():
             return "undecided"
-        if found == "-" and self._rests():
+        if found == "-" and self._has_levelled_off():
             return "levelled off"
         return NAMES.get(found, "no single shape")
 
-    def _plain_ends(self, sign: int) -> bool:
+    def _exceeds_ends(self, sign: int) -> bool:
         """Return whether single samples of a curve that only falls (-1) or rises lie beyond its ends."""
         y, n = sign * self.y, len(self.y)
-        extreme = (math.sqrt(2 * math.log(n)) + 2) * self._plain_noise()
+        extreme = (math.sqrt(2 * math.log(n)) + 2) * self._white_noise()
         return bool(max(y[0] - y.min(), y.max() - y[-1]) > extreme)
 
-    def _plain_noise(self) -> float:
+    def _white_noise(self) -> float:
         """Return the standard deviation of the noise if it is not autocorrelated."""
         plain = float(np.median(np.abs(np.diff(self.y, 2)))) / 0.6745 / math.sqrt(6)
         return max(min(plain, self.noise), ROUNDING)
 
-    def _is_still(self) -> bool:
+    def _is_flat(self) -> bool:
         """Return whether the range is that of noise, and the samples neither a smooth curve nor a random walk."""
         y, n, spread = self.y, len(self.y), float(np.ptp(self.y))
         if spread <= 10 * ROUNDING or spread > (2 * math.sqrt(2 * math.log(n)) + 0.3) * self.noise:
@@ -180,15 +181,15 @@ class _Moves:
         rho = y[1:] @ y[:-1] / (y @ y)
         return bool(two <= 2.2 * one and rho + (1 + 3 * rho) / n <= 0.9)
 
-    def _rests(self) -> bool:
+    def _has_levelled_off(self) -> bool:
         """Return whether the last third does not fall beyond noise, nor, at two standard errors, by much."""
         third = len(self.y) // 3
         half = 2 ** ((third // 2).bit_length() - 1)
         means, error = self.means[half], self.noise * math.sqrt(2 * self.variances[half])
         small = means[-2 * half] - means[-1] + 2 * error <= RESTING * np.ptp(self.y)
-        return bool(small) and self._first(self._level(LENIENT), 0.0, -1, len(self.y) - third) is None
+        return bool(small) and self._first_move(self._level(LENIENT), 0.0, -1, len(self.y) - third) is None
 
-    def _shape(self, chance: float) -> str:
+    def _moves_at(self, chance: float) -> str:
         """Return the moves, "-" or "+" each; of three or more, the two that are left without the small ones."""
         large = LARGE * self.noise
         size = 0.0 if self.even or chance != STRICT else large
@@ -203,7 +204,7 @@ class _Moves:
         level, found = self._level(chance), []
         for sign in (-1, 1):
             moves, start = "", 0
-            while (begin := self._first(level, size, sign, start)) is not None:
+            while (begin := self._first_move(level, size, sign, start)) is not None:
                 moves, start, sign = moves + "-+"[sign > 0], begin, -sign
             found.append(moves)
         falls, rises = found
@@ -211,13 +212,13 @@ class _Moves:
             return "???" if falls else ""
         return max(found, key=len)
 
-    def _first(self, level: float, size: float, sign: int, start: int) -> int | None:
+    def _first_move(self, level: float, size: float, sign: int, start: int) -> int | None:
         """Return where the block begins in which the first move that starts at a sample or later has ended."""
         n, first = len(self.y), None
         for before, lows in self.means.items():
             if before == 1 and start:
                 continue
-            lowest = _lowest(sign * lows[start:], before)
+            lowest = _running_minimum(sign * lows[start:], before)
             for after, means in self.means.items():
                 rises = sign * means[start + before :]
                 standard = math.sqrt(self.variances[before] + self.variances[after])
@@ -232,12 +233,12 @@ class _Moves:
 
     def _level(self, chance: float) -> float:
         """Return the level that pure noise exceeds with a chance, by an exponential tail beyond its upper tenth."""
-        tenth, slope = _tail(len(self.y), self.null)
+        tenth, slope = _tail_of_moves(len(self.y), self.null)
         return tenth + slope * math.log(0.1 / chance)
 
 
 def _clip_outliers(y: Array, most: float) -> Array:
-    """Bring samples that lie beyond both neighbours by more than a size back to it."""
+    """Clip samples that lie beyond both neighbours by more than a size."""
     neighbours = np.stack([y[:-2], y[2:]])
     clipped = np.clip(y[1:-1], neighbours.min(0) - most, neighbours.max(0) + most)
     return np.concatenate([y[:1], clipped, y[-1:]])
@@ -256,8 +257,8 @@ def _drop_and_rise(y: Array, scale: float) -> tuple[float, float, int]:
 def _estimate_noise(curves: Array) -> tuple[NDArray[np.intp], Array]:
     """Estimate place of rho and standard deviation of noise, (...), of curves (..., n).
 
-    Of the residuals of a trend, by moments; or a bound by differences where that is less, as beside a trend of another
-    form. The medians of differences do not see jumps.
+    From the residuals of a trend, by moments; or a bound from differences where that is less, as for a trend of another
+    form. Jumps do not move the medians of differences.
     """
     basis, moments = _trend(curves.shape[-1])
     residual = curves - (curves @ basis) @ basis.T
@@ -316,14 +317,14 @@ def _block_means(curves: Array) -> dict[int, Array]:
     return {length: (sums[..., length:] - sums[..., :-length]) / length for length in _lengths(n)}
 
 
-def _lowest(means: Array, length: int) -> Array:
-    """Return the least mean of the blocks up to each; of single samples the first alone, for others may be outliers."""
+def _running_minimum(means: Array, length: int) -> Array:
+    """Return the least mean of the blocks up to each; of single samples the first alone, as others may be outliers."""
     return np.minimum.accumulate(means, -1) if length > 1 else np.broadcast_to(means[..., :1], means.shape)
 
 
 @functools.lru_cache(16)
 def _variances(n: int) -> dict[int, Array]:
-    """Return the variance of the mean of blocks of AR(1) noise of unit variance, by length, for every rho."""
+    """Return the variance of the mean of a block of AR(1) noise of unit variance, by length, for every rho."""
     found = {}
     for length in _lengths(n):
         lags = np.arange(1, length)
@@ -332,7 +333,7 @@ def _variances(n: int) -> dict[int, Array]:
 
 
 @functools.lru_cache(256)
-def _tail(n: int, place: int) -> tuple[float, float]:
+def _tail_of_moves(n: int, place: int) -> tuple[float, float]:
     """Return upper tenth and exponential slope of the largest move of pure noise, less the penalty of its lengths."""
     rho, draws = RHOS[place], int(np.clip(200_000 / n, 200, 1000))
     innovations = np.random.default_rng([n, place]).standard_normal((draws, n))
@@ -343,7 +344,7 @@ def _tail(n: int, place: int) -> tuple[float, float]:
     largest = np.full(draws, -np.inf)
     for sign in (1, -1):
         for before in means:
-            lowest = _lowest(sign * means[before], before)
+            lowest = _running_minimum(sign * means[before], before)
             for after in means:
                 rises = sign * means[after][:, before:]
                 rises = (rises - lowest[:, : rises.shape[1]])[:, 0 if after > 1 else -1 :]

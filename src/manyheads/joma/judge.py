@@ -180,7 +180,7 @@ def judge_curves(runs: Sequence[RunCurves]) -> CurveJudgement:
     (1, 1)
     """
     if not isinstance(runs, Sequence) or not all(isinstance(run, RunCurves) for run in runs):
-        raise UsageError("runs that are no list of RunCurves: give those of read_curves, or RunCurves made of arrays")
+        raise UsageError(f"runs: {type(runs).__name__}: expected a list of RunCurves, such as those of read_runs")
     names = [run.name for run in runs]
     if not names or len(set(names)) < len(names):
         raise UsageError(f"{len(runs)} runs, {len(set(names))} names: give at least one, each by a name of its own")

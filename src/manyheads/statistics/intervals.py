@@ -138,8 +138,8 @@ def half_widths(std: Any, dof: ArrayLike, level: float) -> Array:
 def mean_interval(samples: "Float[ArrayLike, ' replicates']", level: float = 0.99) -> Interval:
     r"""Interval of a mean, :math:`\bar x \pm t_{n-1} s / \sqrt n`, pushed out on the side of a longer tail.
 
-    Student's interval alone covers too little where samples are skewed: eight lognormal ones (sigma 1.5) miss the tail
-    that makes their mean, and a 99% interval covers 79%. `tail_factors` says by how much each end moves.
+    Student's interval alone covers too little where samples are skewed: eight lognormal ones (sigma 1.5) rarely reach
+    the tail that dominates their mean, and a 99% interval covers 79%. `tail_factors` gives the shift of each end.
 
     Parameters
     ----------

@@ -108,7 +108,8 @@ class Claim:
             "scale": self.scale in get_args(Scale),
         }
         if wrong := [name for name, is_right in right.items() if not is_right]:
-            raise UsageError(f"claim {self.text!r}: {wrong[0]}={getattr(self, wrong[0])!r} is none; see Claim")
+            given = getattr(self, wrong[0])
+            raise UsageError(f"claim {self.text!r}: {wrong[0]}={given!r} has a wrong type or range; see help(Claim)")
 
     def verdict(self, predicted: xr.Dataset, trained: xr.Dataset) -> Verdict:
         """Measure and decide.

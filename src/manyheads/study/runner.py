@@ -109,7 +109,7 @@ def last_replicates(replicates: int, until_decided: bool, most: int | None) -> i
     """Return the number of replicates at which a run until decision stops; None for a run of a fixed number."""
     if not until_decided:
         if most is not None:
-            raise UsageError(f"most_replicates={most} belongs to a run with until_decided")
+            raise UsageError(f"most_replicates={most} without until_decided: leave it out, or set until_decided")
         return None
     first = check_integer("replicates", replicates, least=2)  # one has no interval, and no sequence begins with it
     return check_integer("most_replicates", 8 * first if most is None else most, least=first)
@@ -147,13 +147,13 @@ def finish(
     while verdicts is None or (most and replicates < most and any(each.outcome == "inconclusive" for each in verdicts)):
         if verdicts:
             replicates = min(most or 0, replicates + max(1, replicates // 8))
-        _complete(study, runs, replicates, seed, executor, progress)
+        _compute_missing(study, runs, replicates, seed, executor, progress)
         predicted, trained = assemble(runs, replicates)
-        with _comparing(study):
+        with _comparison_errors(study):
             if not (verdicts := decide(study, predicted, trained)):
                 raise UsageError("no claim was decided; compare returns a verdict for each")
             verdicts = tuple(each.at_any_time(first, replicates) for each in verdicts) if most else verdicts
-    with _comparing(study):
+    with _comparison_errors(study):
         panels = state_findings(study.panels(predicted, trained), verdicts)
     if runs.format != 1:
         runs.write_summary(Summary(replicates, verdicts, panels))
@@ -161,7 +161,7 @@ def finish(
     return Finished(runs, predicted, trained, verdicts)
 
 
-def _complete(
+def _compute_missing(
     study: Study, runs: RunStore, replicates: int, seed: int, executor: Executor | None, progress: bool | None
 ) -> None:
     """Compute the units that a run of so many replicates lacks."""
@@ -258,8 +258,8 @@ def _made(study: Study | str, settings: dict[str, Any]) -> Study:
 
 
 @contextmanager
-def _comparing(study: Study) -> Iterator[None]:
-    """Tell an exception as one of the study's comparison, with the units safe."""
+def _comparison_errors(study: Study) -> Iterator[None]:
+    """Convert exceptions of the study's comparison to `ComparisonFailed`."""
     try:
         with default_numpy_errors():
             yield

@@ -27,7 +27,7 @@ LEVEL = 0.99  # coverage of every interval behind a verdict
 Expected = Literal["holds", "refuted"]
 Tolerance = float | tuple[float, float]
 Scale = Literal["linear", "log"]
-HIDDEN = ("derived", "bounds", "scale")  # what a stored verdict does not hold
+NOT_STORED = ("derived", "bounds", "scale")
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,7 +59,7 @@ class Verdict(Shown):
     quantity
         What the figure is, with its unit in round brackets: "escape time (steps)"; empty if only the claim says it.
     note
-        Why the claim is undecided where more than the spread is to blame, or that the interval is one of a sequence.
+        Cause of an undecided claim beyond the spread of its replicates; and whether the interval is one of a sequence.
     """
 
     claim: str
@@ -185,7 +185,7 @@ class Verdict(Shown):
         if scale == "log":
             if prediction_error or resolution:
                 raise UsageError(f"claim {claim!r}: scale='log' takes no prediction_error and no resolution")
-            return cls._of_logarithms(claim, values, target, tolerance, bounds, basis=basis, expected=expected)
+            return cls._from_logarithms(claim, values, target, tolerance, bounds, basis=basis, expected=expected)
         origin = target if prediction_error else 0.0
         sampled = values, origin, prediction_error, prediction_dof
         silent = resolution == 0 and values.min() == values.max()
@@ -213,10 +213,10 @@ class Verdict(Shown):
             return replace(verdict, note="all replicates are equal, and no resolution says how far they could differ")
         if decide(figure, plain, target, tolerance) == "inconclusive":
             return verdict
-        return replace(verdict, note=f"{values.size} replicates are too few for samples that are so skewed")
+        return replace(verdict, note=f"{values.size} replicates are too few for samples of this skewness")
 
     @classmethod
-    def _of_logarithms(
+    def _from_logarithms(
         cls,
         claim: str,
         values: NDArray[np.float64],
@@ -318,7 +318,7 @@ class Verdict(Shown):
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as JSON can hold it: infinities as text."""
-        left_out = {*HIDDEN, *(name for name in ("quantity", "note") if not getattr(self, name))}
+        left_out = {*NOT_STORED, *(name for name in ("quantity", "note") if not getattr(self, name))}
         return {name: _json(value) for name, value in asdict(self).items() if name not in left_out}
 
     @classmethod

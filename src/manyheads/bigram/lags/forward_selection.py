@@ -10,7 +10,7 @@ says nothing beyond S; over :math:`2n\ln 2` it is the conditional mutual informa
 with the least p-value joins S until none is left below a level. Samples fall into groups, such as the present symbols,
 each with an S and matrices of its own; a lag is tested in each group, and in all of them together with one matrix.
 
-All follows from counts of pairs. The variance of the statistic is Haldane's (`screening`), its tail that of Wilson and
+All are sums of counts of pairs. The variance of the statistic is Haldane's (`screening`), its tail that of Wilson and
 Hilferty.
 """
 
@@ -28,7 +28,7 @@ from manyheads.bigram.screening import measure_unevenness
 LEVELS = 32  # rows and columns of a table, at most; where there are more symbols, some share one
 EXPECTED = 1.0  # samples in a cell of the rarest levels, at least
 CELLS = 1 << 22  # of all tables, at most
-RIDGE = 0.5  # in samples: of what never occurs, or is known already
+RIDGE = 0.5  # in samples: for levels that never occur, or are explained already
 PART = 0.01  # p-value below which a group takes part in a lag that all groups show together
 MOST = 16  # lags that are selected with one group, at most, and by each of several
 ROTATIONS = 256
@@ -109,11 +109,11 @@ class Scores:
             sums = one_hot(codes, count * size).T @ errors
             self.cross[:, lag] = sums.reshape(count, size, size).swapaxes(1, 2)
 
-    def room(self) -> np.ndarray:
-        """Return the samples of every group beside its unknowns, (groups,)."""
+    def residual_dof(self) -> np.ndarray:
+        """Return the degrees of freedom of the residuals in every group, (groups,)."""
         return self.samples - 1 - np.array([len(known) for known in self.known]) * (self.cross.shape[-1] - 1)
 
-    def single(
+    def score_groups(
         self, members: slice | np.ndarray = slice(None), direction: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the standard score of every lag in some groups, and its statistic less the expected, (members, L).
@@ -121,26 +121,28 @@ class Scores:
         With `direction`, (members, L, K, K), only of what no multiple of it explains. The score is minus infinity where
         samples are too few.
         """
-        room = self.room()[members]
-        statistic, dof = _trace(self.cross[members], self.within[members], self.targets[members][:, None], direction)
+        room = self.residual_dof()[members]
+        statistic, dof = _pillai_trace(
+            self.cross[members], self.within[members], self.targets[members][:, None], direction
+        )
         scores = wilson_hilferty(statistic * room[:, None], dof, self.uneven[members])
         tested = self.free[members] & (room >= self.cross.shape[-1] ** 2)[:, None]
         return np.where(tested, scores, -np.inf), statistic * room[:, None] - dof
 
-    def together(self, direction: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return the same with one matrix for all groups, (L,)."""
-        room = self.room()
+    def score_pooled(self, direction: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the same with one matrix for all groups that have samples enough, (L,)."""
+        room = self.residual_dof()
         usable = room > 4 * (self.samples - room)
         if not usable.any():
             return np.full(self.cross.shape[1], -np.inf), np.zeros(self.cross.shape[1])
         cross, within, targets = (every[usable].sum(0) for every in (self.cross, self.within, self.targets))
-        statistic, dof = _trace(cross, within, targets, None if direction is None else direction[usable].sum(0))
+        statistic, dof = _pillai_trace(cross, within, targets, None if direction is None else direction[usable].sum(0))
         statistic *= room[usable].sum()
         scores = wilson_hilferty(statistic, dof, np.average(self.uneven[usable], 0, self.samples[usable]))
         return np.where(self.free[usable].any(0), scores, -np.inf), statistic - dof
 
-    def present(self, value: np.ndarray) -> tuple[float, float]:
-        """Return the same for the mean errors of all groups, less multiples of the columns of `value` (K, N)."""
+    def score_present(self, value: np.ndarray) -> tuple[float, float]:
+        """Return the same for the mean error of every group, less its multiple of a column of `value` (K, N)."""
         often = self.samples >= 5 * len(value)
         means, along = self.means[often], value[:, : len(self.samples)].T[often]
         inverse = np.linalg.pinv(self.targets.sum(0) / max(self.samples.sum() - 1, 1), hermitian=True, rcond=1e-9)
@@ -154,9 +156,9 @@ class Scores:
         return float(wilson_hilferty(np.asarray(statistic), np.asarray(dof), 0.0)), statistic - dof
 
     def condition(self, group: int, lag: int) -> float:
-        """Take what the symbol at a lag explains from all matrices of a group; return its information in bits."""
+        """Remove what the symbol at a lag explains from all matrices of a group; return its information in bits."""
         part = self.groups == group
-        statistic, dof = _trace(self.cross[group, lag], self.within[group, lag], self.targets[group])
+        statistic, dof = _pillai_trace(self.cross[group, lag], self.within[group, lag], self.targets[group])
         counts = self._count(part, self.levels[self.data.symbols[self.data.places[part] - lag]], 1)[0]  # (L, K, K)
         beside = _centre(counts, counts[0].sum(1), counts.sum(1))
         for earlier, solved in self.known[group]:
@@ -167,14 +169,16 @@ class Scores:
         self.targets[group] -= own @ np.linalg.solve(self.within[group, lag] + ridge, own.T)
         self.cross[group] -= own @ solved
         self.within[group] -= beside.swapaxes(1, 2) @ solved
-        bits = max(float(self.room()[group] * statistic - dof), 0.0) / (2 * np.log(2) * float(self.samples[group]))
+        bits = max(float(self.residual_dof()[group] * statistic - dof), 0.0) / (
+            2 * np.log(2) * float(self.samples[group])
+        )
         self.known[group].append((beside, solved))
         self.free[group, lag] = False
         return bits
 
 
 def select_lags(data: Lagged, level: float, groups: np.ndarray | None = None) -> Selection:
-    """Select lags at an error rate over all groups and lags.
+    """Select lags, with a bound on the probability of any false one over all groups and lags.
 
     Parameters
     ----------
@@ -193,7 +197,7 @@ def select_lags(data: Lagged, level: float, groups: np.ndarray | None = None) ->
     information = np.zeros((count, lags))
     order: list[int] = []
     first = 1.0
-    single, together = tables.single()[0], tables.together()[0]
+    single, together = tables.score_groups()[0], tables.score_pooled()[0]
     while True:
         heights = np.array([single.max(), together.max()])
         ahead = int((heights - cuts).argmax())
@@ -208,7 +212,7 @@ def select_lags(data: Lagged, level: float, groups: np.ndarray | None = None) ->
         for group in np.flatnonzero(members):
             information[group, lag] = tables.condition(int(group), lag)
         order.append(lag)
-        single[members], together = tables.single(members)[0], tables.together()[0]
+        single[members], together = tables.score_groups(members)[0], tables.score_pooled()[0]
 
 
 def present_pvalue(data: Lagged, chosen: np.ndarray) -> float:
@@ -233,11 +237,11 @@ def present_pvalue(data: Lagged, chosen: np.ndarray) -> float:
     targets -= targets.mean(0)
     solved = np.linalg.solve((inputs.T @ inputs).toarray() + RIDGE * np.eye(size * len(lags)), inputs.T @ targets)
     tables = Scores(data, data.queries, levels, targets - inputs @ solved)
-    return float(stats.norm.sf(tables.present(np.zeros((size, data.vocabulary)))[0]))
+    return float(stats.norm.sf(tables.score_present(np.zeros((size, data.vocabulary)))[0]))
 
 
 def rotated_pvalue(data: Lagged, rng: np.random.Generator) -> float:
-    """Return the p-value of independence for targets that may depend on each other: rotations keep how they do.
+    """Return the p-value of independence by rotations of the targets, which keep their dependence on each other.
 
     Mean and variance of the statistic over rotations give its chi-square distribution (Satterthwaite's).
     """
@@ -245,11 +249,11 @@ def rotated_pvalue(data: Lagged, rng: np.random.Generator) -> float:
 
     def measure(data: Lagged) -> np.ndarray:
         tables = Scores(data, groups, levels)
-        return _trace(tables.cross[0], tables.within[0], tables.targets[0])[0]
+        return _pillai_trace(tables.cross[0], tables.within[0], tables.targets[0])[0]
 
     shifts = rng.integers(1, len(data), ROTATIONS)
     turned = [measure(replace(data, targets=np.roll(data.targets, shift), lags=1))[0] for shift in shifts]
-    if not np.var(turned):  # targets of which hardly any differs from the rest
+    if not np.var(turned):  # almost constant targets
         return 1.0
     dof = 2 * np.mean(turned) ** 2 / np.var(turned, ddof=1)
     scores = wilson_hilferty(measure(data) / np.mean(turned) * dof, dof, 0.0)
@@ -257,9 +261,9 @@ def rotated_pvalue(data: Lagged, rng: np.random.Generator) -> float:
 
 
 def merge_levels(data: Lagged, groups: int) -> np.ndarray:
-    """Return the level of every symbol, (N,): symbols share levels so that a cell of a table expects some samples."""
+    """Return the level of every symbol, (N,): rare symbols share levels, so that a cell of a table expects a sample."""
     share = len(data) / groups
-    counts = np.bincount(data.symbols, minlength=data.vocabulary) + np.bincount(data.targets, minlength=data.vocabulary)
+    counts = data.occurrences + np.bincount(data.targets, minlength=data.vocabulary)
     frequencies, levels = counts / counts.sum(), np.zeros(data.vocabulary, np.int64)
     for size in range(int(min(data.vocabulary, LEVELS, share**0.5, (CELLS / (groups * data.lags)) ** 0.5)), 1, -1):
         levels[np.argsort(-counts, kind="stable")] = np.arange(data.vocabulary) % size
@@ -278,29 +282,24 @@ def _scatter(sums: np.ndarray) -> np.ndarray:
     return sums[..., :, None] * np.eye(sums.shape[-1]) - sums[..., :, None] * sums[..., None, :] / total
 
 
-def _trace(
+def _pillai_trace(
     cross: np.ndarray, within: np.ndarray, targets: np.ndarray, direction: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return Pillai's trace and the degrees of freedom; without what a multiple of `direction` explains, if given."""
     ridge = RIDGE * np.eye(cross.shape[-1])
-    left = np.linalg.solve(targets + ridge, cross)
-    sides = within + ridge
 
-    def inner(one: np.ndarray) -> np.ndarray:
-        return np.einsum("...yx,...xy->...", left, np.linalg.solve(sides, one.swapaxes(-1, -2)))
+    def inner(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        left, right = np.linalg.solve(targets + ridge, one), np.linalg.solve(within + ridge, other.swapaxes(-1, -2))
+        return np.einsum("...yx,...xy->...", left, right)
 
-    statistic = inner(cross)
-    dof = _rank(targets + ridge, targets) * _rank(sides, within)
+    def rank(scatter: np.ndarray) -> np.ndarray:
+        return np.trace(np.linalg.solve(scatter + ridge, scatter), axis1=-2, axis2=-1)
+
+    statistic, dof = inner(cross, cross), rank(targets) * rank(within)
     if direction is not None:
-        along = inner(direction)
-        left = np.linalg.solve(targets + ridge, direction)
-        statistic = statistic - along**2 / np.maximum(inner(direction), 1e-300)
+        statistic = statistic - inner(cross, direction) ** 2 / np.maximum(inner(direction, direction), 1e-300)
         dof = dof - 1
     return statistic, dof
-
-
-def _rank(sides: np.ndarray, within: np.ndarray) -> np.ndarray:
-    return np.trace(np.linalg.solve(sides, within), axis1=-2, axis2=-1)
 
 
 def wilson_hilferty(statistic: np.ndarray, dof: np.ndarray, uneven: np.ndarray | float) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Refit of `fit_lags` without penalty, on the lags that the lasso chose and that are significant beside each other."""
+"""Refit of `fit_lags` without penalty, with backward elimination of the lags that the lasso chose."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from manyheads.bigram.lags.alternating_least_squares import RIDGE_OF_LAGS, ROUND
 def refit(problem: LagProblem, selection: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Fit W and the chosen weights once more, without penalty: (W, A), A with mean row sum one.
 
-    By turns on all of them, and again on those that still stand out by the strength.
+    All of them by turns, and again those that `eliminate` keeps.
     """
     none = np.zeros(len(selection))
     attention, value, _ = settle(problem, selection, none, ROUNDS // 2)
@@ -21,9 +21,9 @@ def refit(problem: LagProblem, selection: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def eliminate(problem: LagProblem, value: np.ndarray, attention: np.ndarray) -> np.ndarray:
-    """Drop the weight with the least standard score, query by query, until all exceed the strength: (N, L) of bools.
+    """Drop the weight with the least standard score, query by query, until all reach the strength: (N, L) of bools.
 
-    The lasso that chose them also chooses lags whose symbols depend on those at the right ones.
+    The lasso also chooses lags whose symbols depend on those at the right lags.
     """
     tables = tables_of(problem, attention)
     weights = np.take_along_axis(attention, tables.chosen, 1)

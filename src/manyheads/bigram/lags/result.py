@@ -90,9 +90,13 @@ class LagFit(Shown):
                 "  weight by lag: " + ", ".join(f"{lag}: {self.importance[lag]:.2f}" for lag in order),
                 f"  held-out loss: {loss.fitted:.4f}; unigram {loss.unigram:.4f}, bigram {loss.bigram:.4f}",
                 f"  independence: p = {self.pvalue:.2g}; one table for all lags: p = {self.table.pvalue:.2g}, "
-                f"others add {self.table.share:.0%} of the information"
+                f"separate tables add {self.table.share:.0%} of the information"
                 + (", rejected: lags have tables of their own" if self.own is not None else ""),
-                f"  strongest rejected lag: {self.table.left}, p = {self.table.left_pvalue:.2g}",
+                *(
+                    [f"  strongest rejected lag: {self.table.left}, p = {self.table.left_pvalue:.2g}"]
+                    if not self.importance[self.table.left]  # where all are chosen, it has a weight
+                    else []
+                ),
                 *([f"  short explanation: lags {loss.short}, loss {loss.short_loss:.4f}"] if loss.short else []),
                 *(() if self.better_than_unigram else ("  no better than unigram in squared error",)),
             ]

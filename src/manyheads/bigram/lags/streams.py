@@ -30,7 +30,7 @@ class Lagged:
     Attributes
     ----------
     symbols
-        (n,) int64: all streams, one behind the other.
+        (n,) int64: all streams, one behind the other; -1 in a gap, which no sample reads.
     places
         (m,) int64: where the samples are; each has `lags` symbols of its own stream, itself included.
     targets
@@ -56,6 +56,11 @@ class Lagged:
     def queries(self) -> np.ndarray:
         """The symbol at every place, (m,)."""
         return self.symbols[self.places]
+
+    @property
+    def occurrences(self) -> np.ndarray:
+        """How often each symbol stands in the streams, gaps left out, (N,)."""
+        return np.bincount(self.symbols[self.symbols >= 0], minlength=self.vocabulary)
 
     @property
     def windows(self) -> np.ndarray:
@@ -147,7 +152,7 @@ def read_streams(
         )
     joined = _join([row for row, _ in rows])
     answers = joined[places + 1] if wanted is None else _join([row for row, _ in wanted])[places]
-    symbols = np.zeros(len(gaps), np.int64)  # a gap is never read
+    symbols = np.full(len(gaps), -1, np.int64)
     symbols[~gaps], answers, labels = _number(joined[~gaps], answers, vocabulary)
     _check_change(symbols[~gaps], labels, "symbols", "no lag says anything")
     _check_change(answers, labels, "targets", "nothing is left to predict")
@@ -218,7 +223,7 @@ def _number(
             codes = joined.astype(np.int64)
             return codes[: len(symbols)], codes[len(symbols) :], np.arange(vocabulary or high + 1)
     if joined.dtype.kind == "f" and not np.isfinite(joined).all():
-        raise UsageError("labels are infinite: give numbers or text, and NaN for a gap")
+        raise UsageError("some labels are infinite: give finite numbers or text, and NaN for a gap")
     try:
         labels, codes = np.unique(joined, return_inverse=True)
     except TypeError:  # labels of several types have no order: as they first occur

@@ -25,7 +25,7 @@ class SubmissionFailed(ManyheadsError, RuntimeError):
     """sbatch is absent, refused a script, or did not answer; the script is kept."""
 
 
-# Options of sbatch by their whole names: it takes abbreviations too, and some replace the script or the answer.
+# Options of sbatch by their full names: abbreviations, and options that replace the script or its output, are refused.
 WITH_VALUE = (
     "account acctg-freq bb bbf begin chdir cluster-constraint clusters comment constraint container container-id "
     "core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution error "
@@ -46,7 +46,7 @@ def sbatch_options(text: str) -> list[str]:
     Raises
     ------
     UsageError
-        A word that is no option of sbatch by its whole name, or one that this command sets itself.
+        A word that is no option of sbatch by its full name, or that is not allowed; --array, which this command sets.
     """
     _refuse_controls("--sbatch", text)
     try:
@@ -63,16 +63,16 @@ def sbatch_options(text: str) -> list[str]:
             raise UsageError(f"--sbatch {word!r}: the number of tasks is given by --array")
         if not known:
             raise UsageError(
-                f"--sbatch {word!r}: not among the options of a job that are passed on, by their whole names; write "
-                "--partition=cpu or -c4, each as one word"
+                f"--sbatch {word!r}: unknown or not allowed: give options of sbatch by their full names, each as one "
+                "word, such as --partition=cpu or -c4"
             )
     return words
 
 
 def _refuse_controls(what: str, text: str, but: str = "") -> None:
-    """Refuse characters that end a line or are none: what follows them would be read as a line of its own."""
+    """Refuse characters that are not printable: a line break in them would start another line of the script."""
     if strange := [letter for letter in text if not (letter.isprintable() or letter in but)]:
-        raise UsageError(f"{what} {text!r} holds the character {strange[0]!r}; a job script takes printable ones")
+        raise UsageError(f"{what} {text!r} holds the character {strange[0]!r}: give printable characters only")
 
 
 def job_script(folder: Path, command: Sequence[str], options: Sequence[str], tasks: int | None, prologue: str) -> str:

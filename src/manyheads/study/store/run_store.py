@@ -60,7 +60,7 @@ __all__ = ["RunStore", "StoreDamaged", "StoreFull", "find_paths", "find_runs"]
 
 HEADER = ("study", "revision", "configuration", "inputs", "seed", "class", "command", "claim", "source", "versions")
 TABLES = ("configuration", "inputs", "source", "versions")
-CLAIMS = "claims"  # in run.json: how many there are; absent in runs of before
+CLAIMS = "claims"  # in run.json: the number of claims; absent in runs of older versions
 NAMED = "named"  # in run.json of format 1: every unit of this run has its name; older runs lack it
 
 
@@ -95,7 +95,7 @@ class RunStore:
         Raises
         ------
         UsageError
-            No root, or a declaration of the study that cannot be read back; nothing was written.
+            An empty root, or a declaration that cannot be stored; nothing was written.
         StoreDamaged
             The folder holds another run, or an altered one.
         """
@@ -107,7 +107,7 @@ class RunStore:
             try:
                 _check(json.loads(json.dumps(header)))
             except (TypeError, ValueError) as error:
-                raise UsageError(f"{study.name} is declared in a way that cannot be stored: {error}") from error
+                raise UsageError(f"{study.name}: the declaration cannot be stored: {error}") from error
             with room_on_disk(path):
                 path.mkdir(parents=True, exist_ok=True)
                 write_signed(path / "run.json", header)
@@ -256,7 +256,7 @@ class RunStore:
         with trusting_nothing(path, remedy):
             summary = Summary.from_json(data)
             claims, count = self.header.get(CLAIMS), len(summary.verdicts)
-            if count != claims if claims else not count:
+            if not count or count != (claims or count):
                 raise ValueError(f"{count} verdicts on {claims or 'the'} claims of the study")
         for unit in self.layout.units(summary.replicates):  # one after the other: a forger may state 1e18 of them
             if unit not in self:

@@ -6,7 +6,7 @@ from typing import Any
 
 from manyheads._overview import printable
 from manyheads.study.store.leases import claims_in, owners_of
-from manyheads.study.store.records.schema import is_number
+from manyheads.study.store.records.schema import is_unit_number
 from manyheads.study.store.run_store import RunStore
 from manyheads.study.store.units import Unit
 
@@ -24,7 +24,7 @@ def status(runs: RunStore, replicates: int | None = None) -> dict[str, Any]:
         How many are asked for; by default as many as the cell that has most, claims included.
     """
     layout, stored = runs.layout, runs.numbers()
-    claimed = {unit for unit, _ in claims_in(runs.path / "leases") if is_number(unit)} - stored
+    claimed = {unit for unit, _ in claims_in(runs.path / "leases") if is_unit_number(unit)} - stored
     last = max((layout.unit(number).last for number in stored | claimed if layout.unit(number).cell), default=0)
     replicates = last + 1 if replicates is None else replicates
     failed, wanted = runs.failures(), layout.count(replicates)

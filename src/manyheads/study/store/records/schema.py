@@ -150,8 +150,8 @@ def digest_of(run: str, unit: int, schema: str, environment: str, block: bytes |
     return digest.hexdigest()
 
 
-def is_number(unit: int) -> bool:
-    """Tell whether a unit of any run may have this number: draws, trained units, and cells of a last chunk."""
+def is_unit_number(unit: int) -> bool:
+    """Tell whether a unit of some run may have this number: draws, trained units, and cells of a last chunk."""
     return 0 <= unit < 3 * MOST_UNITS
 
 

@@ -31,7 +31,7 @@ from manyheads._json import parse_bounded
 from manyheads._overview import printable
 from manyheads.errors import FileRefused
 from manyheads.study.store.disk import StoreDamaged, open_bounded, room_on_disk, trusting_nothing
-from manyheads.study.store.records.schema import Schema, digest_of, identify, is_number
+from manyheads.study.store.records.schema import Schema, digest_of, identify, is_unit_number
 
 FORMAT = 2
 SUFFIX, SEALED = ".jsonl", ".sealed"  # a compaction takes a segment by the second
@@ -261,10 +261,10 @@ class SegmentReader:
             raise TypeError("a unit of other types")
         if schema not in self.schemas or environment not in self.environments:
             raise ValueError(f"unit {unit} before its schema or environment")
-        if not (is_number(unit) and 0 <= record["time"] < 1 << 63):
+        if not (is_unit_number(unit) and 0 <= record["time"] < 1 << 63):
             raise ValueError(f"a unit {unit:.3g} of time {record['time']:.3g}")
         if 4 * -(-(size := self.schemas[schema].size) // 3) > length:  # before the memory of a block is taken
-            raise ValueError(f"unit {unit}: a line of {length:,} bytes cannot hold {size:,} of values")
+            raise ValueError(f"unit {unit}: a line of {length:,} bytes cannot hold values of {size:,} bytes")
         return Entry(self.key, self.position, length, schema, environment, record["digest"], record["time"])
 
     def _take(self, record: dict[str, Any]) -> None:

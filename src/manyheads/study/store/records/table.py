@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from manyheads._json import parse_bounded
 from manyheads.study.store.disk import StoreDamaged, open_bounded, room_on_disk, temporary_beside, trusting_nothing
-from manyheads.study.store.records.schema import Schema, digest_of, dtype_of, encode_texts, identify, is_number
+from manyheads.study.store.records.schema import Schema, digest_of, dtype_of, encode_texts, identify, is_unit_number
 from manyheads.study.store.records.segments import FORMAT, Entry, refuse_newer
 
 LARGEST_TABLE = 1 << 40
@@ -128,7 +128,7 @@ class Table:
         digests = own["unit_digest"].tobytes().hex()
         rows = zip(*(own[name].tolist() for name in ("unit_number", "unit_environment", "unit_time")), strict=True)
         for row, (unit, environment, time) in enumerate(rows):
-            if unit in self.units or not is_number(unit) or environment < 0:
+            if unit in self.units or not is_unit_number(unit) or environment < 0:
                 raise ValueError(f"unit {unit} twice or nowhere")
             digest = digests[64 * row : 64 * row + 64]
             self.units[unit] = Entry(self.path.name, row, 0, schema.id, order[environment], digest, time)
