@@ -262,7 +262,7 @@ class UpdateRecorder:
         return found
 
     def _rms(self, figure: str, matrix: _Matrix, tensor: Any) -> dict[str, Any]:
-        """Return the RMS of a tensor in the shape of a matrix, and of each of its heads; zeros if the tensor is None."""
+        """Return the RMS of a tensor in the shape of a matrix, and of each of its heads; zeros for None."""
         count = matrix.parameter.numel()
         tensor = matrix.parameter.detach().new_zeros(matrix.parameter.shape) if tensor is None else tensor
         tensor = tensor.to_dense() if tensor.is_sparse else tensor
