@@ -9,7 +9,7 @@ from scipy.integrate import solve_ivp
 from tests.acceptance._lane import Figure, Measured
 from tests.joma.monte_carlo import sampled_gradient
 
-from manyheads.joma.drop_and_rise import drop_and_rise
+from manyheads.curves.drop_and_rise import drop_and_rise
 from manyheads.joma.systems.activations import NONLINEARITIES
 from manyheads.joma.systems.components import relax, relax_layer
 from manyheads.joma.systems.gaussian_mixture import Mixture

@@ -5,8 +5,7 @@ import pytest
 from scipy.optimize import nnls
 from scipy.signal import lfilter
 
-from manyheads.errors import ShapeError, UsageError
-from manyheads.joma.curve_shapes import (
+from manyheads.curves.curve_shapes import (
     RHOS,
     STILL,
     _estimate_noise,
@@ -15,6 +14,7 @@ from manyheads.joma.curve_shapes import (
     _variances,
     curve_shape,
 )
+from manyheads.errors import ShapeError, UsageError
 
 T = np.arange(59.0)
 FALL = 2.5 - (1 - np.exp(-T / 8))

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from manyheads.errors import ShapeError, UsageError
-from manyheads.joma.drop_and_rise import (
+from manyheads.curves.drop_and_rise import (
     cross_fitted_drop_and_rise,
     cross_fitted_rise,
     drop_and_rise,
     forward_fill,
     replicated_drop_and_rise,
 )
-from manyheads.joma.text.summaries import within_group_spearman
+from manyheads.curves.summaries import within_group_spearman
+from manyheads.errors import ShapeError, UsageError
 
 
 def test_drop_and_rise_are_what_a_search_finds(rng):

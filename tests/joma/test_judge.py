@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from manyheads.cli import main
+from manyheads.curves import judge_curves, read_curves
+from manyheads.curves.curve_files import RunCurves, read_runs, with_losses
 from manyheads.errors import ExtraMissing, FileRefused, UsageError
-from manyheads.joma import judge_curves, read_curves
-from manyheads.joma.curve_files import RunCurves, read_runs, with_losses
 
 STEPS = np.arange(30)
 

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import xarray as xr
 
+from manyheads.curves.drop_and_rise import replicated_drop_and_rise
 from manyheads.demo.text import TextTraining
 from manyheads.errors import UsageError
-from manyheads.joma.drop_and_rise import replicated_drop_and_rise
 from manyheads.joma.studies.real_text import ROUNDING, RealText
 from manyheads.joma.text.record import reference_levels
 from manyheads.joma.theory.rebound import REBOUND

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
+from manyheads.curves.drop_and_rise import drop_and_rise
 from manyheads.errors import ShapeError
-from manyheads.joma.drop_and_rise import drop_and_rise
 from manyheads.joma.systems.components import relax
 from manyheads.joma.systems.rebound import target_entropies
 from manyheads.joma.theory.rebound import (

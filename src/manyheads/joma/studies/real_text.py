@@ -19,12 +19,12 @@ import numpy as np
 import optax
 import xarray as xr
 
+from manyheads.curves.summaries import EARLY, RunSummary
 from manyheads.data import read_characters
 from manyheads.errors import UsageError
 from manyheads.joma.source import SOURCE
 from manyheads.joma.text.pictures import real_text_panels
 from manyheads.joma.text.record import recorded_dataset, reference_levels, train_and_record
-from manyheads.joma.text.summaries import EARLY, RunSummary
 from manyheads.joma.text.transformers import character_config, digest_text, step_flops
 from manyheads.joma.theory.rebound import REBOUND
 from manyheads.statistics import mean_interval

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 import xarray as xr
 
+from manyheads.curves.drop_and_rise import drop_and_rise
 from manyheads.errors import UsageError
-from manyheads.joma.drop_and_rise import drop_and_rise
 from manyheads.joma.source import SOURCE
 from manyheads.joma.systems.components import DYNAMICS, relax_layer
 from manyheads.joma.systems.rebound import (

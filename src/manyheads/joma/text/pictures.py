@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from manyheads.curves.drop_and_rise import DropAndRise
+from manyheads.curves.summaries import EARLY, RunSummary
 from manyheads.errors import UsageError
-from manyheads.joma.drop_and_rise import DropAndRise
-from manyheads.joma.text.summaries import EARLY, RunSummary
 from manyheads.statistics import mean_interval, spearman
 from manyheads.study import Curve, Lines, Listing
 from manyheads.study.reporting.panels import Multiples, Panel, Picture, spread_curve

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads.curves.curve_shapes import most_frequent_interval
 from manyheads.errors import UsageError
-from manyheads.joma.curve_shapes import most_frequent_interval
 from manyheads.joma.source import SOURCE
 from manyheads.models.modules import Role
 from manyheads.probe.reports.shapes import Reading, read_shapes, summarize_shapes

@@ -17,9 +17,9 @@ import numpy as np
 import optax
 import xarray as xr
 
+from manyheads.curves.drop_and_rise import replicated_drop_and_rise
 from manyheads.data import TextWindows, load_text
 from manyheads.errors import UsageError
-from manyheads.joma.drop_and_rise import replicated_drop_and_rise
 from manyheads.joma.source import SOURCE
 from manyheads.joma.text.variants import (
     VARIANTS,

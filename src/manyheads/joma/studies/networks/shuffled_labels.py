@@ -16,8 +16,8 @@ import numpy as np
 import optax
 import xarray as xr
 
+from manyheads.curves.drop_and_rise import replicated_drop_and_rise
 from manyheads.errors import UsageError
-from manyheads.joma.drop_and_rise import replicated_drop_and_rise
 from manyheads.joma.source import SOURCE
 from manyheads.joma.systems.networks.label_order import (
     CLASSES,

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from manyheads._overview import Overview, Shown
+from manyheads.curves.curve_files import RunCurves
+from manyheads.curves.curve_shapes import LEAST, CurveShape, shape_at
+from manyheads.curves.drop_and_rise import drop_and_rise, forward_fill
+from manyheads.curves.summaries import EARLY, within_group_spearman
 from manyheads.errors import UsageError
-from manyheads.joma.curve_files import RunCurves
-from manyheads.joma.curve_shapes import LEAST, CurveShape, shape_at
-from manyheads.joma.drop_and_rise import drop_and_rise, forward_fill
-from manyheads.joma.text.summaries import EARLY, within_group_spearman
 from manyheads.statistics import Interval, proportion_interval, spearman
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from manyheads._arrays import as_floats, takes_labels
+from manyheads.curves.drop_and_rise import DropAndRise, drop_and_rise, forward_fill, replicated_drop_and_rise
 from manyheads.errors import ShapeError, UsageError
-from manyheads.joma.drop_and_rise import DropAndRise, drop_and_rise, forward_fill, replicated_drop_and_rise
 
 Array = NDArray[np.float64]
 
