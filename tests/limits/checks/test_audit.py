@@ -25,8 +25,8 @@ from manyheads.limits import (
 )
 from manyheads.limits.checks.audit import ActualSettings, Audit, compare_settings
 from manyheads.limits.checks.findings import OTHER_FACTOR, OTHER_STD, Finding
-from manyheads.limits.parametrization.architecture import apply_role_map, read_architecture, read_body
 from manyheads.limits.parametrization.targets import parameter_targets, role_factors
+from manyheads.models.architecture import apply_role_map, read_architecture, read_body
 from manyheads.models.families import FAMILIES as TABLES
 from manyheads.transformer import Shape
 

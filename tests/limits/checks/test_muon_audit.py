@@ -21,11 +21,11 @@ from tests.limits.torch_models import build
 
 from manyheads.errors import UsageError
 from manyheads.limits import Parametrization, audit_model, initialize_model, preflight, torch_groups
-from manyheads.limits.parametrization.architecture import apply_role_map
 from manyheads.limits.parametrization.muon import FACTORS, MUON_ROLES
 from manyheads.limits.parametrization.targets import parameter_targets
 from manyheads.limits.preflight_checks.judge import Judge
 from manyheads.limits.torch.muon_groups import patch_target
+from manyheads.models.architecture import apply_role_map
 from manyheads.transformer import Shape
 
 pytestmark = pytest.mark.torch

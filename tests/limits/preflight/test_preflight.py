@@ -8,9 +8,9 @@ import pytest
 
 from manyheads.errors import UsageError
 from manyheads.limits import preflight
-from manyheads.limits.parametrization.parts import PARTS
 from manyheads.limits.preflight_checks.expected import role_powers
 from manyheads.limits.preflight_checks.training import Training
+from manyheads.models.parts import PARTS
 
 pytestmark = pytest.mark.torch
 

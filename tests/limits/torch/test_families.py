@@ -16,8 +16,8 @@ from manyheads.limits import (
     torch_groups,
 )
 from manyheads.limits.parametrization.targets import forward_multipliers
-from manyheads.limits.torch.model import read_model
 from manyheads.models.families import FAMILIES
+from manyheads.models.torch.model import read_model
 from manyheads.transformer import Shape
 
 pytestmark = pytest.mark.torch

@@ -15,8 +15,8 @@ from manyheads.limits import (
     scale_logits,
     torch_groups,
 )
-from manyheads.limits.parametrization.architecture import apply_role_map
 from manyheads.limits.torch.init import measure_init
+from manyheads.models.architecture import apply_role_map
 from manyheads.transformer import Shape
 
 pytestmark = pytest.mark.torch

@@ -21,8 +21,8 @@ from manyheads.limits import (
     scale_logits,
     torch_groups,
 )
-from manyheads.limits.parametrization.parts import CARRIES
 from manyheads.limits.torch.groups import ModelOptions, read_model
+from manyheads.models.parts import CARRIES
 from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialize
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.training import with_weights

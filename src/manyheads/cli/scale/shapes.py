@@ -250,7 +250,7 @@ def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
 
 def _shape_of_family(config: dict[str, Any], assumed: tuple[str, ...]) -> "tuple[Shape, Notes]":
     """Read a configuration of transformers; refuse attention that the theory does not describe."""
-    from manyheads.limits.parametrization.architecture import read_body
+    from manyheads.models.architecture import read_body
 
     body = read_body(config)
     shape = body.shape

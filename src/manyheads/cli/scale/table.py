@@ -68,8 +68,8 @@ class Scale(TunedTheory):
         """
         from manyheads.errors import UsageError
         from manyheads.limits import BaseHyperparameters
-        from manyheads.limits.parametrization.parts import UNDERIVED
         from manyheads.limits.parametrization.targets import refuse_depth
+        from manyheads.models.parts import UNDERIVED
 
         if self.snippet and self.json:
             raise UsageError("--snippet and --json exclude each other: give one of them")
@@ -170,7 +170,7 @@ def _compare(base: Notes | None, target: Notes | None, parametrization: "Paramet
 def _describe_own_rates(table: "Table", tuned: "BaseHyperparameters") -> list[str]:
     """Return remarks on learning rates of parts of roles, which no row shows."""
     from manyheads.errors import UsageError
-    from manyheads.limits.parametrization.parts import PARTS
+    from manyheads.models.parts import PARTS
 
     rows = {row.role: row for row in table.rows}
     parts = [part for part in tuned.learning_rates if part not in rows]

@@ -15,8 +15,8 @@ from manyheads.errors import UsageError
 from manyheads.limits.checks.findings import OTHER_FACTOR, OTHER_STD, Audit, Finding
 from manyheads.limits.checks.init_test import init_is_right
 from manyheads.limits.parametrization.hyperparameters import NO_DECAY_WORDS, BaseHyperparameters
-from manyheads.limits.parametrization.parts import HIDDEN, Parameter
 from manyheads.limits.parametrization.targets import Factors, ParameterTarget
+from manyheads.models.parts import HIDDEN, Parameter
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
@@ -60,7 +60,7 @@ def compare_settings(
 
     Examples
     --------
-    >>> from manyheads.limits.parametrization.parts import Parameter
+    >>> from manyheads.models.parts import Parameter
     >>> from manyheads.limits.parametrization.targets import Factors
     >>> query = Parameter("q", ("query",))
     >>> target = ParameterTarget(query, "query", Factors(0.5, 0.25, 0.25), None, 0.025, 2.5e-9, 0.0)

@@ -8,11 +8,11 @@ from numbers import Real
 from typing import TYPE_CHECKING
 
 from manyheads.errors import UsageError
-from manyheads.limits.parametrization.parts import HIDDEN, PARTS
+from manyheads.models.parts import HIDDEN, PARTS
 from manyheads.transformer.scaling import ROLES
 
 if TYPE_CHECKING:
-    from manyheads.limits.parametrization.parts import Parameter
+    from manyheads.models.parts import Parameter
 
 
 NO_DECAY_WORDS: Mapping[str, tuple[str, ...]] = {
@@ -74,13 +74,13 @@ class BaseHyperparameters:
         Decoupled weight decay.
     stds
         Standard deviation of the init at the base by role (`manyheads.transformer.scaling.ROLES`, and `"hidden"`) or by
-        part (`manyheads.limits.parametrization.parts.PARTS`). Without one, weights have the family's usual one,
+        part (`manyheads.models.parts.PARTS`). Without one, weights have the family's usual one,
         which a plain module has not, gains are one, biases and shifts zero. That of a gain is the number itself. A
         role's is not that of its parts that start at zero where others do not, such as the shifts of `"norm"`.
     no_decay
         Parameters without weight decay, in the words of recipes: `"norm"`, gains and shifts of all norms; `"bias"`, all
         biases and the shifts of norms; `"1-d"`, all parameters of one axis; `"embedding"`, tables of tokens and
-        positions. Or a role, or a part of it (`manyheads.limits.parametrization.parts.PARTS`), such as `"patch"`.
+        positions. Or a role, or a part of it (`manyheads.models.parts.PARTS`), such as `"patch"`.
     learning_rates
         Learning rates at the base of roles or parts that were tuned apart, such as those of the gains behind queries
         and keys beside Muon: ``{"query_gain": 0.05, "key_gain": 0.05}``. A part's counts before its role's, and both

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from manyheads.errors import UsageError
-from manyheads.limits.parametrization.architecture import apply_role_map
 from manyheads.limits.parametrization.hyperparameters import BaseHyperparameters, MuonHyperparameters
 from manyheads.limits.parametrization.muon import FACTORS
 from manyheads.limits.parametrization.parametrization import Parametrization
@@ -16,6 +15,7 @@ from manyheads.limits.parametrization.targets import (
     parameter_targets,
     usual_multipliers,
 )
+from manyheads.models.architecture import apply_role_map
 from manyheads.transformer.inputs import TokenInput
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.shape import Shape

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Literal
 
 from manyheads.errors import UsageError
 from manyheads.limits.parametrization.hyperparameters import BaseHyperparameters, is_size
-from manyheads.limits.parametrization.parts import HIDDEN, PARTS, init_of
 from manyheads.limits.parametrization.power_laws import KEY_VALUE_RANK, QUERIES, QUERY_RANK
 from manyheads.limits.parametrization.scaling_exponents import ScalingExponents, foreign_exponents
+from manyheads.models.parts import HIDDEN, PARTS, init_of
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
-    from manyheads.limits.parametrization.parts import Architecture, Parameter
+    from manyheads.models.parts import Architecture, Parameter
 
 QUANTITIES = ("initial", "learning_rate", "epsilon", "weight_decay")
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from manyheads.errors import UsageError
 from manyheads.limits.checks.coordinate_check import least_growth, required_growth
 from manyheads.limits.parametrization.hyperparameters import BaseHyperparameters, MuonHyperparameters
-from manyheads.limits.parametrization.parts import LATENT, PARTS, ROUTER, SINK
 from manyheads.limits.parametrization.power_laws import Power
 from manyheads.limits.parametrization.targets import ForwardMultipliers, parameter_targets, role_factors
 from manyheads.limits.preflight_checks.training import OUTPUTS, STREAM, join_layers
+from manyheads.models.parts import LATENT, PARTS, ROUTER, SINK
 from manyheads.transformer.scaling import ROLES
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
-    from manyheads.limits.torch.model import TorchModel
+    from manyheads.models.torch.model import TorchModel
 
 FOREIGN = (*LATENT, ROUTER, SINK)
 IN_BLOCKS = ("query", "key", "value", "output", "mlp_in", "mlp_out", "norm", "bias", "logit_bias", *FOREIGN)

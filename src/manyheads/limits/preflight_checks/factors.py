@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from manyheads.limits.axes import Axis
-from manyheads.limits.parametrization.parts import PARTS
 from manyheads.limits.parametrization.targets import (
     ForwardMultipliers,
     forward_multipliers,
@@ -17,8 +16,9 @@ from manyheads.limits.preflight_checks.result import FactorUse, State
 from manyheads.limits.preflight_checks.training import join_layers
 from manyheads.limits.torch.forward_pass import ForwardPass, measure_forward
 from manyheads.limits.torch.init import measure_init
-from manyheads.limits.torch.model import TorchModel
-from manyheads.limits.torch.modules import ACCURACY
+from manyheads.models.parts import PARTS
+from manyheads.models.torch.model import TorchModel
+from manyheads.models.torch.modules import ACCURACY
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:

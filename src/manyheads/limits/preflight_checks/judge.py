@@ -25,7 +25,7 @@ from manyheads.limits.preflight_checks.runs import Runs, seeded
 from manyheads.limits.preflight_checks.torch_trainer import TorchTrainer
 from manyheads.limits.preflight_checks.training import OUTPUTS, STREAM, Measured, join_layers
 from manyheads.limits.torch.audit import audit_model
-from manyheads.limits.torch.model import ModelOptions, read_model
+from manyheads.models.torch.model import ModelOptions, read_model
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from manyheads.limits.preflight_checks.training import (
     join_layers,
     join_updates,
 )
-from manyheads.limits.torch.model import unwrap
 from manyheads.limits.torch.optimizer_groups import find_optimizer
+from manyheads.models.torch.model import unwrap
 
 RATE_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")
 

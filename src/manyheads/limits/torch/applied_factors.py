@@ -14,12 +14,12 @@ from manyheads.limits.parametrization.targets import (
     usual_multipliers,
 )
 from manyheads.limits.torch.forward_pass import ForwardPass, measure_forward
-from manyheads.limits.torch.modules import ACCURACY
+from manyheads.models.torch.modules import ACCURACY
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
-    from manyheads.limits.torch.model import ModelOptions, TorchModel
+    from manyheads.models.torch.model import ModelOptions, TorchModel
 
 WORDS = {name: f"{name}s" for name in ("logit", "output", "embedding", "position")} | {"branch": "branches"}
 GIVE = (

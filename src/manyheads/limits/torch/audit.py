@@ -22,10 +22,10 @@ from manyheads.limits.parametrization.targets import (
 )
 from manyheads.limits.torch.frozen import describe_missing_factors
 from manyheads.limits.torch.init import measure_init
-from manyheads.limits.torch.model import ModelOptions, TorchModel
 from manyheads.limits.torch.muon_groups import GroupRow, MixedGroups, judge_muon, patch_target, read_mixed
 from manyheads.limits.torch.optimizer_groups import find_optimizer, has_stepped, read_groups, read_peaks
 from manyheads.limits.torch.targets import model_targets
+from manyheads.models.torch.model import ModelOptions, TorchModel
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads._extras import require
 from manyheads.limits.torch.layouts import find_scale, split_fused
-from manyheads.limits.torch.modules import (
+from manyheads.models.torch.modules import (
     ACCURACY,
     find_blocks,
     first_tensor,
@@ -35,7 +35,7 @@ from manyheads.limits.torch.modules import (
 )
 
 if TYPE_CHECKING:
-    from manyheads.limits.torch.model import TorchModel
+    from manyheads.models.torch.model import TorchModel
 
 TOKENS = 5
 """Length of the two sequences that are tried where no example is given."""

@@ -23,9 +23,9 @@ from manyheads.limits.torch.init import measure_init
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
-    from manyheads.limits.parametrization.parts import Architecture, Parameter
     from manyheads.limits.parametrization.targets import ForwardMultipliers
-    from manyheads.limits.torch.model import TorchModel
+    from manyheads.models.parts import Architecture, Parameter
+    from manyheads.models.torch.model import TorchModel
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def list_frozen_carriers(
     --------
     >>> from manyheads.transformer.scaling import Shape
     >>> from manyheads.limits import Parametrization
-    >>> from manyheads.limits.parametrization.architecture import apply_role_map
+    >>> from manyheads.models.architecture import apply_role_map
     >>> p = Parametrization(base=Shape(4, 2, 1))
     >>> architecture = apply_role_map({"k": "key", "q": "query"}, Shape(16, 2, 1), names=["k"], frozen=["q"])
     >>> found = list_frozen_carriers(p, architecture, BaseHyperparameters(1))

@@ -16,8 +16,8 @@ from manyheads.limits.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.limits.parametrization.targets import ForwardMultipliers
 from manyheads.limits.torch.applied_factors import logit_scale
 from manyheads.limits.torch.frozen import describe_missing_factors
-from manyheads.limits.torch.model import ModelOptions, read_model, unwrap
 from manyheads.limits.torch.targets import model_targets
+from manyheads.models.torch.model import ModelOptions, read_model, unwrap
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def torch_groups(
     hyperparameters
         What was tuned at the base.
     roles, shape
-        For a plain module: pattern of names → part (`manyheads.limits.parametrization.parts.PARTS`), and its
+        For a plain module: pattern of names → part (`manyheads.models.parts.PARTS`), and its
         shape.
     folded
         Whether branch, logit and output factors go into the weights (True: a model whose forward pass is the usual

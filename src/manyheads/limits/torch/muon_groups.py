@@ -16,7 +16,7 @@ from manyheads.limits.torch.optimizer_groups import DIVIDING, LIKE_ADAM, find_op
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.hyperparameters import BaseHyperparameters
     from manyheads.limits.parametrization.parametrization import Parametrization
-    from manyheads.limits.parametrization.parts import Architecture
+    from manyheads.models.parts import Architecture
     from manyheads.transformer.shape import Shape
 
 ADAM_NAMES = ("adam", "adamw")

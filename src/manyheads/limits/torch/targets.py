@@ -11,7 +11,7 @@ from manyheads.limits.parametrization.targets import (
     parameter_targets,
 )
 from manyheads.limits.torch.applied_factors import find_multipliers
-from manyheads.limits.torch.model import ModelOptions, TorchModel, read_model, unwrap
+from manyheads.models.torch.model import ModelOptions, TorchModel, read_model, unwrap
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization

@@ -24,7 +24,7 @@ from manyheads.models.config import ModelConfig, read_config
 from manyheads.models.loading import quiet_transformers
 from manyheads.models.modules import MAYBE, Role
 from manyheads.models.parameters import parameter_map
-from manyheads.recovery.oracle.attention_modules import (
+from manyheads.models.torch.extractable_attention import (
     attention_function,
     find_attention,
     find_block,

@@ -11,11 +11,11 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from manyheads.errors import UsageError
-from manyheads.limits.parametrization.parts import PARTS, UNDERIVED, Architecture, Parameter
 from manyheads.models.config import ModelConfig, read_config
 from manyheads.models.counts import model_sizes
 from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, recognize
+from manyheads.models.parts import PARTS, UNDERIVED, Architecture, Parameter
 from manyheads.models.refusals import CheckpointRefused
 from manyheads.transformer.shape import Shape
 
