@@ -15,7 +15,11 @@ from manyheads.bigram.lags.shared_table import SharedTable
 from manyheads.costs import ModelShape, transformer_cost
 from manyheads.data.texts import Text
 from manyheads.errors import FileRefused, UsageError
-from manyheads.limits import (
+from manyheads.probe.checkpoints.contents import Finding
+from manyheads.probe.checkpoints.verification import Verification
+from manyheads.recovery import Certificate, Recovery, assumptions, planted_layer
+from manyheads.recovery.layers.rotary import RotaryLayer
+from manyheads.scaling import (
     BaseHyperparameters,
     Parametrization,
     Problem,
@@ -24,11 +28,7 @@ from manyheads.limits import (
     infinite_key_dim,
     transfer_check,
 )
-from manyheads.limits.systems.transformers import QUANTITIES
-from manyheads.probe.checkpoints.contents import Finding
-from manyheads.probe.checkpoints.verification import Verification
-from manyheads.recovery import Certificate, Recovery, assumptions, planted_layer
-from manyheads.recovery.layers.rotary import RotaryLayer
+from manyheads.scaling.trained.transformers import QUANTITIES
 from manyheads.statistics import Interval
 from manyheads.study import Verdict, open_run, run
 from manyheads.study.reporting.charts import Estimate, draw_bars, draw_intervals

@@ -6,9 +6,9 @@ import numpy as np
 import xarray as xr
 from tests.acceptance._limits_meanfield import looked, rms, solve
 
-from manyheads.limits import Network, Problem, train_networks
-from manyheads.limits.dmft.branches.branch import Branch
-from manyheads.limits.dmft.trajectory import Trajectory
+from manyheads.scaling import Network, Problem, train_networks
+from manyheads.scaling.dmft.branches.branch import Branch
+from manyheads.scaling.dmft.trajectory import Trajectory
 from manyheads.statistics import Interval, fit_exponent, mean_interval
 from manyheads.statistics.exponents import ExponentFit
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
 
-from manyheads.limits import Network, forecast_loss, train_networks
-from manyheads.limits.studies.forecast import Forecast, compare_losses, relative_error
+from manyheads.scaling import Network, forecast_loss, train_networks
+from manyheads.scaling.studies.forecast import Forecast, compare_losses, relative_error
 from manyheads.statistics import mean_interval
 from manyheads.statistics.intervals import proportion_interval
 

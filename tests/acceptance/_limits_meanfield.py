@@ -13,17 +13,17 @@ from tests.acceptance._lane import Figure, Measured
 from tests.limits.dmft.one_block import solve_one_block
 from tests.limits.dmft.tangents import TangentHeads
 
-from manyheads.limits import Problem
-from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
-from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
-from manyheads.limits.dmft.branches.branch import Branch
-from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
-from manyheads.limits.dmft.branches.uniform_attention import UniformAttention
-from manyheads.limits.dmft.grids.depth import continuum_step, extrapolate, finite_depth_step
-from manyheads.limits.dmft.ntk import ntk_outputs
-from manyheads.limits.dmft.recursion import solve_recursion
-from manyheads.limits.dmft.trajectory import Trajectory
-from manyheads.limits.systems.problems import digits_problem
+from manyheads.scaling import Problem
+from manyheads.scaling.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.scaling.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.scaling.dmft.branches.branch import Branch
+from manyheads.scaling.dmft.branches.mlp import InfiniteWidthMLP
+from manyheads.scaling.dmft.branches.uniform_attention import UniformAttention
+from manyheads.scaling.dmft.grids.depth import continuum_step, extrapolate, finite_depth_step
+from manyheads.scaling.dmft.ntk import ntk_outputs
+from manyheads.scaling.dmft.recursion import solve_recursion
+from manyheads.scaling.dmft.trajectory import Trajectory
+from manyheads.scaling.systems.problems import digits_problem
 from manyheads.statistics import mean_interval
 
 

@@ -11,7 +11,7 @@ from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._limits_distances import GROUPS, shown
 from tests.acceptance._limits_meanfield import figure, rich
 
-from manyheads.limits import Network, Problem
+from manyheads.scaling import Network, Problem
 from manyheads.statistics import Interval, discrepancy_interval
 from manyheads.statistics.intervals import standard_error_of
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
 
-from manyheads.limits import preflight
+from manyheads.scaling import preflight
 
 AXES = {"key_dim": (8, 16, 32), "heads": (4, 8, 16), "depth": (2, 4, 8)}
 
@@ -101,7 +101,7 @@ def muon_mistakes(folder: Path) -> Measured:
     """Audit every planted mistake, and right setups of several families, shapes and shape factors."""
     from tests.limits.checks.muon_mistakes import LONG, MISTAKES, TUNED, WIDE, optimizers, parametrization, setup
 
-    from manyheads.limits import audit_model
+    from manyheads.scaling import audit_model
     from manyheads.transformer import Shape
 
     missed = []

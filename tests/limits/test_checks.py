@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.limits import Parametrization, coordinate_check, transfer_check
-from manyheads.limits.axes import shapes_along
-from manyheads.limits.checks import transfer_check as transfer
-from manyheads.limits.checks.coordinate_check import check_growth, finite_size_bias, least_growth, required_growth
-from manyheads.limits.checks.transfer_check import decide_drift, find_optimum, search_optimum
-from manyheads.limits.systems.transformers import QUANTITIES
+from manyheads.scaling import Parametrization, coordinate_check, transfer_check
+from manyheads.scaling.axes import shapes_along
+from manyheads.scaling.checks import transfer_check as transfer
+from manyheads.scaling.checks.coordinate_check import check_growth, finite_size_bias, least_growth, required_growth
+from manyheads.scaling.checks.transfer_check import decide_drift, find_optimum, search_optimum
+from manyheads.scaling.trained.transformers import QUANTITIES
 from manyheads.transformer import Shape
 
 BASE = Shape(8, 4, 2)

@@ -7,9 +7,9 @@ import pytest
 import xarray as xr
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.limits import Network, Problem, forecast_loss, infinite_heads
-from manyheads.limits.forecast import LossForecast, _interpolation, _quantile
-from manyheads.limits.studies.forecast import COVERED, WITHIN, Forecast, compare_losses, relative_error
+from manyheads.scaling import Network, Problem, forecast_loss, infinite_heads
+from manyheads.scaling.forecast import LossForecast, _interpolation, _quantile
+from manyheads.scaling.studies.forecast import COVERED, WITHIN, Forecast, compare_losses, relative_error
 
 STEPS = 5
 

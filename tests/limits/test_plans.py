@@ -5,11 +5,11 @@ import pytest
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.limits.comparisons.parametrizations import LABELS, Plan, parametrization_of
-from manyheads.limits.studies.coordinate_check import CoordinateCheckStudy
-from manyheads.limits.studies.learning_rates.learning_rate_transfer import LearningRateTransfer
-from manyheads.limits.studies.learning_rates.muon_transfer import MuonTransfer
-from manyheads.limits.studies.muon_coordinates import MuonCoordinates
+from manyheads.scaling.comparisons.parametrizations import LABELS, Plan, parametrization_of
+from manyheads.scaling.studies.coordinate_check import CoordinateCheckStudy
+from manyheads.scaling.studies.learning_rates.learning_rate_transfer import LearningRateTransfer
+from manyheads.scaling.studies.learning_rates.muon_transfer import MuonTransfer
+from manyheads.scaling.studies.muon_coordinates import MuonCoordinates
 from manyheads.transformer import Shape
 
 BASE = Shape(8, 4, 2)

@@ -3,7 +3,7 @@
 import pytest
 from tests.limits.torch_models import BASE, build
 
-from manyheads.limits import BaseHyperparameters, Parametrization, audit_model, torch_groups
+from manyheads.scaling import BaseHyperparameters, Parametrization, audit_model, torch_groups
 from manyheads.transformer import Shape
 
 pytestmark = pytest.mark.torch

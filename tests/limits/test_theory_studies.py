@@ -7,13 +7,13 @@ import pytest
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.limits.studies.head_diversity import HeadDiversity
-from manyheads.limits.studies.infinite_depth import InfiniteDepth
-from manyheads.limits.studies.infinite_heads import InfiniteHeads
-from manyheads.limits.studies.infinite_key_dim import InfiniteKeyDim
-from manyheads.limits.studies.key_dim_stability import KeyDimStability, amplification
-from manyheads.limits.studies.lazy_to_rich import LazyToRich
-from manyheads.limits.systems.problems import digits_problem
+from manyheads.scaling.studies.head_diversity import HeadDiversity
+from manyheads.scaling.studies.infinite_depth import InfiniteDepth
+from manyheads.scaling.studies.infinite_heads import InfiniteHeads
+from manyheads.scaling.studies.infinite_key_dim import InfiniteKeyDim
+from manyheads.scaling.studies.key_dim_stability import KeyDimStability, amplification
+from manyheads.scaling.studies.lazy_to_rich import LazyToRich
+from manyheads.scaling.systems.problems import digits_problem
 
 
 def outcomes(study, predicted, trained, word):

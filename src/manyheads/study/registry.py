@@ -93,71 +93,71 @@ STUDIES: dict[str, Entry] = {
         "Random examples and queries recover the layer; queries save computation only",
     ),
     "limits/coordinate-check": Entry(
-        "manyheads.limits.studies.coordinate_check:CoordinateCheckStudy",
+        "manyheads.scaling.studies.coordinate_check:CoordinateCheckStudy",
         "Coordinate check: the RMS update of every module is independent of N, H and L",
     ),
     "limits/learning-rate-transfer": Entry(
-        "manyheads.limits.studies.learning_rates.learning_rate_transfer:LearningRateTransfer",
+        "manyheads.scaling.studies.learning_rates.learning_rate_transfer:LearningRateTransfer",
         "The optimal learning rate is independent of N, H, L; standard scaling shifts it",
     ),
     "limits/muon-coordinates": Entry(
-        "manyheads.limits.studies.muon_coordinates:MuonCoordinates",
+        "manyheads.scaling.studies.muon_coordinates:MuonCoordinates",
         "Under Muon, updates are independent of N, H, L, D; common recipes break",
     ),
     "limits/muon-transfer": Entry(
-        "manyheads.limits.studies.learning_rates.muon_transfer:MuonTransfer",
+        "manyheads.scaling.studies.learning_rates.muon_transfer:MuonTransfer",
         "Muon's optimal learning rate is independent of N, H, L; common recipes shift it",
     ),
     "limits/weight-decay": Entry(
-        "manyheads.limits.studies.learning_rates.weight_decay:WeightDecay",
+        "manyheads.scaling.studies.learning_rates.weight_decay:WeightDecay",
         "The table's learning rate transfers with independent decay; decay does not make one rate do",
     ),
     "limits/batch-and-horizon": Entry(
-        "manyheads.limits.studies.learning_rates.batch_and_horizon:BatchAndHorizon",
+        "manyheads.scaling.studies.learning_rates.batch_and_horizon:BatchAndHorizon",
         "Adam's optimal learning rate grows as the root of the batch, falls as steps^-0.32",
     ),
     "limits/initialization": Entry(
-        "manyheads.limits.studies.initialization:Initialization",
+        "manyheads.scaling.studies.initialization:Initialization",
         "Before training kernels deviate as 1/H (squared); logits have kurtosis 3 + 6/N",
     ),
     "limits/head-diversity": Entry(
-        "manyheads.limits.studies.head_diversity:HeadDiversity",
+        "manyheads.scaling.studies.head_diversity:HeadDiversity",
         "The variance of logits over heads goes as 1/N at logit exponent 1, N^0 at 1/2",
     ),
     "limits/key-dim-stability": Entry(
-        "manyheads.limits.studies.key_dim_stability:KeyDimStability",
+        "manyheads.scaling.studies.key_dim_stability:KeyDimStability",
         "At logit exponent 1/2 gradients below attention grow with N during training",
     ),
     "limits/infinite-key-dim": Entry(
-        "manyheads.limits.studies.infinite_key_dim:InfiniteKeyDim",
+        "manyheads.scaling.studies.infinite_key_dim:InfiniteKeyDim",
         "Training converges to its mean-field limit as N grows, for any number of heads",
     ),
     "limits/infinite-heads": Entry(
-        "manyheads.limits.studies.infinite_heads:InfiniteHeads",
+        "manyheads.scaling.studies.infinite_heads:InfiniteHeads",
         "Training converges to its mean-field limit as H grows, at both logit exponents",
     ),
     "limits/infinite-depth": Entry(
-        "manyheads.limits.studies.infinite_depth:InfiniteDepth",
+        "manyheads.scaling.studies.infinite_depth:InfiniteDepth",
         "Infinite depth: attention learns at depth exponent 1 and stays uniform at 1/2",
     ),
     "limits/forecast": Entry(
-        "manyheads.limits.studies.forecast:Forecast",
+        "manyheads.scaling.studies.forecast:Forecast",
         "The limit and two small ensembles forecast the loss curve of 512 heads within 1%",
     ),
     "limits/weight-movement": Entry(
-        "manyheads.limits.studies.weight_movement:WeightMovement",
+        "manyheads.scaling.studies.weight_movement:WeightMovement",
         "Attention weights move by L^(-1/2) at depth exponent 1/2 and by order one at 1",
     ),
     "limits/logit-exponent": Entry(
-        "manyheads.limits.studies.text.logit_exponent:LogitExponent",
+        "manyheads.scaling.studies.text.logit_exponent:LogitExponent",
         "Larger N favours logit exponent 1/2 at fixed steps, exponent 1 at fixed compute",
     ),
     "limits/lazy-to-rich": Entry(
-        "manyheads.limits.studies.lazy_to_rich:LazyToRich",
+        "manyheads.scaling.studies.lazy_to_rich:LazyToRich",
         "Features move as richness squared up to 0.1, and saturate in rich training",
     ),
     "limits/approach": Entry(
-        "manyheads.limits.studies.approach:Approach",
+        "manyheads.scaling.studies.approach:Approach",
         "Loss curves and kernels converge as N, H, L grow, except under standard scaling",
     ),
     "joma/invariants": Entry(

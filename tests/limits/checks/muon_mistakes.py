@@ -2,7 +2,7 @@
 
 from tests.limits.torch_models import build
 
-from manyheads.limits import (
+from manyheads.scaling import (
     BaseHyperparameters,
     Muon,
     MuonHyperparameters,

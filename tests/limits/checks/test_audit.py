@@ -13,7 +13,9 @@ from tests.alphabet import ALPHABET
 from tests.limits.torch_models import BASE, FAMILIES, FUSED, PLAIN, build, grown, plain
 
 from manyheads.errors import UsageError
-from manyheads.limits import (
+from manyheads.models.architecture import apply_role_map, read_architecture, read_body
+from manyheads.models.families import FAMILIES as TABLES
+from manyheads.scaling import (
     BaseHyperparameters,
     Parametrization,
     audit_learning_rates,
@@ -23,11 +25,9 @@ from manyheads.limits import (
     scale_logits,
     torch_groups,
 )
-from manyheads.limits.checks.audit import ActualSettings, Audit, compare_settings
-from manyheads.limits.checks.findings import OTHER_FACTOR, OTHER_STD, Finding
-from manyheads.limits.parametrization.targets import parameter_targets, role_factors
-from manyheads.models.architecture import apply_role_map, read_architecture, read_body
-from manyheads.models.families import FAMILIES as TABLES
+from manyheads.scaling.audit.findings import OTHER_FACTOR, OTHER_STD, Finding
+from manyheads.scaling.audit.settings import ActualSettings, Audit, compare_settings
+from manyheads.scaling.parametrization.targets import parameter_targets, role_factors
 from manyheads.transformer import Shape
 
 WIDE = Shape(8, 16, 2)  # four times the base's heads

@@ -20,12 +20,12 @@ from tests.limits.checks.muon_mistakes import (
 from tests.limits.torch_models import build
 
 from manyheads.errors import UsageError
-from manyheads.limits import Parametrization, audit_model, initialize_model, preflight, torch_groups
-from manyheads.limits.parametrization.muon import FACTORS, MUON_ROLES
-from manyheads.limits.parametrization.targets import parameter_targets
-from manyheads.limits.preflight_checks.judge import Judge
-from manyheads.limits.torch.muon_groups import patch_target
 from manyheads.models.architecture import apply_role_map
+from manyheads.scaling import Parametrization, audit_model, initialize_model, preflight, torch_groups
+from manyheads.scaling.audit.muon_groups import patch_target
+from manyheads.scaling.parametrization.muon import FACTORS, MUON_ROLES
+from manyheads.scaling.parametrization.targets import parameter_targets
+from manyheads.scaling.preflight_checks.judge import Judge
 from manyheads.transformer import Shape
 
 pytestmark = pytest.mark.torch

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.limits import (
+from manyheads.scaling import (
     Network,
     Problem,
     Sampling,
@@ -15,13 +15,13 @@ from manyheads.limits import (
     infinite_key_dim,
     train_networks,
 )
-from manyheads.limits.dmft import recursion
-from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
-from manyheads.limits.dmft.grids import coarse_grid
-from manyheads.limits.dmft.grids.coarse_grid import TimeGrid, mean_errors, start_interval
-from manyheads.limits.dmft.grids.depth import finite_depth_step
-from manyheads.limits.dmft.ntk import neural_tangent_kernel
-from manyheads.limits.dmft.recursion import solve_recursion
+from manyheads.scaling.dmft import recursion
+from manyheads.scaling.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.scaling.dmft.grids import coarse_grid
+from manyheads.scaling.dmft.grids.coarse_grid import TimeGrid, mean_errors, start_interval
+from manyheads.scaling.dmft.grids.depth import finite_depth_step
+from manyheads.scaling.dmft.ntk import neural_tangent_kernel
+from manyheads.scaling.dmft.recursion import solve_recursion
 
 
 def tokens(rng, samples, length, features=6):

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from manyheads.errors import UsageError
-from manyheads.limits import Problem, Sampling, infinite_depth, infinite_heads, infinite_key_dim
-from manyheads.limits.dmft import cost, solver
-from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
-from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
-from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
-from manyheads.limits.dmft.cost import CostEstimate
-from manyheads.limits.dmft.grids.depth import continuum_step, finite_depth_step
-from manyheads.limits.dmft.options import Request
-from manyheads.limits.dmft.recursion import solve_recursion
+from manyheads.scaling import Problem, Sampling, infinite_depth, infinite_heads, infinite_key_dim
+from manyheads.scaling.dmft import cost, solver
+from manyheads.scaling.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.scaling.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.scaling.dmft.branches.mlp import InfiniteWidthMLP
+from manyheads.scaling.dmft.cost import CostEstimate
+from manyheads.scaling.dmft.grids.depth import continuum_step, finite_depth_step
+from manyheads.scaling.dmft.options import Request
+from manyheads.scaling.dmft.recursion import solve_recursion
 
 
 def task(rng, **fields):

@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
-from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
-from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
-from manyheads.limits.dmft.branches.uniform_attention import UniformAttention
-from manyheads.limits.dmft.grids.depth import continuum_step, extrapolate, finite_depth_step
-from manyheads.limits.dmft.ntk import neural_tangent_kernel, ntk_outputs
-from manyheads.limits.dmft.problem import Problem
-from manyheads.limits.dmft.recursion import solve_recursion
-from manyheads.limits.systems.ensembles import Network, train_networks
+from manyheads.scaling.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.scaling.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.scaling.dmft.branches.mlp import InfiniteWidthMLP
+from manyheads.scaling.dmft.branches.uniform_attention import UniformAttention
+from manyheads.scaling.dmft.grids.depth import continuum_step, extrapolate, finite_depth_step
+from manyheads.scaling.dmft.ntk import neural_tangent_kernel, ntk_outputs
+from manyheads.scaling.dmft.problem import Problem
+from manyheads.scaling.dmft.recursion import solve_recursion
+from manyheads.scaling.systems.ensembles import Network, train_networks
 
 
 def tokens(rng, samples=3, length=2, features=6):

@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
-from manyheads.limits.dmft.branches.branch import BranchProcess
-from manyheads.limits.dmft.branches.gaussian_fields import factor
-from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
-from manyheads.limits.dmft.branches.normals import matched_normals, signed_normals
-from manyheads.limits.dmft.grids.depth import finite_depth_step
-from manyheads.limits.dmft.problem import Problem
-from manyheads.limits.dmft.recursion import solve_recursion
+from manyheads.scaling.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.scaling.dmft.branches.branch import BranchProcess
+from manyheads.scaling.dmft.branches.gaussian_fields import factor
+from manyheads.scaling.dmft.branches.mlp import InfiniteWidthMLP
+from manyheads.scaling.dmft.branches.normals import matched_normals, signed_normals
+from manyheads.scaling.dmft.grids.depth import finite_depth_step
+from manyheads.scaling.dmft.problem import Problem
+from manyheads.scaling.dmft.recursion import solve_recursion
 
 STEPS, SAMPLES, TOKENS = 2, 2, 2
 ROWS = SAMPLES * TOKENS

@@ -9,10 +9,10 @@ import optax
 import pytest
 
 from manyheads.errors import UsageError
-from manyheads.limits import BaseHyperparameters, Muon, MuonHyperparameters, Parametrization
-from manyheads.limits.parametrization.muon import BLOCKS, FACTORS, MUON_ROLES, SPLITS, find_factor
-from manyheads.limits.parametrization.targets import parameter_targets
 from manyheads.models.architecture import apply_role_map, read_body
+from manyheads.scaling import BaseHyperparameters, Muon, MuonHyperparameters, Parametrization
+from manyheads.scaling.parametrization.muon import BLOCKS, FACTORS, MUON_ROLES, SPLITS, find_factor
+from manyheads.scaling.parametrization.targets import parameter_targets
 from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialize
 from manyheads.transformer.weights import roles
 

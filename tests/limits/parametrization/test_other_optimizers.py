@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from manyheads.limits import Parametrization
+from manyheads.scaling import Parametrization
 from manyheads.transformer import Shape
 
 ROLES = {

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyheads.errors import UsageError
-from manyheads.limits import Parametrization, forward_multipliers
-from manyheads.limits.axes import shapes_along
-from manyheads.limits.parametrization.muon import FACTORS, Muon
-from manyheads.limits.parametrization.optax_scaling import rescale
-from manyheads.limits.parametrization.power_laws import Power
-from manyheads.limits.parametrization.scaling_exponents import SCHEMES
+from manyheads.scaling import Parametrization, forward_multipliers
+from manyheads.scaling.axes import shapes_along
+from manyheads.scaling.parametrization.muon import FACTORS, Muon
+from manyheads.scaling.parametrization.optax_scaling import rescale
+from manyheads.scaling.parametrization.power_laws import Power
+from manyheads.scaling.parametrization.scaling_exponents import SCHEMES
 from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialize, standard_scaling
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.scaling import ROLES

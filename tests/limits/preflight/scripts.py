@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from manyheads.limits import (
+from manyheads.scaling import (
     BaseHyperparameters,
     ForwardMultipliers,
     MuonHyperparameters,

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from manyheads.limits import Parametrization, forward_multipliers
-from manyheads.limits.preflight_checks.factors import Factors, find_uses, multipliers
-from manyheads.limits.torch.forward_pass import ForwardPass, Measured
+from manyheads.scaling import Parametrization, forward_multipliers
+from manyheads.scaling.preflight_checks.factors import Factors, find_uses, multipliers
+from manyheads.scaling.torch.forward_pass import ForwardPass, Measured
 from manyheads.transformer import Shape
 
 BASE, WIDE, DEEP = Shape(8, 4, 2), Shape(8, 8, 2), Shape(8, 4, 8)

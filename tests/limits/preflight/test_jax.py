@@ -8,8 +8,8 @@ import optax
 import pytest
 
 from manyheads.errors import UsageError
-from manyheads.limits import Parametrization, preflight
-from manyheads.limits.preflight_checks.training import Training
+from manyheads.scaling import Parametrization, preflight
+from manyheads.scaling.preflight_checks.training import Training
 
 BASE = (8, 2, 2)
 P = Parametrization(base=(8, 2, 2))

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from manyheads.errors import UsageError
-from manyheads.limits import preflight
-from manyheads.limits.preflight_checks.expected import role_powers
-from manyheads.limits.preflight_checks.training import Training
 from manyheads.models.parts import PARTS
+from manyheads.scaling import preflight
+from manyheads.scaling.preflight_checks.expected import role_powers
+from manyheads.scaling.preflight_checks.training import Training
 
 pytestmark = pytest.mark.torch
 
@@ -102,7 +102,7 @@ def test_a_model_of_transformers_needs_no_roles(scripts):
     import torch
     from tests.limits.torch_models import build
 
-    from manyheads.limits import initialize_model, torch_groups
+    from manyheads.scaling import initialize_model, torch_groups
 
     p = scripts.parametrization()
 
@@ -209,7 +209,7 @@ WRONG = {  # what a model multiplies at a shape, along axes on which the paramet
 @pytest.mark.parametrize("mistake", ["", *WRONG])
 def test_multipliers_are_held_against_those_of_the_base(scripts, mistake):
     """Also where they equal a right one at some shape, and where the base has a constant of its own."""
-    from manyheads.limits import ForwardMultipliers, initialize_model, torch_groups
+    from manyheads.scaling import ForwardMultipliers, initialize_model, torch_groups
 
     p = scripts.parametrization()
     factors, axes, said = WRONG.get(mistake, (lambda s: (0.3, 0.2), SIZES, ""))

@@ -6,8 +6,8 @@ import pytest
 from tests.limits.adam import adam_steps
 
 from manyheads.errors import UsageError
-from manyheads.limits import Parametrization, digits_task, text_task
-from manyheads.limits.systems.transformers import TWINS, Recipe, inputs_of, measure_updates, sweep_losses
+from manyheads.scaling import Parametrization, digits_task, text_task
+from manyheads.scaling.trained.transformers import TWINS, Recipe, inputs_of, measure_updates, sweep_losses
 from manyheads.transformer import Shape, initialize
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.training import with_weights

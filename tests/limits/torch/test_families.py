@@ -6,7 +6,9 @@ import pytest
 from tests.models import tiny
 
 from manyheads.errors import UsageError
-from manyheads.limits import (
+from manyheads.models.families import FAMILIES
+from manyheads.models.torch.model import read_model
+from manyheads.scaling import (
     BaseHyperparameters,
     Muon,
     MuonHyperparameters,
@@ -15,9 +17,7 @@ from manyheads.limits import (
     initialize_model,
     torch_groups,
 )
-from manyheads.limits.parametrization.targets import forward_multipliers
-from manyheads.models.families import FAMILIES
-from manyheads.models.torch.model import read_model
+from manyheads.scaling.parametrization.targets import forward_multipliers
 from manyheads.transformer import Shape
 
 pytestmark = pytest.mark.torch

@@ -7,7 +7,7 @@ import pytest
 from tests.limits.torch_models import PLAIN, plain, train
 
 from manyheads.errors import UsageError
-from manyheads.limits import (
+from manyheads.scaling import (
     BaseHyperparameters,
     ForwardMultipliers,
     Parametrization,
@@ -16,8 +16,8 @@ from manyheads.limits import (
     initialize_model,
     torch_groups,
 )
-from manyheads.limits.torch.forward_pass import measure_forward
-from manyheads.limits.torch.groups import ModelOptions, read_model
+from manyheads.scaling.torch.forward_pass import measure_forward
+from manyheads.scaling.torch.groups import ModelOptions, read_model
 from manyheads.transformer import Shape
 
 pytestmark = pytest.mark.torch

@@ -6,7 +6,8 @@ import pytest
 from tests.limits.torch_models import BASE, PLAIN, build, plain
 
 from manyheads.errors import UsageError
-from manyheads.limits import (
+from manyheads.models.architecture import apply_role_map
+from manyheads.scaling import (
     BaseHyperparameters,
     Parametrization,
     audit_model,
@@ -15,8 +16,7 @@ from manyheads.limits import (
     scale_logits,
     torch_groups,
 )
-from manyheads.limits.torch.init import measure_init
-from manyheads.models.architecture import apply_role_map
+from manyheads.scaling.torch.init import measure_init
 from manyheads.transformer import Shape
 
 pytestmark = pytest.mark.torch

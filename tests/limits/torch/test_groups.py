@@ -12,7 +12,8 @@ import pytest
 from tests.limits.torch_models import BASE, FAMILIES, FUSED, PLAIN, build, grown, plain, train
 
 from manyheads.errors import UsageError
-from manyheads.limits import (
+from manyheads.models.parts import CARRIES
+from manyheads.scaling import (
     BaseHyperparameters,
     Parametrization,
     audit_model,
@@ -21,8 +22,7 @@ from manyheads.limits import (
     scale_logits,
     torch_groups,
 )
-from manyheads.limits.torch.groups import ModelOptions, read_model
-from manyheads.models.parts import CARRIES
+from manyheads.scaling.torch.groups import ModelOptions, read_model
 from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialize
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.training import with_weights

@@ -69,7 +69,7 @@ class Preflight(TunedBase):
         import numpy as np
 
         from manyheads.errors import UsageError
-        from manyheads.limits import preflight
+        from manyheads.scaling import preflight
         from manyheads.study.progress import announce
         from manyheads.study.store.disk import write_text
 

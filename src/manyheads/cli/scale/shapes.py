@@ -10,7 +10,7 @@ import tyro
 from manyheads.cli.parsing import ABSENT
 
 if TYPE_CHECKING:
-    from manyheads.limits import BaseHyperparameters, Parametrization
+    from manyheads.scaling import BaseHyperparameters, Parametrization
     from manyheads.transformer import Shape
 
 Sizes = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L", help_behavior_hint="")]
@@ -40,7 +40,7 @@ class Theory:
 
     def parametrization(self, base: "Shape", form: Any = "effective") -> "Parametrization":
         """Build the parametrization."""
-        from manyheads.limits import Muon, Parametrization
+        from manyheads.scaling import Muon, Parametrization
 
         # The standard scheme divides logits by the root of N; at the base both exponents agree.
         exponent = 0.5 if self.scheme == "standard" else self.logit_exponent
@@ -93,7 +93,7 @@ class TunedTheory(Theory):
     def tuned_muon(self, factors: bool = False) -> Any:
         """Return Muon's hyperparameters, none with another optimizer; factors alone need none."""
         from manyheads.errors import UsageError
-        from manyheads.limits import MuonHyperparameters
+        from manyheads.scaling import MuonHyperparameters
 
         if self.optimizer != "muon":
             if self.muon_learning_rate is not None:
@@ -129,7 +129,7 @@ class TunedBase(TunedTheory):
             No learning rate, or stds that cannot be read.
         """
         from manyheads.errors import UsageError
-        from manyheads.limits import BaseHyperparameters
+        from manyheads.scaling import BaseHyperparameters
 
         if self.learning_rate is None:
             raise UsageError("--learning-rate is missing: give the learning rate that was tuned at the base")

@@ -13,8 +13,8 @@ from manyheads.cli.scale.shapes import Notes, TunedTheory, read_shape
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from manyheads.limits import BaseHyperparameters, Parametrization
-    from manyheads.limits.parametrization.table import Row, Table
+    from manyheads.scaling import BaseHyperparameters, Parametrization
+    from manyheads.scaling.parametrization.table import Row, Table
     from manyheads.transformer import Shape
 
 WIDE = 160  # columns where the output is no terminal
@@ -67,9 +67,9 @@ class Scale(TunedTheory):
             A shape is missing or cannot be read, or flags exclude each other.
         """
         from manyheads.errors import UsageError
-        from manyheads.limits import BaseHyperparameters
-        from manyheads.limits.parametrization.targets import refuse_depth
         from manyheads.models.parts import UNDERIVED
+        from manyheads.scaling import BaseHyperparameters
+        from manyheads.scaling.parametrization.targets import refuse_depth
 
         if self.snippet and self.json:
             raise UsageError("--snippet and --json exclude each other: give one of them")
@@ -122,7 +122,7 @@ class Scale(TunedTheory):
         hyperparameters: "BaseHyperparameters",
         notes: "Notes | None",
     ) -> str:
-        from manyheads.limits.parametrization.programs import optax_snippet, torch_snippet, transformers_snippet
+        from manyheads.scaling.parametrization.programs import optax_snippet, torch_snippet, transformers_snippet
 
         if self.snippet == "optax":
             return optax_snippet(parametrization, shape, hyperparameters)
@@ -133,7 +133,7 @@ class Scale(TunedTheory):
 
 def _compare(base: Notes | None, target: Notes | None, parametrization: "Parametrization", shape: "Shape") -> list[str]:
     """Return remarks on properties of the configurations that the table does not show."""
-    from manyheads.limits import forward_multipliers
+    from manyheads.scaling import forward_multipliers
 
     remarks = [
         f"{which}: {note}" for which, read in (("base", base), ("target", target)) if read for note in read.assumed
@@ -219,7 +219,7 @@ def print_table(
     """Print the table: classes with equal numbers in one row, power laws beside the numbers."""
     from rich.table import Table as Drawn
 
-    from manyheads.limits.parametrization.muon import FACTORS
+    from manyheads.scaling.parametrization.muon import FACTORS
 
     p, base, shape = parametrization, table.base, table.shape
     muon = p.optimizer == "muon"
