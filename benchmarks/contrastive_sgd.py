@@ -21,7 +21,7 @@ DIMENSION, HORIZON, START, REPEATS = 3200, 2.0, (0.15, 0.1, 0.5), 3
 def chain(task, seed):
     import numpy as np
 
-    from manyheads.meanfield import train_overlaps
+    from manyheads.theory.meanfield import train_overlaps
 
     return train_overlaps(task, [START], DIMENSION, [HORIZON], np.random.default_rng(seed))[-1, 0]
 
@@ -50,7 +50,7 @@ def loop(task, seed):
 
 
 def main():
-    from manyheads.meanfield import ContrastiveTask, overlap_trajectory
+    from manyheads.theory.meanfield import ContrastiveTask, overlap_trajectory
 
     task = ContrastiveTask()
     once, _ = timed(chain, task, 0)

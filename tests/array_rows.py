@@ -9,13 +9,13 @@ import jax
 import numpy as np
 
 from manyheads import bigram, data, limits, meanfield, recovery, transformer
-from manyheads.bigram.theory.noise import RowCoefficients, ValueNoise
-from manyheads.bigram.theory.signal import SignalSystem
 from manyheads.data.characters import Vocabulary
-from manyheads.joma.systems.activations import NONLINEARITIES
-from manyheads.joma.systems.gaussian_mixture import Mixture
-from manyheads.joma.task import Sizes, UpdateRule, draw_joma_task
-from manyheads.meanfield import ContrastiveTask
+from manyheads.theory.bigram.theorems.noise import RowCoefficients, ValueNoise
+from manyheads.theory.bigram.theorems.signal import SignalSystem
+from manyheads.theory.joma.systems.activations import NONLINEARITIES
+from manyheads.theory.joma.systems.gaussian_mixture import Mixture
+from manyheads.theory.joma.task import Sizes, UpdateRule, draw_joma_task
+from manyheads.theory.meanfield import ContrastiveTask
 
 CIRCLE = meanfield.circle_task((1, 2), nodes=16)
 PARTICLES = tuple(np.random.default_rng(0).normal(size=(2, 8, 2)))

@@ -1,9 +1,9 @@
-from . import bigram as bigram
 from . import costs as costs
 from . import errors as errors
 from . import probe as probe
 from . import recovery as recovery
 from . import scaling as scaling
+from . import theory as theory
 from .attention import AttentionLayer as AttentionLayer
 from .attention import MultiHeadAttention as MultiHeadAttention
 from .attention import attention_entropy as attention_entropy

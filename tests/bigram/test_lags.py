@@ -8,8 +8,9 @@ import pytest
 from scipy.optimize import nnls
 from scipy.stats import binomtest
 
-from manyheads.bigram import LagSettings, fit_lags, plant_lags
-from manyheads.bigram.lags.alternating_least_squares import (
+from manyheads.errors import CertificateError, ShapeError, UsageError
+from manyheads.theory.bigram import LagSettings, fit_lags, plant_lags
+from manyheads.theory.bigram.lags.alternating_least_squares import (
     LagProblem,
     Minimum,
     alternate,
@@ -22,11 +23,10 @@ from manyheads.bigram.lags.alternating_least_squares import (
     stream_attention_sums,
     stream_value_sums,
 )
-from manyheads.bigram.lags.independence import Forecast, independence_test
-from manyheads.bigram.lags.pair_counts import PairCounts
-from manyheads.bigram.lags.streams import read_streams
-from manyheads.bigram.studies.lags import prepare
-from manyheads.errors import CertificateError, ShapeError, UsageError
+from manyheads.theory.bigram.lags.independence import Forecast, independence_test
+from manyheads.theory.bigram.lags.pair_counts import PairCounts
+from manyheads.theory.bigram.lags.streams import read_streams
+from manyheads.theory.bigram.studies.lags import prepare
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_tables_of_some_lags_hold_the_sums_at_these_lags(small, rng):
 def test_sums_do_not_depend_on_the_blocks(small, rng, monkeypatch):
     value = rng.normal(size=(4, 4))
     before = stream_attention_sums(small, value)
-    monkeypatch.setattr("manyheads.bigram.lags.streams.BLOCK", 7)
+    monkeypatch.setattr("manyheads.theory.bigram.lags.streams.BLOCK", 7)
     for found, exact in zip(stream_attention_sums(small, value), before, strict=True):
         np.testing.assert_allclose(found, exact, atol=1e-11)
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from manyheads.bigram.setups import balanced_steps, share_of_right_positions, signal_system
-from manyheads.bigram.task import draw_bigram_task
-from manyheads.bigram.training.plateau_escape import SgdEscape
-from manyheads.bigram.training.proximal_sgd import State
+from manyheads.theory.bigram.setups import balanced_steps, share_of_right_positions, signal_system
+from manyheads.theory.bigram.task import draw_bigram_task
+from manyheads.theory.bigram.training.plateau_escape import SgdEscape
+from manyheads.theory.bigram.training.proximal_sgd import State
 
 
 @pytest.mark.parametrize("noise", [0.5, 4.0])

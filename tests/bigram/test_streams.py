@@ -6,9 +6,9 @@ import pytest
 from scipy import stats
 from scipy.special import xlogy
 
-from manyheads.bigram import lag_information, plant_lags
-from manyheads.bigram.lags.streams import read_streams
 from manyheads.errors import ShapeError, UsageError
+from manyheads.theory.bigram import lag_information, plant_lags
+from manyheads.theory.bigram.lags.streams import read_streams
 
 
 def test_samples_of_several_sessions_do_not_reach_into_each_other(rng):

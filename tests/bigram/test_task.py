@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from manyheads.bigram.task import (
+from manyheads.errors import ShapeError, UsageError
+from manyheads.theory.bigram.task import (
     BigramTask,
     draw_bigram_task,
     draw_correlated,
     stationary_distribution,
     typical_squared_norm,
 )
-from manyheads.errors import ShapeError, UsageError
 
 
 @pytest.mark.parametrize("uniform", [True, False])

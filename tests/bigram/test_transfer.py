@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from manyheads.bigram import TransferSettings, draw_bigram_task, predict_transfer, transfer_test
-from manyheads.bigram.studies.screening import draw_uniform_batch, search
-from manyheads.bigram.studies.transfer import TransferCost
-from manyheads.bigram.task import Batch, draw_correlated
 from manyheads.errors import ShapeError, UsageError
+from manyheads.theory.bigram import TransferSettings, draw_bigram_task, predict_transfer, transfer_test
+from manyheads.theory.bigram.studies.screening import draw_uniform_batch, search
+from manyheads.theory.bigram.studies.transfer import TransferCost
+from manyheads.theory.bigram.task import Batch, draw_correlated
 
 
 @pytest.fixture

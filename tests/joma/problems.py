@@ -1,8 +1,8 @@
 """One layer of one size for all tests of flows: equal shapes are compiled once."""
 
-from manyheads.joma.systems.gradient_flow import FixedSteps
-from manyheads.joma.systems.layer import draw_parameters, draw_upper
-from manyheads.joma.task import Sizes, draw_joma_task
+from manyheads.theory.joma.systems.gradient_flow import FixedSteps
+from manyheads.theory.joma.systems.layer import draw_parameters, draw_upper
+from manyheads.theory.joma.task import Sizes, draw_joma_task
 
 SIZES = Sizes(tokens=6, queries=3, contexts=12, classes=3, neurons=5, width=12)
 STEPS = FixedSteps(0.05, 4, 60)

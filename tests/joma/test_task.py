@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.joma.task import Sizes, UpdateRule, draw_joma_task
+from manyheads.theory.joma.task import Sizes, UpdateRule, draw_joma_task
 
 
 def test_draws_keep_the_assumptions_in_double_precision(rng):

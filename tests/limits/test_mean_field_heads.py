@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.scaling import Network, Problem, train_networks
 from manyheads.scaling.comparisons.logit_distributions import LEVELS, gaussian_below, hold_against_gaussian, pool_logits
 from manyheads.scaling.comparisons.mean_field import (
     sampled_blocks,
@@ -18,6 +17,7 @@ from manyheads.scaling.comparisons.mean_field import (
 )
 from manyheads.scaling.studies.head_diversity import MOVES
 from manyheads.statistics.distances import squared_distance
+from manyheads.theory.dmft import Network, Problem, train_networks
 
 
 def test_shares_below_levels_are_those_of_known_distributions(rng):

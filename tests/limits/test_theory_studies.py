@@ -13,7 +13,7 @@ from manyheads.scaling.studies.infinite_heads import InfiniteHeads
 from manyheads.scaling.studies.infinite_key_dim import InfiniteKeyDim
 from manyheads.scaling.studies.key_dim_stability import KeyDimStability, amplification
 from manyheads.scaling.studies.lazy_to_rich import LazyToRich
-from manyheads.scaling.systems.problems import digits_problem
+from manyheads.theory.dmft.problems import digits_problem
 
 
 def outcomes(study, predicted, trained, word):

@@ -19,14 +19,14 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError, check_rising
-from manyheads.meanfield.hopfield.lyapunov import lyapunov_spectrum
-from manyheads.meanfield.hopfield.network import OneBitNetwork
-from manyheads.meanfield.hopfield.simulation import simulate_network
-from manyheads.meanfield.hopfield.source import SOURCE
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study
 from manyheads.study.reporting.panels import Panel, Scatter
 from manyheads.study.tables import dataset
+from manyheads.theory.meanfield.hopfield.lyapunov import lyapunov_spectrum
+from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
+from manyheads.theory.meanfield.hopfield.simulation import simulate_network
+from manyheads.theory.meanfield.hopfield.source import SOURCE
 
 POSITIONAL_WEIGHT = 0.1  # eps
 GAINS = (0.0, 400.0)  # attention inverse temperatures of the bifurcation diagram

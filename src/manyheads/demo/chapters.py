@@ -69,8 +69,8 @@ def _costs(scene: Scene) -> Study:
 
 
 def _lags(scene: Scene) -> Study:
-    from manyheads.bigram.studies.lags import PlantedLags
     from manyheads.data import load_text
+    from manyheads.theory.bigram.studies.lags import PlantedLags
 
     most = len(load_text(scene.text).content)  # pieces of a short text overlap
     return PlantedLags(text=scene.text, sizes=tuple(sorted({min(size, most) for size in (3000, 12_000)})), lags=16)

@@ -12,7 +12,6 @@ import xarray as xr
 
 from manyheads.data import TextWindows, read_characters
 from manyheads.demo.text import TextTraining
-from manyheads.joma.text.transformers import character_config
 from manyheads.scaling.checks.coordinate_check import TOLERANCE, least_growth, required_growth
 from manyheads.scaling.comparisons.parametrizations import bordelon
 from manyheads.scaling.parametrization.parametrization import Parametrization
@@ -22,6 +21,7 @@ from manyheads.study import Cell, Claim, Curve, Listing, Source, Study
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Multiples, Panel, spread_curve
 from manyheads.study.tables import dataset
+from manyheads.theory.joma.text.transformers import character_config
 from manyheads.transformer.scaling import ROLES
 from manyheads.transformer.shape import Shape
 

@@ -4,12 +4,6 @@ from .checks.coordinate_check import coordinate_check as coordinate_check
 from .checks.coordinate_check import measure_task as measure_task
 from .checks.transfer_check import task_losses as task_losses
 from .checks.transfer_check import transfer_check as transfer_check
-from .dmft.problem import Problem as Problem
-from .dmft.solutions import Sampling as Sampling
-from .dmft.solutions import infinite_depth as infinite_depth
-from .dmft.solutions import infinite_heads as infinite_heads
-from .dmft.solutions import infinite_key_dim as infinite_key_dim
-from .forecast import forecast_loss as forecast_loss
 from .parametrization.hyperparameters import BaseHyperparameters as BaseHyperparameters
 from .parametrization.hyperparameters import MuonHyperparameters as MuonHyperparameters
 from .parametrization.muon import Muon as Muon
@@ -17,8 +11,6 @@ from .parametrization.parametrization import Parametrization as Parametrization
 from .parametrization.targets import ForwardMultipliers as ForwardMultipliers
 from .parametrization.targets import forward_multipliers as forward_multipliers
 from .preflight_checks.preflight import preflight as preflight
-from .systems.ensembles import Network as Network
-from .systems.ensembles import train_networks as train_networks
 from .task import digits_task as digits_task
 from .task import text_task as text_task
 from .torch.groups import initialize_model as initialize_model

@@ -161,179 +161,179 @@ STUDIES: dict[str, Entry] = {
         "Loss curves and kernels converge as N, H, L grow, except under standard scaling",
     ),
     "joma/invariants": Entry(
-        "manyheads.joma.studies.invariants:Invariants",
+        "manyheads.theory.joma.studies.invariants:Invariants",
         "Gradient flow conserves z^2 - |v|^2 (linear) and z - |v|^2/2 (exp attention)",
     ),
     "joma/attention-functions": Entry(
-        "manyheads.joma.studies.attention_functions:AttentionFunctions",
+        "manyheads.theory.joma.studies.attention_functions:AttentionFunctions",
         "Attention f(z)x conserves F(z) - |v|^2/2 with F' = f/f'; normalized, no weights",
     ),
     "joma/nearly-orthogonal": Entry(
-        "manyheads.joma.studies.nearly_orthogonal:NearlyOrthogonal",
+        "manyheads.theory.joma.studies.nearly_orthogonal:NearlyOrthogonal",
         "Theorem 1 drifts as the cosines of the embeddings, as their couplings predict",
     ),
     "joma/winners": Entry(
-        "manyheads.joma.studies.winners:Winners",
+        "manyheads.theory.joma.studies.winners:Winners",
         "Under exp attention one token takes all at time sqrt(pi/2)/max|Delta|",
     ),
     "joma/clouds": Entry(
-        "manyheads.joma.studies.clouds:Clouds",
+        "manyheads.theory.joma.studies.clouds:Clouds",
         "SGD on an isotropic mixture follows theorem 3 up to noise of order n^(-1/2)",
     ),
     "joma/salient-first": Entry(
-        "manyheads.joma.studies.salient_first:SalientFirst",
+        "manyheads.theory.joma.studies.salient_first:SalientFirst",
         "Salient components are learned first: ln(1/delta) = exp(mu^2/2) t - B(mu)",
     ),
     "joma/rebound": Entry(
-        "manyheads.joma.studies.rebound:Rebound",
+        "manyheads.theory.joma.studies.rebound:Rebound",
         "Attention entropy and stable rank drop, then rebound, as components saturate",
     ),
     "joma/latent-tree": Entry(
-        "manyheads.joma.studies.latent_tree:LatentTreeStudy",
+        "manyheads.theory.joma.studies.latent_tree:LatentTreeStudy",
         "Leaves of a latent tree co-occur as theorem 5 says, with correlation rho^(2H)",
     ),
     "joma/neurons": Entry(
-        "manyheads.joma.studies.neurons:Neurons",
+        "manyheads.theory.joma.studies.neurons:Neurons",
         "Training does not raise the correlation of hidden neurons with latents (Table 1)",
     ),
     "joma/scan-and-snap": Entry(
-        "manyheads.joma.studies.scan_and_snap:ScanAndSnap",
+        "manyheads.theory.joma.studies.scan_and_snap:ScanAndSnap",
         "Attention logits of exchangeable next tokens follow one trajectory, then stop",
     ),
     "joma/real-text-variants": Entry(
-        "manyheads.joma.studies.networks.real_text_variants:RealTextVariants",
+        "manyheads.theory.joma.studies.networks.real_text_variants:RealTextVariants",
         "On words the bottom layer's entropy drops first; it rebounds in post-norm blocks",
     ),
     "joma/shuffled-labels": Entry(
-        "manyheads.joma.studies.networks.shuffled_labels:ShuffledLabels",
+        "manyheads.theory.joma.studies.networks.shuffled_labels:ShuffledLabels",
         "Images that class means decide are learned first, with shuffled labels too",
     ),
     "joma/hierarchical-prior": Entry(
-        "manyheads.joma.studies.networks.hierarchical_prior:HierarchicalPrior",
+        "manyheads.theory.joma.studies.networks.hierarchical_prior:HierarchicalPrior",
         "A pattern that c labels share is won c times sooner in the layer of theorem 2",
     ),
     "joma/wide-networks": Entry(
-        "manyheads.joma.studies.networks.wide_networks:WideNetworks",
+        "manyheads.theory.joma.studies.networks.wide_networks:WideNetworks",
         "The first of n neurons is won after a time ~ 1/(n + 1), if attention is aligned",
     ),
     "joma/real-text": Entry(
-        "manyheads.joma.studies.real_text:RealText",
+        "manyheads.theory.joma.studies.real_text:RealText",
         "Attention entropy of the bottom layer drops and rebounds in training on text",
     ),
     "bigram/two-stages": Entry(
-        "manyheads.bigram.studies.two_stages:TwoStages",
+        "manyheads.theory.bigram.studies.two_stages:TwoStages",
         "The two-stage algorithm recovers all positions; the refit error is of order 1/n",
     ),
     "bigram/l1-against-sgd": Entry(
-        "manyheads.bigram.studies.l1_against_sgd:L1AgainstSGD",
+        "manyheads.theory.bigram.studies.l1_against_sgd:L1AgainstSGD",
         "An l1 penalty lowers the raw loss; rounded, plain SGD recovers the task too",
     ),
     "bigram/sample-complexity": Entry(
-        "manyheads.bigram.studies.sample_complexity:SampleComplexity",
+        "manyheads.theory.bigram.studies.sample_complexity:SampleComplexity",
         "From scratch the samples grow as T ln T; the share of sign flips is predicted",
     ),
     "bigram/initializations": Entry(
-        "manyheads.bigram.studies.from_scratch.initializations:Initializations",
+        "manyheads.theory.bigram.studies.from_scratch.initializations:Initializations",
         "Initial values above the drift 1/(T K_Q) flip half of the signs; softmax corrects them",
     ),
     "bigram/frequencies": Entry(
-        "manyheads.bigram.studies.from_scratch.frequencies:Frequencies",
+        "manyheads.theory.bigram.studies.from_scratch.frequencies:Frequencies",
         "The laws hold at any token frequencies; values transfer across frequencies and structures",
     ),
     "bigram/large-vocabulary": Entry(
-        "manyheads.bigram.studies.from_scratch.large_vocabulary:LargeVocabulary",
+        "manyheads.theory.bigram.studies.from_scratch.large_vocabulary:LargeVocabulary",
         "At N = 100 and 500 the values peak and fall, and the attention overshoots, as predicted",
     ),
     "bigram/stability": Entry(
-        "manyheads.bigram.studies.from_scratch.stability:Stability",
+        "manyheads.theory.bigram.studies.from_scratch.stability:Stability",
         "The largest rate grows as sqrt(B / T); the penalty of the theory is below the noise",
     ),
     "bigram/stage-two": Entry(
-        "manyheads.bigram.studies.stage_two:StageTwo",
+        "manyheads.theory.bigram.studies.stage_two:StageTwo",
         "Initialized with signal, proximal SGD needs samples independent of the length",
     ),
     "bigram/sparsity": Entry(
-        "manyheads.bigram.studies.sparsity:Sparsity",
+        "manyheads.theory.bigram.studies.sparsity:Sparsity",
         "Samples grow as Q from scratch, and as Q^2 where positions are scored one by one",
     ),
     "bigram/softmax": Entry(
-        "manyheads.bigram.studies.softmax:Softmax",
+        "manyheads.theory.bigram.studies.softmax:Softmax",
         "Softmax and linear heads train alike early, and to the end for equal weights",
     ),
     "bigram/transformer": Entry(
-        "manyheads.bigram.studies.transformer:BigramTransformer",
+        "manyheads.theory.bigram.studies.transformer:BigramTransformer",
         "A two-layer transformer with Adam learns the task in two stages, and transfers",
     ),
     "bigram/transfer": Entry(
-        "manyheads.bigram.studies.transfer:TransferCost",
+        "manyheads.theory.bigram.studies.transfer:TransferCost",
         "A value matrix of correlation rho finds the positions in C/rho^2 samples",
     ),
     "bigram/screening": Entry(
-        "manyheads.bigram.studies.screening:ScreeningCost",
+        "manyheads.theory.bigram.studies.screening:ScreeningCost",
         "Screening finds the positions of a sparse contextual bigram in O(log T) samples",
     ),
     "bigram/lags": Entry(
-        "manyheads.bigram.studies.lags:PlantedLags",
+        "manyheads.theory.bigram.studies.lags:PlantedLags",
         "One shared transition finds planted lags of real text; counting lag by lag fails",
     ),
     "meanfield/hopfield-finite-size": Entry(
-        "manyheads.meanfield.studies.hopfield.finite_size:FiniteSize",
+        "manyheads.theory.meanfield.studies.hopfield.finite_size:FiniteSize",
         "Overlaps of N neurons deviate from the mean-field map by N^(-1/2)",
     ),
     "meanfield/attractors": Entry(
-        "manyheads.meanfield.studies.hopfield.attractors:AttractorStudy",
+        "manyheads.theory.meanfield.studies.hopfield.attractors:AttractorStudy",
         "The sign of the Lyapunov exponent decides if finite networks stay together",
     ),
     "meanfield/stationary-moments": Entry(
-        "manyheads.meanfield.studies.hopfield.stationary_moments:StationaryMoments",
+        "manyheads.theory.meanfield.studies.hopfield.stationary_moments:StationaryMoments",
         "In chaos time averages converge to the mean field as N grows, tokens do not",
     ),
     "meanfield/prompt-length": Entry(
-        "manyheads.meanfield.studies.incontext.prompt_length:PromptLength",
+        "manyheads.theory.meanfield.studies.incontext.prompt_length:PromptLength",
         "With n pairs in a prompt the loss exceeds its limit by exactly c/n",
     ),
     "meanfield/mlp-width": Entry(
-        "manyheads.meanfield.studies.incontext.mlp_width:MLPWidth",
+        "manyheads.theory.meanfield.studies.incontext.mlp_width:MLPWidth",
         "Losses at width N deviate by N^(-1/2) if amplitudes start well above N^(-1/2)",
     ),
     "meanfield/attention-speed": Entry(
-        "manyheads.meanfield.studies.incontext.attention_speed:AttentionSpeed",
+        "manyheads.theory.meanfield.studies.incontext.attention_speed:AttentionSpeed",
         "The two-timescale limit errs as 1/r at attention speed r, but only from r = 1000",
     ),
     "meanfield/benign-landscape": Entry(
-        "manyheads.meanfield.studies.incontext.benign_landscape:BenignLandscape",
+        "manyheads.theory.meanfield.studies.incontext.benign_landscape:BenignLandscape",
         "Saddles lie at half sums of missed eigenvalues; each has negative curvature",
     ),
     "meanfield/saddle-escape": Entry(
-        "manyheads.meanfield.studies.incontext.saddle_escape:SaddleEscape",
+        "manyheads.theory.meanfield.studies.incontext.saddle_escape:SaddleEscape",
         "A missed feature is learned after (g^2/kappa) ln(1/eps), g^2 its foreign mass",
     ),
     "meanfield/saddle-to-saddle": Entry(
-        "manyheads.meanfield.studies.incontext.saddle_to_saddle:SaddleToSaddle",
+        "manyheads.theory.meanfield.studies.incontext.saddle_to_saddle:SaddleToSaddle",
         "Merged key-query weights learn in one drop, separate ones in one per eigenvector",
     ),
     "meanfield/prompt-training": Entry(
-        "manyheads.meanfield.studies.incontext.prompt_training:PromptTraining",
+        "manyheads.theory.meanfield.studies.incontext.prompt_training:PromptTraining",
         "SGD on 10,000 prompts waits at the saddle level and escapes as the mean field says",
     ),
     "meanfield/head-particles": Entry(
-        "manyheads.meanfield.studies.incontext.head_particles:HeadParticlesStudy",
+        "manyheads.theory.meanfield.studies.incontext.head_particles:HeadParticlesStudy",
         "Logits of H averaged heads deviate from their mean-field limit by H^(-1/2)",
     ),
     "meanfield/contrastive-sgd": Entry(
-        "manyheads.meanfield.studies.contrastive.contrastive_sgd:ContrastiveSgd",
+        "manyheads.theory.meanfield.studies.contrastive.contrastive_sgd:ContrastiveSgd",
         "SGD for contrastive learning follows the overlap ODE with error n^(-1/2)",
     ),
     "meanfield/feature-basins": Entry(
-        "manyheads.meanfield.studies.contrastive.feature_basins:FeatureBasins",
+        "manyheads.theory.meanfield.studies.contrastive.feature_basins:FeatureBasins",
         "Second moments decide growth at Q = 0; higher moments decide basin and stability",
     ),
     "meanfield/noise-correlation": Entry(
-        "manyheads.meanfield.studies.contrastive.noise_correlation:NoiseCorrelation",
+        "manyheads.theory.meanfield.studies.contrastive.noise_correlation:NoiseCorrelation",
         "Negatively correlated augmentation noise helps if it is moderate, hurts if strong",
     ),
     "meanfield/sparse-penalty": Entry(
-        "manyheads.meanfield.studies.contrastive.sparse_penalty:SparsePenalty",
+        "manyheads.theory.meanfield.studies.contrastive.sparse_penalty:SparsePenalty",
         "SGD with an L1 penalty follows McKean-Vlasov particles with error n^(-1/2)",
     ),
     "demo/text": Entry(

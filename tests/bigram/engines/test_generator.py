@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from manyheads.bigram.engines.generator import draw_step_batch, mix, pick, sample_keys, scramble, thresholds
-from manyheads.bigram.task import BigramTask, draw_bigram_task
 from manyheads.errors import UsageError
+from manyheads.theory.bigram.engines.generator import draw_step_batch, mix, pick, sample_keys, scramble, thresholds
+from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 
 RARELY = 1e-5  # chance of a false alarm of each statistical test below
 

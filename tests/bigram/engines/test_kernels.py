@@ -4,11 +4,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from manyheads.bigram.engines import kernels
-from manyheads.bigram.engines.compiling import compile_kernel
-from manyheads.bigram.engines.generator import draw_step_batch, sample_keys, scramble
-from manyheads.bigram.task import draw_bigram_task
-from manyheads.bigram.training.proximal_sgd import (
+from manyheads.theory.bigram.engines import kernels
+from manyheads.theory.bigram.engines.compiling import compile_kernel
+from manyheads.theory.bigram.engines.generator import draw_step_batch, sample_keys, scramble
+from manyheads.theory.bigram.task import draw_bigram_task
+from manyheads.theory.bigram.training.proximal_sgd import (
     Diverged,
     State,
     StepSettings,

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from manyheads.bigram.task import BigramTask, draw_bigram_task
-from manyheads.bigram.theory.frequencies import ShiftedTask, effective_vocabulary
-from manyheads.bigram.training.proximal_sgd import State, batch_gradients, initial_state
 from manyheads.errors import UsageError
+from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
+from manyheads.theory.bigram.theorems.frequencies import ShiftedTask, effective_vocabulary
+from manyheads.theory.bigram.training.proximal_sgd import State, batch_gradients, initial_state
 
 
 @pytest.fixture

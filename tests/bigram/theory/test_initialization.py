@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
-from manyheads.bigram.setups import signal_system
-from manyheads.bigram.task import draw_bigram_task
-from manyheads.bigram.theory.initialization import (
+from manyheads.errors import UsageError
+from manyheads.theory.bigram.setups import signal_system
+from manyheads.theory.bigram.task import draw_bigram_task
+from manyheads.theory.bigram.theorems.initialization import (
     attention_spread,
     saturation_delay,
     sign_correction,
     value_spread,
 )
-from manyheads.bigram.theory.population import measure_overlaps
-from manyheads.bigram.training.initialization import perturbed_runs, perturbed_state
-from manyheads.bigram.training.proximal_sgd import StepSettings
-from manyheads.bigram.training.reduced_model import find_escape, measure_reduced
-from manyheads.errors import UsageError
+from manyheads.theory.bigram.theorems.population import measure_overlaps
+from manyheads.theory.bigram.training.initialization import perturbed_runs, perturbed_state
+from manyheads.theory.bigram.training.proximal_sgd import StepSettings
+from manyheads.theory.bigram.training.reduced_model import find_escape, measure_reduced
 
 
 @pytest.mark.parametrize("uniform", [True, False])

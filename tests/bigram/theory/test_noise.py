@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from manyheads.bigram.task import draw_bigram_task
-from manyheads.bigram.theory.noise import RowCoefficients, ValueNoise, attention_noise
 from manyheads.errors import UsageError
+from manyheads.theory.bigram.task import draw_bigram_task
+from manyheads.theory.bigram.theorems.noise import RowCoefficients, ValueNoise, attention_noise
 
 
 def state_at(task, value_signal, attention_signal):

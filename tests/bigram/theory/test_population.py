@@ -5,9 +5,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from manyheads.bigram.task import BigramTask, draw_bigram_task
-from manyheads.bigram.theory.population import excess, gradients, measure_overlaps
 from manyheads.errors import ShapeError
+from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
+from manyheads.theory.bigram.theorems.population import excess, gradients, measure_overlaps
 
 
 def enumerate_task(task, full_value, attention, centred=False):

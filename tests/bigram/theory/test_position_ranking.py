@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from manyheads.bigram.studies.screening import NOISE_RATIO, ScreeningCost, geometric_mean
-from manyheads.bigram.task import draw_bigram_task
-from manyheads.bigram.theory.position_ranking import predict_position_ranking, ranking_probability
 from manyheads.errors import UsageError
+from manyheads.theory.bigram.studies.screening import NOISE_RATIO, ScreeningCost, geometric_mean
+from manyheads.theory.bigram.task import draw_bigram_task
+from manyheads.theory.bigram.theorems.position_ranking import predict_position_ranking, ranking_probability
 
 
 def test_the_probability_is_that_of_simulated_ranks(rng):

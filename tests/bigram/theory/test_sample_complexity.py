@@ -5,15 +5,15 @@ import pytest
 from scipy.stats import norm
 from tests.bigram.theory.test_noise import row_coefficients
 
-from manyheads.bigram.task import BigramTask, draw_bigram_task
-from manyheads.bigram.theory.noise import ValueNoise
-from manyheads.bigram.theory.population import excess
-from manyheads.bigram.theory.sample_complexity import refit_excess, stage_one_samples
-from manyheads.bigram.theory.signal import SignalSystem, predict_escape
-from manyheads.bigram.training.proximal_sgd import State
-from manyheads.bigram.training.rounding import refit_jointly, sample_support
-from manyheads.bigram.training.settings import balanced_settings
 from manyheads.errors import UsageError
+from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
+from manyheads.theory.bigram.theorems.noise import ValueNoise
+from manyheads.theory.bigram.theorems.population import excess
+from manyheads.theory.bigram.theorems.sample_complexity import refit_excess, stage_one_samples
+from manyheads.theory.bigram.theorems.signal import SignalSystem, predict_escape
+from manyheads.theory.bigram.training.proximal_sgd import State
+from manyheads.theory.bigram.training.rounding import refit_jointly, sample_support
+from manyheads.theory.bigram.training.settings import balanced_settings
 
 
 def test_the_rates_make_the_growth_that_the_ratio_asks_for(rng):

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from manyheads.bigram.task import draw_bigram_task
-from manyheads.bigram.theory.population import excess, gradients
-from manyheads.bigram.theory.signal import SignalSystem, predict_escape, solve_signals
 from manyheads.errors import UsageError
+from manyheads.theory.bigram.task import draw_bigram_task
+from manyheads.theory.bigram.theorems.population import excess, gradients
+from manyheads.theory.bigram.theorems.signal import SignalSystem, predict_escape, solve_signals
 
 
 def signal_excess(system, value_signal, attention_signal):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 
-from manyheads.bigram.task import draw_bigram_task
-from manyheads.bigram.theory.stability import divergence_growth, penalty_ratio, remaining_noise, theory_penalty
 from manyheads.errors import UsageError
+from manyheads.theory.bigram.task import draw_bigram_task
+from manyheads.theory.bigram.theorems.stability import divergence_growth, penalty_ratio, remaining_noise, theory_penalty
 
 
 @pytest.mark.parametrize("ratio", [0.02, 0.5, 3.0])

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manyheads.bigram.engines import reference
-from manyheads.bigram.engines.generator import draw_step_batch
-from manyheads.bigram.task import draw_bigram_task
-from manyheads.bigram.training.proximal_sgd import (
+from manyheads.errors import ExtraMissing, ShapeError, UsageError
+from manyheads.theory.bigram.engines import reference
+from manyheads.theory.bigram.engines.generator import draw_step_batch
+from manyheads.theory.bigram.task import draw_bigram_task
+from manyheads.theory.bigram.training.proximal_sgd import (
     Diverged,
     State,
     StepSettings,
@@ -20,7 +21,6 @@ from manyheads.bigram.training.proximal_sgd import (
     descend,
     initial_state,
 )
-from manyheads.errors import ExtraMissing, ShapeError, UsageError
 
 PLAIN = StepSettings(batch=24, value_learning_rate=0.05, attention_learning_rate=0.03)
 

@@ -5,14 +5,14 @@ import pytest
 from scipy import stats
 from tests.bigram.theory.test_noise import row_coefficients
 
-from manyheads.bigram.task import draw_bigram_task
-from manyheads.bigram.theory.noise import ValueNoise, attention_noise
-from manyheads.bigram.theory.population import gradients, measure_overlaps
-from manyheads.bigram.theory.signal import SignalSystem, predict_escape
-from manyheads.bigram.training.proximal_sgd import State, StepSettings
-from manyheads.bigram.training.reduced_model import ReducedChain, find_escape, initial_runs, measure_reduced
-from manyheads.bigram.training.settings import balanced_settings
 from manyheads.errors import UsageError
+from manyheads.theory.bigram.task import draw_bigram_task
+from manyheads.theory.bigram.theorems.noise import ValueNoise, attention_noise
+from manyheads.theory.bigram.theorems.population import gradients, measure_overlaps
+from manyheads.theory.bigram.theorems.signal import SignalSystem, predict_escape
+from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings
+from manyheads.theory.bigram.training.reduced_model import ReducedChain, find_escape, initial_runs, measure_reduced
+from manyheads.theory.bigram.training.settings import balanced_settings
 
 
 def descend_densely(task, state, settings, steps, rng):

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from tests.bigram.theory.test_population import bayes_loss
 
-from manyheads.bigram.task import draw_bigram_task
-from manyheads.bigram.theory.population import excess
-from manyheads.bigram.training.proximal_sgd import State, initial_state
-from manyheads.bigram.training.rounding import (
+from manyheads.errors import CertificateError, ShapeError, UsageError
+from manyheads.theory.bigram.task import draw_bigram_task
+from manyheads.theory.bigram.theorems.population import excess
+from manyheads.theory.bigram.training.proximal_sgd import State, initial_state
+from manyheads.theory.bigram.training.rounding import (
     check_support,
     estimate_loss,
     find_support,
@@ -16,7 +17,6 @@ from manyheads.bigram.training.rounding import (
     round_attention,
     sample_support,
 )
-from manyheads.errors import CertificateError, ShapeError, UsageError
 
 
 @pytest.fixture

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manyheads.bigram.engines.generator import draw_step_batch
-from manyheads.bigram.task import draw_bigram_task
-from manyheads.bigram.training.proximal_sgd import Diverged
-from manyheads.bigram.training.softmax import (
+from manyheads.errors import UsageError
+from manyheads.theory.bigram.engines.generator import draw_step_batch
+from manyheads.theory.bigram.task import draw_bigram_task
+from manyheads.theory.bigram.training.proximal_sgd import Diverged
+from manyheads.theory.bigram.training.softmax import (
     SoftmaxSettings,
     SoftmaxState,
     as_linear,
@@ -16,7 +17,6 @@ from manyheads.bigram.training.softmax import (
     initial_softmax_state,
     predict_second_weight,
 )
-from manyheads.errors import UsageError
 
 BATCH = 64  # one of four queries is missing in one of 10^7 batches; the same shapes throughout compile once
 

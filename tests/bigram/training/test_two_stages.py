@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from manyheads.bigram.task import draw_bigram_task
-from manyheads.bigram.theory.population import excess
-from manyheads.bigram.training.proximal_sgd import Diverged, State, batch_gradients, initial_state
-from manyheads.bigram.training.settings import FirstStage, SecondStage, TrainingSettings
-from manyheads.bigram.training.two_stages import (
+from manyheads.errors import UsageError
+from manyheads.theory.bigram.task import draw_bigram_task
+from manyheads.theory.bigram.theorems.population import excess
+from manyheads.theory.bigram.training.proximal_sgd import Diverged, State, batch_gradients, initial_state
+from manyheads.theory.bigram.training.settings import FirstStage, SecondStage, TrainingSettings
+from manyheads.theory.bigram.training.two_stages import (
     SwitchNotReached,
     estimate_noise,
     flip_signs,
@@ -16,7 +17,6 @@ from manyheads.bigram.training.two_stages import (
     run_stage_one,
     train_bigram,
 )
-from manyheads.errors import UsageError
 
 GUESS = 0.15  # of K_P, which is .2: nothing here is told the truth
 

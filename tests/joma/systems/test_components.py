@@ -7,9 +7,9 @@ import pytest
 from scipy.special import lambertw
 
 from manyheads.errors import UsageError
-from manyheads.joma.systems.components import invert_output, relax, relax_layer, train_components, train_layer
-from manyheads.joma.systems.recording import SGDOptions
-from manyheads.joma.theory.salient_first import EXP, REGRESSION, exact_time, find_log_deficit
+from manyheads.theory.joma.systems.components import invert_output, relax, relax_layer, train_components, train_layer
+from manyheads.theory.joma.systems.recording import SGDOptions
+from manyheads.theory.joma.theorems.salient_first import EXP, REGRESSION, exact_time, find_log_deficit
 
 
 def test_relaxing_components_are_where_quadrature_says(rng):

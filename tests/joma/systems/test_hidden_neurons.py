@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from manyheads.errors import UsageError
-from manyheads.joma.systems.hidden_neurons import (
+from manyheads.theory.joma.systems.hidden_neurons import (
     LatentTask,
     NeuronScores,
     best_correlations,
@@ -16,7 +16,7 @@ from manyheads.joma.systems.hidden_neurons import (
     swap_labels,
     train_and_score,
 )
-from manyheads.joma.systems.token_hierarchy import HierarchyShape, draw_hierarchy
+from manyheads.theory.joma.systems.token_hierarchy import HierarchyShape, draw_hierarchy
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.transformer import initialize
 

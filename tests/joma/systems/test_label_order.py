@@ -10,10 +10,10 @@ import pytest
 from manyheads.data import TextWindows
 from manyheads.data.words import cut_words, read_words
 from manyheads.errors import ShapeError, UsageError
-from manyheads.joma.systems.networks.label_order import class_mean_margins, labelled_digits
-from manyheads.joma.systems.networks.shared_patterns import bayes_accuracy, reached_leaves
-from manyheads.joma.systems.token_hierarchy import HierarchyShape
-from manyheads.joma.text.variants import LanguageWindows, read_tokens
+from manyheads.theory.joma.systems.networks.label_order import class_mean_margins, labelled_digits
+from manyheads.theory.joma.systems.networks.shared_patterns import bayes_accuracy, reached_leaves
+from manyheads.theory.joma.systems.token_hierarchy import HierarchyShape
+from manyheads.theory.joma.text.variants import LanguageWindows, read_tokens
 
 
 def test_margins_are_those_of_means_that_leave_the_image_out(rng):

@@ -9,15 +9,15 @@ from scipy.integrate import solve_ivp
 from tests.joma.problems import STEPS, draw
 
 from manyheads.errors import CertificateError, ShapeError, UsageError
-from manyheads.joma.systems.gradient_flow import (
+from manyheads.theory.joma.systems.gradient_flow import (
     AdaptiveSteps,
     FixedSteps,
     adaptive_gradient_flow,
     gradient_descent,
     gradient_flow,
 )
-from manyheads.joma.systems.layer import LayerParameters, LinearLoss, forward, objective, vector_field
-from manyheads.joma.task import UpdateRule
+from manyheads.theory.joma.systems.layer import LayerParameters, LinearLoss, forward, objective, vector_field
+from manyheads.theory.joma.task import UpdateRule
 
 
 @pytest.mark.parametrize("attention", ["linear", "exp", "softmax"])

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from manyheads.errors import UsageError
-from manyheads.joma.systems.token_hierarchy import HierarchyShape, draw_hierarchy, list_tokens
+from manyheads.theory.joma.systems.token_hierarchy import HierarchyShape, draw_hierarchy, list_tokens
 
 SHAPE = HierarchyShape((8, 8, 6), leaves=9)  # that of the hidden neurons: compiled once
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manyheads.joma.text.record import record_statistics
+from manyheads.theory.joma.text.record import record_statistics
 from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialize, standard_scaling
 from manyheads.transformer.losses import cross_entropy
 

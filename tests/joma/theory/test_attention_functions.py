@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from manyheads.errors import UsageError
-from manyheads.joma.systems.layer import FUNCTIONS
-from manyheads.joma.task import UpdateRule
-from manyheads.joma.theory.attention_functions import count_invariants
-from manyheads.joma.theory.invariants import conserved_quantity, logit_side
+from manyheads.theory.joma.systems.layer import FUNCTIONS
+from manyheads.theory.joma.task import UpdateRule
+from manyheads.theory.joma.theorems.attention_functions import count_invariants
+from manyheads.theory.joma.theorems.invariants import conserved_quantity, logit_side
 
 
 @pytest.mark.parametrize("name", ["linear", "exp", "sigmoid", "square"])

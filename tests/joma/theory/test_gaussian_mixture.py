@@ -7,10 +7,10 @@ from scipy import stats
 from tests.joma.monte_carlo import sampled_gradient
 
 from manyheads.errors import CertificateError, ShapeError, UsageError
-from manyheads.joma.systems.activations import NONLINEARITIES, Nonlinearity, find_nonlinearity
-from manyheads.joma.systems.gaussian_mixture import Mixture, train_neuron
-from manyheads.joma.systems.recording import SGDOptions
-from manyheads.joma.theory.gaussian_mixture import (
+from manyheads.theory.joma.systems.activations import NONLINEARITIES, Nonlinearity, find_nonlinearity
+from manyheads.theory.joma.systems.gaussian_mixture import Mixture, train_neuron
+from manyheads.theory.joma.systems.recording import SGDOptions
+from manyheads.theory.joma.theorems.gaussian_mixture import (
     expected_gradient,
     gradient_covariance,
     linear_noise_approximation,

@@ -7,16 +7,16 @@ import pytest
 from tests.joma.problems import STEPS, draw
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.joma.systems.gradient_flow import (
+from manyheads.theory.joma.systems.gradient_flow import (
     AdaptiveSteps,
     FixedSteps,
     adaptive_gradient_flow,
     gradient_descent,
     gradient_flow,
 )
-from manyheads.joma.systems.layer import attend, forward, token_weights, vector_field
-from manyheads.joma.task import JomaTask, UpdateRule
-from manyheads.joma.theory.invariants import (
+from manyheads.theory.joma.systems.layer import attend, forward, token_weights, vector_field
+from manyheads.theory.joma.task import JomaTask, UpdateRule
+from manyheads.theory.joma.theorems.invariants import (
     conserved_quantity,
     decayed_quantity,
     drift,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.joma.systems.latent_tree import binary_tree
-from manyheads.joma.theory.latent_tree import Tree, heights, marginals, predict_cooccurrence, unroll
+from manyheads.theory.joma.systems.latent_tree import binary_tree
+from manyheads.theory.joma.theorems.latent_tree import Tree, heights, marginals, predict_cooccurrence, unroll
 
 
 def draw_tree(rng, count=6):

@@ -7,8 +7,8 @@ import pytest
 from scipy.integrate import solve_ivp
 
 from manyheads.errors import UsageError
-from manyheads.joma.systems.networks.wide_layer import WideTraining, train_together
-from manyheads.joma.theory.lucky_neurons import (
+from manyheads.theory.joma.systems.networks.wide_layer import WideTraining, train_together
+from manyheads.theory.joma.theorems.lucky_neurons import (
     mean_first_time,
     shared_output,
     some_neuron,

@@ -5,11 +5,11 @@ import pytest
 from tests.joma.problems import SIZES, STEPS
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.joma.systems.couplings import integrate_couplings, random_gram, with_gram
-from manyheads.joma.systems.gradient_flow import gradient_flow
-from manyheads.joma.systems.layer import LayerParameters, draw_upper
-from manyheads.joma.task import UpdateRule, draw_joma_task
-from manyheads.joma.theory.nearly_orthogonal import drift_bound, drift_from_couplings, random_drift, token_sum
+from manyheads.theory.joma.systems.couplings import integrate_couplings, random_gram, with_gram
+from manyheads.theory.joma.systems.gradient_flow import gradient_flow
+from manyheads.theory.joma.systems.layer import LayerParameters, draw_upper
+from manyheads.theory.joma.task import UpdateRule, draw_joma_task
+from manyheads.theory.joma.theorems.nearly_orthogonal import drift_bound, drift_from_couplings, random_drift, token_sum
 
 
 def test_a_trajectory_in_fewer_dimensions_than_tokens_keeps_the_sum_and_drifts_by_its_couplings(rng):

@@ -6,9 +6,9 @@ import pytest
 
 from manyheads.curves.drop_and_rise import drop_and_rise
 from manyheads.errors import ShapeError
-from manyheads.joma.systems.components import relax
-from manyheads.joma.systems.rebound import target_entropies
-from manyheads.joma.theory.rebound import (
+from manyheads.theory.joma.systems.components import relax
+from manyheads.theory.joma.systems.rebound import target_entropies
+from manyheads.theory.joma.theorems.rebound import (
     REBOUND,
     entropy_curve,
     entropy_of,
@@ -16,7 +16,7 @@ from manyheads.joma.theory.rebound import (
     linear_entropy_curve,
     predict_approach,
 )
-from manyheads.joma.theory.salient_first import EXP, LINEAR, UNIFORM, exact_time
+from manyheads.theory.joma.theorems.salient_first import EXP, LINEAR, UNIFORM, exact_time
 
 TIMES = np.concatenate([[0.0], np.geomspace(1e-2, 60, 90)])
 

@@ -5,7 +5,7 @@ import pytest
 from scipy.integrate import quad, solve_ivp
 
 from manyheads.errors import UsageError
-from manyheads.joma.theory.salient_first import (
+from manyheads.theory.joma.theorems.salient_first import (
     EXP,
     LINEAR,
     REGRESSION,

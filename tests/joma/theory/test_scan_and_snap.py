@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, ShapeError, UsageError
-from manyheads.joma.systems.scan_and_snap import _slopes, make_cooccurrence, scan_and_snap_flow
-from manyheads.joma.theory.scan_and_snap import reduced_trajectory, relative_gain, relative_gain_law, training_time
+from manyheads.theory.joma.systems.scan_and_snap import _slopes, make_cooccurrence, scan_and_snap_flow
+from manyheads.theory.joma.theorems.scan_and_snap import (
+    reduced_trajectory,
+    relative_gain,
+    relative_gain_law,
+    training_time,
+)
 
 PROGRESS = np.array([0.0, 0.05, 0.1, 0.2, 1.0, 4.0, 10.0])
 
@@ -131,7 +136,7 @@ def test_what_cannot_be_meant_is_refused(profile):
 
 @pytest.mark.slow
 def test_a_path_that_does_not_end_is_no_result(profile, monkeypatch):
-    import manyheads.joma.theory.scan_and_snap as module
+    import manyheads.theory.joma.theorems.scan_and_snap as module
 
     monkeypatch.setattr(module, "STEPS", 16)
     with pytest.raises(CertificateError, match="16 steps"):

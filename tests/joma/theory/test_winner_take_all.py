@@ -7,10 +7,10 @@ import pytest
 from scipy.integrate import solve_ivp
 
 from manyheads.errors import UsageError
-from manyheads.joma.systems.gradient_flow import AdaptiveSteps, adaptive_gradient_flow
-from manyheads.joma.systems.layer import LayerParameters, LinearLoss, token_weights
-from manyheads.joma.task import Sizes, UpdateRule, draw_joma_task
-from manyheads.joma.theory.winner_take_all import (
+from manyheads.theory.joma.systems.gradient_flow import AdaptiveSteps, adaptive_gradient_flow
+from manyheads.theory.joma.systems.layer import LayerParameters, LinearLoss, token_weights
+from manyheads.theory.joma.task import Sizes, UpdateRule, draw_joma_task
+from manyheads.theory.joma.theorems.winner_take_all import (
     blowup_time,
     common_ratio,
     frozen_weights,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import softmax
 
-from manyheads.scaling.dmft.problem import Problem
+from manyheads.theory.dmft.problem import Problem
 
 
 @dataclass(frozen=True)

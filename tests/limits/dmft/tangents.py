@@ -11,9 +11,9 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import softmax
 
-from manyheads.scaling.dmft.branches.branch import BackwardOutput, Branch, BranchInput, BranchProcess, ForwardOutput
-from manyheads.scaling.dmft.branches.gaussian_fields import factor
-from manyheads.scaling.dmft.problem import Problem
+from manyheads.theory.dmft.branches.branch import BackwardOutput, Branch, BranchInput, BranchProcess, ForwardOutput
+from manyheads.theory.dmft.branches.gaussian_fields import factor
+from manyheads.theory.dmft.problem import Problem
 
 VALUE, QUERY, KEY, OUTPUT = range(4)
 

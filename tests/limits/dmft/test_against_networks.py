@@ -6,12 +6,12 @@ from tests.limits.dmft.one_block import solve_one_block
 from tests.limits.dmft.tangents import TangentHeads
 from tests.limits.dmft.test_recursion import rms, solve, tokens
 
-from manyheads.scaling.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
-from manyheads.scaling.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
-from manyheads.scaling.dmft.problem import Problem
-from manyheads.scaling.systems.ensembles import Network, train_networks
-from manyheads.scaling.systems.problems import digits_problem
 from manyheads.statistics import fit_exponent
+from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.theory.dmft.ensembles import Network, train_networks
+from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.dmft.problems import digits_problem
 
 
 @pytest.mark.parametrize("embedding", [True, False])

@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.scaling import (
+from manyheads.theory.dmft import (
     Network,
     Problem,
     Sampling,
     infinite_depth,
     infinite_heads,
     infinite_key_dim,
+    recursion,
     train_networks,
 )
-from manyheads.scaling.dmft import recursion
-from manyheads.scaling.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
-from manyheads.scaling.dmft.grids import coarse_grid
-from manyheads.scaling.dmft.grids.coarse_grid import TimeGrid, mean_errors, start_interval
-from manyheads.scaling.dmft.grids.depth import finite_depth_step
-from manyheads.scaling.dmft.ntk import neural_tangent_kernel
-from manyheads.scaling.dmft.recursion import solve_recursion
+from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.theory.dmft.grids import coarse_grid
+from manyheads.theory.dmft.grids.coarse_grid import TimeGrid, mean_errors, start_interval
+from manyheads.theory.dmft.grids.depth import finite_depth_step
+from manyheads.theory.dmft.ntk import neural_tangent_kernel
+from manyheads.theory.dmft.recursion import solve_recursion
 
 
 def tokens(rng, samples, length, features=6):

@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 from manyheads.errors import UsageError
-from manyheads.scaling import Problem, Sampling, infinite_depth, infinite_heads, infinite_key_dim
-from manyheads.scaling.dmft import cost, solver
-from manyheads.scaling.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
-from manyheads.scaling.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
-from manyheads.scaling.dmft.branches.mlp import InfiniteWidthMLP
-from manyheads.scaling.dmft.cost import CostEstimate
-from manyheads.scaling.dmft.grids.depth import continuum_step, finite_depth_step
-from manyheads.scaling.dmft.options import Request
-from manyheads.scaling.dmft.recursion import solve_recursion
+from manyheads.theory.dmft import Problem, Sampling, cost, infinite_depth, infinite_heads, infinite_key_dim, solver
+from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
+from manyheads.theory.dmft.cost import CostEstimate
+from manyheads.theory.dmft.grids.depth import continuum_step, finite_depth_step
+from manyheads.theory.dmft.options import Request
+from manyheads.theory.dmft.recursion import solve_recursion
 
 
 def task(rng, **fields):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.scaling.dmft.problem import Problem
+from manyheads.theory.dmft.problem import Problem
 
 INPUTS, TARGETS = np.ones((2, 3, 4)), np.array([1.0, -1.0])
 

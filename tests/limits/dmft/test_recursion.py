@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from manyheads.scaling.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
-from manyheads.scaling.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
-from manyheads.scaling.dmft.branches.mlp import InfiniteWidthMLP
-from manyheads.scaling.dmft.branches.uniform_attention import UniformAttention
-from manyheads.scaling.dmft.grids.depth import continuum_step, extrapolate, finite_depth_step
-from manyheads.scaling.dmft.ntk import neural_tangent_kernel, ntk_outputs
-from manyheads.scaling.dmft.problem import Problem
-from manyheads.scaling.dmft.recursion import solve_recursion
-from manyheads.scaling.systems.ensembles import Network, train_networks
+from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
+from manyheads.theory.dmft.branches.uniform_attention import UniformAttention
+from manyheads.theory.dmft.ensembles import Network, train_networks
+from manyheads.theory.dmft.grids.depth import continuum_step, extrapolate, finite_depth_step
+from manyheads.theory.dmft.ntk import neural_tangent_kernel, ntk_outputs
+from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.dmft.recursion import solve_recursion
 
 
 def tokens(rng, samples=3, length=2, features=6):

@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manyheads.scaling.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
-from manyheads.scaling.dmft.branches.branch import BranchProcess
-from manyheads.scaling.dmft.branches.gaussian_fields import factor
-from manyheads.scaling.dmft.branches.mlp import InfiniteWidthMLP
-from manyheads.scaling.dmft.branches.normals import matched_normals, signed_normals
-from manyheads.scaling.dmft.grids.depth import finite_depth_step
-from manyheads.scaling.dmft.problem import Problem
-from manyheads.scaling.dmft.recursion import solve_recursion
+from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.theory.dmft.branches.branch import BranchProcess
+from manyheads.theory.dmft.branches.gaussian_fields import factor
+from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
+from manyheads.theory.dmft.branches.normals import matched_normals, signed_normals
+from manyheads.theory.dmft.grids.depth import finite_depth_step
+from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.dmft.recursion import solve_recursion
 
 STEPS, SAMPLES, TOKENS = 2, 2, 2
 ROWS = SAMPLES * TOKENS

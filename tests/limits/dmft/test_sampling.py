@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.scaling.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
-from manyheads.scaling.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
-from manyheads.scaling.dmft.branches.branch import BranchProcess, ForwardOutput
-from manyheads.scaling.dmft.branches.gaussian_fields import factor, stein_response
-from manyheads.scaling.dmft.branches.mlp import InfiniteWidthMLP
-from manyheads.scaling.dmft.branches.normals import matched_normals, signed_normals
-from manyheads.scaling.dmft.grids.depth import finite_depth_step
-from manyheads.scaling.dmft.problem import Problem
-from manyheads.scaling.dmft.recursion import solve_recursion
-from manyheads.scaling.dmft.trajectory import Trajectory
+from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.theory.dmft.branches.branch import BranchProcess, ForwardOutput
+from manyheads.theory.dmft.branches.gaussian_fields import factor, stein_response
+from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
+from manyheads.theory.dmft.branches.normals import matched_normals, signed_normals
+from manyheads.theory.dmft.grids.depth import finite_depth_step
+from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.dmft.recursion import solve_recursion
+from manyheads.theory.dmft.trajectory import Trajectory
 
 
 def test_matched_normals_have_exact_second_moments(rng):

@@ -9,7 +9,7 @@ import pytest
 from tests.limits.dmft.one_block import solve_one_block
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.scaling import Problem, Sampling, infinite_depth, infinite_heads, infinite_key_dim
+from manyheads.theory.dmft import Problem, Sampling, infinite_depth, infinite_heads, infinite_key_dim
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from manyheads.errors import UsageError
-from manyheads.scaling import Network, Problem, infinite_key_dim, train_networks
+from manyheads.theory.dmft import Network, Problem, infinite_key_dim, train_networks
 
 
 @pytest.mark.slow

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.meanfield.contrastive.ode import overlap_trajectory
-from manyheads.meanfield.contrastive.particles import simulate_particles
-from manyheads.meanfield.contrastive.quadrature import Nodes
-from manyheads.meanfield.contrastive.task import ContrastiveTask
+from manyheads.theory.meanfield.contrastive.ode import overlap_trajectory
+from manyheads.theory.meanfield.contrastive.particles import simulate_particles
+from manyheads.theory.meanfield.contrastive.quadrature import Nodes
+from manyheads.theory.meanfield.contrastive.task import ContrastiveTask
 
 TASK, NODES = ContrastiveTask(), Nodes(20, 6, 20)
 

@@ -9,11 +9,11 @@ from numpy.polynomial.hermite_e import hermegauss
 from tests.meanfield.contrastive.oracle import noise_covariance
 
 from manyheads.errors import CertificateError
-from manyheads.meanfield.contrastive.ode import overlap_trajectory
-from manyheads.meanfield.contrastive.quadrature import Nodes, QuadratureError, expectations
-from manyheads.meanfield.contrastive.sgd_covariance import sgd_covariance
-from manyheads.meanfield.contrastive.stability import growth_rates
-from manyheads.meanfield.contrastive.task import ContrastiveTask, logistic_loss, sparse_feature
+from manyheads.theory.meanfield.contrastive.ode import overlap_trajectory
+from manyheads.theory.meanfield.contrastive.quadrature import Nodes, QuadratureError, expectations
+from manyheads.theory.meanfield.contrastive.sgd_covariance import sgd_covariance
+from manyheads.theory.meanfield.contrastive.stability import growth_rates
+from manyheads.theory.meanfield.contrastive.task import ContrastiveTask, logistic_loss, sparse_feature
 
 
 def polynomial(anchor, positive, negative):

@@ -10,11 +10,17 @@ import pytest
 from tests.meanfield.contrastive.oracle import noise_covariance
 
 from manyheads.errors import CertificateError, ShapeError, UsageError
-from manyheads.meanfield.contrastive.ode import overlap_trajectory, vector_field
-from manyheads.meanfield.contrastive.quadrature import Nodes
-from manyheads.meanfield.contrastive.sgd import correlate, overlap_step, train_overlaps, train_weights, weight_step
-from manyheads.meanfield.contrastive.sgd_covariance import sgd_covariance, step_covariance
-from manyheads.meanfield.contrastive.task import ContrastiveTask
+from manyheads.theory.meanfield.contrastive.ode import overlap_trajectory, vector_field
+from manyheads.theory.meanfield.contrastive.quadrature import Nodes
+from manyheads.theory.meanfield.contrastive.sgd import (
+    correlate,
+    overlap_step,
+    train_overlaps,
+    train_weights,
+    weight_step,
+)
+from manyheads.theory.meanfield.contrastive.sgd_covariance import sgd_covariance, step_covariance
+from manyheads.theory.meanfield.contrastive.task import ContrastiveTask
 
 N, NODES = 30, Nodes(20, 6, 20)
 START = np.array([0.3, 0.2, 0.6])

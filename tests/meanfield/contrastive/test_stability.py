@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.meanfield.contrastive import stability
-from manyheads.meanfield.contrastive.ode import jacobians, vector_field
-from manyheads.meanfield.contrastive.quadrature import Nodes, QuadratureError
-from manyheads.meanfield.contrastive.stability import (
+from manyheads.theory.meanfield.contrastive import stability
+from manyheads.theory.meanfield.contrastive.ode import jacobians, vector_field
+from manyheads.theory.meanfield.contrastive.quadrature import Nodes, QuadratureError
+from manyheads.theory.meanfield.contrastive.stability import (
     basin_boundary,
     find_basins,
     growth_rates,
     norms_without_features,
     stationary_states,
 )
-from manyheads.meanfield.contrastive.task import ContrastiveTask, FeatureDistribution, sparse_feature
+from manyheads.theory.meanfield.contrastive.task import ContrastiveTask, FeatureDistribution, sparse_feature
 
 NODES = Nodes(20, 6, 20)
 TASK = ContrastiveTask()

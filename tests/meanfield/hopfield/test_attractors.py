@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from manyheads.errors import UsageError
-from manyheads.meanfield import (
+from manyheads.theory.meanfield import (
     OneBitNetwork,
     bifurcation_scan,
     classify_attractors,
     lyapunov_spectrum,
     mean_field_trajectory,
 )
-from manyheads.meanfield.hopfield.dynamics import State, Sweep, fill_window, first_state, read_weights, step
-from manyheads.meanfield.hopfield.lyapunov import LyapunovSpectrum, flatten, orthonormalize, unflatten
+from manyheads.theory.meanfield.hopfield.dynamics import State, Sweep, fill_window, first_state, read_weights, step
+from manyheads.theory.meanfield.hopfield.lyapunov import LyapunovSpectrum, flatten, orthonormalize, unflatten
 
 PUBLISHED = OneBitNetwork.published()
 SHORT = {"transient": 400, "steps": 400, "record": 80}

@@ -9,8 +9,8 @@ from scipy import stats
 from tests.meanfield.hopfield import oracle
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.meanfield import OneBitNetwork, mean_field_trajectory, simulate_network
-from manyheads.meanfield.hopfield.fluctuations import overlap_fluctuations
+from manyheads.theory.meanfield import OneBitNetwork, mean_field_trajectory, simulate_network
+from manyheads.theory.meanfield.hopfield.fluctuations import overlap_fluctuations
 
 PUBLISHED = OneBitNetwork.published()
 

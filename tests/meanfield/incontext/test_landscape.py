@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.meanfield.incontext.landscape import attention_fixed_point, escape_direction, saddle_levels
-from manyheads.meanfield.incontext.prompt_length import solve_attention
-from manyheads.meanfield.incontext.task import circle_task
+from manyheads.theory.meanfield.incontext.landscape import attention_fixed_point, escape_direction, saddle_levels
+from manyheads.theory.meanfield.incontext.prompt_length import solve_attention
+from manyheads.theory.meanfield.incontext.task import circle_task
 
 
 def draw_saddle(rng, missed):

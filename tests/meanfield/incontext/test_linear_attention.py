@@ -7,12 +7,17 @@ import pytest
 from scipy.integrate import solve_ivp
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.meanfield import InContextRegression, predict_drops, train_heads
-from manyheads.meanfield.incontext.crossings import first_crossing
-from manyheads.meanfield.incontext.linear_attention.drops import count_drops, half_times
-from manyheads.meanfield.incontext.linear_attention.heads import MergedHeads, SeparateHeads, draw_heads, sampled_loss
-from manyheads.meanfield.incontext.linear_attention.merged_weights import SingleDrop
-from manyheads.meanfield.incontext.linear_attention.plateau_escape import Drop, predict_staircase
+from manyheads.theory.meanfield import InContextRegression, predict_drops, train_heads
+from manyheads.theory.meanfield.incontext.crossings import first_crossing
+from manyheads.theory.meanfield.incontext.linear_attention.drops import count_drops, half_times
+from manyheads.theory.meanfield.incontext.linear_attention.heads import (
+    MergedHeads,
+    SeparateHeads,
+    draw_heads,
+    sampled_loss,
+)
+from manyheads.theory.meanfield.incontext.linear_attention.merged_weights import SingleDrop
+from manyheads.theory.meanfield.incontext.linear_attention.plateau_escape import Drop, predict_staircase
 
 TASK = InContextRegression((1.0, 0.5), prompt_length=8)
 

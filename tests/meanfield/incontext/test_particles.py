@@ -5,16 +5,16 @@ import pytest
 from scipy.integrate import solve_ivp
 
 from manyheads.errors import CertificateError, ShapeError, UsageError
-from manyheads.meanfield.incontext.circle import (
+from manyheads.theory.meanfield.incontext.circle import (
     circle_flow,
     conserved_quantity,
     escape_rate,
     harmonic_coefficient,
 )
-from manyheads.meanfield.incontext.crossings import first_crossing
-from manyheads.meanfield.incontext.particles import Particles, circle_particles, particle_flow, represent
-from manyheads.meanfield.incontext.prompt_length import solve_attention
-from manyheads.meanfield.incontext.task import circle_task
+from manyheads.theory.meanfield.incontext.crossings import first_crossing
+from manyheads.theory.meanfield.incontext.particles import Particles, circle_particles, particle_flow, represent
+from manyheads.theory.meanfield.incontext.prompt_length import solve_attention
+from manyheads.theory.meanfield.incontext.task import circle_task
 
 SIGNAL, FOREIGN = np.diag([0.3, 0.03]), 0.6 * np.eye(2)
 TIMES = np.linspace(0.0, 400.0, 9)

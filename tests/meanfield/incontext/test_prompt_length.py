@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, ShapeError, UsageError
-from manyheads.meanfield.incontext.prompt_length import length_coefficient, prompt_loss, solve_attention
-from manyheads.meanfield.incontext.prompts import draw_prompt_losses
-from manyheads.meanfield.incontext.task import FeatureTask, circle_task
+from manyheads.theory.meanfield.incontext.prompt_length import length_coefficient, prompt_loss, solve_attention
+from manyheads.theory.meanfield.incontext.prompts import draw_prompt_losses
+from manyheads.theory.meanfield.incontext.task import FeatureTask, circle_task
 
 
 def draw_case(rng, nodes=4, features=2, noise=0.0):

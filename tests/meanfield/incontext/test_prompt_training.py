@@ -9,9 +9,9 @@ import pytest
 
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError
-from manyheads.meanfield.incontext.particles import particle_flow, represent
-from manyheads.meanfield.incontext.prompt_length import prompt_loss
-from manyheads.meanfield.incontext.prompt_training import (
+from manyheads.theory.meanfield.incontext.particles import particle_flow, represent
+from manyheads.theory.meanfield.incontext.prompt_length import prompt_loss
+from manyheads.theory.meanfield.incontext.prompt_training import (
     collect_prompts,
     draw_prompts,
     joint_flow,
@@ -20,7 +20,7 @@ from manyheads.meanfield.incontext.prompt_training import (
     saddle_start,
     train_on_prompts,
 )
-from manyheads.meanfield.incontext.task import ridge_task
+from manyheads.theory.meanfield.incontext.task import ridge_task
 
 SETTINGS = {"length": 30, "attention_speed": 5.0}
 

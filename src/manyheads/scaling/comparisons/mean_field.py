@@ -18,17 +18,17 @@ import xarray as xr
 
 from manyheads.errors import CertificateError, UsageError
 from manyheads.scaling.comparisons.parametrizations import TASKS
-from manyheads.scaling.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
-from manyheads.scaling.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
-from manyheads.scaling.dmft.branches.branch import Branch, BranchProcess
-from manyheads.scaling.dmft.branches.mlp import InfiniteWidthMLP
-from manyheads.scaling.dmft.branches.normals import fewest_heads, fewest_neurons
-from manyheads.scaling.dmft.grids.depth import finite_depth_step
-from manyheads.scaling.dmft.problem import Problem
-from manyheads.scaling.dmft.recursion import solve_recursion
-from manyheads.scaling.dmft.trajectory import Trajectory
-from manyheads.scaling.systems.ensembles import Network, train_networks
-from manyheads.scaling.systems.problems import digits_problem, text_problem
+from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.theory.dmft.branches.branch import Branch, BranchProcess
+from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
+from manyheads.theory.dmft.branches.normals import fewest_heads, fewest_neurons
+from manyheads.theory.dmft.ensembles import Network, train_networks
+from manyheads.theory.dmft.grids.depth import finite_depth_step
+from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.dmft.problems import digits_problem, text_problem
+from manyheads.theory.dmft.recursion import solve_recursion
+from manyheads.theory.dmft.trajectory import Trajectory
 
 QUANTITIES = {
     "output": "outputs over training",

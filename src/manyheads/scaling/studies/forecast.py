@@ -13,14 +13,14 @@ import xarray as xr
 from manyheads.errors import UsageError, check_rising
 from manyheads.scaling.comparisons import mean_field
 from manyheads.scaling.comparisons.parametrizations import bordelon
-from manyheads.scaling.dmft.problem import Problem
-from manyheads.scaling.forecast import LossForecast, forecast_loss
-from manyheads.scaling.systems.ensembles import Network
-from manyheads.scaling.systems.problems import digits_problem, text_problem
 from manyheads.statistics.intervals import Interval, proportion_interval
 from manyheads.study import Cell, Claim, Source, Study, grid
 from manyheads.study.reporting.panels import Listing, Multiples, Panel, spread_curve
 from manyheads.study.tables import dataset
+from manyheads.theory.dmft.ensembles import Network
+from manyheads.theory.dmft.forecast import LossForecast, forecast_loss
+from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.dmft.problems import digits_problem, text_problem
 
 COVERED = 0.95
 WITHIN = 0.01

@@ -27,13 +27,13 @@ from manyheads.scaling.comparisons.logits_over_heads import (
     variances_panel,
 )
 from manyheads.scaling.comparisons.parametrizations import bordelon, parametrization_of, task_of
-from manyheads.scaling.dmft.problem import Problem
-from manyheads.scaling.systems.ensembles import Network
 from manyheads.scaling.trained.transformers import Recipe, measure_updates
 from manyheads.study import Cell, Claim, Source, Study, grid
 from manyheads.study.claims import FromPrediction
 from manyheads.study.reporting.panels import Panel
 from manyheads.study.verdicts import Expected
+from manyheads.theory.dmft.ensembles import Network
+from manyheads.theory.dmft.problem import Problem
 from manyheads.transformer.shape import Shape
 
 

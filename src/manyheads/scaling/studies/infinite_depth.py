@@ -24,17 +24,17 @@ from manyheads.scaling.comparisons.mean_field import (
     train_seeds,
 )
 from manyheads.scaling.comparisons.parametrizations import bordelon
-from manyheads.scaling.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
-from manyheads.scaling.dmft.branches.uniform_attention import UniformAttention
-from manyheads.scaling.dmft.grids.depth import continuum_step
-from manyheads.scaling.dmft.problem import Problem
-from manyheads.scaling.dmft.recursion import solve_recursion
-from manyheads.scaling.systems.ensembles import Network
 from manyheads.statistics import fit_exponent
 from manyheads.statistics.distances import noise_of_mean
 from manyheads.statistics.exponents import ExponentFit
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.theory.dmft.branches.uniform_attention import UniformAttention
+from manyheads.theory.dmft.ensembles import Network
+from manyheads.theory.dmft.grids.depth import continuum_step
+from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.dmft.recursion import solve_recursion
 
 NAMES = {1.0: "1", 0.5: "1/2"}
 DIMS = {"output": ("step", "read_out", "class"), "logits": ("sample", "token", "token_too")}

@@ -17,8 +17,6 @@ from manyheads.scaling.comparisons.claims import distance_claim, nearer_claim, s
 from manyheads.scaling.comparisons.curves import power_curve
 from manyheads.scaling.comparisons.mean_field import DIMS, QUANTITIES
 from manyheads.scaling.comparisons.parametrizations import bordelon
-from manyheads.scaling.dmft.problem import Problem
-from manyheads.scaling.systems.ensembles import Network
 from manyheads.statistics import Interval, fit_exponent, replicates_to_decide
 from manyheads.statistics.distances import (
     SquaredDistance,
@@ -32,6 +30,8 @@ from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, g
 from manyheads.study.claims import SampledFigure
 from manyheads.study.reporting.panels import Multiples, Panel, spread_curve
 from manyheads.study.verdicts import LEVEL
+from manyheads.theory.dmft.ensembles import Network
+from manyheads.theory.dmft.problem import Problem
 
 LOGITS = {1.0: "logit exponent 1", 0.5: "logit exponent 1/2"}
 FASTER = 0.25  # middle between H^(-1/2) and 1/H

@@ -16,11 +16,11 @@ from manyheads.scaling.comparisons.claims import nearer_claim, single_network_cl
 from manyheads.scaling.comparisons.curves import power_curve
 from manyheads.scaling.comparisons.mean_field import DIMS, QUANTITIES
 from manyheads.scaling.comparisons.parametrizations import bordelon
-from manyheads.scaling.dmft.problem import Problem
-from manyheads.scaling.systems.ensembles import Network
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.theory.dmft.ensembles import Network
+from manyheads.theory.dmft.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ from manyheads.scaling.comparisons.curves import geometric_curve, power_curve
 from manyheads.scaling.comparisons.logit_distributions import LEVELS, density_curve, gaussian_below, pool_logits
 from manyheads.scaling.comparisons.parametrizations import bordelon
 from manyheads.scaling.comparisons.product_logits import excess_kurtosis, product_below
-from manyheads.scaling.dmft.problem import Problem
-from manyheads.scaling.systems.ensembles import Network
-from manyheads.scaling.systems.problems import digits_problem
 from manyheads.statistics import fit_exponent
 from manyheads.statistics.distances import SquaredDistance, squared_distance
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study
 from manyheads.study.reporting.panels import Multiples, Panel
 from manyheads.study.tables import dataset
+from manyheads.theory.dmft.ensembles import Network
+from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.dmft.problems import digits_problem
 
 EXPONENTS = {1.0: "logit exponent 1", 0.5: "logit exponent 1/2"}
 GAUSSIAN = 0.01  # of probability

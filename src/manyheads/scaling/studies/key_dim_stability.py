@@ -13,12 +13,12 @@ import xarray as xr
 from manyheads.errors import UsageError, check_rising
 from manyheads.scaling.comparisons.mean_field import along, problem_of, solve_blocks, train_seeds
 from manyheads.scaling.comparisons.parametrizations import bordelon
-from manyheads.scaling.dmft.problem import Problem
-from manyheads.scaling.systems.ensembles import Network
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, spread_curve
 from manyheads.study.verdicts import Expected
+from manyheads.theory.dmft.ensembles import Network
+from manyheads.theory.dmft.problem import Problem
 
 MOST = 64  # networks at once
 FLAT = 1.1  # over all sizes

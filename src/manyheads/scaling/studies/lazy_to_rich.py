@@ -23,13 +23,13 @@ from manyheads.scaling.comparisons.mean_field import (
     train_seeds,
 )
 from manyheads.scaling.comparisons.parametrizations import bordelon
-from manyheads.scaling.dmft.ntk import ntk_outputs
-from manyheads.scaling.dmft.problem import Problem
-from manyheads.scaling.systems.ensembles import Network
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.theory.dmft.ensembles import Network
+from manyheads.theory.dmft.ntk import ntk_outputs
+from manyheads.theory.dmft.problem import Problem
 
 UPDATES = {
     "output": "distance of the outputs from NTK descent",

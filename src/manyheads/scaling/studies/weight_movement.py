@@ -13,13 +13,13 @@ from manyheads.errors import UsageError, check_rising
 from manyheads.scaling.comparisons import mean_field
 from manyheads.scaling.comparisons.curves import geometric_curve, power_curve
 from manyheads.scaling.comparisons.parametrizations import bordelon
-from manyheads.scaling.dmft.problem import Problem
-from manyheads.scaling.systems.ensembles import MATRICES, Network
 from manyheads.statistics import fit_exponent
 from manyheads.statistics.exponents import ExponentFit
 from manyheads.study import Cell, Claim, Curve, Source, Study, grid
 from manyheads.study.reporting.panels import Multiples, Panel
 from manyheads.study.tables import dataset
+from manyheads.theory.dmft.ensembles import MATRICES, Network
+from manyheads.theory.dmft.problem import Problem
 
 EXPONENTS = {1.0: "depth exponent 1", 0.5: "depth exponent 1/2"}
 LETTERS = {"query": "W_Q", "key": "W_K", "value": "W_V", "output": "W_O"}
