@@ -5,8 +5,8 @@ import pytest
 from scipy.special import ndtr
 
 from manyheads.errors import UsageError
-from manyheads.recovery import boolean_logits
-from manyheads.recovery.boolean_logits import (
+from manyheads.recovery.planted import boolean_logits
+from manyheads.recovery.planted.boolean_logits import (
     edgeworth_distance_to_normal,
     enumerate_logits,
     lattice_distance_to_normal,

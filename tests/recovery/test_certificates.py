@@ -9,7 +9,7 @@ from scipy.stats import binom
 
 from manyheads.errors import UsageError
 from manyheads.recovery import Oracle
-from manyheads.recovery.certificates import (
+from manyheads.recovery.result.certificates import (
     GaussianSequences,
     ShortSequences,
     Verification,

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from manyheads.errors import UsageError
+from manyheads.recovery.planted.task import equal_spectrum_layer
 from manyheads.recovery.source import generator
 from manyheads.recovery.studies.steps.concentration import Concentration
-from manyheads.recovery.task import equal_spectrum_layer
 
 
 def enumerated(theta, length):

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from manyheads.errors import UsageError
+from manyheads.recovery.examples.stages.hull import HullSettings, find_hull
+from manyheads.recovery.examples.stages.shards import open_shards
+from manyheads.recovery.examples.stages.span import measure_span_error, span_of
 from manyheads.recovery.layers.evaluation import evaluate_layer
-from manyheads.recovery.passive.stages.hull import HullSettings, find_hull
-from manyheads.recovery.passive.stages.shards import open_shards
-from manyheads.recovery.passive.stages.span import measure_span_error, span_of
+from manyheads.recovery.planted.task import equal_spectrum_layer, sequences
 from manyheads.recovery.studies.steps.crude_hull import CrudeHull
-from manyheads.recovery.task import equal_spectrum_layer, sequences
 
 
 def test_more_examples_help_a_right_sum_and_not_a_biased_one(rng):

@@ -8,9 +8,9 @@ import pytest
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
-from manyheads.recovery import diagnostics
-from manyheads.recovery.diagnostics import assumptions, lattice_distance
-from manyheads.recovery.task import gpt_layer, planted_layer, sequences
+from manyheads.recovery.planted import diagnostics
+from manyheads.recovery.planted.diagnostics import assumptions, lattice_distance
+from manyheads.recovery.planted.task import gpt_layer, planted_layer, sequences
 
 
 @pytest.mark.parametrize("inputs", ["boolean", "gaussian"])

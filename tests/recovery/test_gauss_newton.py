@@ -7,9 +7,9 @@ import scipy.sparse.linalg
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError, UsageError
-from manyheads.recovery.gauss_newton import GaussNewtonSettings, as_examples, fit_gauss_newton, solve_damped
-from manyheads.recovery.task import planted_layer, sequences
-from manyheads.recovery.variable_projection import Form, Tangent, stack_theta
+from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings, as_examples, fit_gauss_newton, solve_damped
+from manyheads.recovery.fit.variable_projection import Form, Tangent, stack_theta
+from manyheads.recovery.planted.task import planted_layer, sequences
 
 FORMS = [
     pytest.param({}, id="plain"),

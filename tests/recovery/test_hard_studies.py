@@ -81,7 +81,7 @@ def test_a_wrong_layer_that_is_returned_refutes_the_claim(rng):
 
 
 def test_rows_whose_tokens_coincide_under_the_sum_are_infinitely_bad_without_a_warning():
-    from manyheads.recovery.passive.stages.agreement import measure_quality
+    from manyheads.recovery.examples.stages.agreement import measure_quality
 
     x = np.array([[[1.0, -1.0], [-1.0, 1.0]]])
     quality = measure_quality(x, np.full((1, 2, 2), 10.0), np.full((2, 2), 1e-320), floor=0.02)

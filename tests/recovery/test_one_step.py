@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from manyheads.errors import UsageError
+from manyheads.recovery.examples.stages.crude_sum import estimate_crude_sum, measure_moments, predict_bias
+from manyheads.recovery.examples.stages.shards import open_shards
 from manyheads.recovery.layers.evaluation import evaluate_layer
-from manyheads.recovery.passive.stages.crude_sum import estimate_crude_sum, measure_moments, predict_bias
-from manyheads.recovery.passive.stages.shards import open_shards
+from manyheads.recovery.planted.task import equal_spectrum_layer, planted_layer, sequences
 from manyheads.recovery.studies.steps.one_step import OneStep
-from manyheads.recovery.task import equal_spectrum_layer, planted_layer, sequences
 
 
 def test_the_correlation_is_a_gradient_step_from_zero_and_attention_does_not_move(rng):

@@ -8,7 +8,6 @@ from tests.recovery.rotary_layers import planted_rotary_layer
 
 from manyheads.attention import AttentionLayer
 from manyheads.recovery import Recovery, gpt_layer, planted_layer
-from manyheads.recovery.certificates import Certificate
 from manyheads.recovery.layers.description import (
     Head,
     at_offset_one,
@@ -18,9 +17,10 @@ from manyheads.recovery.layers.description import (
 )
 from manyheads.recovery.layers.pictures import layer_panels
 from manyheads.recovery.oracle.oracle import Counts
-from manyheads.recovery.pictures import recovery_section
-from manyheads.recovery.results import Extracted, Stage
-from manyheads.recovery.summaries import summarize_recovery
+from manyheads.recovery.result.certificates import Certificate
+from manyheads.recovery.result.pictures import recovery_section
+from manyheads.recovery.result.results import Extracted, Stage
+from manyheads.recovery.result.summaries import summarize_recovery
 
 
 def recovered(layer, error=1e-20):

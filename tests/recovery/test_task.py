@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from manyheads.errors import UsageError
-from manyheads.recovery.task import gpt_layer, planted_layer, sequences
+from manyheads.recovery.planted.task import gpt_layer, planted_layer, sequences
 
 
 def test_a_planted_layer_has_its_norms_ranks_and_parts(rng):

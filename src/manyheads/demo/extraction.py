@@ -17,11 +17,11 @@ from manyheads.demo.rebound import finished_study, open_trainings, training_of
 from manyheads.demo.text import TextTraining, trained_model
 from manyheads.errors import UsageError
 from manyheads.recovery import ExtractionOptions, RecoveryRefused, compare_layers, extract_layer
-from manyheads.recovery.certificates import GaussianSequences
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.layers.pictures import layer_panels
 from manyheads.recovery.oracle.normalization import Normalization, projected
+from manyheads.recovery.result.certificates import GaussianSequences
 from manyheads.recovery.source import SOURCE
 from manyheads.study import Cell, Claim, Listing, Source, Study
 from manyheads.study.reporting.html import format_figure

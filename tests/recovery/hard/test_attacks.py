@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.recovery.hard.attacks import _solve_binary, unmask_parity, unmask_wave
-from manyheads.recovery.hard.instances import parity_layer, wave_layer
 from manyheads.recovery.layers.evaluation import evaluate_layer
-from manyheads.recovery.task import sequences
+from manyheads.recovery.planted.attacks import _solve_binary, unmask_parity, unmask_wave
+from manyheads.recovery.planted.hard_instances import parity_layer, wave_layer
+from manyheads.recovery.planted.task import sequences
 
 
 def test_squared_labels_give_a_parity_away(rng):

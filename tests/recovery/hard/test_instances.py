@@ -7,9 +7,15 @@ import numpy as np
 import pytest
 
 from manyheads.errors import UsageError
-from manyheads.recovery.hard.instances import attention_signal, guarantees, parity_layer, parity_system, wave_layer
+from manyheads.recovery.planted.hard_instances import (
+    attention_signal,
+    guarantees,
+    parity_layer,
+    parity_system,
+    wave_layer,
+)
+from manyheads.recovery.planted.task import sequences
 from manyheads.recovery.refusals import IllConditioned
-from manyheads.recovery.task import sequences
 
 
 def enumerated_weights(layer, hidden):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from manyheads.errors import UsageError
-from manyheads.recovery.diagnostics import assumptions
-from manyheads.recovery.layers.violations import DEFORMATIONS, deformed_layer
+from manyheads.recovery.planted.diagnostics import assumptions
+from manyheads.recovery.planted.violations import DEFORMATIONS, deformed_layer
 
 
 @pytest.mark.parametrize("name", DEFORMATIONS)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from manyheads.errors import UsageError
-from manyheads.recovery.diagnostics import assumptions
-from manyheads.recovery.layers.weakened import WEAKENINGS, weakened_layer
-from manyheads.recovery.task import planted_layer
+from manyheads.recovery.planted.diagnostics import assumptions
+from manyheads.recovery.planted.task import planted_layer
+from manyheads.recovery.planted.weakened import WEAKENINGS, weakened_layer
 
 ENDS = {
     "coherence": 1.0,

@@ -6,10 +6,10 @@ from scipy.special import erf
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
+from manyheads.recovery.examples.composed_student import Composed, draw_composed, evaluate_composed, fit_composed
 from manyheads.recovery.layers.evaluation import evaluate_layer
-from manyheads.recovery.passive.composed_student import Composed, draw_composed, evaluate_composed, fit_composed
+from manyheads.recovery.planted.task import sequences
 from manyheads.recovery.studies.layer_and_mlp import LayerAndMlp, _compare
-from manyheads.recovery.task import sequences
 
 
 @pytest.fixture

@@ -16,13 +16,10 @@ from manyheads.recovery import (
     planted_layer,
     sequences,
 )
-from manyheads.recovery.gauss_newton import GaussNewtonSettings, descend
-from manyheads.recovery.layers.evaluation import relative_error
-from manyheads.recovery.layers.violations import deformed_layer
-from manyheads.recovery.passive import learning
-from manyheads.recovery.passive.head_count import eliminate_heads
-from manyheads.recovery.passive.holdout import drift_of_errors, error_of_noise, note_undetermined
-from manyheads.recovery.passive.student import (
+from manyheads.recovery.examples import learning
+from manyheads.recovery.examples.head_count import eliminate_heads
+from manyheads.recovery.examples.holdout import drift_of_errors, error_of_noise, note_undetermined
+from manyheads.recovery.examples.student import (
     StudentSettings,
     draw_sample,
     draw_start,
@@ -30,9 +27,12 @@ from manyheads.recovery.passive.student import (
     free_numbers,
     search,
 )
+from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings, descend
+from manyheads.recovery.fit.variable_projection import Examples, Form, Tangent
+from manyheads.recovery.layers.evaluation import relative_error
+from manyheads.recovery.planted.violations import deformed_layer
 from manyheads.recovery.refusals import NoFit
-from manyheads.recovery.results import StageLog
-from manyheads.recovery.variable_projection import Examples, Form, Tangent
+from manyheads.recovery.result.results import StageLog
 
 FORM = {"key_bias": True, "bias": True, "causal": True}
 

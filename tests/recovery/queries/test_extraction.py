@@ -19,7 +19,6 @@ from manyheads.recovery import (
     extract_layer,
     gpt_layer,
 )
-from manyheads.recovery.certificates import Certificate, OracleErrors
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
 from manyheads.recovery.oracle.noise import oracle_noise
 from manyheads.recovery.oracle.query_cache import QueryCache
@@ -32,7 +31,8 @@ from manyheads.recovery.refusals import (
     RankBudgetError,
     VerificationError,
 )
-from manyheads.recovery.results import Extracted
+from manyheads.recovery.result.certificates import Certificate, OracleErrors
+from manyheads.recovery.result.results import Extracted
 
 DIM = 16
 

@@ -11,15 +11,15 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.recovery.layers.evaluation import evaluate_layer
-from manyheads.recovery.passive.stages.acceptance_rate import (
+from manyheads.recovery.examples.stages.acceptance_rate import (
     dimension_correction,
     predict_acceptance,
     predict_small_threshold,
 )
-from manyheads.recovery.passive.stages.agreement import fit_simplex
+from manyheads.recovery.examples.stages.agreement import fit_simplex
+from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.recovery.source import SOURCE, generator, label, of_cell
-from manyheads.recovery.task import planted_layer, sequences
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
 

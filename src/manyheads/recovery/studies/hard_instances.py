@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
-from manyheads.recovery.hard.attacks import unmask_parity, unmask_wave
-from manyheads.recovery.hard.instances import guarantees, parity_layer, wave_layer
+from manyheads.recovery.examples.student import StudentSettings, search
+from manyheads.recovery.fit.variable_projection import Examples, Tangent
 from manyheads.recovery.layers.evaluation import evaluate_layer
-from manyheads.recovery.passive.student import StudentSettings, search
+from manyheads.recovery.planted.attacks import unmask_parity, unmask_wave
+from manyheads.recovery.planted.hard_instances import guarantees, parity_layer, wave_layer
+from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.recovery.source import SOURCE, generator, label, of_cell
-from manyheads.recovery.task import planted_layer, sequences
-from manyheads.recovery.variable_projection import Examples, Tangent
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, spread_curve

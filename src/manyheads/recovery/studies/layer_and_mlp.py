@@ -18,11 +18,11 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from manyheads.errors import UsageError
-from manyheads.recovery.passive.composed_student import Composed, draw_composed, evaluate_composed, fit_composed
-from manyheads.recovery.passive.six_stages import learn_in_six_stages
+from manyheads.recovery.examples.composed_student import Composed, draw_composed, evaluate_composed, fit_composed
+from manyheads.recovery.examples.six_stages import learn_in_six_stages
+from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.recovery.source import SOURCE, generator, label, of_cell
-from manyheads.recovery.task import planted_layer, sequences
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, spread_curve

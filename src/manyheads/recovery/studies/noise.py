@@ -17,13 +17,13 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.recovery.gauss_newton import GaussNewtonSettings, fit_gauss_newton
+from manyheads.recovery.examples.student import ENOUGH, StudentSettings, fit_student, free_numbers
+from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings, fit_gauss_newton
+from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import compare_layers
-from manyheads.recovery.passive.student import ENOUGH, StudentSettings, fit_student, free_numbers
+from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.recovery.source import SOURCE, generator, label, of_cell
-from manyheads.recovery.task import planted_layer, sequences
-from manyheads.recovery.variable_projection import Examples
 from manyheads.statistics import Interval, fit_exponent
 from manyheads.study import Cell, Claim, Lines, Source, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve

@@ -18,18 +18,18 @@ from numpy.typing import NDArray
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.bounded.algorithm import extract_bounded
+from manyheads.recovery.planted.task import gpt_layer, sequences
+from manyheads.recovery.queries.bounded.method import extract_bounded
 from manyheads.recovery.queries.cramer_rao import Factors, information, query_cost
 from manyheads.recovery.queries.leak_meter import ROUNDED
 from manyheads.recovery.queries.refinement import LENGTH, refine_layer
-from manyheads.recovery.queries.rotary.algorithm import extract_rotary
 from manyheads.recovery.queries.rotary.forms import FormSettings
+from manyheads.recovery.queries.rotary.method import extract_rotary
 from manyheads.recovery.queries.rotary.random_starts import RotaryShape, fit_from_random_starts
 from manyheads.recovery.queries.rotary.tangent import RotaryWeights
-from manyheads.recovery.queries.scores.algorithm import extract_scores
+from manyheads.recovery.queries.scores.method import extract_scores
 from manyheads.recovery.refusals import FitError, RecoveryRefused
-from manyheads.recovery.results import Extracted
-from manyheads.recovery.task import gpt_layer, sequences
+from manyheads.recovery.result.results import Extracted
 
 Array = NDArray[np.float64]
 Function = Callable[[Array], Array]

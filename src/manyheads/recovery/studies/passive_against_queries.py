@@ -18,13 +18,13 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
+from manyheads.recovery.examples.student import ENOUGH, StudentSettings, fit_student, free_numbers
+from manyheads.recovery.fit.variable_projection import Examples, Form
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import compare_layers
-from manyheads.recovery.passive.student import ENOUGH, StudentSettings, fit_student, free_numbers
+from manyheads.recovery.planted.task import gpt_layer, sequences
 from manyheads.recovery.queries.extraction import extract_layer
 from manyheads.recovery.source import SOURCE, generator, label, of_cell
-from manyheads.recovery.task import gpt_layer, sequences
-from manyheads.recovery.variable_projection import Examples, Form
 from manyheads.study import Cell, Claim, Lines, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, spread_curve

@@ -10,17 +10,17 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.recovery.gauss_newton import fit_gauss_newton
+from manyheads.recovery.examples.stages.crude_sum import CrudeForm, estimate_crude_sum
+from manyheads.recovery.examples.stages.fit import FitSettings, fit_in_span
+from manyheads.recovery.examples.stages.hull import HullSettings, find_hull
+from manyheads.recovery.examples.stages.refined_sum import RefinementSettings, refine_sum
+from manyheads.recovery.examples.stages.shards import open_shards
+from manyheads.recovery.examples.stages.span import count_by_gap, measure_span_error, span_of
+from manyheads.recovery.fit.gauss_newton import fit_gauss_newton
+from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.evaluation import evaluate_layer, relative_error
-from manyheads.recovery.passive.stages.crude_sum import CrudeForm, estimate_crude_sum
-from manyheads.recovery.passive.stages.fit import FitSettings, fit_in_span
-from manyheads.recovery.passive.stages.hull import HullSettings, find_hull
-from manyheads.recovery.passive.stages.refined_sum import RefinementSettings, refine_sum
-from manyheads.recovery.passive.stages.shards import open_shards
-from manyheads.recovery.passive.stages.span import count_by_gap, measure_span_error, span_of
+from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.recovery.source import SOURCE, generator, label, of_cell
-from manyheads.recovery.task import planted_layer, sequences
-from manyheads.recovery.variable_projection import Examples
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, spread_curve

@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
-from manyheads.recovery.diagnostics import assumptions
+from manyheads.recovery.examples.stages.hull import HullSettings, find_hull
+from manyheads.recovery.examples.stages.refined_sum import RefinementSettings, refine_sum
+from manyheads.recovery.examples.stages.shards import open_shards
+from manyheads.recovery.examples.stages.span import measure_span_error, span_of
 from manyheads.recovery.layers.evaluation import evaluate_layer
-from manyheads.recovery.layers.weakened import WEAKENINGS, weakened_layer
-from manyheads.recovery.passive.stages.hull import HullSettings, find_hull
-from manyheads.recovery.passive.stages.refined_sum import RefinementSettings, refine_sum
-from manyheads.recovery.passive.stages.shards import open_shards
-from manyheads.recovery.passive.stages.span import measure_span_error, span_of
+from manyheads.recovery.planted.diagnostics import assumptions
+from manyheads.recovery.planted.task import planted_layer, sequences
+from manyheads.recovery.planted.weakened import WEAKENINGS, weakened_layer
 from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.recovery.source import SOURCE, generator, label, of_cell
-from manyheads.recovery.task import planted_layer, sequences
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, spread_curve

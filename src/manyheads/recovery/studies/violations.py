@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
-from manyheads.recovery.diagnostics import assumptions
-from manyheads.recovery.gauss_newton import GaussNewtonSettings
+from manyheads.recovery.examples.six_stages import learn_in_six_stages
+from manyheads.recovery.examples.stages.settings import StageSettings
+from manyheads.recovery.examples.student import StudentSettings, fit_student
+from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings
+from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import compare_layers
-from manyheads.recovery.layers.violations import DEFORMATIONS, deformed_layer
-from manyheads.recovery.passive.six_stages import learn_in_six_stages
-from manyheads.recovery.passive.stages.settings import StageSettings
-from manyheads.recovery.passive.student import StudentSettings, fit_student
+from manyheads.recovery.planted.diagnostics import assumptions
+from manyheads.recovery.planted.task import sequences
+from manyheads.recovery.planted.violations import DEFORMATIONS, deformed_layer
 from manyheads.recovery.refusals import RecoveryRefused
-from manyheads.recovery.results import Recovery
+from manyheads.recovery.result.results import Recovery
 from manyheads.recovery.source import SOURCE, generator, label, of_cell
-from manyheads.recovery.task import sequences
-from manyheads.recovery.variable_projection import Examples
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel
@@ -60,7 +60,7 @@ class Violations(Study):
     Attributes
     ----------
     violations
-        Names of `manyheads.recovery.layers.violations.DEFORMATIONS`, "benign" among them.
+        Names of `manyheads.recovery.planted.violations.DEFORMATIONS`, "benign" among them.
     dim, heads
         Of the layers.
     samples

@@ -7,8 +7,8 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery import Oracle, compare_layers, evaluate_layer, gpt_layer, planted_layer
 from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.oracle.oracle import OracleSettings
-from manyheads.recovery.queries.bounded import algorithm as bounded
-from manyheads.recovery.queries.bounded.algorithm import BoundedSettings, extract_bounded
+from manyheads.recovery.queries.bounded import method as bounded
+from manyheads.recovery.queries.bounded.method import BoundedSettings, extract_bounded
 from manyheads.recovery.queries.refinement import refine_layer
 from manyheads.recovery.queries.sigmoid_network import PairNets
 from manyheads.recovery.queries.warm_start import Match

@@ -10,10 +10,10 @@ from tests.recovery.rotary_layers import planted_rotary_layer
 from manyheads.errors import UsageError
 from manyheads.recovery import Oracle, RecoveryRefused, evaluate_layer, gpt_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
-from manyheads.recovery.queries.rotary.algorithm import extract_rotary
 from manyheads.recovery.queries.rotary.count_gates import CountGate, ask_counts, find_counted_heads
 from manyheads.recovery.queries.rotary.forms import FormSettings
 from manyheads.recovery.queries.rotary.logits import Reader, alternate, plan
+from manyheads.recovery.queries.rotary.method import extract_rotary
 from manyheads.recovery.queries.sigmoid_network import fit_nets
 from manyheads.recovery.refusals import FitError, NotALayer
 

@@ -9,7 +9,7 @@ from manyheads.recovery.oracle.normalization import Normalization, projected
 from manyheads.recovery.oracle.oracle import OracleSettings
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.rotary.forms import gap_rank
-from manyheads.recovery.queries.sphere.algorithm import extract_on_sphere
+from manyheads.recovery.queries.sphere.method import extract_on_sphere
 from manyheads.recovery.queries.sphere.pairs import SpherePairs, find_sphere_heads
 from manyheads.recovery.refusals import NotALayer
 

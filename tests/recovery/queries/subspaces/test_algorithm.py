@@ -8,7 +8,7 @@ from manyheads.recovery import Oracle, compare_layers, gpt_layer, planted_layer
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.oracle.oracle import OracleSettings
-from manyheads.recovery.queries.subspaces.algorithm import extract_by_subspaces
+from manyheads.recovery.queries.subspaces.method import extract_by_subspaces
 from manyheads.recovery.queries.subspaces.settings import ProbeSettings, SubspaceSettings
 from manyheads.recovery.refusals import RecoveryRefused
 

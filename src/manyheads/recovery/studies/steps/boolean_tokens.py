@@ -16,9 +16,13 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from manyheads.errors import UsageError
-from manyheads.recovery.boolean_logits import edgeworth_distance_to_normal, lattice_distance_to_normal, measure_gap
+from manyheads.recovery.planted.boolean_logits import (
+    edgeworth_distance_to_normal,
+    lattice_distance_to_normal,
+    measure_gap,
+)
+from manyheads.recovery.planted.task import normal_matrix
 from manyheads.recovery.source import SOURCE, generator, label, of_cell
-from manyheads.recovery.task import normal_matrix
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from manyheads.errors import UsageError
 from manyheads.recovery.layers.evaluation import softmax
+from manyheads.recovery.planted.task import equal_spectrum_layer, sequences
 from manyheads.recovery.source import SOURCE, generator, label, of_cell
-from manyheads.recovery.task import equal_spectrum_layer, sequences
 from manyheads.statistics import fit_exponent, fit_exponent_to_means
 from manyheads.statistics.exponents import ExponentFit
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study

@@ -17,12 +17,12 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from manyheads.errors import UsageError
+from manyheads.recovery.examples.stages.hull import HullSettings, find_hull
+from manyheads.recovery.examples.stages.shards import open_shards
+from manyheads.recovery.examples.stages.span import measure_span_error, span_of
 from manyheads.recovery.layers.evaluation import evaluate_layer
-from manyheads.recovery.passive.stages.hull import HullSettings, find_hull
-from manyheads.recovery.passive.stages.shards import open_shards
-from manyheads.recovery.passive.stages.span import measure_span_error, span_of
+from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.recovery.source import SOURCE, generator, label, of_cell
-from manyheads.recovery.task import planted_layer, sequences
 from manyheads.statistics import fit_exponent
 from manyheads.statistics.exponents import ExponentFit
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study
