@@ -11,7 +11,7 @@ from tests.bigram.theory.test_noise import row_coefficients, sample_gradients, s
 from tests.bigram.theory.test_population import enumerate_task
 
 from manyheads.statistics import fit_exponent
-from manyheads.theory.bigram.studies.sample_complexity import SampleComplexity
+from manyheads.studies.bigram.sample_complexity import SampleComplexity
 from manyheads.theory.bigram.task import draw_bigram_task
 from manyheads.theory.bigram.theorems.noise import attention_noise
 from manyheads.theory.bigram.theorems.population import gradients, measure_overlaps

@@ -8,8 +8,8 @@ from tests.acceptance._limits_checks import verdicts_of
 from tests.acceptance._studies import run_study, words_of
 
 from manyheads.scaling.axes import LETTERS
-from manyheads.scaling.studies.learning_rates.muon_transfer import MuonTransfer
-from manyheads.scaling.studies.muon_coordinates import OWN_WEIGHTS, MuonCoordinates
+from manyheads.studies.scaling.learning_rates.muon_transfer import MuonTransfer
+from manyheads.studies.scaling.muon_coordinates import OWN_WEIGHTS, MuonCoordinates
 from manyheads.study import open_run
 
 QUERIES = ("query_by_weights", "key_by_weights")

@@ -17,8 +17,8 @@ from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._slurm import array_of_slurm, arrays_of_a_stand_in
 from tests.study.toys import VectorizedAverages, Walk
 
-from manyheads.attention.studies.order_blindness import OrderBlindness
 from manyheads.statistics import Interval, decide, discrepancy_interval, mean_interval, proportion_interval
+from manyheads.studies.attention.order_blindness import OrderBlindness
 from manyheads.study import open_run, run
 from manyheads.study.executors import local_pool, open_executor
 from manyheads.study.store.equality import differences

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from manyheads.attention.studies.costs import Costs, _crossover_note, counted_crossover, meeting_point, seconds_of
-from manyheads.attention.studies.order_blindness import MODELS, OrderBlindness
-from manyheads.attention.studies.vanishing_gradients import VanishingGradients
 from manyheads.costs import count
 from manyheads.errors import UsageError
+from manyheads.studies.attention.costs import Costs, _crossover_note, counted_crossover, meeting_point, seconds_of
+from manyheads.studies.attention.order_blindness import MODELS, OrderBlindness
+from manyheads.studies.attention.vanishing_gradients import VanishingGradients
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.training import count_weights, with_weights
 
@@ -105,7 +105,7 @@ def test_power_laws_meet_where_they_meet():
 
 def test_the_time_is_that_of_a_call(monkeypatch):
     ticks = iter(range(1000))
-    monkeypatch.setattr("manyheads.attention.studies.costs.time.perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr("manyheads.studies.attention.costs.time.perf_counter", lambda: float(next(ticks)))
     assert seconds_of(lambda x: x, jnp.ones(1)) == 1.0
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from tests.study.toys import Walk
 
-from manyheads.attention.studies.order_blindness import OrderBlindness
 from manyheads.cli import COMMANDS, main
 from manyheads.cli.study import Options
+from manyheads.studies.attention.order_blindness import OrderBlindness
 from manyheads.study import run
 
 HEAVY = ("jax", "numpy", "scipy", "torch", "xarray", "matplotlib", "zarr", "equinox", "typeguard", "asyncio")

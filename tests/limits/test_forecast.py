@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.scaling.studies.forecast import COVERED, WITHIN, Forecast, compare_losses, relative_error
+from manyheads.studies.dmft.forecast import COVERED, WITHIN, Forecast, compare_losses, relative_error
 from manyheads.theory.dmft import Network, Problem, forecast_loss, infinite_heads
 from manyheads.theory.dmft.forecast import LossForecast, _interpolation, _quantile
 

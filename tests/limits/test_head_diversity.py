@@ -6,7 +6,7 @@ import pytest
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.scaling.studies.head_diversity import HeadDiversity
+from manyheads.studies.dmft.head_diversity import HeadDiversity
 from manyheads.study.base import decide
 
 SMALL = {"base_key_dim": 4, "heads": 2, "depth": 2, "key_dims": (4, 8)}

@@ -6,7 +6,7 @@ import pytest
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.scaling.studies.text.logit_exponent import LogitExponent
+from manyheads.studies.scaling.text.logit_exponent import LogitExponent
 
 
 def made_up(study, rng, gaps):

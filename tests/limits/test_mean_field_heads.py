@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.scaling.comparisons.logit_distributions import LEVELS, gaussian_below, hold_against_gaussian, pool_logits
-from manyheads.scaling.comparisons.mean_field import (
+from manyheads.statistics.distances import squared_distance
+from manyheads.studies.dmft.head_diversity import MOVES
+from manyheads.studies.dmft.shared.logit_distributions import LEVELS, gaussian_below, hold_against_gaussian, pool_logits
+from manyheads.studies.dmft.shared.mean_field import (
     sampled_blocks,
     solve_blocks,
     solve_heads,
     train_seeds,
     training_problem,
 )
-from manyheads.scaling.studies.head_diversity import MOVES
-from manyheads.statistics.distances import squared_distance
 from manyheads.theory.dmft import Network, Problem, train_networks
 
 

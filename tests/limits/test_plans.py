@@ -5,11 +5,11 @@ import pytest
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.scaling.comparisons.parametrizations import LABELS, Plan, parametrization_of
-from manyheads.scaling.studies.coordinate_check import CoordinateCheckStudy
-from manyheads.scaling.studies.learning_rates.learning_rate_transfer import LearningRateTransfer
-from manyheads.scaling.studies.learning_rates.muon_transfer import MuonTransfer
-from manyheads.scaling.studies.muon_coordinates import MuonCoordinates
+from manyheads.studies.scaling.coordinate_check import CoordinateCheckStudy
+from manyheads.studies.scaling.learning_rates.learning_rate_transfer import LearningRateTransfer
+from manyheads.studies.scaling.learning_rates.muon_transfer import MuonTransfer
+from manyheads.studies.scaling.muon_coordinates import MuonCoordinates
+from manyheads.studies.scaling.shared.parametrizations import LABELS, Plan, parametrization_of
 from manyheads.transformer import Shape
 
 BASE = Shape(8, 4, 2)

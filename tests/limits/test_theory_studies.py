@@ -7,12 +7,12 @@ import pytest
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.scaling.studies.head_diversity import HeadDiversity
-from manyheads.scaling.studies.infinite_depth import InfiniteDepth
-from manyheads.scaling.studies.infinite_heads import InfiniteHeads
-from manyheads.scaling.studies.infinite_key_dim import InfiniteKeyDim
-from manyheads.scaling.studies.key_dim_stability import KeyDimStability, amplification
-from manyheads.scaling.studies.lazy_to_rich import LazyToRich
+from manyheads.studies.dmft.head_diversity import HeadDiversity
+from manyheads.studies.dmft.infinite_depth import InfiniteDepth
+from manyheads.studies.dmft.infinite_heads import InfiniteHeads
+from manyheads.studies.dmft.infinite_key_dim import InfiniteKeyDim
+from manyheads.studies.dmft.key_dim_stability import KeyDimStability, amplification
+from manyheads.studies.dmft.lazy_to_rich import LazyToRich
 from manyheads.theory.dmft.problems import digits_problem
 
 

@@ -6,7 +6,7 @@ import pytest
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.scaling.studies.weight_movement import EXPONENTS, WeightMovement
+from manyheads.studies.dmft.weight_movement import EXPONENTS, WeightMovement
 from manyheads.theory.dmft.ensembles import MATRICES, Network, train_networks
 from manyheads.theory.dmft.problem import Problem
 from manyheads.theory.dmft.problems import digits_problem

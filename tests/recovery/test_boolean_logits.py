@@ -12,7 +12,7 @@ from manyheads.recovery.planted.boolean_logits import (
     lattice_distance_to_normal,
     measure_gap,
 )
-from manyheads.recovery.studies.steps.boolean_tokens import BooleanTokens
+from manyheads.studies.recovery.steps.boolean_tokens import BooleanTokens
 
 
 def test_inversion_agrees_with_enumeration(rng, monkeypatch):

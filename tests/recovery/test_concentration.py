@@ -9,7 +9,7 @@ import pytest
 from manyheads.errors import UsageError
 from manyheads.recovery.planted.task import equal_spectrum_layer
 from manyheads.recovery.source import generator
-from manyheads.recovery.studies.steps.concentration import Concentration
+from manyheads.studies.recovery.steps.concentration import Concentration
 
 
 def enumerated(theta, length):

@@ -9,7 +9,7 @@ from manyheads.recovery.examples.stages.shards import open_shards
 from manyheads.recovery.examples.stages.span import measure_span_error, span_of
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.task import equal_spectrum_layer, sequences
-from manyheads.recovery.studies.steps.crude_hull import CrudeHull
+from manyheads.studies.recovery.steps.crude_hull import CrudeHull
 
 
 def test_more_examples_help_a_right_sum_and_not_a_biased_one(rng):

@@ -6,8 +6,8 @@ import xarray as xr
 
 from manyheads.errors import UsageError
 from manyheads.recovery.refusals import IllConditioned
-from manyheads.recovery.studies.hard_instances import LAYERS, HardInstances
-from manyheads.recovery.studies.violations import Violations
+from manyheads.studies.recovery.hard_instances import LAYERS, HardInstances
+from manyheads.studies.recovery.violations import Violations
 from manyheads.study import Verdict
 
 

@@ -10,7 +10,7 @@ from manyheads.recovery.examples.stages.crude_sum import estimate_crude_sum, mea
 from manyheads.recovery.examples.stages.shards import open_shards
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.task import equal_spectrum_layer, planted_layer, sequences
-from manyheads.recovery.studies.steps.one_step import OneStep
+from manyheads.studies.recovery.steps.one_step import OneStep
 
 
 def test_the_correlation_is_a_gradient_step_from_zero_and_attention_does_not_move(rng):

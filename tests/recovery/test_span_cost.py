@@ -10,7 +10,7 @@ from manyheads.recovery.examples.stages.shards import open_shards
 from manyheads.recovery.examples.stages.smallest_eigenvalues import find_bottom_dense
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.task import planted_layer, sequences
-from manyheads.recovery.studies.steps.span_cost import KEPT, REWEIGHINGS, SpanCost, count_operations
+from manyheads.studies.recovery.steps.span_cost import KEPT, REWEIGHINGS, SpanCost, count_operations
 
 
 @pytest.mark.parametrize("length", [2, 3])

@@ -5,7 +5,7 @@ import pytest
 
 from manyheads.errors import UsageError
 from manyheads.recovery.planted.task import planted_layer, sequences
-from manyheads.recovery.studies.thresholds import Thresholds
+from manyheads.studies.recovery.thresholds import Thresholds
 
 STUDY = Thresholds(strengths=(0.0, 0.5, 0.9), dim=4, count=200)
 

@@ -18,9 +18,9 @@ from manyheads.demo.sampling import mark_whitespace
 from manyheads.demo.text import TextTraining
 from manyheads.errors import UsageError, check_rising
 from manyheads.scaling.checks.coordinate_check import finite_size_bias
-from manyheads.scaling.comparisons.mean_field import along, biases, distances, solve_blocks
-from manyheads.scaling.comparisons.parametrizations import bordelon
 from manyheads.statistics import fit_exponent
+from manyheads.studies.dmft.shared.mean_field import along, biases, distances, solve_blocks
+from manyheads.studies.scaling.shared.parametrizations import bordelon
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Multiples, Panel, spread_curve

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from manyheads.errors import UsageError
-from manyheads.theory.bigram.studies.screening import NOISE_RATIO, ScreeningCost, geometric_mean
+from manyheads.studies.bigram.screening import NOISE_RATIO, ScreeningCost, geometric_mean
 from manyheads.theory.bigram.task import draw_bigram_task
 from manyheads.theory.bigram.theorems.position_ranking import predict_position_ranking, ranking_probability
 

@@ -7,15 +7,15 @@ from tests.limits.adam import adam_steps
 
 from manyheads.errors import ShapeError, UsageError
 from manyheads.scaling import Parametrization, digits_task
-from manyheads.scaling.checks.convergence import (
+from manyheads.scaling.trained.trajectories import SEQUENCES, TOKENS, draw_network, follow_networks
+from manyheads.scaling.trained.transformers import Recipe, factors_of
+from manyheads.studies.scaling.shared.convergence import (
     distances_to_largest,
     effective_sizes,
     fall_of_mean,
     fall_of_scatter,
     power_of_drift,
 )
-from manyheads.scaling.trained.trajectories import SEQUENCES, TOKENS, draw_network, follow_networks
-from manyheads.scaling.trained.transformers import Recipe, factors_of
 from manyheads.transformer import Shape
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.training import with_weights

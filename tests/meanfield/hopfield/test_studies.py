@@ -5,9 +5,9 @@ import pytest
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.theory.meanfield.studies.hopfield.attractor_panels import _kaplan_yorke
-from manyheads.theory.meanfield.studies.hopfield.attractors import TABLE, AttractorStudy
-from manyheads.theory.meanfield.studies.hopfield.stationary_moments import StationaryMoments, deviations
+from manyheads.studies.meanfield.hopfield.attractor_panels import _kaplan_yorke
+from manyheads.studies.meanfield.hopfield.attractors import TABLE, AttractorStudy
+from manyheads.studies.meanfield.hopfield.stationary_moments import StationaryMoments, deviations
 
 
 def distances(study, powers, rng):

@@ -9,7 +9,7 @@ from manyheads.errors import UsageError
 from manyheads.recovery.examples.composed_student import Composed, draw_composed, evaluate_composed, fit_composed
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.task import sequences
-from manyheads.recovery.studies.layer_and_mlp import LayerAndMlp, _compare
+from manyheads.studies.recovery.layer_and_mlp import LayerAndMlp, _compare
 
 
 @pytest.fixture

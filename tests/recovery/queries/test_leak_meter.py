@@ -12,7 +12,7 @@ from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.recovery.queries.cramer_rao import Factors, information, query_cost
 from manyheads.recovery.queries.leak_meter import LeakMeter, measure_leak, name_bound
 from manyheads.recovery.result.results import Recovery
-from manyheads.recovery.studies.noisy_extraction import build_layer, free_numbers
+from manyheads.studies.recovery.noisy_extraction import build_layer, free_numbers
 
 QUIET = ExtractionOptions(progress=False, verify=50)
 
