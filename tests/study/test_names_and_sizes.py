@@ -16,7 +16,7 @@ from manyheads.data import load_text
 from manyheads.errors import UsageError
 from manyheads.study import Listing, load
 from manyheads.study.executors import local_pool
-from manyheads.study.reporting.panels import paired_panels
+from manyheads.study.panels import paired_panels
 from manyheads.study.store.identity import file_sha256
 from manyheads.study.store.units import Layout, compute
 

@@ -115,8 +115,8 @@ class CurveJudgement(Shown):
 
     def plot(self) -> Figure:
         """Draw the curves of every run, layer by layer in colour, with their level."""
+        from manyheads.study.panels import Curve, Multiples
         from manyheads.study.reporting.charts import draw_titled
-        from manyheads.study.reporting.panels import Curve, Multiples
 
         figures = [name for name in WORDS if any(name in run.figures for run in self.runs)]
 

@@ -21,7 +21,7 @@ import xarray as xr
 from manyheads.errors import UsageError, check_rising
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study
-from manyheads.study.reporting.panels import Panel, Scatter
+from manyheads.study.panels import Panel, Scatter
 from manyheads.study.tables import dataset
 from manyheads.theory.meanfield.hopfield.lyapunov import lyapunov_spectrum
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork

@@ -24,8 +24,8 @@ from manyheads.recovery.oracle.normalization import Normalization, projected
 from manyheads.recovery.result.certificates import GaussianSequences
 from manyheads.recovery.source import SOURCE
 from manyheads.study import Cell, Claim, Listing, Source, Study
+from manyheads.study.panels import Panel
 from manyheads.study.reporting.html import format_figure
-from manyheads.study.reporting.panels import Panel
 from manyheads.study.tables import dataset
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from manyheads.studies.dmft.shared.mean_field import along, biases, distances, s
 from manyheads.studies.scaling.shared.parametrizations import bordelon
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Multiples, Panel, spread_curve
+from manyheads.study.panels import Multiples, Panel, spread_curve
 from manyheads.study.tables import dataset
 from manyheads.theory.dmft import Network, Problem, infinite_key_dim, train_networks
 from manyheads.theory.dmft.problems import text_problem

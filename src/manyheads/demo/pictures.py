@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.study import Curve, Lines, Listing
-from manyheads.study.reporting.panels import Panel, Picture, spread_curve
+from manyheads.study.panels import Panel, Picture, spread_curve
 
 
 def text_panels(predicted: xr.Dataset, cell: xr.Dataset, key_dim: int, updates: int) -> tuple[Panel, ...]:

@@ -16,7 +16,7 @@ from manyheads.errors import UsageError
 from manyheads.studies.joma.real_text import ROUNDING, RealText
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.store.run_store import RunStore
 from manyheads.study.store.units import Unit, replicate_key
 from manyheads.study.verdicts import Expected

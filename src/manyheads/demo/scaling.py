@@ -19,7 +19,7 @@ from manyheads.scaling.trained.transformers import QUANTITIES, Recipe, measure_u
 from manyheads.studies.scaling.shared.parametrizations import bordelon
 from manyheads.study import Cell, Claim, Curve, Listing, Source, Study
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Multiples, Panel, spread_curve
+from manyheads.study.panels import Multiples, Panel, spread_curve
 from manyheads.study.tables import dataset
 from manyheads.theory.joma.text.transformers import character_config
 from manyheads.transformer.scaling import ROLES

@@ -22,7 +22,7 @@ from manyheads.demo.sampling import continue_text, find_prose, join_lines, mark_
 from manyheads.errors import UsageError
 from manyheads.spectra import causal_entropy_level
 from manyheads.study import Cell, Claim, Source, Study
-from manyheads.study.reporting.panels import Panel
+from manyheads.study.panels import Panel
 from manyheads.study.tables import dataset
 from manyheads.theory.joma.text.record import held_out_starts, recorded_dataset, train_and_record
 from manyheads.theory.joma.text.transformers import character_config, digest_text, step_flops

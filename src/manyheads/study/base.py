@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from manyheads.study.claims import Claim
-    from manyheads.study.reporting.panels import Panel
+    from manyheads.study.panels import Panel
     from manyheads.study.verdicts import Verdict
 
 
@@ -114,7 +114,7 @@ class Study(abc.ABC):
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
         """Return the pictures of the report as data; by default every variable that was both predicted and trained."""
-        from manyheads.study.reporting.panels import paired_panels
+        from manyheads.study.panels import paired_panels
 
         return paired_panels(predicted, trained)
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from manyheads.errors import ManyheadsError
 from manyheads.study.base import Study, configuration
+from manyheads.study.panels import Drawn, Panel, panel_from_json
 from manyheads.study.reporting.html import section_of, write_report
-from manyheads.study.reporting.panels import Drawn, Panel, panel_from_json
 from manyheads.study.runner import open_run, run
 from manyheads.study.sources import Source
 from manyheads.study.store.equality import differences

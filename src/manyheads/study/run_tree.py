@@ -108,7 +108,7 @@ class RunTree(xr.DataTree):
         return next(iter(self.runs.values()))
 
     def _pictures(self) -> list[Any]:
-        from manyheads.study.reporting.panels import Drawn
+        from manyheads.study.panels import Drawn
 
         summary = RunStore(self._one().attrs["path"]).summary()
         return [panel for panel in summary.panels if isinstance(panel, Drawn)] if summary else []

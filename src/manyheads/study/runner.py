@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads._settings import default_numpy_errors
 from manyheads.errors import FileRefused, ManyheadsError, UsageError, check_integer
+from manyheads.study.assembly import assemble, tree
 from manyheads.study.base import Study, decide
 from manyheads.study.progress import announce, progress_bar
 from manyheads.study.registry import load
 from manyheads.study.reporting.overview import state_findings
-from manyheads.study.store.assembly import assemble, tree
 from manyheads.study.store.declaration import check_run
 from manyheads.study.store.disk import printable
 from manyheads.study.store.identity import fingerprint
 from manyheads.study.store.provenance import versions
 from manyheads.study.store.run_store import OLD, RunStore, find_runs
-from manyheads.study.store.summary import Summary
 from manyheads.study.store.units import Layout, Unit
 from manyheads.study.store.work import UnitFailed, Work, WorkersLost
+from manyheads.study.summary import Summary
 from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from tests.study.format1 import downgrade
 from tests.study.toys import Averages, Walk
 
 from manyheads.errors import ExtraMissing, FileRefused, UsageError
+from manyheads.study import export as exporting
 from manyheads.study import open_run, run
+from manyheads.study.export import export
 from manyheads.study.runner import require_same_versions
 from manyheads.study.store.equality import differences, unequal_bits
 from manyheads.study.store.leases import AtWork, Launch
-from manyheads.study.store.maintenance import export as exporting
 from manyheads.study.store.maintenance import upgrade as upgrading
-from manyheads.study.store.maintenance.export import export
 from manyheads.study.store.maintenance.repair import repair
 from manyheads.study.store.maintenance.upgrade import upgrade
 from manyheads.study.store.records.segments import Frame, SegmentWriter

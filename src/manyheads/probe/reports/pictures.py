@@ -11,8 +11,8 @@ from manyheads.curves.curve_shapes import most_frequent_interval
 from manyheads.errors import UsageError
 from manyheads.models.modules import Role
 from manyheads.probe.reports.shapes import Reading, read_shapes, summarize_shapes
+from manyheads.study.panels import Curve, Lines, Listing, Multiples, Panel, Picture
 from manyheads.study.reporting.html import Section, format_figure, write_report
-from manyheads.study.reporting.panels import Curve, Lines, Listing, Multiples, Panel, Picture
 from manyheads.theory.joma.source import SOURCE
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ import numpy as np
 from manyheads.attention import AttentionLayer
 from manyheads.recovery.layers.description import RANK_TOLERANCE, describe_heads
 from manyheads.study import Curve, Lines, Listing
+from manyheads.study.panels import Panel, Picture
 from manyheads.study.reporting.html import format_figure
-from manyheads.study.reporting.panels import Panel, Picture
 
 POOLED = 40  # cells to a side of the picture of one matrix
 COLUMNS = 6  # heads beside each other in the picture

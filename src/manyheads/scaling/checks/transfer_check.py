@@ -93,8 +93,8 @@ class TransferCheck(Shown):
 
     def plot(self) -> Figure:
         """Draw the best learning rate against the size: the mean over seeds, and the range of the seeds."""
+        from manyheads.study.panels import Curve, Lines
         from manyheads.study.reporting.charts import draw_titled
-        from manyheads.study.reporting.panels import Curve, Lines
 
         rows = self._overview().rows
         mean, low, high = (tuple(float(row[column]) for row in rows) for column in (1, 2, 3))

@@ -130,8 +130,8 @@ class Table(Shown):
 
     def plot(self) -> Figure:
         """Draw the factors as an image, one row a class of weights: powers of two above and below the base."""
+        from manyheads.study.panels import Picture
         from manyheads.study.reporting.charts import draw_titled
-        from manyheads.study.reporting.panels import Picture
 
         values = tuple(tuple(math.log2(number) for number in _numbers(row)) for row in self.rows)
         largest = max(1.0, *(abs(value) for row in values for value in row))

@@ -21,7 +21,7 @@ from manyheads.costs.formulas.recurrent import pooled_cost, rnn_cost
 from manyheads.costs.shapes import PooledShape, RecurrentShape
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, unstack
 from manyheads.transformer.baselines import BaselineConfig, initialize_pooled, initialize_recurrent
 from manyheads.transformer.config import TransformerConfig

@@ -22,7 +22,7 @@ from manyheads.costs.shapes import PooledShape, RecurrentShape
 from manyheads.data.recall import Recall, RecallSource
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
-from manyheads.study.reporting.panels import Panel, Picture, spread_curve
+from manyheads.study.panels import Panel, Picture, spread_curve
 from manyheads.study.tables import dataset, select_cell, unstack
 from manyheads.transformer.baselines import BaselineConfig, initialize_pooled, initialize_recurrent, match_hidden
 from manyheads.transformer.config import TransformerConfig

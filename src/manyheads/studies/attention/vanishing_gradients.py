@@ -25,7 +25,7 @@ import xarray as xr
 from manyheads.errors import UsageError, check_rising
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset
 from manyheads.transformer.baselines import BaselineConfig, initialize_recurrent
 from manyheads.transformer.config import TransformerConfig

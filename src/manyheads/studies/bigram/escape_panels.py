@@ -1,7 +1,7 @@
 """Panels of `bigram/sample-complexity`: samples and time of the plateau escape, and the share of flipped signs."""
 
 from manyheads.study import Curve, Lines
-from manyheads.study.reporting.panels import Panel
+from manyheads.study.panels import Panel
 
 TIME = "e-foldings until the escape"
 RATIO = "noise-to-signal ratio κ₂"

@@ -18,7 +18,7 @@ from manyheads.data.characters import Vocabulary, build_vocabulary
 from manyheads.errors import CertificateError, UsageError
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel, Picture, spread_curve
+from manyheads.study.panels import Panel, Picture, spread_curve
 from manyheads.theory.bigram.lags.fit import LagSettings, fit_lags
 from manyheads.theory.bigram.lags.result import LagFit
 from manyheads.theory.bigram.lags.streams import lag_information, plant_lags, read_streams

@@ -19,7 +19,7 @@ from manyheads.statistics import fit_exponent
 from manyheads.studies.bigram.escape_panels import escape_panels
 from manyheads.study import Cell, Claim, Curve, Study
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import select_cells
 from manyheads.theory.bigram import setups as shared
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task, typical_squared_norm

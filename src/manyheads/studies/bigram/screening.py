@@ -14,7 +14,7 @@ import xarray as xr
 from manyheads.errors import UsageError, check_rising
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.theory.bigram.screening import chi_square, count_pairs, predict_screening
 from manyheads.theory.bigram.setups import SOURCE, redraw_positions, replicate_seed, signal_system
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task

@@ -18,7 +18,7 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Claim, Lines, Listing, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import unstack
 from manyheads.theory.bigram import setups as shared
 from manyheads.theory.bigram.engines.generator import draw_step_batch

@@ -17,7 +17,7 @@ from manyheads.errors import UsageError, check_rising
 from manyheads.statistics import fit_exponent
 from manyheads.studies.bigram.screening import GROWTH, by_replicate, geometric_mean, search
 from manyheads.study import Cell, Claim, Curve, Lines, Study, grid
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset
 from manyheads.theory.bigram.screening import chi_square, predict_screening
 from manyheads.theory.bigram.setups import SOURCE, replicate_seed, signal_system

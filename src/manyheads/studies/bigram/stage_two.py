@@ -20,7 +20,7 @@ import xarray as xr
 
 from manyheads.errors import UsageError, check_rising
 from manyheads.study import Cell, Claim, Curve, Lines, Study, grid
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import unstack
 from manyheads.theory.bigram import setups as shared
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task

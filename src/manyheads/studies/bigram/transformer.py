@@ -21,7 +21,7 @@ import xarray as xr
 from manyheads.errors import UsageError, check_rising
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Lines, Study, grid
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, unstack
 from manyheads.theory.bigram.setups import SOURCE, redraw_positions, replicate_seed
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task

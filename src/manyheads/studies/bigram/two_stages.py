@@ -17,7 +17,7 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Claim, Lines, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.theory.bigram import setups as shared
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 from manyheads.theory.bigram.theorems.population import excess

@@ -15,7 +15,7 @@ from manyheads.statistics.intervals import Interval, proportion_interval
 from manyheads.studies.dmft.shared import mean_field
 from manyheads.studies.scaling.shared.parametrizations import bordelon
 from manyheads.study import Cell, Claim, Source, Study, grid
-from manyheads.study.reporting.panels import Listing, Multiples, Panel, spread_curve
+from manyheads.study.panels import Listing, Multiples, Panel, spread_curve
 from manyheads.study.tables import dataset
 from manyheads.theory.dmft.ensembles import Network
 from manyheads.theory.dmft.forecast import LossForecast, forecast_loss

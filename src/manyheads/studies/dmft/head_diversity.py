@@ -30,7 +30,7 @@ from manyheads.studies.dmft.shared.logits_over_heads import (
 from manyheads.studies.scaling.shared.parametrizations import bordelon, parametrization_of, task_of
 from manyheads.study import Cell, Claim, Source, Study, grid
 from manyheads.study.claims import FromPrediction
-from manyheads.study.reporting.panels import Panel
+from manyheads.study.panels import Panel
 from manyheads.study.verdicts import Expected
 from manyheads.theory.dmft.ensembles import Network
 from manyheads.theory.dmft.problem import Problem

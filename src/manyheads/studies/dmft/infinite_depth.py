@@ -28,7 +28,7 @@ from manyheads.studies.dmft.shared.mean_field import (
 from manyheads.studies.scaling.shared.curves import power_curve
 from manyheads.studies.scaling.shared.parametrizations import bordelon
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
 from manyheads.theory.dmft.branches.uniform_attention import UniformAttention
 from manyheads.theory.dmft.ensembles import Network

@@ -28,7 +28,7 @@ from manyheads.studies.scaling.shared.curves import power_curve
 from manyheads.studies.scaling.shared.parametrizations import bordelon
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import SampledFigure
-from manyheads.study.reporting.panels import Multiples, Panel, spread_curve
+from manyheads.study.panels import Multiples, Panel, spread_curve
 from manyheads.study.verdicts import LEVEL
 from manyheads.theory.dmft.ensembles import Network
 from manyheads.theory.dmft.problem import Problem

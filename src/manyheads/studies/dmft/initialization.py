@@ -19,7 +19,7 @@ from manyheads.studies.dmft.shared.product_logits import excess_kurtosis, produc
 from manyheads.studies.scaling.shared.curves import geometric_curve, power_curve
 from manyheads.studies.scaling.shared.parametrizations import bordelon
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study
-from manyheads.study.reporting.panels import Multiples, Panel
+from manyheads.study.panels import Multiples, Panel
 from manyheads.study.tables import dataset
 from manyheads.theory.dmft.ensembles import Network
 from manyheads.theory.dmft.problem import Problem

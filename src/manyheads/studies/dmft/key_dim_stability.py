@@ -15,7 +15,7 @@ from manyheads.studies.dmft.shared.mean_field import along, problem_of, solve_bl
 from manyheads.studies.scaling.shared.parametrizations import bordelon
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.verdicts import Expected
 from manyheads.theory.dmft.ensembles import Network
 from manyheads.theory.dmft.problem import Problem

@@ -26,7 +26,7 @@ from manyheads.studies.scaling.shared.curves import power_curve
 from manyheads.studies.scaling.shared.parametrizations import bordelon
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.theory.dmft.ensembles import Network
 from manyheads.theory.dmft.ntk import ntk_outputs
 from manyheads.theory.dmft.problem import Problem

@@ -16,7 +16,7 @@ from manyheads.studies.dmft.shared import mean_field
 from manyheads.studies.scaling.shared.curves import geometric_curve, power_curve
 from manyheads.studies.scaling.shared.parametrizations import bordelon
 from manyheads.study import Cell, Claim, Curve, Source, Study, grid
-from manyheads.study.reporting.panels import Multiples, Panel
+from manyheads.study.panels import Multiples, Panel
 from manyheads.study.tables import dataset
 from manyheads.theory.dmft.ensembles import MATRICES, Network
 from manyheads.theory.dmft.problem import Problem

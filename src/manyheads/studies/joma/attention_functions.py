@@ -19,7 +19,7 @@ from manyheads.errors import UsageError
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Lines, Panel, spread_curve
+from manyheads.study.panels import Lines, Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell, select_cells
 from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.gradient_flow import FixedSteps, gradient_flow

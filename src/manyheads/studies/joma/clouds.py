@@ -13,7 +13,7 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Lines, Source, Study, grid
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset
 from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.activations import find_nonlinearity

@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.study import Curve, Lines, Listing
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import select_cell, select_cells
 from manyheads.theory.joma.task import UpdateRule
 from manyheads.theory.joma.theorems.invariants import SoftmaxRelation, softmax_relation

@@ -21,7 +21,7 @@ from manyheads.statistics import fit_exponent
 from manyheads.studies.joma.invariant_panels import DRIFTING, drifting_cell, invariant_panels, softmax_relations
 from manyheads.study import Cell, Claim, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel
+from manyheads.study.panels import Panel
 from manyheads.study.tables import dataset, select_cells
 from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.gradient_flow import FixedSteps, FlowTrajectory, gradient_descent, gradient_flow

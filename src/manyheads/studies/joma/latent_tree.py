@@ -17,7 +17,7 @@ from scipy.stats import norm
 from manyheads.errors import UsageError
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Lines, Source, Study, Verdict, grid
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cells
 from manyheads.study.verdicts import Expected
 from manyheads.theory.joma.source import SOURCE

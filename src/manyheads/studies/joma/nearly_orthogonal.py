@@ -18,7 +18,7 @@ from manyheads.spectra.levels import random_coherence
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell
 from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.couplings import integrate_couplings, random_gram, with_gram

@@ -16,7 +16,7 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cells
 from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.hidden_neurons import LatentTask, train_and_score

@@ -26,7 +26,7 @@ from manyheads.statistics import mean_interval
 from manyheads.studies.joma.text_pictures import real_text_panels
 from manyheads.study import Cell, Claim, Source, Study, Verdict, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel
+from manyheads.study.panels import Panel
 from manyheads.study.verdicts import Expected
 from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.text.record import recorded_dataset, reference_levels, train_and_record

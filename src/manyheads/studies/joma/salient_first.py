@@ -17,7 +17,7 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel
+from manyheads.study.panels import Panel
 from manyheads.study.tables import dataset, select_cell
 from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.components import LOSSES, train_components

@@ -13,7 +13,7 @@ from manyheads.curves.summaries import EARLY, RunSummary
 from manyheads.errors import UsageError
 from manyheads.statistics import mean_interval, spearman
 from manyheads.study import Curve, Lines, Listing
-from manyheads.study.reporting.panels import Multiples, Panel, Picture, spread_curve
+from manyheads.study.panels import Multiples, Panel, Picture, spread_curve
 
 BANDS = "Lines are means over seeds, bands range from the smallest to the largest."
 

@@ -20,7 +20,7 @@ from scipy.special import erf, erfc
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell
 from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.gradient_flow import (

@@ -25,7 +25,7 @@ from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 
 Array = NDArray[np.float64]
 

@@ -50,7 +50,7 @@ from manyheads.studies.recovery.noisy_extraction import (
 )
 from manyheads.study import Cell, Claim, Source, Study
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel
+from manyheads.study.panels import Panel
 
 QUERIES = Source(
     "bhattamishra2026",

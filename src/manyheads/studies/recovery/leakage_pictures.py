@@ -12,7 +12,7 @@ import xarray as xr
 from manyheads.recovery.queries.leak_meter import ROUNDED
 from manyheads.studies.recovery.noisy_extraction import NORMS, SHAPES
 from manyheads.study import Lines, Listing
-from manyheads.study.reporting.panels import Curve, Panel, spread_curve
+from manyheads.study.panels import Curve, Panel, spread_curve
 
 
 def leakage_panels(study: Any, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:

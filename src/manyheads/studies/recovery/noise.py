@@ -26,7 +26,7 @@ from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.statistics import Interval, fit_exponent
 from manyheads.study import Cell, Claim, Lines, Source, Study, grid
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 
 FRESH = 2000  # sequences on which the error is measured
 HELD_OUT = 200  # sequences that choose between starts

@@ -27,7 +27,7 @@ from manyheads.recovery.queries.extraction import extract_layer
 from manyheads.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.study import Cell, Claim, Lines, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 
 HELD_OUT = 50  # sequences that tell the student whether to start again
 RIGHT = 1e-10  # relative squared error at which it does not

@@ -33,7 +33,7 @@ from manyheads.recovery.result.results import Recovery
 from manyheads.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel
+from manyheads.study.panels import Panel
 from manyheads.study.verdicts import Expected
 
 Array = NDArray[np.float64]

@@ -28,7 +28,7 @@ from manyheads.studies.scaling.shared.curves import geometric_curve
 from manyheads.studies.scaling.shared.parametrizations import CONSISTENT, LABELS, Plan, bordelon, choose_sizes, task_of
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset
 from manyheads.transformer.shape import Shape
 

@@ -32,7 +32,7 @@ from manyheads.studies.scaling.shared.parametrizations import (
     task_of,
 )
 from manyheads.study import Cell, Claim, Curve, Listing, Source, Study
-from manyheads.study.reporting.panels import Multiples, Panel, spread_curve
+from manyheads.study.panels import Multiples, Panel, spread_curve
 from manyheads.study.tables import dataset
 from manyheads.transformer.shape import Shape
 

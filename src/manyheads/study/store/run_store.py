@@ -50,8 +50,8 @@ from manyheads.study.store.provenance import class_path, command_of, versions
 from manyheads.study.store.records.index import Index
 from manyheads.study.store.records.segments import FORMAT, refuse_newer
 from manyheads.study.store.records.table import Pack
-from manyheads.study.store.summary import Summary
 from manyheads.study.store.units import Failure, Layout, Unit
+from manyheads.study.summary import Summary
 
 if TYPE_CHECKING:
     import xarray as xr

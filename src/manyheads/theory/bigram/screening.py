@@ -78,8 +78,8 @@ class Screening(Shown):
 
     def plot(self) -> Figure:
         """Draw scores over their thresholds: one row a query, the most frequent on top, one column a position."""
+        from manyheads.study.panels import Picture
         from manyheads.study.reporting.charts import draw_titled
-        from manyheads.study.reporting.panels import Picture
 
         rows, columns = MOST_DRAWN
         order = np.argsort(-self.counts, kind="stable")[:rows]

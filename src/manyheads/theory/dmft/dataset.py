@@ -135,8 +135,8 @@ SHOWN = 6  # steps in a `repr`
 class _Plots(xr.Dataset.plot):  # type: ignore[misc,valid-type]  # the methods of Dataset.plot, such as scatter
     def __call__(self, *arguments: Any, **options: Any) -> "Figure":
         """Draw the training loss against the step, with its error as a band."""
+        from manyheads.study.panels import Curve, Lines
         from manyheads.study.reporting.charts import draw_titled
-        from manyheads.study.reporting.panels import Curve, Lines
 
         solved = self._ds
         loss, error = (np.asarray(each, float) for each in _losses(solved))

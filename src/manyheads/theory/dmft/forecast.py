@@ -82,8 +82,8 @@ class LossForecast(Shown):
 
     def plot(self) -> Figure:
         """Draw the forecast with its band, the limit and the small ensembles."""
+        from manyheads.study.panels import Curve, Lines
         from manyheads.study.reporting.charts import draw_titled
-        from manyheads.study.reporting.panels import Curve, Lines
 
         steps = tuple(map(float, range(len(self.loss))))
         small = zip(self.sizes, self.ensembles, strict=True)

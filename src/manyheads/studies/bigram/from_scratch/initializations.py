@@ -16,7 +16,7 @@ import xarray as xr
 
 from manyheads.errors import UsageError, check_rising
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Study
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell, select_cells
 from manyheads.theory.bigram.setups import (
     SOURCE,

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from manyheads.study import Curve
-from manyheads.study.reporting.panels import Role, spread_curve
+from manyheads.study.panels import Role, spread_curve
 
 if TYPE_CHECKING:
     from jaxtyping import Float

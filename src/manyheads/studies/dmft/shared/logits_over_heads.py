@@ -21,7 +21,7 @@ from manyheads.studies.dmft.shared.mean_field import along
 from manyheads.studies.scaling.shared.curves import geometric_curve, power_curve
 from manyheads.study import Curve, Lines, Listing
 from manyheads.study.claims import SampledFigure
-from manyheads.study.reporting.panels import Multiples, Panel
+from manyheads.study.panels import Multiples, Panel
 
 EXPONENTS = {1.0: "logit exponent 1", 0.5: "logit exponent 1/2"}
 WHENS = {"start": "before", "end": "after"}

@@ -20,7 +20,7 @@ from manyheads.errors import UsageError
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Lines, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell, select_cells
 from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.hidden_neurons import LatentTask, masked_cross_entropy

@@ -23,7 +23,7 @@ from manyheads.errors import UsageError
 from manyheads.spectra import causal_entropy_level, expected_stable_rank
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell
 from manyheads.study.verdicts import Expected
 from manyheads.theory.joma.source import SOURCE

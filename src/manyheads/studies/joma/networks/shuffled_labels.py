@@ -22,7 +22,7 @@ from manyheads.spectra import expected_stable_rank
 from manyheads.statistics import spearman
 from manyheads.study import Cell, Claim, Lines, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Curve, Panel, spread_curve
+from manyheads.study.panels import Curve, Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell
 from manyheads.study.verdicts import Expected
 from manyheads.theory.joma.source import SOURCE

@@ -18,7 +18,7 @@ from manyheads.errors import UsageError
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Lines, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Curve, Panel, spread_curve
+from manyheads.study.panels import Curve, Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell, select_cells
 from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.networks.wide_layer import WideTraining, train_alone, train_together

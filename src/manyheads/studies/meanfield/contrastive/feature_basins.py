@@ -11,7 +11,7 @@ import xarray as xr
 
 from manyheads.errors import UsageError, check_integers
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
-from manyheads.study.reporting.panels import Panel
+from manyheads.study.panels import Panel
 from manyheads.study.tables import dataset, select_cell
 from manyheads.theory.meanfield.contrastive.ode import overlap_trajectory
 from manyheads.theory.meanfield.contrastive.quadrature import Nodes

@@ -16,7 +16,7 @@ import xarray as xr
 
 from manyheads.errors import UsageError, check_integers
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell
 from manyheads.theory.meanfield.contrastive.quadrature import Nodes
 from manyheads.theory.meanfield.contrastive.sgd import train_overlaps

@@ -15,7 +15,7 @@ from manyheads.errors import UsageError, check_integers
 from manyheads.statistics import fit_exponent, fit_exponent_to_means
 from manyheads.statistics.exponents import LARGEST_RELATIVE_ERROR, ExponentFit
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset
 from manyheads.theory.meanfield.contrastive.particles import simulate_particles
 from manyheads.theory.meanfield.contrastive.sgd import train_overlaps, train_weights

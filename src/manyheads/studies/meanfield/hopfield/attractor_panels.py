@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.study import Curve, Lines, Listing
-from manyheads.study.reporting.panels import Panel, Picture, Scatter, spread_curve
+from manyheads.study.panels import Panel, Picture, Scatter, spread_curve
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
 
 Rows = tuple[tuple[float, ...], ...]

@@ -18,7 +18,7 @@ from manyheads.errors import UsageError, check_rising
 from manyheads.statistics import fit_exponent
 from manyheads.studies.meanfield.hopfield.attractor_panels import attractor_panels, distance_panel
 from manyheads.study import Cell, Claim, Source, Study
-from manyheads.study.reporting.panels import Panel
+from manyheads.study.panels import Panel
 from manyheads.study.tables import dataset
 from manyheads.theory.meanfield.hopfield.attractors import classify_attractors
 from manyheads.theory.meanfield.hopfield.bifurcation import bifurcation_scan

@@ -17,7 +17,7 @@ from manyheads.errors import UsageError
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, unstack
 from manyheads.theory.meanfield.hopfield.fluctuations import overlap_fluctuations
 from manyheads.theory.meanfield.hopfield.mean_field import mean_field_trajectory

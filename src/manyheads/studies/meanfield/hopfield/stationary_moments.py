@@ -19,7 +19,7 @@ from manyheads.errors import UsageError, check_rising
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Listing, Panel, spread_curve
+from manyheads.study.panels import Listing, Panel, spread_curve
 from manyheads.study.tables import dataset
 from manyheads.theory.meanfield.hopfield.mean_field import mean_field_trajectory
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork

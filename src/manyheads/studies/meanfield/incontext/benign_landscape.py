@@ -11,7 +11,7 @@ import xarray as xr
 
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study
-from manyheads.study.reporting.panels import Panel
+from manyheads.study.panels import Panel
 from manyheads.study.tables import dataset
 from manyheads.theory.meanfield.incontext.landscape import attention_fixed_point, escape_direction, saddle_levels
 from manyheads.theory.meanfield.incontext.particles import Particles, particle_flow

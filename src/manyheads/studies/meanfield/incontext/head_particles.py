@@ -14,7 +14,7 @@ from manyheads.errors import CertificateError, UsageError, check_integers
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, unstack
 from manyheads.theory.meanfield.incontext.gaussian_points import gaussian_points
 from manyheads.theory.meanfield.incontext.head_particles import (

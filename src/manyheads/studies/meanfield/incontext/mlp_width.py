@@ -12,7 +12,7 @@ import xarray as xr
 from manyheads.errors import CertificateError, UsageError, check_rising
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cells
 from manyheads.theory.meanfield.incontext.circle import circle_flow
 from manyheads.theory.meanfield.incontext.particles import circle_particles, particle_flow

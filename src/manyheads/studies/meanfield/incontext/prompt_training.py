@@ -11,7 +11,7 @@ import xarray as xr
 
 from manyheads.errors import CertificateError, UsageError, check_integers
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study
-from manyheads.study.reporting.panels import Panel, Role, spread_curve
+from manyheads.study.panels import Panel, Role, spread_curve
 from manyheads.study.tables import dataset
 from manyheads.theory.meanfield.incontext.crossings import first_crossing
 from manyheads.theory.meanfield.incontext.gaussian_points import gaussian_points

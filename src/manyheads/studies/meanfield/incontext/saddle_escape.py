@@ -14,7 +14,7 @@ from scipy.optimize import brentq
 from manyheads.errors import UsageError, check_rising
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset
 from manyheads.theory.meanfield.incontext.circle import CircleState, circle_flow, circle_loss, escape_rate
 from manyheads.theory.meanfield.incontext.crossings import first_crossing

@@ -26,7 +26,7 @@ from manyheads.statistics import fit_exponent, fit_exponent_to_means
 from manyheads.statistics.exponents import ExponentFit
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 
 Array = NDArray[np.float64]
 

@@ -27,7 +27,7 @@ from manyheads.statistics import fit_exponent
 from manyheads.statistics.exponents import ExponentFit
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study
 from manyheads.study.claims import FromPrediction, Measure
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 
 Array = NDArray[np.float64]
 

@@ -23,7 +23,7 @@ from manyheads.studies.scaling.shared.optimal_rates import (
 )
 from manyheads.studies.scaling.shared.parametrizations import CONSISTENT, Plan, bordelon, choose_sizes, task_of
 from manyheads.study import Cell, Claim, Source, Study
-from manyheads.study.reporting.panels import Panel
+from manyheads.study.panels import Panel
 from manyheads.transformer.shape import Shape
 
 EPSILON = 1e-20  # Adam's, as the authors': so small that parametrizations which differ in it alone are one

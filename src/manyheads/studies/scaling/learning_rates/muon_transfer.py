@@ -24,7 +24,7 @@ from manyheads.studies.scaling.shared.optimal_rates import (
 )
 from manyheads.studies.scaling.shared.parametrizations import RECIPES, Plan, choose_sizes, task_of
 from manyheads.study import Cell, Claim, Source, Study
-from manyheads.study.reporting.panels import Panel
+from manyheads.study.panels import Panel
 from manyheads.transformer.shape import Shape
 
 DRIFTS: dict[tuple[str, Axis], float] = {

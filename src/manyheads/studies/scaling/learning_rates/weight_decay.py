@@ -27,7 +27,7 @@ from manyheads.studies.scaling.shared.curves import geometric_curve
 from manyheads.studies.scaling.shared.optimal_rates import all_rates, check_grid
 from manyheads.studies.scaling.shared.parametrizations import parametrization_of, task_of
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset
 from manyheads.transformer.shape import Shape
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from manyheads.study import Curve
-from manyheads.study.reporting.panels import Role, spread_curve
+from manyheads.study.panels import Role, spread_curve
 
 
 def geometric_curve(sizes: Sequence[int], values: np.ndarray, label: str, group: int, role: Role = "trained") -> Curve:

@@ -23,7 +23,7 @@ from manyheads.statistics import Interval
 from manyheads.studies.scaling.shared.curves import geometric_curve
 from manyheads.studies.scaling.shared.parametrizations import LABELS, MUON_LABELS, PLOT_GROUPS, Plan, task_of
 from manyheads.study import Cell, Claim, Curve, Lines, Listing
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.panels import Panel, spread_curve
 
 if TYPE_CHECKING:
     from manyheads.scaling.trained.transformers import Recipe

@@ -17,7 +17,7 @@ from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.scaling_exponents import Optimizer
 from manyheads.scaling.task import Task, digits_task, text_task
 from manyheads.study import Cell, Curve, Source
-from manyheads.study.reporting.panels import Multiples
+from manyheads.study.panels import Multiples
 from manyheads.transformer.shape import Shape
 
 LABELS: dict[str, str] = {

@@ -19,7 +19,7 @@ from manyheads.studies.dmft.shared import mean_field
 from manyheads.studies.scaling.shared.parametrizations import bordelon, task_of
 from manyheads.study import Cell, Claim, Curve, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Lines, Panel, spread_curve
+from manyheads.study.panels import Lines, Panel, spread_curve
 from manyheads.study.tables import dataset
 from manyheads.transformer.shape import Shape
 

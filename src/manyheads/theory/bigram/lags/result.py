@@ -111,8 +111,8 @@ class LagFit(Shown):
 
     def plot(self) -> Figure:
         """Draw the weights as an image: one row a symbol, the most frequent on top, one column a lag."""
+        from manyheads.study.panels import Picture
         from manyheads.study.reporting.charts import draw_titled
-        from manyheads.study.reporting.panels import Picture
 
         order = np.argsort(-self.counts, kind="stable")[:MOST_DRAWN]
         lags = self.attention.shape[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from manyheads.study.reporting.panels import Panel, panel_from_json
+from manyheads.study.panels import Panel, panel_from_json
 from manyheads.study.verdicts import Verdict
 
 
