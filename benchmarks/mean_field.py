@@ -30,7 +30,7 @@ import numpy as np
 
 from manyheads.statistics import fit_exponent
 from manyheads.theory.dmft import Network, Problem, Sampling, infinite_heads, infinite_key_dim, train_networks
-from manyheads.theory.dmft.problems import digits_problem
+from manyheads.theory.dmft.finite.problems import digits_problem
 
 REPEATS = 3
 TRAINING = {"learning_rate": 0.25, "richness": 0.75}
@@ -219,7 +219,7 @@ def measure_growth():
 
 def draw_weights(lesson, network, seed):
     """Return the weights from which `train_networks` starts."""
-    from manyheads.theory.dmft.ensembles import _draw, _Frame
+    from manyheads.theory.dmft.finite.ensembles import _draw, _Frame
 
     with jax.enable_x64(True):
         drawn = _draw(jax.random.key(seed), lesson.inputs.shape[-1], lesson.classes, _Frame.of(lesson), network)

@@ -25,7 +25,7 @@ from manyheads.theory.dmft import Network, Problem
 from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
 from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
 from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
-from manyheads.theory.dmft.problems import text_problem
+from manyheads.theory.dmft.finite.problems import text_problem
 
 LIMITS = (InfiniteKeyDimAttention(),)
 

@@ -14,8 +14,8 @@ from tests.acceptance._lane import Measured
 from tests.study.format1 import downgrade
 from tests.study.toys import Still
 
-from manyheads.study.assembly import assemble
 from manyheads.study.cells import grid
+from manyheads.study.execution.assembly import assemble
 from manyheads.study.store.equality import unequal_bits
 from manyheads.study.store.records.schema import pack
 from manyheads.study.store.records.segments import Frame, SegmentWriter

@@ -20,7 +20,7 @@ from tests.study.toys import VectorizedAverages, Walk
 from manyheads.statistics import Interval, decide, discrepancy_interval, mean_interval, proportion_interval
 from manyheads.studies.attention.order_blindness import OrderBlindness
 from manyheads.study import open_run, run
-from manyheads.study.executors import local_pool, open_executor
+from manyheads.study.execution.executors import local_pool, open_executor
 from manyheads.study.store.equality import differences
 from manyheads.study.store.run_store import find_runs
 

@@ -191,7 +191,7 @@ def test_compact_and_export_say_what_they_wrote(call, store):
 
 
 def test_a_run_under_other_versions_is_refused_when_asked(call, store, monkeypatch):
-    from manyheads.study import runner
+    from manyheads.study.execution import runner
 
     words = ("study", "run", WALK, "--replicates", 2, "--workers", 1, "--same-versions")
     assert call(*words)[0] == 0

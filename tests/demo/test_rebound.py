@@ -12,7 +12,7 @@ from manyheads.demo.rebound import DemoRebound
 from manyheads.demo.text import TextTraining
 from manyheads.errors import UsageError
 from manyheads.study import check_study, run
-from manyheads.study.runner import UnitFailed
+from manyheads.study.execution.runner import UnitFailed
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import xarray as xr
 from manyheads.errors import CertificateError, UsageError
 from manyheads.studies.dmft.forecast import COVERED, WITHIN, Forecast, compare_losses, relative_error
 from manyheads.theory.dmft import Network, Problem, forecast_loss, infinite_heads
-from manyheads.theory.dmft.forecast import LossForecast, _interpolation, _quantile
+from manyheads.theory.dmft.finite.forecast import LossForecast, _interpolation, _quantile
 
 STEPS = 5
 

@@ -13,7 +13,7 @@ from manyheads.studies.dmft.infinite_heads import InfiniteHeads
 from manyheads.studies.dmft.infinite_key_dim import InfiniteKeyDim
 from manyheads.studies.dmft.key_dim_stability import KeyDimStability, amplification
 from manyheads.studies.dmft.lazy_to_rich import LazyToRich
-from manyheads.theory.dmft.problems import digits_problem
+from manyheads.theory.dmft.finite.problems import digits_problem
 
 
 def outcomes(study, predicted, trained, word):

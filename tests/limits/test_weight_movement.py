@@ -7,9 +7,9 @@ import xarray as xr
 
 from manyheads.errors import UsageError
 from manyheads.studies.dmft.weight_movement import EXPONENTS, WeightMovement
-from manyheads.theory.dmft.ensembles import MATRICES, Network, train_networks
+from manyheads.theory.dmft.finite.ensembles import MATRICES, Network, train_networks
+from manyheads.theory.dmft.finite.problems import digits_problem
 from manyheads.theory.dmft.problem import Problem
-from manyheads.theory.dmft.problems import digits_problem
 
 
 def test_the_movement_after_one_step_follows_from_the_kernels(rng, seed):

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.alphabet import ALPHABET
 
-from manyheads.models.header import DTYPES
+from manyheads.models.checkpoints.header import DTYPES
+from manyheads.models.checkpoints.tensor_file import TensorFile
 from manyheads.models.refusals import CheckpointRefused
-from manyheads.models.tensor_file import TensorFile
 
 VALID = {
     "__metadata__": {"format": "pt"},

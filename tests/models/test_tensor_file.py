@@ -17,9 +17,9 @@ from hypothesis.extra import numpy as hnp
 from tests.alphabet import ALPHABET
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.models.header import DTYPES
+from manyheads.models.checkpoints.header import DTYPES
+from manyheads.models.checkpoints.tensor_file import TensorFile
 from manyheads.models.refusals import FileChanged
-from manyheads.models.tensor_file import TensorFile
 
 
 def write(path, tensors, metadata=None):

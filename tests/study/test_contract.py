@@ -8,7 +8,7 @@ from tests.study.toys import Averages, Still, VectorizedAverages, Walk
 
 from manyheads.study import check_study
 from manyheads.study.contract import ContractBroken, check_use_of_prediction, start_trial
-from manyheads.study.runner import ComparisonFailed
+from manyheads.study.execution.runner import ComparisonFailed
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from tests.study.format1 import downgrade
 from manyheads.cli.flags import Flag
 from manyheads.cli.help.descriptions import DESCRIPTIONS, Description, description_to_keep, kept_description
 from manyheads.study.contract import CHECKS, Trial, check_identity, start_trial
+from manyheads.study.execution.runner import open_run
 from manyheads.study.registry import STUDIES, load
-from manyheads.study.runner import open_run
 from manyheads.study.store.equality import unequal_bits
 from manyheads.study.store.maintenance.upgrade import upgrade
 

@@ -14,8 +14,8 @@ from tests.study.toys import SOURCE, Averages, Still, VectorizedAverages, Walk, 
 
 from manyheads.errors import UsageError
 from manyheads.study import Claim, Source, Study, open_run, run
-from manyheads.study.executors import local_pool, open_executor
-from manyheads.study.runner import UnitFailed
+from manyheads.study.execution.executors import local_pool, open_executor
+from manyheads.study.execution.runner import UnitFailed
 from manyheads.study.store.equality import differences
 from manyheads.study.store.run_store import find_runs
 

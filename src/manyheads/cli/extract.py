@@ -127,7 +127,7 @@ class Extract:
             No layer was verified on fresh sequences; no file is written.
         """
         from manyheads.recovery import extract_layer
-        from manyheads.study.progress import announce
+        from manyheads.study.execution.progress import announce
 
         start, processor = time.monotonic(), time.process_time()
         self._refuse()

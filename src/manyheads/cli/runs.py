@@ -149,7 +149,7 @@ class Export:
 
     def run(self) -> int:
         """Write it and print where."""
-        from manyheads.study.export import export
+        from manyheads.study.execution.export import export
 
         export(existing(self.path), self.out)
         print(self.out)

@@ -26,7 +26,7 @@ from manyheads.study.claims import Measure
 from manyheads.study.panels import Multiples, Panel, spread_curve
 from manyheads.study.tables import dataset
 from manyheads.theory.dmft import Network, Problem, infinite_key_dim, train_networks
-from manyheads.theory.dmft.problems import text_problem
+from manyheads.theory.dmft.finite.problems import text_problem
 
 MEASURED = (("output", ("step", "read_out", "class"), "1"), ("loss", ("step",), "nat"))
 TRAJECTORIES = {"": "predicted", "_without": "predicted without response functions"}

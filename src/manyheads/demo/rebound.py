@@ -13,12 +13,12 @@ import xarray as xr
 from manyheads.curves.drop_and_rise import replicated_drop_and_rise
 from manyheads.demo.text import TextTraining
 from manyheads.errors import UsageError
-from manyheads.studies.joma.real_text import ROUNDING, RealText
+from manyheads.studies.joma.text.real_text import ROUNDING, RealText
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study
 from manyheads.study.claims import Measure
+from manyheads.study.execution.units import Unit, replicate_key
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.store.run_store import RunStore
-from manyheads.study.store.units import Unit, replicate_key
 from manyheads.study.verdicts import Expected
 from manyheads.theory.joma.text.record import reference_levels
 from manyheads.theory.joma.theorems.rebound import REBOUND

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.models.checkpoint import Checkpoint
+from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.models.config import ModelConfig, shown
 from manyheads.models.families.gated import CAPPED, FIXED, NEIGHBOURS
 from manyheads.models.families.plain import SLOPES

@@ -3,6 +3,8 @@ from .cells import Cell as Cell
 from .cells import grid as grid
 from .claims import Claim as Claim
 from .contract import check_study as check_study
+from .execution.runner import open_run as open_run
+from .execution.runner import run as run
 from .panels import Curve as Curve
 from .panels import Lines as Lines
 from .panels import Listing as Listing
@@ -10,7 +12,5 @@ from .registry import load as load
 from .reporting.citations import cite as cite
 from .reporting.drawing import draw as draw
 from .reporting.html import report as report
-from .runner import open_run as open_run
-from .runner import run as run
 from .sources import Source as Source
 from .verdicts import Verdict as Verdict

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 from manyheads.errors import ManyheadsError
 from manyheads.study.base import Study, configuration
+from manyheads.study.execution.runner import open_run, run
+from manyheads.study.execution.units import Layout, Unit, compute
 from manyheads.study.panels import Drawn, Panel, panel_from_json
 from manyheads.study.reporting.html import section_of, write_report
-from manyheads.study.runner import open_run, run
 from manyheads.study.sources import Source
 from manyheads.study.store.equality import differences
 from manyheads.study.store.identity import fingerprint
 from manyheads.study.store.run_store import RunStore
-from manyheads.study.store.units import Layout, Unit, compute
 from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:

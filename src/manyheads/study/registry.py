@@ -201,7 +201,7 @@ STUDIES: dict[str, Entry] = {
         "Attention logits of exchangeable next tokens follow one trajectory, then stop",
     ),
     "joma/real-text-variants": Entry(
-        "manyheads.studies.joma.networks.real_text_variants:RealTextVariants",
+        "manyheads.studies.joma.text.real_text_variants:RealTextVariants",
         "On words the bottom layer's entropy drops first; it rebounds in post-norm blocks",
     ),
     "joma/shuffled-labels": Entry(
@@ -217,7 +217,7 @@ STUDIES: dict[str, Entry] = {
         "The first of n neurons is won after a time ~ 1/(n + 1), if attention is aligned",
     ),
     "joma/real-text": Entry(
-        "manyheads.studies.joma.real_text:RealText",
+        "manyheads.studies.joma.text.real_text:RealText",
         "Attention entropy of the bottom layer drops and rebounds in training on text",
     ),
     "bigram/two-stages": Entry(

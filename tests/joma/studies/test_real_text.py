@@ -9,7 +9,7 @@ import xarray as xr
 
 from manyheads.curves.summaries import RunSummary
 from manyheads.errors import UsageError
-from manyheads.studies.joma.real_text import RealText, adam_at
+from manyheads.studies.joma.text.real_text import RealText, adam_at
 from manyheads.study.panels import Multiples
 
 DEPTHS, LEARNING_RATES, SEEDS, HEADS = (1, 2, 3), (0.001, 0.01, 0.1, 0.3), 6, 2

@@ -9,9 +9,9 @@ from tests.limits.dmft.test_recursion import rms, solve, tokens
 from manyheads.statistics import fit_exponent
 from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
 from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
-from manyheads.theory.dmft.ensembles import Network, train_networks
+from manyheads.theory.dmft.finite.ensembles import Network, train_networks
+from manyheads.theory.dmft.finite.problems import digits_problem
 from manyheads.theory.dmft.problem import Problem
-from manyheads.theory.dmft.problems import digits_problem
 
 
 @pytest.mark.parametrize("embedding", [True, False])

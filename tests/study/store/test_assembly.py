@@ -8,8 +8,8 @@ import pytest
 import xarray as xr
 from tests.study.toys import Still
 
-from manyheads.study.assembly import _joined, _reader, assemble
 from manyheads.study.cells import grid
+from manyheads.study.execution.assembly import _joined, _reader, assemble
 from manyheads.study.store.equality import unequal_bits
 from manyheads.study.store.records.schema import MalformedResult, pack
 from manyheads.study.store.records.segments import Frame, SegmentWriter

@@ -23,10 +23,10 @@ from tests.study.toys import Walk
 from manyheads.cli import main
 from manyheads.errors import FileRefused
 from manyheads.study import Cell, Verdict, cite, open_run, report, run
+from manyheads.study.execution.units import MalformedResult, Unit, _on_host
 from manyheads.study.store.disk import StoreDamaged, hash_files, list_files
 from manyheads.study.store.equality import differences
 from manyheads.study.store.run_store import RunStore
-from manyheads.study.store.units import MalformedResult, Unit, _on_host
 
 UNIT = "predicted/0"  # the first that is read
 ARRAY = f"{UNIT}/data.zarr/square/zarr.json"

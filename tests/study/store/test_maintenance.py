@@ -11,10 +11,10 @@ from tests.study.format1 import downgrade
 from tests.study.toys import Averages, Walk
 
 from manyheads.errors import ExtraMissing, FileRefused, UsageError
-from manyheads.study import export as exporting
 from manyheads.study import open_run, run
-from manyheads.study.export import export
-from manyheads.study.runner import require_same_versions
+from manyheads.study.execution import export as exporting
+from manyheads.study.execution.export import export
+from manyheads.study.execution.runner import require_same_versions
 from manyheads.study.store.equality import differences, unequal_bits
 from manyheads.study.store.leases import AtWork, Launch
 from manyheads.study.store.maintenance import upgrade as upgrading

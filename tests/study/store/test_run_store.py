@@ -35,7 +35,7 @@ run(Walk(), replicates=12, seed=int(sys.argv[2]), store=sys.argv[1], progress=Fa
 
 
 def some_unit(study):
-    from manyheads.study.store.units import Layout
+    from manyheads.study.execution.units import Layout
 
     return Layout.of(study).trained(1)[0]
 

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 from tests.study.toys import Averages, Still, VectorizedAverages, Walk
 
+from manyheads.study.execution.units import Layout, compute, prediction_key, replicate_key
 from manyheads.study.store.records.schema import MalformedResult
-from manyheads.study.store.units import Layout, compute, prediction_key, replicate_key
 
 
 def test_layout_covers_every_replicate_once_and_in_whole_chunks():

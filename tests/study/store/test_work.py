@@ -16,7 +16,7 @@ import xarray as xr
 from tests.study.toys import Walk
 
 from manyheads.study import open_run, run
-from manyheads.study.runner import UnitFailed, WorkersLost, contribute, prepare
+from manyheads.study.execution.runner import UnitFailed, WorkersLost, contribute, prepare
 from manyheads.study.store.disk import StoreFull, temporary_beside
 from manyheads.study.store.equality import differences
 from manyheads.study.store.identity import InputChanged

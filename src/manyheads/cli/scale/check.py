@@ -102,7 +102,7 @@ class Check(Theory):
         """
         from manyheads.errors import CertificateError
         from manyheads.scaling.trained.transformers import Recipe
-        from manyheads.study.progress import announce
+        from manyheads.study.execution.progress import announce
 
         start = time.monotonic()
         base, _ = read_shape(self.base or "8,4,2", "--base", is_file=False)
@@ -192,7 +192,7 @@ class Check(Theory):
         """Write pictures and figures into the folder that was asked for."""
         if self.out is None:
             return
-        from manyheads.study.progress import announce
+        from manyheads.study.execution.progress import announce
         from manyheads.study.store.disk import write_text
 
         self.out.mkdir(parents=True, exist_ok=True)
@@ -217,7 +217,7 @@ class Check(Theory):
         self, task: "Task", parametrization: "Parametrization", recipe: "Recipe", shapes: "tuple[Shape, ...]"
     ) -> "CoordinateCheck":
         from manyheads.scaling import coordinate_check, measure_task
-        from manyheads.study.progress import announce, progress_bar
+        from manyheads.study.execution.progress import announce, progress_bar
 
         steps = self._usual("steps")
         total = len(shapes) * self.seeds
@@ -240,7 +240,7 @@ class Check(Theory):
         import numpy as np
 
         from manyheads.scaling import task_losses, transfer_check
-        from manyheads.study.progress import announce, progress_bar
+        from manyheads.study.execution.progress import announce, progress_bar
 
         low, high, count = self._usual("learning_rates")
         total = len(shapes) * self.seeds

@@ -70,7 +70,7 @@ class Preflight(TunedBase):
 
         from manyheads.errors import UsageError
         from manyheads.scaling import preflight
-        from manyheads.study.progress import announce
+        from manyheads.study.execution.progress import announce
         from manyheads.study.store.disk import write_text
 
         if ":" not in self.target:

@@ -145,7 +145,7 @@ class TunedBase(TunedTheory):
 
     def _spreads(self) -> dict[str, float]:
         from manyheads.errors import UsageError
-        from manyheads.models.files import read_json
+        from manyheads.models.checkpoints.files import read_json
         from manyheads.models.refusals import CheckpointRefused
 
         if self.stds is None:

@@ -20,8 +20,8 @@ from manyheads._extras import require
 from manyheads.errors import UsageError
 from manyheads.models import open_checkpoint
 from manyheads.models.attention import AttentionConfig, attention_config, unread
+from manyheads.models.checkpoints.loading import quiet_transformers
 from manyheads.models.config import ModelConfig, read_config
-from manyheads.models.loading import quiet_transformers
 from manyheads.models.modules import MAYBE, Role
 from manyheads.models.parameters import parameter_map
 from manyheads.models.torch.extractable_attention import (

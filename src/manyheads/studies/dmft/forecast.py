@@ -17,10 +17,10 @@ from manyheads.studies.scaling.shared.parametrizations import bordelon
 from manyheads.study import Cell, Claim, Source, Study, grid
 from manyheads.study.panels import Listing, Multiples, Panel, spread_curve
 from manyheads.study.tables import dataset
-from manyheads.theory.dmft.ensembles import Network
-from manyheads.theory.dmft.forecast import LossForecast, forecast_loss
+from manyheads.theory.dmft.finite.ensembles import Network
+from manyheads.theory.dmft.finite.forecast import LossForecast, forecast_loss
+from manyheads.theory.dmft.finite.problems import digits_problem, text_problem
 from manyheads.theory.dmft.problem import Problem
-from manyheads.theory.dmft.problems import digits_problem, text_problem
 
 COVERED = 0.95
 WITHIN = 0.01

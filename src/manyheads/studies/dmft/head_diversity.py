@@ -32,7 +32,7 @@ from manyheads.study import Cell, Claim, Source, Study, grid
 from manyheads.study.claims import FromPrediction
 from manyheads.study.panels import Panel
 from manyheads.study.verdicts import Expected
-from manyheads.theory.dmft.ensembles import Network
+from manyheads.theory.dmft.finite.ensembles import Network
 from manyheads.theory.dmft.problem import Problem
 from manyheads.transformer.shape import Shape
 

@@ -31,7 +31,7 @@ from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
 from manyheads.theory.dmft.branches.uniform_attention import UniformAttention
-from manyheads.theory.dmft.ensembles import Network
+from manyheads.theory.dmft.finite.ensembles import Network
 from manyheads.theory.dmft.grids.depth import continuum_step
 from manyheads.theory.dmft.problem import Problem
 from manyheads.theory.dmft.recursion import solve_recursion

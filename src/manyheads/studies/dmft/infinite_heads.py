@@ -30,7 +30,7 @@ from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, g
 from manyheads.study.claims import SampledFigure
 from manyheads.study.panels import Multiples, Panel, spread_curve
 from manyheads.study.verdicts import LEVEL
-from manyheads.theory.dmft.ensembles import Network
+from manyheads.theory.dmft.finite.ensembles import Network
 from manyheads.theory.dmft.problem import Problem
 
 LOGITS = {1.0: "logit exponent 1", 0.5: "logit exponent 1/2"}

@@ -19,7 +19,7 @@ from manyheads.studies.scaling.shared.curves import power_curve
 from manyheads.studies.scaling.shared.parametrizations import bordelon
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
 from manyheads.study.panels import Panel, spread_curve
-from manyheads.theory.dmft.ensembles import Network
+from manyheads.theory.dmft.finite.ensembles import Network
 from manyheads.theory.dmft.problem import Problem
 
 

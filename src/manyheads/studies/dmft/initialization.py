@@ -21,9 +21,9 @@ from manyheads.studies.scaling.shared.parametrizations import bordelon
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study
 from manyheads.study.panels import Multiples, Panel
 from manyheads.study.tables import dataset
-from manyheads.theory.dmft.ensembles import Network
+from manyheads.theory.dmft.finite.ensembles import Network
+from manyheads.theory.dmft.finite.problems import digits_problem
 from manyheads.theory.dmft.problem import Problem
-from manyheads.theory.dmft.problems import digits_problem
 
 EXPONENTS = {1.0: "logit exponent 1", 0.5: "logit exponent 1/2"}
 GAUSSIAN = 0.01  # of probability

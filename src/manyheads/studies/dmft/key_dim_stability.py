@@ -17,7 +17,7 @@ from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.verdicts import Expected
-from manyheads.theory.dmft.ensembles import Network
+from manyheads.theory.dmft.finite.ensembles import Network
 from manyheads.theory.dmft.problem import Problem
 
 MOST = 64  # networks at once

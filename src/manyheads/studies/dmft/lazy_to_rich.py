@@ -27,7 +27,7 @@ from manyheads.studies.scaling.shared.parametrizations import bordelon
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve
-from manyheads.theory.dmft.ensembles import Network
+from manyheads.theory.dmft.finite.ensembles import Network
 from manyheads.theory.dmft.ntk import ntk_outputs
 from manyheads.theory.dmft.problem import Problem
 

@@ -18,7 +18,7 @@ from manyheads.studies.scaling.shared.parametrizations import bordelon
 from manyheads.study import Cell, Claim, Curve, Source, Study, grid
 from manyheads.study.panels import Multiples, Panel
 from manyheads.study.tables import dataset
-from manyheads.theory.dmft.ensembles import MATRICES, Network
+from manyheads.theory.dmft.finite.ensembles import MATRICES, Network
 from manyheads.theory.dmft.problem import Problem
 
 EXPONENTS = {1.0: "depth exponent 1", 0.5: "depth exponent 1/2"}

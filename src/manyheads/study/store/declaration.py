@@ -8,9 +8,9 @@ from manyheads.errors import UsageError, check_integer
 from manyheads.study.base import Study
 from manyheads.study.cells import Cell
 from manyheads.study.claims import Claim
+from manyheads.study.execution.units import RESERVED
 from manyheads.study.sources import Source
 from manyheads.study.store.records.schema import MOST_UNITS
-from manyheads.study.store.units import RESERVED
 
 DECLARED: dict[str, tuple[type, ...]] = {
     "name": (str,),

@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, Any
 from manyheads._settings import NUMBERS
 from manyheads.errors import FileRefused, UsageError
 from manyheads.study.base import Study
+from manyheads.study.execution.summary import Summary
+from manyheads.study.execution.units import Failure, Layout, Unit
 from manyheads.study.sources import Source
 from manyheads.study.store.disk import (
     LARGEST_HEADER,
@@ -50,8 +52,6 @@ from manyheads.study.store.provenance import class_path, command_of, versions
 from manyheads.study.store.records.index import Index
 from manyheads.study.store.records.segments import FORMAT, refuse_newer
 from manyheads.study.store.records.table import Pack
-from manyheads.study.store.units import Failure, Layout, Unit
-from manyheads.study.summary import Summary
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from manyheads._overview import printable
+from manyheads.study.execution.units import Unit
 from manyheads.study.store.leases import claims_in, owners_of
 from manyheads.study.store.records.schema import is_unit_number
 from manyheads.study.store.run_store import RunStore
-from manyheads.study.store.units import Unit
 
 MOST_CELLS = 20  # shown to people
 

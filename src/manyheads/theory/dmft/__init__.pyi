@@ -1,6 +1,6 @@
-from .ensembles import Network as Network
-from .ensembles import train_networks as train_networks
-from .forecast import forecast_loss as forecast_loss
+from .finite.ensembles import Network as Network
+from .finite.ensembles import train_networks as train_networks
+from .finite.forecast import forecast_loss as forecast_loss
 from .problem import Problem as Problem
 from .solutions import Sampling as Sampling
 from .solutions import infinite_depth as infinite_depth

@@ -14,7 +14,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.study.progress import announce
+from manyheads.study.execution.progress import announce
 from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
 from manyheads.theory.dmft.branches.branch import Branch, BranchProcess
 from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP

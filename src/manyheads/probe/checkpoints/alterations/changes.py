@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.models.checkpoint import Checkpoint
+from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.probe.checkpoints.contents import blocks
 
 Array = NDArray[np.float64]

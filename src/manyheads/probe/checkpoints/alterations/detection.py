@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.models.checkpoint import Checkpoint
+from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.models.refusals import shorten
 from manyheads.probe.checkpoints.alterations.changes import Change, Jump, measure_changes
 from manyheads.probe.checkpoints.alterations.transformations import (

@@ -23,10 +23,10 @@ from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKe
 from manyheads.theory.dmft.branches.branch import Branch, BranchProcess
 from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
 from manyheads.theory.dmft.branches.normals import fewest_heads, fewest_neurons
-from manyheads.theory.dmft.ensembles import Network, train_networks
+from manyheads.theory.dmft.finite.ensembles import Network, train_networks
+from manyheads.theory.dmft.finite.problems import digits_problem, text_problem
 from manyheads.theory.dmft.grids.depth import finite_depth_step
 from manyheads.theory.dmft.problem import Problem
-from manyheads.theory.dmft.problems import digits_problem, text_problem
 from manyheads.theory.dmft.recursion import solve_recursion
 from manyheads.theory.dmft.trajectory import Trajectory
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyheads._overview import printable
+from manyheads.study.execution.units import Layout, Unit
 from manyheads.study.store.disk import StoreDamaged, hash_files, list_files, read_json, trusting_nothing
 from manyheads.study.store.format1.text_codes import decode_texts
 from manyheads.study.store.format1.whitelist import check_arrays
-from manyheads.study.store.units import Layout, Unit
 
 if TYPE_CHECKING:
     import xarray as xr

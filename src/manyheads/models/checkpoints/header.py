@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import ml_dtypes
 import numpy as np
 
-from manyheads.models.files import parse_json
+from manyheads.models.checkpoints.files import parse_json
 from manyheads.models.refusals import INTERRUPTED, FileDamaged, PickleRefused
 
 HEADER_LIMIT = 100_000_000

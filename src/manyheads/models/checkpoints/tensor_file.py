@@ -17,8 +17,8 @@ from typing import final
 import numpy as np
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.models.files import open_regular, seal
-from manyheads.models.header import DTYPES, TensorEntry, read_header
+from manyheads.models.checkpoints.files import open_regular, seal
+from manyheads.models.checkpoints.header import DTYPES, TensorEntry, read_header
 from manyheads.models.refusals import FileChanged, FileDamaged
 
 CHUNK = 1 << 20

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from manyheads.study.cells import Cell
+from manyheads.study.execution.units import Layout
 from manyheads.study.store.disk import StoreDamaged
 from manyheads.study.store.records.schema import MalformedResult, Schema
 from manyheads.study.store.records.table import Pack
-from manyheads.study.store.units import Layout
 from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import xarray as xr
     from numpy.typing import NDArray
 
-    from manyheads.study.run_tree import RunTree
+    from manyheads.study.reporting.run_tree import RunTree
     from manyheads.study.store.run_store import RunStore
 
 
@@ -198,7 +198,7 @@ def tree(runs: RunStore, predicted: xr.Dataset, trained: xr.Dataset, verdicts: S
     """Return the labelled tree of a run; its attributes hold identity, versions and the run's folder."""
     import xarray as xr
 
-    from manyheads.study.run_tree import RunTree
+    from manyheads.study.reporting.run_tree import RunTree
 
     header = runs.header
     nodes = {"/": xr.Dataset(), "predicted": predicted, "trained": trained, "verdicts": verdict_table(verdicts)}

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads._settings import default_numpy_errors
 from manyheads.errors import FileRefused, ManyheadsError, UsageError, check_integer
-from manyheads.study.assembly import assemble, tree
 from manyheads.study.base import Study, decide
-from manyheads.study.progress import announce, progress_bar
+from manyheads.study.execution.assembly import assemble, tree
+from manyheads.study.execution.progress import announce, progress_bar
+from manyheads.study.execution.summary import Summary
+from manyheads.study.execution.units import Layout, Unit
+from manyheads.study.execution.work import UnitFailed, Work, WorkersLost
 from manyheads.study.registry import load
 from manyheads.study.reporting.overview import state_findings
 from manyheads.study.store.declaration import check_run
@@ -22,15 +25,12 @@ from manyheads.study.store.disk import printable
 from manyheads.study.store.identity import fingerprint
 from manyheads.study.store.provenance import versions
 from manyheads.study.store.run_store import OLD, RunStore, find_runs
-from manyheads.study.store.units import Layout, Unit
-from manyheads.study.store.work import UnitFailed, Work, WorkersLost
-from manyheads.study.summary import Summary
 from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:
     import xarray as xr
 
-    from manyheads.study.run_tree import RunTree
+    from manyheads.study.reporting.run_tree import RunTree
 
 
 __all__ = ["ComparisonFailed", "UnitFailed", "WorkersLost", "open_run", "run"]
@@ -317,7 +317,7 @@ def open_run(path: str | os.PathLike[str]) -> RunTree:
     """
     if (Path(path) / "run.json").exists() or not Path(path).is_dir():
         return _open(RunStore(path))
-    from manyheads.study.run_tree import RunTree
+    from manyheads.study.reporting.run_tree import RunTree
 
     stores = find_runs(path)
     finished = {store.path.relative_to(path).as_posix(): store for store in stores if store.summary() is not None}

@@ -22,7 +22,7 @@ from manyheads._overview import Overview, Shown
 from manyheads.errors import CertificateError, UsageError, check_integer, check_rising
 from manyheads.statistics.intervals import check_level
 from manyheads.theory.dmft.branches.normals import fewest_heads
-from manyheads.theory.dmft.ensembles import Network, train_networks
+from manyheads.theory.dmft.finite.ensembles import Network, train_networks
 from manyheads.theory.dmft.options import Sampling
 from manyheads.theory.dmft.solutions import infinite_heads
 

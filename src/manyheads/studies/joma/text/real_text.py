@@ -23,7 +23,7 @@ from manyheads.curves.summaries import EARLY, RunSummary
 from manyheads.data import read_characters
 from manyheads.errors import UsageError
 from manyheads.statistics import mean_interval
-from manyheads.studies.joma.text_pictures import real_text_panels
+from manyheads.studies.joma.text.text_pictures import real_text_panels
 from manyheads.study import Cell, Claim, Source, Study, Verdict, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from manyheads.errors import ManyheadsError
 from manyheads.study.base import Study
+from manyheads.study.execution.units import Failure, Unit, attempt
 from manyheads.study.store.disk import StoreDamaged, StoreFull
 from manyheads.study.store.identity import InputChanged, Inputs, fingerprint
 from manyheads.study.store.leases import Claim, Launch
 from manyheads.study.store.provenance import environment_of
 from manyheads.study.store.records.schema import pack
 from manyheads.study.store.records.segments import Frame, SegmentWriter
-from manyheads.study.store.units import Failure, Unit, attempt
 
 if TYPE_CHECKING:
     from manyheads.study.store.run_store import RunStore

@@ -9,10 +9,10 @@ from typing import Any, final
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.models.files import read_json
-from manyheads.models.header import DTYPES, TensorEntry
+from manyheads.models.checkpoints.files import read_json
+from manyheads.models.checkpoints.header import DTYPES, TensorEntry
+from manyheads.models.checkpoints.tensor_file import TensorFile, unknown_name
 from manyheads.models.refusals import FileDamaged, FileMissing, FileUnreadable, PickleRefused, shorten
-from manyheads.models.tensor_file import TensorFile, unknown_name
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import ExtraMissing, UsageError
-from manyheads.study.runner import open_run
+from manyheads.study.execution.runner import open_run
 from manyheads.study.store.disk import room_on_disk, temporary_beside
 
 if TYPE_CHECKING:
