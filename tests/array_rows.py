@@ -10,7 +10,7 @@ import numpy as np
 
 from manyheads import bigram, data, limits, meanfield, recovery, transformer
 from manyheads.data.characters import Vocabulary
-from manyheads.theory.bigram.theorems.noise import RowCoefficients, ValueNoise
+from manyheads.theory.bigram.theorems.gradient_noise import RowCoefficients, ValueNoise
 from manyheads.theory.bigram.theorems.signal import SignalSystem
 from manyheads.theory.joma.systems.activations import NONLINEARITIES
 from manyheads.theory.joma.systems.gaussian_mixture import Mixture

@@ -13,7 +13,7 @@ from tests.bigram.theory.test_population import enumerate_task
 from manyheads.statistics import fit_exponent
 from manyheads.studies.bigram.sample_complexity import SampleComplexity
 from manyheads.theory.bigram.task import draw_bigram_task
-from manyheads.theory.bigram.theorems.noise import attention_noise
+from manyheads.theory.bigram.theorems.gradient_noise import attention_noise
 from manyheads.theory.bigram.theorems.population import gradients, measure_overlaps
 from manyheads.theory.bigram.training.proximal_sgd import StepSettings, descend, initial_state
 from manyheads.theory.bigram.training.reduced_model import ReducedChain, initial_runs, measure_reduced

@@ -26,7 +26,7 @@ from manyheads.theory.bigram import (
 )
 from manyheads.theory.bigram.lags.alternating_least_squares import LagProblem, alternate, solve_value, value_sums
 from manyheads.theory.bigram.lags.held_out import Additive
-from manyheads.theory.bigram.lags.initialization import initial_values, minimize
+from manyheads.theory.bigram.lags.initial_tables import initial_values, minimize
 from manyheads.theory.bigram.lags.streams import information_of, read_streams
 from manyheads.theory.bigram.screening import chi_square
 from manyheads.theory.bigram.task import Batch, draw_correlated

@@ -14,7 +14,7 @@ from manyheads.spectra import traced_stable_rank
 from manyheads.theory.joma.systems.activations import NONLINEARITIES
 from manyheads.theory.joma.systems.components import relax, relax_layer
 from manyheads.theory.joma.systems.gaussian_mixture import Mixture
-from manyheads.theory.joma.systems.latent_tree import binary_tree
+from manyheads.theory.joma.systems.latent_tree_task import binary_tree
 from manyheads.theory.joma.theorems.gaussian_mixture import expected_gradient
 from manyheads.theory.joma.theorems.latent_tree import heights, marginals, predict_cooccurrence, unroll
 from manyheads.theory.joma.theorems.rebound import REBOUND, entropy_of

@@ -13,7 +13,11 @@ from manyheads.studies.meanfield.contrastive.feature_basins import second_featur
 from manyheads.studies.meanfield.contrastive.noise_correlation import one_feature, stationary_cosine
 from manyheads.theory.meanfield import ContrastiveTask, overlap_trajectory, train_overlaps
 from manyheads.theory.meanfield.contrastive.quadrature import Nodes
-from manyheads.theory.meanfield.contrastive.stability import basin_boundary, growth_rates, norms_without_features
+from manyheads.theory.meanfield.contrastive.stationary_states import (
+    basin_boundary,
+    growth_rates,
+    norms_without_features,
+)
 from manyheads.theory.meanfield.contrastive.task import FeatureDistribution, logistic_loss, sparse_feature
 
 START = (0.15, 0.1, 0.5)

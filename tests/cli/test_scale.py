@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from manyheads.cli import main
-from manyheads.cli.scale.table import Scale
+from manyheads.cli.scale.scaling_table import Scale
 from manyheads.scaling import Parametrization, audit_model
 from manyheads.scaling.parametrization.parametrization import FORMS
 from manyheads.scaling.parametrization.scaling_exponents import OPTIMIZERS, SCHEMES

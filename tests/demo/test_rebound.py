@@ -8,7 +8,7 @@ import xarray as xr
 from tests.study.toys import Still
 
 from manyheads.demo.chapters import CHAPTERS, Scene
-from manyheads.demo.rebound import DemoRebound
+from manyheads.demo.entropy_rebound import DemoRebound
 from manyheads.demo.text import TextTraining
 from manyheads.errors import UsageError
 from manyheads.study import check_study, run

@@ -10,7 +10,7 @@ import safetensors.numpy
 
 from manyheads.errors import UsageError
 from manyheads.models import attention_weights, open_checkpoint
-from manyheads.models.attention import Rotary, attention_config
+from manyheads.models.attention_layers import Rotary, attention_config
 from manyheads.models.parameters import parameter_map
 from manyheads.models.refusals import ConfigInvalid
 

@@ -173,7 +173,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         ),
     ),
     ("scale",): Command(
-        "manyheads.cli.scale.table:Scale",
+        "manyheads.cli.scale.scaling_table:Scale",
         "scale init, learning rate and epsilon to another shape",
         (
             "manyheads scale --base 64,4,4 --to 64,12,12 --learning-rate 3e-3",

@@ -45,7 +45,7 @@ def _text(scene: Scene) -> Study:
 
 
 def _rebound(scene: Scene) -> Study:
-    from manyheads.demo.rebound import DemoRebound
+    from manyheads.demo.entropy_rebound import DemoRebound
 
     return DemoRebound(finished=_trainings(scene))
 

@@ -13,7 +13,7 @@ import xarray as xr
 
 from manyheads.attention import AttentionLayer, MultiHeadAttention
 from manyheads.data import read_characters
-from manyheads.demo.rebound import finished_study, open_trainings, training_of
+from manyheads.demo.entropy_rebound import finished_study, open_trainings, training_of
 from manyheads.demo.text import TextTraining, trained_model
 from manyheads.errors import UsageError
 from manyheads.recovery import ExtractionOptions, RecoveryRefused, compare_layers, extract_layer
@@ -22,7 +22,7 @@ from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.layers.pictures import layer_panels
 from manyheads.recovery.oracle.normalization import Normalization, projected
 from manyheads.recovery.result.certificates import GaussianSequences
-from manyheads.recovery.source import SOURCE
+from manyheads.studies.recovery.source import SOURCE
 from manyheads.study import Cell, Claim, Listing, Source, Study
 from manyheads.study.panels import Panel
 from manyheads.study.reporting.html import format_figure

@@ -17,8 +17,8 @@ import xarray as xr
 
 from manyheads.data import ngram_losses, read_characters
 from manyheads.data.characters import Split, Vocabulary
-from manyheads.demo.pictures import text_panels
 from manyheads.demo.sampling import continue_text, find_prose, join_lines, mark_whitespace
+from manyheads.demo.text_pictures import text_panels
 from manyheads.errors import UsageError
 from manyheads.spectra import causal_entropy_level
 from manyheads.study import Cell, Claim, Source, Study

@@ -9,7 +9,7 @@ from .layers.matching import compare_layers as compare_layers
 from .layers.rotary import RotaryLayer as RotaryLayer
 from .oracle.checkpoint_oracles import checkpoint_oracle as checkpoint_oracle
 from .oracle.limits import ServerLimits as ServerLimits
-from .oracle.noise import oracle_noise as oracle_noise
+from .oracle.noise_estimate import oracle_noise as oracle_noise
 from .oracle.oracle import Oracle as Oracle
 from .planted.diagnostics import assumptions as assumptions
 from .planted.hard_instances import parity_layer as parity_layer

@@ -1,4 +1,4 @@
-from .audit.settings import audit_learning_rates as audit_learning_rates
+from .audit.parameter_settings import audit_learning_rates as audit_learning_rates
 from .audit.torch_models import audit_model as audit_model
 from .checks.coordinate_check import coordinate_check as coordinate_check
 from .checks.coordinate_check import measure_task as measure_task

@@ -5,7 +5,7 @@ import pytest
 
 from manyheads.errors import UsageError
 from manyheads.theory.bigram.task import draw_bigram_task
-from manyheads.theory.bigram.theorems.noise import RowCoefficients, ValueNoise, attention_noise
+from manyheads.theory.bigram.theorems.gradient_noise import RowCoefficients, ValueNoise, attention_noise
 
 
 def state_at(task, value_signal, attention_signal):

@@ -7,7 +7,7 @@ from tests.bigram.theory.test_noise import row_coefficients
 
 from manyheads.errors import UsageError
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
-from manyheads.theory.bigram.theorems.noise import ValueNoise
+from manyheads.theory.bigram.theorems.gradient_noise import ValueNoise
 from manyheads.theory.bigram.theorems.population import excess
 from manyheads.theory.bigram.theorems.sample_complexity import refit_excess, stage_one_samples
 from manyheads.theory.bigram.theorems.signal import SignalSystem, predict_escape

@@ -7,7 +7,7 @@ from tests.bigram.theory.test_noise import row_coefficients
 
 from manyheads.errors import UsageError
 from manyheads.theory.bigram.task import draw_bigram_task
-from manyheads.theory.bigram.theorems.noise import ValueNoise, attention_noise
+from manyheads.theory.bigram.theorems.gradient_noise import ValueNoise, attention_noise
 from manyheads.theory.bigram.theorems.population import gradients, measure_overlaps
 from manyheads.theory.bigram.theorems.signal import SignalSystem, predict_escape
 from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings

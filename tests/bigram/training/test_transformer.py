@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from manyheads.theory.bigram.task import draw_bigram_task
-from manyheads.theory.bigram.training.transformer import divergence, draw_probe, measure, source_of
+from manyheads.theory.bigram.training.transformer_training import divergence, draw_probe, measure, source_of
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_the_probe_knows_the_truth_and_what_one_position_leaves(task, monkeypatc
         patterns[:, :, :, -1, :-1] = task.attention[np.asarray(tokens[:, -1])][None, :, None]
         return jnp.log(probe.truth), patterns
 
-    monkeypatch.setattr("manyheads.theory.bigram.training.transformer._forward", with_truth)
+    monkeypatch.setattr("manyheads.theory.bigram.training.transformer_training._forward", with_truth)
     excess, ranked = measure(task, SimpleNamespace(), probe)
     assert abs(excess) < 1e-6
     assert ranked == 1

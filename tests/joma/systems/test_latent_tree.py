@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from manyheads.errors import UsageError
-from manyheads.theory.joma.systems.latent_tree import LatentTree, binary_tree
+from manyheads.theory.joma.systems.latent_tree_task import LatentTree, binary_tree
 
 
 def test_pairs_of_leaves_follow_theorem_five(rng, seed):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.theory.joma.systems.latent_tree import binary_tree
+from manyheads.theory.joma.systems.latent_tree_task import binary_tree
 from manyheads.theory.joma.theorems.latent_tree import Tree, heights, marginals, predict_cooccurrence, unroll
 
 

@@ -7,7 +7,7 @@ import pytest
 from manyheads.curves.drop_and_rise import drop_and_rise
 from manyheads.errors import ShapeError
 from manyheads.theory.joma.systems.components import relax
-from manyheads.theory.joma.systems.rebound import target_entropies
+from manyheads.theory.joma.systems.rebound_networks import target_entropies
 from manyheads.theory.joma.theorems.rebound import (
     REBOUND,
     entropy_curve,

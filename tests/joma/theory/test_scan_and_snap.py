@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, ShapeError, UsageError
-from manyheads.theory.joma.systems.scan_and_snap import _slopes, make_cooccurrence, scan_and_snap_flow
+from manyheads.theory.joma.systems.one_layer_attention import _slopes, make_cooccurrence, scan_and_snap_flow
 from manyheads.theory.joma.theorems.scan_and_snap import (
     reduced_trajectory,
     relative_gain,

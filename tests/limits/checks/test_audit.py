@@ -26,7 +26,7 @@ from manyheads.scaling import (
     torch_groups,
 )
 from manyheads.scaling.audit.findings import OTHER_FACTOR, OTHER_STD, Finding
-from manyheads.scaling.audit.settings import ActualSettings, Audit, compare_settings
+from manyheads.scaling.audit.parameter_settings import ActualSettings, Audit, compare_settings
 from manyheads.scaling.parametrization.targets import parameter_targets, role_factors
 from manyheads.transformer import Shape
 

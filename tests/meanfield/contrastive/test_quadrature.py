@@ -12,7 +12,7 @@ from manyheads.errors import CertificateError
 from manyheads.theory.meanfield.contrastive.ode import overlap_trajectory
 from manyheads.theory.meanfield.contrastive.quadrature import Nodes, QuadratureError, expectations
 from manyheads.theory.meanfield.contrastive.sgd_covariance import sgd_covariance
-from manyheads.theory.meanfield.contrastive.stability import growth_rates
+from manyheads.theory.meanfield.contrastive.stationary_states import growth_rates
 from manyheads.theory.meanfield.contrastive.task import ContrastiveTask, logistic_loss, sparse_feature
 
 

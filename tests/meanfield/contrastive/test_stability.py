@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.theory.meanfield.contrastive import stability
+from manyheads.theory.meanfield.contrastive import stationary_states as stability
 from manyheads.theory.meanfield.contrastive.ode import jacobians, vector_field
 from manyheads.theory.meanfield.contrastive.quadrature import Nodes, QuadratureError
-from manyheads.theory.meanfield.contrastive.stability import (
+from manyheads.theory.meanfield.contrastive.stationary_states import (
     basin_boundary,
     find_basins,
     growth_rates,

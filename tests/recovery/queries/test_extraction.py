@@ -20,7 +20,7 @@ from manyheads.recovery import (
     gpt_layer,
 )
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
-from manyheads.recovery.oracle.noise import oracle_noise
+from manyheads.recovery.oracle.noise_estimate import oracle_noise
 from manyheads.recovery.oracle.query_cache import QueryCache
 from manyheads.recovery.queries import extraction, methods
 from manyheads.recovery.refusals import (

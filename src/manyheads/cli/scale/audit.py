@@ -8,7 +8,7 @@ from typing import Annotated, Any, Optional
 import tyro
 
 from manyheads.cli.parsing import Switch, load_function
-from manyheads.cli.scale.shapes import Sizes, TunedBase, read_shape
+from manyheads.cli.scale.base_shape import Sizes, TunedBase, read_shape
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 import tyro
 
 from manyheads.cli.parsing import ABSENT, Switch
+from manyheads.cli.scale.base_shape import Sizes, Theory, read_shape
 from manyheads.cli.scale.budget import (
     LARGEST_NETWORK,
     LENGTH,
@@ -21,7 +22,6 @@ from manyheads.cli.scale.budget import (
     refuse_work,
     tell_time,
 )
-from manyheads.cli.scale.shapes import Sizes, Theory, read_shape
 
 if TYPE_CHECKING:
     from manyheads.scaling import Parametrization

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from manyheads._extras import require
 from manyheads.errors import UsageError
 from manyheads.models import open_checkpoint
-from manyheads.models.attention import AttentionConfig, attention_config, unread
+from manyheads.models.attention_layers import AttentionConfig, attention_config, unread
 from manyheads.models.checkpoints.loading import quiet_transformers
 from manyheads.models.config import ModelConfig, read_config
 from manyheads.models.modules import MAYBE, Role

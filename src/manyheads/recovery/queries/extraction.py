@@ -16,7 +16,7 @@ from manyheads.errors import UsageError, check_integer
 from manyheads.recovery.oracle.checkpoint_oracles import Through
 from manyheads.recovery.oracle.front_doors import open_oracle
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
-from manyheads.recovery.oracle.noise import OracleNoise, Steadiness, oracle_noise
+from manyheads.recovery.oracle.noise_estimate import OracleNoise, Steadiness, oracle_noise
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries import methods
 from manyheads.recovery.queries.block.composition import Composition

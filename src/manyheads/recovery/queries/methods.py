@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from manyheads.errors import ManyheadsError
-from manyheads.recovery.oracle.noise import OracleNoise
+from manyheads.recovery.oracle.noise_estimate import OracleNoise
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.queries.bounded.method import BoundedSettings, extract_bounded
 from manyheads.recovery.queries.options import ExtractionOptions

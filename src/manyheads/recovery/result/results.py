@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from manyheads.attention import AttentionLayer
-    from manyheads.recovery.oracle.noise import OracleNoise
+    from manyheads.recovery.oracle.noise_estimate import OracleNoise
     from manyheads.recovery.oracle.oracle import Counts, Oracle
 
 

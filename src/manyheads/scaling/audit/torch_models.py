@@ -13,7 +13,7 @@ from manyheads.models.torch.model import ModelOptions, TorchModel
 from manyheads.scaling.audit.findings import Audit, Finding
 from manyheads.scaling.audit.frozen import describe_missing_factors
 from manyheads.scaling.audit.muon_groups import GroupRow, MixedGroups, judge_muon, patch_target, read_mixed
-from manyheads.scaling.audit.settings import ActualSettings, compare_settings
+from manyheads.scaling.audit.parameter_settings import ActualSettings, compare_settings
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.scaling.parametrization.table import OUTSIDE
 from manyheads.scaling.parametrization.targets import (

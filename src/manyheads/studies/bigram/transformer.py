@@ -26,7 +26,7 @@ from manyheads.study.tables import dataset, unstack
 from manyheads.theory.bigram.setups import SOURCE, redraw_positions, replicate_seed
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 from manyheads.theory.bigram.theorems.sample_complexity import STAGE_ONE_OFFSET
-from manyheads.theory.bigram.training.transformer import draw_probe, initialize_transformer, measure, source_of
+from manyheads.theory.bigram.training.transformer_training import draw_probe, initialize_transformer, measure, source_of
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.shape import Shape
 from manyheads.transformer.training import train

@@ -21,7 +21,7 @@ from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cells
 from manyheads.study.verdicts import Expected
 from manyheads.theory.joma.source import SOURCE
-from manyheads.theory.joma.systems.latent_tree import LatentTree, binary_tree
+from manyheads.theory.joma.systems.latent_tree_task import LatentTree, binary_tree
 from manyheads.theory.joma.theorems.latent_tree import heights, marginals, predict_cooccurrence, unroll
 
 TREES = ("symmetric", "asymmetric")

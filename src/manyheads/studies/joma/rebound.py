@@ -24,7 +24,7 @@ from manyheads.study.tables import dataset, select_cell
 from manyheads.study.verdicts import Expected
 from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.components import DYNAMICS, relax_layer
-from manyheads.theory.joma.systems.rebound import (
+from manyheads.theory.joma.systems.rebound_networks import (
     COMPONENTS,
     HORIZONS,
     RANDOM_HORIZONS,

@@ -17,7 +17,7 @@ from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell, select_cells
-from manyheads.theory.joma.systems.scan_and_snap import Cooccurrence, make_cooccurrence, scan_and_snap_flow
+from manyheads.theory.joma.systems.one_layer_attention import Cooccurrence, make_cooccurrence, scan_and_snap_flow
 from manyheads.theory.joma.theorems.scan_and_snap import (
     reduced_trajectory,
     relative_gain,

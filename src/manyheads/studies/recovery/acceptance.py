@@ -19,7 +19,7 @@ from manyheads.recovery.examples.stages.acceptance_rate import (
 from manyheads.recovery.examples.stages.agreement import fit_simplex
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.task import planted_layer, sequences
-from manyheads.recovery.source import SOURCE, generator, label, of_cell
+from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Study, grid
 from manyheads.study.panels import Panel, spread_curve
 

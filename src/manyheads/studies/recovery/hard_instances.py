@@ -24,7 +24,7 @@ from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.attacks import unmask_parity, unmask_wave
 from manyheads.recovery.planted.hard_instances import guarantees, parity_layer, wave_layer
 from manyheads.recovery.planted.task import planted_layer, sequences
-from manyheads.recovery.source import SOURCE, generator, label, of_cell
+from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve

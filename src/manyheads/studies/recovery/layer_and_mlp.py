@@ -22,7 +22,7 @@ from manyheads.recovery.examples.composed_student import Composed, draw_composed
 from manyheads.recovery.examples.six_stages import learn_in_six_stages
 from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.recovery.refusals import RecoveryRefused
-from manyheads.recovery.source import SOURCE, generator, label, of_cell
+from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve

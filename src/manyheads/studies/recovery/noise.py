@@ -23,8 +23,8 @@ from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import compare_layers
 from manyheads.recovery.planted.task import planted_layer, sequences
-from manyheads.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.statistics import Interval, fit_exponent
+from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.study import Cell, Claim, Lines, Source, Study, grid
 from manyheads.study.panels import Panel, spread_curve
 

@@ -24,7 +24,7 @@ from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import compare_layers
 from manyheads.recovery.planted.task import gpt_layer, sequences
 from manyheads.recovery.queries.extraction import extract_layer
-from manyheads.recovery.source import SOURCE, generator, label, of_cell
+from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.study import Cell, Claim, Lines, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve

@@ -20,7 +20,7 @@ from manyheads.recovery.fit.gauss_newton import fit_gauss_newton
 from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.evaluation import evaluate_layer, relative_error
 from manyheads.recovery.planted.task import planted_layer, sequences
-from manyheads.recovery.source import SOURCE, generator, label, of_cell
+from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve

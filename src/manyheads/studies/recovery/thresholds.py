@@ -27,7 +27,7 @@ from manyheads.recovery.planted.diagnostics import assumptions
 from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.recovery.planted.weakened import WEAKENINGS, weakened_layer
 from manyheads.recovery.refusals import RecoveryRefused
-from manyheads.recovery.source import SOURCE, generator, label, of_cell
+from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve

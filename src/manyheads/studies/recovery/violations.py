@@ -30,7 +30,7 @@ from manyheads.recovery.planted.task import sequences
 from manyheads.recovery.planted.violations import DEFORMATIONS, deformed_layer
 from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.recovery.result.results import Recovery
-from manyheads.recovery.source import SOURCE, generator, label, of_cell
+from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel

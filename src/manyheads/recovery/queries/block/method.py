@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.recovery.oracle.noise import root_mean_square
+from manyheads.recovery.oracle.noise_estimate import root_mean_square
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.block.attention import BeyondOneToken, BlockAttention

@@ -7,7 +7,7 @@ No sum of two tokens is one, so that answers to one token are compared with a li
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.recovery.oracle.noise import LARGEST, PLAIN, ROUNDING, OracleNoise, root_mean_square
+from manyheads.recovery.oracle.noise_estimate import LARGEST, PLAIN, ROUNDING, OracleNoise, root_mean_square
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.refusals import LimitError, NotALayer
 

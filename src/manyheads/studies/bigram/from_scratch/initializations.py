@@ -28,7 +28,7 @@ from manyheads.theory.bigram.setups import (
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 from manyheads.theory.bigram.theorems import initialization as theory
 from manyheads.theory.bigram.theorems.signal import predict_escape
-from manyheads.theory.bigram.training.initialization import (
+from manyheads.theory.bigram.training.initial_states import (
     exact_softmax_escape,
     perturbed_runs,
     perturbed_state,

@@ -18,7 +18,7 @@ from manyheads.theory.meanfield.contrastive.ode import overlap_trajectory
 from manyheads.theory.meanfield.contrastive.sgd import train_overlaps
 from manyheads.theory.meanfield.contrastive.sgd_covariance import sgd_covariance
 from manyheads.theory.meanfield.contrastive.source import SOURCE
-from manyheads.theory.meanfield.contrastive.stability import growth_rates, norms_without_features
+from manyheads.theory.meanfield.contrastive.stationary_states import growth_rates, norms_without_features
 from manyheads.theory.meanfield.contrastive.task import ContrastiveTask
 
 START = (0.15, 0.1, 0.5)  # Q_1, Q_2, q

@@ -17,7 +17,7 @@ from manyheads.theory.meanfield.contrastive.ode import overlap_trajectory
 from manyheads.theory.meanfield.contrastive.quadrature import Nodes
 from manyheads.theory.meanfield.contrastive.sgd import train_overlaps
 from manyheads.theory.meanfield.contrastive.source import SOURCE
-from manyheads.theory.meanfield.contrastive.stability import (
+from manyheads.theory.meanfield.contrastive.stationary_states import (
     StationaryState,
     basin_boundary,
     growth_rates,

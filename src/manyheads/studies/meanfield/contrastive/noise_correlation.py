@@ -21,7 +21,7 @@ from manyheads.study.tables import dataset, select_cell
 from manyheads.theory.meanfield.contrastive.quadrature import Nodes
 from manyheads.theory.meanfield.contrastive.sgd import train_overlaps
 from manyheads.theory.meanfield.contrastive.source import SOURCE
-from manyheads.theory.meanfield.contrastive.stability import stationary_states
+from manyheads.theory.meanfield.contrastive.stationary_states import stationary_states
 from manyheads.theory.meanfield.contrastive.task import ContrastiveTask, sparse_feature
 
 START = (0.6, 0.6)  # Q, q

@@ -22,8 +22,8 @@ from manyheads.recovery.planted.boolean_logits import (
     measure_gap,
 )
 from manyheads.recovery.planted.task import normal_matrix
-from manyheads.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.statistics import fit_exponent
+from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve

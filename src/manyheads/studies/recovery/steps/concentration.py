@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from manyheads.errors import UsageError
 from manyheads.recovery.layers.evaluation import softmax
 from manyheads.recovery.planted.task import equal_spectrum_layer, sequences
-from manyheads.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.statistics import fit_exponent, fit_exponent_to_means
 from manyheads.statistics.exponents import ExponentFit
+from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve

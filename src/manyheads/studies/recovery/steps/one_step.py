@@ -21,8 +21,8 @@ from manyheads.errors import UsageError
 from manyheads.recovery.examples.stages.crude_sum import measure_moments, predict_bias
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.task import equal_spectrum_layer, sequences
-from manyheads.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.statistics import fit_exponent
+from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve

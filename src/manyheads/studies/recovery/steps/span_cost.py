@@ -22,9 +22,9 @@ from manyheads.recovery.examples.stages.shards import open_shards
 from manyheads.recovery.examples.stages.span import measure_span_error, span_of
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.task import planted_layer, sequences
-from manyheads.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.statistics import fit_exponent
 from manyheads.statistics.exponents import ExponentFit
+from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study
 from manyheads.study.claims import FromPrediction, Measure
 from manyheads.study.panels import Panel, spread_curve

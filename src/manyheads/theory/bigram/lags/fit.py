@@ -39,7 +39,7 @@ from manyheads.theory.bigram.lags.alternating_least_squares import LagProblem, a
 from manyheads.theory.bigram.lags.forward_selection import Selection, present_pvalue, rotated_pvalue, select_lags
 from manyheads.theory.bigram.lags.held_out import Additive, measure_losses
 from manyheads.theory.bigram.lags.independence import Forecast, independence_test
-from manyheads.theory.bigram.lags.initialization import minimize
+from manyheads.theory.bigram.lags.initial_tables import minimize
 from manyheads.theory.bigram.lags.refit import refit
 from manyheads.theory.bigram.lags.result import LagFit
 from manyheads.theory.bigram.lags.shared_table import check_shared_table

@@ -13,8 +13,8 @@ because the part of :math:`\xi_\perp` along :math:`v` is one normal number :math
 dimensions. The chain of :math:`(W, a_S, u^2)` has exactly the distribution of dense training with Gaussian noise:
 :math:`O(N^3 + NQ)` a step for any number of positions.
 
-Gaussian noise is an approximation at few samples per token; `manyheads.theory.bigram.theorems.noise` states where its
-covariance is exact. Derived here.
+Gaussian noise is an approximation at few samples per token; `manyheads.theory.bigram.theorems.gradient_noise` states
+where its covariance is exact. Derived here.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ import numpy as np
 from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError
 from manyheads.theory.bigram.task import BigramTask
-from manyheads.theory.bigram.theorems.noise import RowCoefficients, ValueNoise, attention_noise
+from manyheads.theory.bigram.theorems.gradient_noise import RowCoefficients, ValueNoise, attention_noise
 from manyheads.theory.bigram.training.proximal_sgd import LIMIT, StepSettings
 
 ESCAPED = 0.3  # product of both signals at the plateau escape; its time is insensitive to the exact value

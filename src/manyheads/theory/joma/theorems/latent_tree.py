@@ -26,7 +26,7 @@ from jaxtyping import ArrayLike, Float, Int
 
 from manyheads._arrays import check_arrays, takes_arrays
 from manyheads.errors import ShapeError, UsageError
-from manyheads.theory.joma.systems.latent_tree import LatentTree, check_stochastic
+from manyheads.theory.joma.systems.latent_tree_task import LatentTree, check_stochastic
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

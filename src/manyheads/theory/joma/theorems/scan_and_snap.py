@@ -46,7 +46,7 @@ from jaxtyping import ArrayLike, Float
 from manyheads._arrays import takes_arrays
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError
-from manyheads.theory.joma.systems.scan_and_snap import check_learning_rates
+from manyheads.theory.joma.systems.one_layer_attention import check_learning_rates
 
 PRECISION = 1e-12  # local errors of the integrator, relative and absolute
 STEPS = 100_000  # largest number of integrator steps

@@ -6,7 +6,7 @@ from manyheads.costs.conventions import Convention
 from manyheads.costs.cost import Cost, Item, merge
 from manyheads.costs.formulas.attention import attention_part
 from manyheads.costs.formulas.memory import stored_matrices
-from manyheads.costs.formulas.parts import Part, dense_part, pass_items, size_note, traffic
+from manyheads.costs.formulas.passes import Part, dense_part, pass_items, size_note, traffic
 from manyheads.costs.shapes import ELEMENTWISE_ACTIVATION, ELEMENTWISE_NORM, ModelShape
 from manyheads.costs.tally import Tally
 from manyheads.errors import UsageError, check_integers

@@ -8,7 +8,7 @@ import tyro
 
 from manyheads.cli.help.wrapping import is_watched, wrap_output
 from manyheads.cli.parsing import ABSENT, Switch
-from manyheads.cli.scale.shapes import Notes, TunedTheory, read_shape
+from manyheads.cli.scale.base_shape import Notes, TunedTheory, read_shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
