@@ -7,8 +7,8 @@ import numpy as np
 from scipy import stats
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
-from tests.bigram.theory.test_noise import row_coefficients, sample_gradients, state_at
-from tests.bigram.theory.test_population import enumerate_task
+from tests.theory.bigram.theorems.test_gradient_noise import row_coefficients, sample_gradients, state_at
+from tests.theory.bigram.theorems.test_population import enumerate_task
 
 from manyheads.statistics import fit_exponent
 from manyheads.studies.bigram.sample_complexity import SampleComplexity

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.integrate import solve_ivp
 from tests.acceptance._lane import Figure, Measured
-from tests.joma.monte_carlo import sampled_gradient
+from tests.theory.joma.monte_carlo import sampled_gradient
 
 from manyheads.curves.drop_and_rise import drop_and_rise
 from manyheads.spectra import traced_stable_rank

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._limits_gpt import muon
-from tests.limits.torch.test_families import MUON, REFUSED, alarms
 from tests.models import tiny
+from tests.scaling.torch.test_families import MUON, REFUSED, alarms
 
 from manyheads.models.families import FAMILIES, UNSUPPORTED
 from manyheads.models.torch.model import read_model

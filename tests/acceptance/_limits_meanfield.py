@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 from tests.acceptance._lane import Figure, Measured
-from tests.limits.dmft.one_block import solve_one_block
-from tests.limits.dmft.tangents import TangentHeads
+from tests.theory.dmft.one_block import solve_one_block
+from tests.theory.dmft.tangents import TangentHeads
 
 from manyheads.statistics import mean_interval
 from manyheads.theory.dmft import Problem

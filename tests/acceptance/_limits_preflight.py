@@ -15,7 +15,7 @@ AXES = {"key_dim": (8, 16, 32), "heads": (4, 8, 16), "depth": (2, 4, 8)}
 def preflights(folder: Path, seeds: int, first: int) -> Measured:
     """Run right scripts, usual practice and planted mistakes; count false alarms, misses and CPU minutes."""
     from tests.limits.preflight import scripts
-    from tests.limits.preflight.test_preflight import CASES
+    from tests.scaling.preflight.test_preflight import CASES
 
     start = time.process_time()
     chosen = range(first, first + seeds)
@@ -99,7 +99,7 @@ def searches_again(folder: Path, first: int, points: int, train: int) -> Measure
 
 def muon_mistakes(folder: Path) -> Measured:
     """Audit every planted mistake, and right setups of several families, shapes and shape factors."""
-    from tests.limits.checks.muon_mistakes import LONG, MISTAKES, TUNED, WIDE, optimizers, parametrization, setup
+    from tests.scaling.audit.muon_mistakes import LONG, MISTAKES, TUNED, WIDE, optimizers, parametrization, setup
 
     from manyheads.scaling import audit_model
     from manyheads.transformer import Shape

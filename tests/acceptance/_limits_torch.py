@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 
 from tests.acceptance._lane import Figure, Measured
-from tests.limits.torch.test_groups import distance_from_mup, folded_curves
-from tests.limits.torch_models import BASE, FAMILIES, build, grown
+from tests.scaling.torch.test_groups import distance_from_mup, folded_curves
+from tests.scaling.torch_models import BASE, FAMILIES, build, grown
 
 from manyheads.scaling import BaseHyperparameters, Parametrization, audit_model, initialize_model, torch_groups
 from manyheads.transformer import Shape

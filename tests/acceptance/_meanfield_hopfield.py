@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
-from tests.meanfield.hopfield import oracle
+from tests.theory.meanfield.hopfield import oracle
 
 from manyheads.theory.meanfield import OneBitNetwork, classify_attractors, lyapunov_spectrum, mean_field_trajectory
 

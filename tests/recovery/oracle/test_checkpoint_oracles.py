@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.limits.torch_models import FAMILIES, build
+from tests.scaling.torch_models import FAMILIES, build
 
 from manyheads.errors import UsageError
 from manyheads.recovery import ExtractionOptions, checkpoint_oracle, evaluate_layer, extract_layer

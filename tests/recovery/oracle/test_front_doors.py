@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from tests.limits.torch_models import build
 from tests.recovery.trained_families import attention_pairs
+from tests.scaling.torch_models import build
 
 import manyheads as mh
 from manyheads.errors import UsageError
