@@ -7,9 +7,11 @@ A *part* is what one array does, in the names of the library's own transformer (
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from numbers import Real
 from typing import Literal
 
+from manyheads.errors import UsageError
 from manyheads.transformer.shape import Shape
 from manyheads.transformer.weights import ROLE_OF
 
@@ -165,3 +167,40 @@ class Architecture:
         eaten |= {"output", "output_bias"} if "attention_post_gain" in parts else set()
         eaten |= {"mlp_out", "mlp_out_bias"} if "mlp_post_gain" in parts else set()
         return {part: factor for part, factor in CARRIES.items() if part not in eaten}
+
+
+@dataclass(frozen=True)
+class ForwardMultipliers:
+    """Multipliers of a forward pass, relative to those of the model that was tuned at the base.
+
+    Attributes
+    ----------
+    branch
+        Of every branch; the parametrization asks for (L / L0) to the minus alpha_L.
+    logit
+        Of the logits; it asks for (N / N0) to the minus alpha_A, and the usual model has (N / N0) to the minus 1/2.
+    output
+        Of the outputs; it asks for d0 / d over gamma0, if the read-out starts and trains as an embedding does.
+    embedding
+        Of the embeddings; it asks for none, and Gemma has (d / d0) to the 1/2.
+
+    Raises
+    ------
+    UsageError
+        A number that is not positive.
+    """
+
+    branch: float = 1.0
+    logit: float = 1.0
+    output: float = 1.0
+    embedding: float = 1.0
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if not (is_size(value := getattr(self, each.name)) and value > 0):
+                raise UsageError(f"ForwardMultipliers({each.name}={value!r}): a multiplier is a positive number")
+
+
+def is_size(value: object) -> bool:
+    """Tell whether a value is a number that is not negative."""
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= value < 1e100  # type: ignore[operator]

@@ -20,7 +20,8 @@ from manyheads.recovery import (
 )
 from manyheads.recovery.oracle.checkpoint_layers import true_layer
 from manyheads.recovery.oracle.front_doors import open_oracle
-from manyheads.recovery.refusals import NotExtractable, OracleError, VerificationError
+from manyheads.recovery.refusals import OracleError, VerificationError
+from manyheads.models.refusals import NotExtractable
 from manyheads.transformer import Shape
 
 FEW = ExtractionOptions(verify=40)

@@ -8,7 +8,7 @@ import pytest
 
 from manyheads.errors import UsageError
 from manyheads.recovery.planted.task import equal_spectrum_layer
-from manyheads.studies.recovery.source import generator
+from manyheads.studies.recovery.cells import generator
 from manyheads.studies.recovery.steps.concentration import Concentration
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from manyheads._extras import require
 from manyheads.models.config import ModelConfig
 from manyheads.models.modules import MAYBE, Family, Module, Role
-from manyheads.recovery.refusals import NotExtractable
+from manyheads.models.refusals import NotExtractable
 
 WIDE = ("float32", "float64")  # what NumPy holds
 OF_ATTENTION = (Role.QUERY, Role.KEY, Role.VALUE, Role.QUERY_KEY_VALUE, Role.OUTPUT)

@@ -13,7 +13,7 @@ from manyheads._extras import require
 from manyheads.errors import UsageError
 from manyheads.models.architecture import apply_role_map, read_architecture
 from manyheads.models.parts import Architecture, Parameter
-from manyheads.scaling.parametrization.targets import ForwardMultipliers
+from manyheads.models.parts import ForwardMultipliers
 from manyheads.transformer.shape import Shape
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import TYPE_CHECKING
 
 from manyheads.errors import UsageError
-from manyheads.models.parts import HIDDEN, PARTS
+from manyheads.models.parts import HIDDEN, PARTS, is_size
 from manyheads.transformer.scaling import ROLES
 
 if TYPE_CHECKING:
-    from manyheads.models.parts import Parameter
+    from manyheads.models.parts import Parameter, is_size
 
 
 NO_DECAY_WORDS: Mapping[str, tuple[str, ...]] = {
@@ -177,8 +176,3 @@ class BaseHyperparameters:
             return part.endswith(NO_DECAY_WORDS[word]) if word in NO_DECAY_WORDS else word in (part, role)
 
         return not any(means(word, part) for word in self.no_decay for part in parameter.parts)
-
-
-def is_size(value: object) -> bool:
-    """Tell whether a value is a number that is not negative."""
-    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= value < 1e100  # type: ignore[operator]

@@ -21,8 +21,8 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal
 
 from manyheads.errors import UsageError
-from manyheads.models.parts import HIDDEN, PARTS, init_of
-from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters, is_size
+from manyheads.models.parts import HIDDEN, PARTS, ForwardMultipliers, init_of
+from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.scaling.parametrization.power_laws import KEY_VALUE_RANK, QUERIES, QUERY_RANK
 from manyheads.scaling.parametrization.scaling_exponents import ScalingExponents, foreign_exponents
 from manyheads.transformer.shape import Shape
@@ -48,38 +48,6 @@ class Factors:
         if self.rule == "sgd":
             return Factors(self.initial * c, self.learning_rate * c * c, 1.0, "sgd")
         return Factors(self.initial * c, self.learning_rate * c, self.epsilon / c, self.rule)
-
-
-@dataclass(frozen=True)
-class ForwardMultipliers:
-    """Multipliers of a forward pass, relative to those of the model that was tuned at the base.
-
-    Attributes
-    ----------
-    branch
-        Of every branch; the parametrization asks for (L / L0) to the minus alpha_L.
-    logit
-        Of the logits; it asks for (N / N0) to the minus alpha_A, and the usual model has (N / N0) to the minus 1/2.
-    output
-        Of the outputs; it asks for d0 / d over gamma0, if the read-out starts and trains as an embedding does.
-    embedding
-        Of the embeddings; it asks for none, and Gemma has (d / d0) to the 1/2.
-
-    Raises
-    ------
-    UsageError
-        A number that is not positive.
-    """
-
-    branch: float = 1.0
-    logit: float = 1.0
-    output: float = 1.0
-    embedding: float = 1.0
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            if not (is_size(value := getattr(self, each.name)) and value > 0):
-                raise UsageError(f"ForwardMultipliers({each.name}={value!r}): a multiplier is a positive number")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import xarray as xr
 
+from manyheads.theory.papers import REN
 from manyheads.errors import UsageError, check_rising
 from manyheads.study import Cell, Claim, Lines, Listing, Study, grid
 from manyheads.study.panels import Panel, spread_curve
@@ -59,7 +60,7 @@ class L1AgainstSGD(Study):
     name: ClassVar[str] = "bigram/l1-against-sgd"
     revision: ClassVar[int] = 3
     claim: ClassVar[str] = "An l1 penalty lowers the raw loss; rounded, plain SGD recovers the task too"
-    source: ClassVar = shared.SOURCE
+    source: ClassVar = REN
 
     batches: tuple[int, ...] = (32, 128, 512)
     length: int = 500

@@ -23,7 +23,7 @@ from manyheads.theory.bigram.lags.fit import LagSettings, fit_lags
 from manyheads.theory.bigram.lags.result import LagFit
 from manyheads.theory.bigram.lags.streams import lag_information, plant_lags, read_streams
 from manyheads.theory.bigram.screening import screen
-from manyheads.theory.bigram.setups import SOURCE
+from manyheads.theory.papers import REN
 
 REAL_LAGS = 16  # lags of the fit to the text's own next character
 LOSSES = ("unigram", "bigram", "additive", "fitted")
@@ -56,7 +56,7 @@ class PlantedLags(Study):
     revision: ClassVar[int] = 5
     claim: ClassVar[str] = "One shared transition finds planted lags of real text; counting lag by lag fails"
     source: ClassVar[Source] = replace(
-        SOURCE, locus="the model; fitting it to streams by alternating least squares, and planting, are ours"
+        REN, locus="the model; fitting it to streams by alternating least squares, and planting, are ours"
     )
     unread_prediction: ClassVar[str] = (
         "guessing's recall is drawn beside the curves; the claims compare the fit with counting and with a bigram table"

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import xarray as xr
 
+from manyheads.theory.papers import REN
 from manyheads.errors import UsageError, check_rising
 from manyheads.statistics import fit_exponent
 from manyheads.studies.bigram.escape_panels import escape_panels
@@ -63,7 +64,7 @@ class SampleComplexity(Study):
 
     name: ClassVar[str] = "bigram/sample-complexity"
     claim: ClassVar[str] = "From scratch the samples grow as T ln T; the share of sign flips is predicted"
-    source: ClassVar = shared.SOURCE
+    source: ClassVar = REN
     revision: ClassVar[int] = 2
 
     lengths: tuple[int, ...] = (250, 500, 1000, 2000, 4000)

@@ -16,7 +16,7 @@ from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.theory.bigram.screening import chi_square, count_pairs, predict_screening
-from manyheads.theory.bigram.setups import SOURCE, redraw_positions, replicate_seed, signal_system
+from manyheads.theory.bigram.setups import redraw_positions, replicate_seed, signal_system
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 from manyheads.theory.bigram.theorems.position_ranking import predict_position_ranking
 from manyheads.theory.bigram.theorems.sample_complexity import STAGE_ONE_OFFSET
@@ -24,6 +24,7 @@ from manyheads.theory.bigram.theorems.signal import predict_escape
 from manyheads.theory.bigram.training.plateau_escape import sgd_escape
 from manyheads.theory.bigram.training.proximal_sgd import Diverged, descend, initial_state
 from manyheads.theory.bigram.training.settings import FirstStage
+from manyheads.theory.papers import REN
 
 GROWTH = 1.12  # of the samples from one evaluation to the next
 FIRST = 32  # samples at the first evaluation
@@ -60,7 +61,7 @@ class ScreeningCost(Study):
     name: ClassVar[str] = "bigram/screening"
     claim: ClassVar[str] = "Screening finds the positions of a sparse contextual bigram in O(log T) samples"
     source: ClassVar[Source] = replace(
-        SOURCE,
+        REN,
         locus="abstract: training from scratch is polynomial in the length; screening and its samples are derived here",
     )
     revision: ClassVar[int] = 3

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import xarray as xr
 
+from manyheads.theory.papers import REN
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Claim, Lines, Listing, Study, grid
 from manyheads.study.claims import Measure
@@ -61,7 +62,7 @@ class Softmax(Study):
     name: ClassVar[str] = "bigram/softmax"
     revision: ClassVar[int] = 3
     claim: ClassVar[str] = "Softmax and linear heads train alike early, and to the end for equal weights"
-    source: ClassVar = shared.SOURCE
+    source: ClassVar = REN
 
     shares: tuple[float, ...] = (0.5, 0.52, 0.62)
     length: int = 256

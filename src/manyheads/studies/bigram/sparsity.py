@@ -20,13 +20,14 @@ from manyheads.study import Cell, Claim, Curve, Lines, Study, grid
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset
 from manyheads.theory.bigram.screening import chi_square, predict_screening
-from manyheads.theory.bigram.setups import SOURCE, replicate_seed, signal_system
+from manyheads.theory.bigram.setups import replicate_seed, signal_system
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 from manyheads.theory.bigram.theorems.sample_complexity import STAGE_ONE_OFFSET
 from manyheads.theory.bigram.theorems.signal import predict_escape
 from manyheads.theory.bigram.training.proximal_sgd import StepSettings
 from manyheads.theory.bigram.training.reduced_model import find_escape
 from manyheads.theory.bigram.transfer import predict_transfer
+from manyheads.theory.papers import REN
 
 NAMES = {
     "escaped": "from scratch: plateau escape",
@@ -58,7 +59,7 @@ class Sparsity(Study):
 
     name: ClassVar[str] = "bigram/sparsity"
     claim: ClassVar[str] = "Samples grow as Q from scratch, and as Q^2 where positions are scored one by one"
-    source: ClassVar = replace(SOURCE, locus="abstract: poly(N, Q) samples; the powers of Q are derived here")
+    source: ClassVar = replace(REN, locus="abstract: poly(N, Q) samples; the powers of Q are derived here")
 
     sparsities: tuple[int, ...] = (1, 2, 4, 8)
     length: int = 1000

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 import xarray as xr
 
+from manyheads.theory.papers import REN
 from manyheads.errors import UsageError, check_rising
 from manyheads.study import Cell, Claim, Curve, Lines, Study, grid
 from manyheads.study.panels import Panel, spread_curve
@@ -55,7 +56,7 @@ class StageTwo(Study):
     name: ClassVar[str] = "bigram/stage-two"
     revision: ClassVar[int] = 3
     claim: ClassVar[str] = "Initialized with signal, proximal SGD needs samples independent of the length"
-    source: ClassVar = shared.SOURCE
+    source: ClassVar = REN
 
     lengths: tuple[int, ...] = (125, 500, 2000)
     vocabulary: int = 3

@@ -15,9 +15,10 @@ from manyheads.studies.bigram.screening import GROWTH, by_replicate, draw_unifor
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.theory.bigram.screening import predict_screening
-from manyheads.theory.bigram.setups import SOURCE, redraw_positions, replicate_seed
+from manyheads.theory.bigram.setups import redraw_positions, replicate_seed
 from manyheads.theory.bigram.task import Batch, BigramTask, draw_bigram_task, draw_correlated
 from manyheads.theory.bigram.transfer import TransferSettings, predict_transfer, transfer_test
+from manyheads.theory.papers import REN
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class TransferCost(Study):
     name: ClassVar[str] = "bigram/transfer"
     claim: ClassVar[str] = "A value matrix of correlation rho finds the positions in C/rho^2 samples"
     source: ClassVar[Source] = replace(
-        SOURCE,
+        REN,
         locus="abstract: a positive correlation suffices for transfer; the dependence on rho and the test are "
         "derived here",
     )

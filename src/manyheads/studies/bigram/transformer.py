@@ -23,10 +23,11 @@ from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Lines, Study, grid
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, unstack
-from manyheads.theory.bigram.setups import SOURCE, redraw_positions, replicate_seed
+from manyheads.theory.bigram.setups import redraw_positions, replicate_seed
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 from manyheads.theory.bigram.theorems.sample_complexity import STAGE_ONE_OFFSET
 from manyheads.theory.bigram.training.transformer_training import draw_probe, initialize_transformer, measure, source_of
+from manyheads.theory.papers import REN
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.shape import Shape
 from manyheads.transformer.training import train
@@ -63,9 +64,7 @@ class BigramTransformer(Study):
 
     name: ClassVar[str] = "bigram/transformer"
     claim: ClassVar[str] = "A two-layer transformer with Adam learns the task in two stages, and transfers"
-    source: ClassVar = replace(
-        SOURCE, locus="abstract: two stages, and transfer of pretrained values; linear attention"
-    )
+    source: ClassVar = replace(REN, locus="abstract: two stages, and transfer of pretrained values; linear attention")
 
     lengths: tuple[int, ...] = (8, 32)
     vocabulary: int = 3

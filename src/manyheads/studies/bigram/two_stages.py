@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import xarray as xr
 
+from manyheads.theory.papers import REN
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Claim, Lines, Study, grid
 from manyheads.study.claims import Measure
@@ -60,7 +61,7 @@ class TwoStages(Study):
 
     name: ClassVar[str] = "bigram/two-stages"
     claim: ClassVar[str] = "The two-stage algorithm recovers all positions; the refit error is of order 1/n"
-    source: ClassVar = shared.SOURCE
+    source: ClassVar = REN
     revision: ClassVar[int] = 4
 
     length: int = 500

@@ -21,12 +21,12 @@ from manyheads.study import Cell, Claim, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Lines, Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell, select_cells
-from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.gradient_flow import FixedSteps, gradient_flow
 from manyheads.theory.joma.systems.layer import LayerParameters, draw_parameters, draw_upper, token_weights, train_layer
 from manyheads.theory.joma.task import ATTENTIONS, JomaTask, Sizes, UpdateRule, draw_joma_task
 from manyheads.theory.joma.theorems.attention_functions import count_invariants
 from manyheads.theory.joma.theorems.invariants import NORMALIZED, conserved_quantity, logit_side
+from manyheads.theory.papers import TIAN
 
 NEW = ("sigmoid", "square")  # members of the class that the paper does not have
 ELEMENTWISE = tuple(name for name in ATTENTIONS if name not in NORMALIZED)
@@ -55,7 +55,7 @@ class AttentionFunctions(Study):
 
     name: ClassVar[str] = "joma/attention-functions"
     claim: ClassVar[str] = "Attention f(z)x conserves F(z) - |v|^2/2 with F' = f/f'; normalized, no weights"
-    source: ClassVar[Source] = replace(SOURCE, locus="theorem 1; other functions and the count are derived here")
+    source: ClassVar[Source] = replace(TIAN, locus="theorem 1; other functions and the count are derived here")
 
     tokens: int = 12
     contexts: int = 40

@@ -15,11 +15,11 @@ from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Lines, Source, Study, grid
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset
-from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.activations import find_nonlinearity
 from manyheads.theory.joma.systems.gaussian_mixture import Mixture, train_neuron
 from manyheads.theory.joma.systems.recording import SGDOptions
 from manyheads.theory.joma.theorems.gaussian_mixture import linear_noise_approximation
+from manyheads.theory.papers import TIAN
 
 MEANS = ((1.5, 0.5, 0.0, -0.5), (-1.0, 1.0, 0.5, 0.0), (0.0, -0.5, 1.0, 1.0))
 PROBABILITIES = (0.5, 0.3, 0.2)
@@ -52,7 +52,7 @@ class Clouds(Study):
 
     name: ClassVar[str] = "joma/clouds"
     claim: ClassVar[str] = "SGD on an isotropic mixture follows theorem 3 up to noise of order n^(-1/2)"
-    source: ClassVar[Source] = replace(SOURCE, locus="theorem 3; the fluctuations are derived here")
+    source: ClassVar[Source] = replace(TIAN, locus="theorem 3; the fluctuations are derived here")
     vectorized: ClassVar[bool] = True
 
     samples: tuple[int, ...] = (4096, 16384, 65536)

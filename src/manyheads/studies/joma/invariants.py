@@ -23,7 +23,6 @@ from manyheads.study import Cell, Claim, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel
 from manyheads.study.tables import dataset, select_cells
-from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.gradient_flow import FixedSteps, FlowTrajectory, gradient_descent, gradient_flow
 from manyheads.theory.joma.systems.layer import (
     CrossEntropy,
@@ -40,6 +39,7 @@ from manyheads.theory.joma.theorems.invariants import (
     drift,
     per_query_quantity,
 )
+from manyheads.theory.papers import TIAN
 
 DIAGONAL = ("linear", "exp")  # attention whose derivative in the logits is diagonal
 SMOOTH_LIMIT, KINK_LIMIT, INTEGRAL_LIMIT = 1e-10, 1e-4, 1e-4
@@ -67,7 +67,8 @@ class Invariants(Study):
     name: ClassVar[str] = "joma/invariants"
     claim: ClassVar[str] = "Gradient flow conserves z^2 - |v|^2 (linear) and z - |v|^2/2 (exp attention)"
     source: ClassVar[Source] = replace(
-        SOURCE, locus="theorem 1; the sum over queries, the law under decay and the exact softmax form are derived here"
+        TIAN,
+        locus="theorem 1; the sum over queries, the law under decay and the exact softmax form are derived here",
     )
     revision: ClassVar[int] = 2
     # Not vectorized: one program per attention and activation serves all cells and replicates, while a vectorized study

@@ -20,9 +20,9 @@ from manyheads.study import Cell, Lines, Source, Study, Verdict, grid
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cells
 from manyheads.study.verdicts import Expected
-from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.latent_tree_task import LatentTree, binary_tree
 from manyheads.theory.joma.theorems.latent_tree import heights, marginals, predict_cooccurrence, unroll
+from manyheads.theory.papers import TIAN
 
 TREES = ("symmetric", "asymmetric")
 ALARM = 1e-5  # false alarm of the largest deviation over all heights and replicates
@@ -51,7 +51,7 @@ class LatentTreeStudy(Study):
     name: ClassVar[str] = "joma/latent-tree"
     claim: ClassVar[str] = "Leaves of a latent tree co-occur as theorem 5 says, with correlation rho^(2H)"
     source: ClassVar[Source] = replace(
-        SOURCE, locus="theorem 5; the extension to any branching and the control are ours"
+        TIAN, locus="theorem 5; the extension to any branching and the control are ours"
     )
     vectorized: ClassVar[bool] = True
 

@@ -20,12 +20,12 @@ from manyheads.study import Cell, Claim, Lines, Listing, Source, Study
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell
-from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.couplings import integrate_couplings, random_gram, with_gram
 from manyheads.theory.joma.systems.gradient_flow import FixedSteps, gradient_flow
 from manyheads.theory.joma.systems.layer import draw_parameters, draw_upper
 from manyheads.theory.joma.task import Sizes, UpdateRule, draw_joma_task
 from manyheads.theory.joma.theorems.nearly_orthogonal import drift_bound, drift_from_couplings, random_drift, token_sum
+from manyheads.theory.papers import TIAN
 
 ATTENTIONS = ("linear", "exp")
 EXACT, SIMPSON = 1e-10, 1e-6
@@ -52,7 +52,8 @@ class NearlyOrthogonal(Study):
     name: ClassVar[str] = "joma/nearly-orthogonal"
     claim: ClassVar[str] = "Theorem 1 drifts as the cosines of the embeddings, as their couplings predict"
     source: ClassVar[Source] = replace(
-        SOURCE, locus="theorem 1, and the measured cosines in the reply to reviewers; drift and bound are derived here"
+        TIAN,
+        locus="theorem 1, and the measured cosines in the reply to reviewers; drift and bound are derived here",
     )
     # Not vectorized: one program per attention serves all cells and replicates.
     dimensions: tuple[int, ...] = (1600, 256, 64, 24)

@@ -18,9 +18,9 @@ from manyheads.study import Cell, Claim, Lines, Listing, Source, Study
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cells
-from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.hidden_neurons import LatentTask, train_and_score
 from manyheads.theory.joma.systems.token_hierarchy import HierarchyShape
+from manyheads.theory.papers import TIAN
 
 SCORES = {
     "trained": "trained",
@@ -52,7 +52,7 @@ class Neurons(Study):
 
     name: ClassVar[str] = "joma/neurons"
     claim: ClassVar[str] = "Training does not raise the correlation of hidden neurons with latents (Table 1)"
-    source: ClassVar[Source] = replace(SOURCE, locus="table 1; its controls are added here")
+    source: ClassVar[Source] = replace(TIAN, locus="table 1; its controls are added here")
     revision: ClassVar[int] = 3
 
     lower: tuple[int, ...] = (10, 20)

@@ -22,7 +22,6 @@ from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell
 from manyheads.study.verdicts import Expected
-from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.components import DYNAMICS, relax_layer
 from manyheads.theory.joma.systems.rebound_networks import (
     COMPONENTS,
@@ -46,6 +45,7 @@ from manyheads.theory.joma.theorems.rebound import (
     predict_approach,
 )
 from manyheads.theory.joma.theorems.salient_first import EXP, REGRESSION, UNIFORM
+from manyheads.theory.papers import TIAN
 
 SYSTEMS = {
     **{name: f"flow: {label}" for name, label in DYNAMICS.items()},
@@ -71,7 +71,7 @@ class Rebound(Study):
 
     name: ClassVar[str] = "joma/rebound"
     claim: ClassVar[str] = "Attention entropy and stable rank drop, then rebound, as components saturate"
-    source: ClassVar[Source] = replace(SOURCE, locus="section 4, figures 4 and 7; the conditions are derived here")
+    source: ClassVar[Source] = replace(TIAN, locus="section 4, figures 4 and 7; the conditions are derived here")
     revision: ClassVar[int] = 3
     # Not vectorized: its flows and networks are compiled once for all cells and replicates.
     vectors: int = 240

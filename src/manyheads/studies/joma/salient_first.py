@@ -19,7 +19,6 @@ from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, g
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel
 from manyheads.study.tables import dataset, select_cell
-from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.components import LOSSES, train_components
 from manyheads.theory.joma.systems.recording import SGDOptions
 from manyheads.theory.joma.theorems.salient_first import (
@@ -30,6 +29,7 @@ from manyheads.theory.joma.theorems.salient_first import (
     exact_time,
     final_rate,
 )
+from manyheads.theory.papers import TIAN
 
 LOSS_NAMES = {"matched": "matched loss", "squared": "squared loss"}
 LAWS = {"matched": EXP, "squared": REGRESSION}
@@ -58,7 +58,7 @@ class SalientFirst(Study):
     name: ClassVar[str] = "joma/salient-first"
     claim: ClassVar[str] = "Salient components are learned first: ln(1/delta) = exp(mu^2/2) t - B(mu)"
     source: ClassVar[Source] = replace(
-        SOURCE, locus="theorem 4; exact time, offset and the law of the squared loss are derived here"
+        TIAN, locus="theorem 4; exact time, offset and the law of the squared loss are derived here"
     )
     vectorized: ClassVar[bool] = True
 

@@ -22,7 +22,6 @@ from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell
-from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.gradient_flow import (
     AdaptiveSteps,
     FixedSteps,
@@ -47,6 +46,7 @@ from manyheads.theory.joma.theorems.winner_take_all import (
     reaching_time,
     weights_at,
 )
+from manyheads.theory.papers import TIAN
 
 EXACT, QUADRATURE = 1e-10, 1e-6
 GAIN = "gain, in units that put the blow-up at time 1"
@@ -72,7 +72,8 @@ class Winners(Study):
     name: ClassVar[str] = "joma/winners"
     claim: ClassVar[str] = "Under exp attention one token takes all at time sqrt(pi/2)/max|Delta|"
     source: ClassVar[Source] = replace(
-        SOURCE, locus="theorem 2; the blow-up time, the limits and the solution for linear attention are derived here"
+        TIAN,
+        locus="theorem 2; the blow-up time, the limits and the solution for linear attention are derived here",
     )
     revision: ClassVar[int] = 2  # gradients that fade
     # Not vectorized: one program per attention serves both of its flows and all replicates.

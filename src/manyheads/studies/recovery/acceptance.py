@@ -19,9 +19,10 @@ from manyheads.recovery.examples.stages.acceptance_rate import (
 from manyheads.recovery.examples.stages.agreement import fit_simplex
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.task import planted_layer, sequences
-from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
+from manyheads.studies.recovery.cells import generator, label, of_cell
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Study, grid
 from manyheads.study.panels import Panel, spread_curve
+from manyheads.theory.papers import CHEN_LI
 
 SMALL = (0.001, 0.002, 0.004, 0.008)  # thresholds near the limit, for two heads and two tokens
 SHARE = label("share of rows that are certified")
@@ -48,7 +49,7 @@ class Acceptance(Study):
 
     name: ClassVar[str] = "recovery/acceptance"
     claim: ClassVar[str] = "Rows are certified as often as the softmax vectors of all heads agree"
-    source: ClassVar = SOURCE
+    source: ClassVar = CHEN_LI
     predictions: ClassVar[int | None] = 4
 
     tokens: tuple[int, ...] = (2, 3, 4)

@@ -24,10 +24,11 @@ from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.attacks import unmask_parity, unmask_wave
 from manyheads.recovery.planted.hard_instances import guarantees, parity_layer, wave_layer
 from manyheads.recovery.planted.task import planted_layer, sequences
-from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
+from manyheads.studies.recovery.cells import generator, label, of_cell
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve
+from manyheads.theory.papers import CHEN_LI
 
 Array = NDArray[np.float64]
 
@@ -70,7 +71,7 @@ class HardInstances(Study):
     claim: ClassVar[str] = "A restarted student fits ordinary layers and fails on parity and wave layers"
     revision: ClassVar[int] = 4
     source: ClassVar[Source] = replace(
-        SOURCE, locus="lower bounds: that hard instances exist; the two that are tried here are derived here"
+        CHEN_LI, locus="lower bounds: that hard instances exist; the two that are tried here are derived here"
     )
     unread_prediction: ClassVar[str] = (
         "the Fourier weights say why a layer is hard; what a student leaves unexplained has no closed form"

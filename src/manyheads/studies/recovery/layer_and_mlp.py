@@ -22,10 +22,11 @@ from manyheads.recovery.examples.composed_student import Composed, draw_composed
 from manyheads.recovery.examples.six_stages import learn_in_six_stages
 from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.recovery.refusals import RecoveryRefused
-from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
+from manyheads.studies.recovery.cells import generator, label, of_cell
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve
+from manyheads.theory.papers import CHEN_LI
 
 Array = NDArray[np.float64]
 
@@ -71,7 +72,7 @@ class LayerAndMlp(Study):
 
     name: ClassVar[str] = "recovery/layer-and-mlp"
     claim: ClassVar[str] = "A layer and its MLP are learned together from examples, to rounding"
-    source: ClassVar[Source] = replace(SOURCE, locus="closing question of the talk; the example is ours")
+    source: ClassVar[Source] = replace(CHEN_LI, locus="closing question of the talk; the example is ours")
     unread_prediction: ClassVar[str] = (
         "what is expected is that nothing is left, and what is left is compared with bounds"
     )

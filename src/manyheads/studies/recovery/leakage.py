@@ -34,6 +34,7 @@ from manyheads.errors import UsageError
 from manyheads.recovery.queries.leak_meter import ROUNDED
 from manyheads.recovery.queries.refinement import LENGTH
 from manyheads.statistics import Interval, fit_exponent
+from manyheads.studies.recovery.cells import generator, label, of_cell
 from manyheads.studies.recovery.leakage_pictures import leakage_panels
 from manyheads.studies.recovery.noisy_extraction import (
     DITHER,
@@ -47,7 +48,6 @@ from manyheads.studies.recovery.noisy_extraction import (
     free_numbers,
     least_calls,
 )
-from manyheads.studies.recovery.source import generator, label, of_cell
 from manyheads.study import Cell, Claim, Source, Study
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel

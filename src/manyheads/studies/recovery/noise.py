@@ -24,9 +24,10 @@ from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import compare_layers
 from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.statistics import Interval, fit_exponent
-from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
+from manyheads.studies.recovery.cells import generator, label, of_cell
 from manyheads.study import Cell, Claim, Lines, Source, Study, grid
 from manyheads.study.panels import Panel, spread_curve
+from manyheads.theory.papers import CHEN_LI
 
 FRESH = 2000  # sequences on which the error is measured
 HELD_OUT = 200  # sequences that choose between starts
@@ -52,7 +53,7 @@ class Noise(Study):
     name: ClassVar[str] = "recovery/noise"
     claim: ClassVar[str] = "On noisy labels the student attains the parametric rate from random starts"
     revision: ClassVar[int] = 3
-    source: ClassVar[Source] = replace(SOURCE, locus="noise is not treated there; the parametric rate is classical")
+    source: ClassVar[Source] = replace(CHEN_LI, locus="noise is not treated there; the parametric rate is classical")
 
     sigmas: tuple[float, ...] = (0.001, 0.01, 0.1, 0.5)
     dim: int = 8

@@ -24,10 +24,11 @@ from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import compare_layers
 from manyheads.recovery.planted.task import gpt_layer, sequences
 from manyheads.recovery.queries.extraction import extract_layer
-from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
+from manyheads.studies.recovery.cells import generator, label, of_cell
 from manyheads.study import Cell, Claim, Lines, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve
+from manyheads.theory.papers import CHEN_LI
 
 HELD_OUT = 50  # sequences that tell the student whether to start again
 RIGHT = 1e-10  # relative squared error at which it does not
@@ -56,7 +57,7 @@ class PassiveAgainstQueries(Study):
     claim: ClassVar[str] = "Random examples and queries recover the layer; queries save computation only"
     revision: ClassVar[int] = 2
     source: ClassVar[Source] = replace(
-        SOURCE, locus="passive learning is the source's subject; the comparison with queries is made here"
+        CHEN_LI, locus="passive learning is the source's subject; the comparison with queries is made here"
     )
     unread_prediction: ClassVar[str] = (
         "the least number of sequences is a lower bound for the plot; the claims compare two learners"

@@ -20,10 +20,11 @@ from manyheads.recovery.fit.gauss_newton import fit_gauss_newton
 from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.evaluation import evaluate_layer, relative_error
 from manyheads.recovery.planted.task import planted_layer, sequences
-from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
+from manyheads.studies.recovery.cells import generator, label, of_cell
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve
+from manyheads.theory.papers import CHEN_LI
 
 FORMS = {"published": "as published", "practical": "practical"}
 FIGURES = {
@@ -61,7 +62,7 @@ class Stages(Study):
     name: ClassVar[str] = "recovery/stages"
     claim: ClassVar[str] = "The refined sum and its span lower the error; the joint fit reaches rounding"
     revision: ClassVar[int] = 3
-    source: ClassVar = SOURCE
+    source: ClassVar = CHEN_LI
     unread_prediction: ClassVar[str] = "stages are compared with each other, and the last one with rounding"
 
     heads: tuple[int, ...] = (2, 3)

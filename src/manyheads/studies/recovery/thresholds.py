@@ -27,11 +27,12 @@ from manyheads.recovery.planted.diagnostics import assumptions
 from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.recovery.planted.weakened import WEAKENINGS, weakened_layer
 from manyheads.recovery.refusals import RecoveryRefused
-from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
+from manyheads.studies.recovery.cells import generator, label, of_cell
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.verdicts import Expected
+from manyheads.theory.papers import CHEN_LI
 
 Array = NDArray[np.float64]
 
@@ -70,7 +71,7 @@ class Thresholds(Study):
 
     name: ClassVar[str] = "recovery/thresholds"
     claim: ClassVar[str] = "Each assumption weakened until the span is lost, beside its stated bound"
-    source: ClassVar[Source] = replace(SOURCE, locus="assumptions of the main theorem; how they are weakened is ours")
+    source: ClassVar[Source] = replace(CHEN_LI, locus="assumptions of the main theorem; how they are weakened is ours")
 
     strengths: tuple[float, ...] = (0.0, 0.3, 0.5, 0.7, 0.9, 0.97, 0.995)
     dim: int = 8

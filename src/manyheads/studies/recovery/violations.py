@@ -30,11 +30,12 @@ from manyheads.recovery.planted.task import sequences
 from manyheads.recovery.planted.violations import DEFORMATIONS, deformed_layer
 from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.recovery.result.results import Recovery
-from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
+from manyheads.studies.recovery.cells import generator, label, of_cell
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel
 from manyheads.study.verdicts import Expected
+from manyheads.theory.papers import CHEN_LI
 
 Array = NDArray[np.float64]
 
@@ -72,7 +73,7 @@ class Violations(Study):
     name: ClassVar[str] = "recovery/violations"
     claim: ClassVar[str] = "A violated assumption breaks the stages that need it and is refused by name"
     revision: ClassVar[int] = 3
-    source: ClassVar[Source] = replace(SOURCE, locus="assumptions of the main theorem; how they are broken is ours")
+    source: ClassVar[Source] = replace(CHEN_LI, locus="assumptions of the main theorem; how they are broken is ours")
     unread_prediction: ClassVar[str] = (
         "whether the warnings are right is measured inside `train`, against the same table"
     )

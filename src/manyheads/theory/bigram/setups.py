@@ -8,7 +8,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from manyheads.study import Source
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 from manyheads.theory.bigram.theorems.population import excess, gradients, measure_overlaps
 from manyheads.theory.bigram.theorems.signal import SignalSystem, SignalTrajectory, solve_signals
@@ -17,17 +16,6 @@ from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings, i
 from manyheads.theory.bigram.training.rounding import find_support
 from manyheads.theory.bigram.training.two_stages import flip_signs
 
-SOURCE = Source(
-    "ren2024",
-    "Learning and Transferring Sparse Contextual Bigrams with Linear Transformers",
-    "Yunwei Ren and Zixuan Wang and Jason D. Lee",
-    2024,
-    kind="inproceedings",
-    venue="Advances in Neural Information Processing Systems",
-    volume="37",
-    identifier="2410.23438",
-    locus="abstract; what is compared with it is derived here",
-)
 EXCESS = {"long_name": "excess loss", "units": "1"}
 SUPPORT = {"long_name": "share of queries with the right positions", "units": "1"}
 VALUES = {"long_name": "signal of the values", "units": "1"}

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import xarray as xr
 
+from manyheads.theory.papers import REN
 from manyheads.errors import UsageError
 from manyheads.studies.bigram.screening import GROWTH as SAMPLE_GROWTH
 from manyheads.studies.bigram.screening import geometric_mean, search
@@ -20,7 +21,6 @@ from manyheads.study import Cell, Claim, Lines, Listing, Study
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell, select_cells
 from manyheads.theory.bigram.setups import (
-    SOURCE,
     balanced_steps,
     replicate_seed,
     share_of_right_positions,
@@ -63,7 +63,7 @@ class Frequencies(Study):
 
     name: ClassVar[str] = "bigram/frequencies"
     claim: ClassVar[str] = "The laws hold at any token frequencies; values transfer across frequencies and structures"
-    source: ClassVar = replace(SOURCE, locus="reviews and answers: other stationary distributions; derived here")
+    source: ClassVar = replace(REN, locus="reviews and answers: other stationary distributions; derived here")
 
     length: int = 500
     vocabulary: int = 3

@@ -14,12 +14,12 @@ import jax
 import numpy as np
 import xarray as xr
 
+from manyheads.theory.papers import REN
 from manyheads.errors import UsageError, check_rising
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Study
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell, select_cells
 from manyheads.theory.bigram.setups import (
-    SOURCE,
     balanced_steps,
     replicate_seed,
     share_of_right_positions,
@@ -70,7 +70,7 @@ class Initializations(Study):
 
     name: ClassVar[str] = "bigram/initializations"
     claim: ClassVar[str] = "Initial values above the drift 1/(T K_Q) flip half of the signs; softmax corrects them"
-    source: ClassVar = replace(SOURCE, locus="reviews and answers: other initializations; all predictions derived here")
+    source: ClassVar = replace(REN, locus="reviews and answers: other initializations; all predictions derived here")
 
     length: int = 500
     longest: int = 100_000

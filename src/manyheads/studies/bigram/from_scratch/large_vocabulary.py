@@ -14,13 +14,13 @@ import jax
 import numpy as np
 import xarray as xr
 
+from manyheads.theory.papers import REN
 from manyheads.errors import UsageError, check_rising
 from manyheads.study import Cell, Claim, Curve, Lines, Study, grid
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell, unstack
 from manyheads.theory.bigram.setups import (
     EXCESS_AXIS,
-    SOURCE,
     balanced_steps,
     excess_with_noise,
     replicate_seed,
@@ -54,7 +54,7 @@ class LargeVocabulary(Study):
     name: ClassVar[str] = "bigram/large-vocabulary"
     claim: ClassVar[str] = "At N = 100 and 500 the values peak and fall, and the attention overshoots, as predicted"
     source: ClassVar = replace(
-        SOURCE, locus="figures: simulated runs at N = 100 and 500; the overshoot is derived here"
+        REN, locus="figures: simulated runs at N = 100 and 500; the overshoot is derived here"
     )
 
     vocabularies: tuple[int, ...] = (100, 500)

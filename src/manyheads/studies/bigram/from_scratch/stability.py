@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import xarray as xr
 
+from manyheads.theory.papers import REN
 from manyheads.errors import UsageError, check_rising
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Study
@@ -54,7 +55,7 @@ class Stability(Study):
     name: ClassVar[str] = "bigram/stability"
     claim: ClassVar[str] = "The largest rate grows as sqrt(B / T); the penalty of the theory is below the noise"
     source: ClassVar = replace(
-        shared.SOURCE, locus="reviews and answers: batches and the size of the penalty; the thresholds are derived here"
+        REN, locus="reviews and answers: batches and the size of the penalty; the thresholds are derived here"
     )
 
     batches: tuple[int, ...] = (64, 128, 256)

@@ -22,7 +22,6 @@ from manyheads.study import Cell, Claim, Lines, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell, select_cells
-from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.hidden_neurons import LatentTask, masked_cross_entropy
 from manyheads.theory.joma.systems.networks.shared_patterns import (
     LeafSource,
@@ -33,6 +32,7 @@ from manyheads.theory.joma.systems.networks.shared_patterns import (
 from manyheads.theory.joma.systems.networks.wide_layer import WideTraining
 from manyheads.theory.joma.systems.token_hierarchy import HierarchyBatch, HierarchyShape
 from manyheads.theory.joma.theorems.winner_take_all import reaching_time
+from manyheads.theory.papers import TIAN
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.training import train
 from manyheads.transformer.transformer import Transformer, initialize
@@ -65,7 +65,8 @@ class HierarchicalPrior(Study):
     name: ClassVar[str] = "joma/hierarchical-prior"
     claim: ClassVar[str] = "A pattern that c labels share is won c times sooner in the layer of theorem 2"
     source: ClassVar[Source] = replace(
-        SOURCE, locus="theorem 2 and the authors' reply to reviewers; the reading, that labels share a, is this study's"
+        TIAN,
+        locus="theorem 2 and the authors' reply to reviewers; the reading, that labels share a, is this study's",
     )
     revision: ClassVar[int] = 1
 

@@ -25,7 +25,6 @@ from manyheads.study.claims import Measure
 from manyheads.study.panels import Curve, Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell
 from manyheads.study.verdicts import Expected
-from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.networks.label_order import (
     CLASSES,
     LabelledImages,
@@ -34,6 +33,7 @@ from manyheads.theory.joma.systems.networks.label_order import (
     image_statistics,
     labelled_digits,
 )
+from manyheads.theory.papers import TIAN
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.training import train
@@ -62,7 +62,9 @@ class ShuffledLabels(Study):
 
     name: ClassVar[str] = "joma/shuffled-labels"
     claim: ClassVar[str] = "Images that class means decide are learned first, with shuffled labels too"
-    source: ClassVar[Source] = replace(SOURCE, locus="the authors' reply to reviewers; the statistics are this study's")
+    source: ClassVar[Source] = replace(
+        TIAN, locus="the authors' reply to reviewers; the statistics are this study's"
+    )
     revision: ClassVar[int] = 1
 
     samples: int = 256

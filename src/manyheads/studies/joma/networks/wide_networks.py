@@ -20,7 +20,6 @@ from manyheads.study import Cell, Claim, Lines, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Curve, Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell, select_cells
-from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.systems.networks.wide_layer import WideTraining, train_alone, train_together
 from manyheads.theory.joma.theorems.lucky_neurons import (
     mean_first_time,
@@ -28,6 +27,7 @@ from manyheads.theory.joma.theorems.lucky_neurons import (
     some_neuron,
     winning_probability,
 )
+from manyheads.theory.papers import TIAN
 
 SETTINGS = {  # attention at the start, and whether the gain is constant
     "aligned": "attention aligned with the weights",
@@ -62,7 +62,7 @@ class WideNetworks(Study):
 
     name: ClassVar[str] = "joma/wide-networks"
     claim: ClassVar[str] = "The first of n neurons is won after a time ~ 1/(n + 1), if attention is aligned"
-    source: ClassVar[Source] = replace(SOURCE, locus="theorem 2; lucky neurons as reviews ask, derived here from it")
+    source: ClassVar[Source] = replace(TIAN, locus="theorem 2; lucky neurons as reviews ask, derived here from it")
     revision: ClassVar[int] = 1
 
     widths: tuple[int, ...] = (4, 16, 64)

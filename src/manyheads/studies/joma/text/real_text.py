@@ -28,10 +28,10 @@ from manyheads.study import Cell, Claim, Source, Study, Verdict, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel
 from manyheads.study.verdicts import Expected
-from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.text.record import recorded_dataset, reference_levels, train_and_record
 from manyheads.theory.joma.text.transformers import character_config, digest_text, step_flops
 from manyheads.theory.joma.theorems.rebound import REBOUND
+from manyheads.theory.papers import TIAN
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.shape import Shape
 from manyheads.transformer.transformer import Transformer
@@ -66,7 +66,7 @@ class RealText(Study):
     name: ClassVar[str] = "joma/real-text"
     claim: ClassVar[str] = "Attention entropy of the bottom layer drops and rebounds in training on text"
     source: ClassVar[Source] = replace(
-        SOURCE, locus="figures 6 and 8, and the authors' reply to reviewers; the statistics are this study's own"
+        TIAN, locus="figures 6 and 8, and the authors' reply to reviewers; the statistics are this study's own"
     )
     revision: ClassVar[int] = 3  # correlations: intervals end at -1 and 1
 

@@ -26,7 +26,6 @@ from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell
 from manyheads.study.verdicts import Expected
-from manyheads.theory.joma.source import SOURCE
 from manyheads.theory.joma.text.variants import (
     VARIANTS,
     LanguageWindows,
@@ -36,6 +35,7 @@ from manyheads.theory.joma.text.variants import (
     read_tokens,
     variant_config,
 )
+from manyheads.theory.papers import TIAN
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.training import train
 from manyheads.transformer.transformer import initialize
@@ -72,7 +72,7 @@ class RealTextVariants(Study):
     name: ClassVar[str] = "joma/real-text-variants"
     claim: ClassVar[str] = "On words the bottom layer's entropy drops first; it rebounds in post-norm blocks"
     source: ClassVar[Source] = replace(
-        SOURCE, locus="figures 6 to 8 and B.2; the control and statistics are added here"
+        TIAN, locus="figures 6 to 8 and B.2; the control and statistics are added here"
     )
     revision: ClassVar[int] = 1
 

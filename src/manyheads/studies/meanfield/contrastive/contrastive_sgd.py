@@ -17,9 +17,9 @@ from manyheads.study.tables import dataset
 from manyheads.theory.meanfield.contrastive.ode import overlap_trajectory
 from manyheads.theory.meanfield.contrastive.sgd import train_overlaps
 from manyheads.theory.meanfield.contrastive.sgd_covariance import sgd_covariance
-from manyheads.theory.meanfield.contrastive.source import SOURCE
 from manyheads.theory.meanfield.contrastive.stationary_states import growth_rates, norms_without_features
 from manyheads.theory.meanfield.contrastive.task import ContrastiveTask
+from manyheads.theory.papers import MENG
 
 START = (0.15, 0.1, 0.5)  # Q_1, Q_2, q
 ESCAPE = 0.3  # cosine at which a feature counts as found
@@ -45,7 +45,7 @@ class ContrastiveSgd(Study):
     name: ClassVar[str] = "meanfield/contrastive-sgd"
     claim: ClassVar[str] = "SGD for contrastive learning follows the overlap ODE with error n^(-1/2)"
     source: ClassVar[Source] = replace(
-        SOURCE, locus="abstract: limit of high dimension; loss, ODE, fluctuations and escape time are derived here"
+        MENG, locus="abstract: limit of high dimension; loss, ODE, fluctuations and escape time are derived here"
     )
 
     revision: ClassVar[int] = 2

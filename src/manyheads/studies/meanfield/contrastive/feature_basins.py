@@ -16,7 +16,6 @@ from manyheads.study.tables import dataset, select_cell
 from manyheads.theory.meanfield.contrastive.ode import overlap_trajectory
 from manyheads.theory.meanfield.contrastive.quadrature import Nodes
 from manyheads.theory.meanfield.contrastive.sgd import train_overlaps
-from manyheads.theory.meanfield.contrastive.source import SOURCE
 from manyheads.theory.meanfield.contrastive.stationary_states import (
     StationaryState,
     basin_boundary,
@@ -25,6 +24,7 @@ from manyheads.theory.meanfield.contrastive.stationary_states import (
     stationary_states,
 )
 from manyheads.theory.meanfield.contrastive.task import ContrastiveTask, sparse_feature
+from manyheads.theory.papers import MENG
 
 RADIUS = 0.1  # of the starts whose basin is looked for
 SMALL = 0.05  # overlap of a feature whose growth rate is measured
@@ -66,7 +66,7 @@ class FeatureBasins(Study):
     name: ClassVar[str] = "meanfield/feature-basins"
     claim: ClassVar[str] = "Second moments decide growth at Q = 0; higher moments decide basin and stability"
     source: ClassVar[Source] = replace(
-        SOURCE, locus="abstract: feature learnability, attraction region, local stability; rates are derived here"
+        MENG, locus="abstract: feature learnability, attraction region, local stability; rates are derived here"
     )
     revision: ClassVar[int] = 3
 

@@ -20,9 +20,9 @@ from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell
 from manyheads.theory.meanfield.contrastive.quadrature import Nodes
 from manyheads.theory.meanfield.contrastive.sgd import train_overlaps
-from manyheads.theory.meanfield.contrastive.source import SOURCE
 from manyheads.theory.meanfield.contrastive.stationary_states import stationary_states
 from manyheads.theory.meanfield.contrastive.task import ContrastiveTask, sparse_feature
+from manyheads.theory.papers import MENG
 
 START = (0.6, 0.6)  # Q, q
 NODES = Nodes(32, 12, 32)
@@ -61,7 +61,7 @@ class NoiseCorrelation(Study):
     name: ClassVar[str] = "meanfield/noise-correlation"
     claim: ClassVar[str] = "Negatively correlated augmentation noise helps if it is moderate, hurts if strong"
     source: ClassVar[Source] = replace(
-        SOURCE, locus="abstract: negatively correlated noise yields better performance; the regimes are derived here"
+        MENG, locus="abstract: negatively correlated noise yields better performance; the regimes are derived here"
     )
 
     revision: ClassVar[int] = 2

@@ -19,8 +19,8 @@ from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset
 from manyheads.theory.meanfield.contrastive.particles import simulate_particles
 from manyheads.theory.meanfield.contrastive.sgd import train_overlaps, train_weights
-from manyheads.theory.meanfield.contrastive.source import SOURCE
 from manyheads.theory.meanfield.contrastive.task import ContrastiveTask
+from manyheads.theory.papers import MENG
 
 START = (0.15, 0.1, 0.5)  # Q_1, Q_2, q
 STRENGTH = 0.15  # of the L1 penalty
@@ -69,7 +69,7 @@ class SparsePenalty(Study):
     name: ClassVar[str] = "meanfield/sparse-penalty"
     claim: ClassVar[str] = "SGD with an L1 penalty follows McKean-Vlasov particles with error n^(-1/2)"
     source: ClassVar[Source] = replace(
-        SOURCE, locus="abstract: limit of high dimension; the particles and the penalty are derived here"
+        MENG, locus="abstract: limit of high dimension; the particles and the penalty are derived here"
     )
     revision: ClassVar[int] = 3
 

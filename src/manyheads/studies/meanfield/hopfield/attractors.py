@@ -25,7 +25,7 @@ from manyheads.theory.meanfield.hopfield.bifurcation import bifurcation_scan
 from manyheads.theory.meanfield.hopfield.lyapunov import LyapunovSpectrum, lyapunov_spectrum
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
 from manyheads.theory.meanfield.hopfield.simulation import simulate_network
-from manyheads.theory.meanfield.hopfield.source import SOURCE
+from manyheads.theory.papers import POC_LOPEZ
 
 # Output inverse temperatures of the publication's trajectories, and some on either side of them.
 TABLE = (0.8, 1.0, 1.2, 1.255, 1.26451, 1.266, 1.27, 1.28, 1.4, 1.554, 2.0, 3.0)
@@ -62,7 +62,7 @@ class AttractorStudy(Study):
 
     name: ClassVar[str] = "meanfield/attractors"
     claim: ClassVar[str] = "The sign of the Lyapunov exponent decides if finite networks stay together"
-    source: ClassVar[Source] = replace(SOURCE, locus="attractors of the mean field; exponents are derived here")
+    source: ClassVar[Source] = replace(POC_LOPEZ, locus="attractors of the mean field; exponents are derived here")
     revision: ClassVar[int] = 2
 
     betas: tuple[float, ...] = (0.8, 1.0, 1.28, 1.4, 2.0)

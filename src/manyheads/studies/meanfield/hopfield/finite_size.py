@@ -23,7 +23,7 @@ from manyheads.theory.meanfield.hopfield.fluctuations import overlap_fluctuation
 from manyheads.theory.meanfield.hopfield.mean_field import mean_field_trajectory
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
 from manyheads.theory.meanfield.hopfield.simulation import simulate_network
-from manyheads.theory.meanfield.hopfield.source import SOURCE
+from manyheads.theory.papers import POC_LOPEZ
 
 SLOPE = 0.05  # tolerance of a fitted exponent
 LEVEL = 0.05  # tolerance of the mean squared error, relative to linear response
@@ -47,7 +47,7 @@ class FiniteSize(Study):
 
     name: ClassVar[str] = "meanfield/hopfield-finite-size"
     claim: ClassVar[str] = "Overlaps of N neurons deviate from the mean-field map by N^(-1/2)"
-    source: ClassVar[Source] = replace(SOURCE, locus="mean-field limit; the error and its constant are derived here")
+    source: ClassVar[Source] = replace(POC_LOPEZ, locus="mean-field limit; the error and its constant are derived here")
 
     weak: float = 0.5
     strong: float = 1.0

@@ -24,7 +24,7 @@ from manyheads.study.tables import dataset
 from manyheads.theory.meanfield.hopfield.mean_field import mean_field_trajectory
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
 from manyheads.theory.meanfield.hopfield.simulation import simulate_network
-from manyheads.theory.meanfield.hopfield.source import SOURCE
+from manyheads.theory.papers import POC_LOPEZ
 
 EARLY = 100  # tokens of the comparison token by token
 CHUNK = 16  # orbits of the mean field in memory at a time
@@ -50,7 +50,7 @@ class StationaryMoments(Study):
 
     name: ClassVar[str] = "meanfield/stationary-moments"
     claim: ClassVar[str] = "In chaos time averages converge to the mean field as N grows, tokens do not"
-    source: ClassVar[Source] = replace(SOURCE, locus="mean-field limit; errors of time averages are derived here")
+    source: ClassVar[Source] = replace(POC_LOPEZ, locus="mean-field limit; errors of time averages are derived here")
 
     regular: tuple[float, ...] = (1.0, 1.255)
     chaotic: tuple[float, ...] = (1.28, 1.4, 2.0)

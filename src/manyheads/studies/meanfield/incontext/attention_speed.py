@@ -16,7 +16,7 @@ from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset
 from manyheads.theory.meanfield.incontext.circle import circle_flow
-from manyheads.theory.meanfield.incontext.source import SOURCE
+from manyheads.theory.papers import KIM
 
 SIGNAL, FOREIGN, SCATTER = np.diag([0.3, 0.03]), 0.6 * np.eye(2), 0.01
 FAST, SLOW = 1e3, 1e2  # the law is claimed from FAST on, and denied up to SLOW
@@ -37,7 +37,9 @@ class AttentionSpeed(Study):
     name: ClassVar[str] = "meanfield/attention-speed"
     claim: ClassVar[str] = "The two-timescale limit errs as 1/r at attention speed r, but only from r = 1000"
     revision: ClassVar[int] = 2
-    source: ClassVar[Source] = replace(SOURCE, locus="two-timescale limit; the error at finite speed is derived here")
+    source: ClassVar[Source] = replace(
+        KIM, locus="two-timescale limit; the error at finite speed is derived here"
+    )
 
     speeds: tuple[float, ...] = (1.0, 10.0, 100.0, 1e3, 1e4, 1e5)
     duration: float = 150.0

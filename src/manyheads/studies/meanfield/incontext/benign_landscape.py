@@ -16,8 +16,8 @@ from manyheads.study.tables import dataset
 from manyheads.theory.meanfield.incontext.landscape import attention_fixed_point, escape_direction, saddle_levels
 from manyheads.theory.meanfield.incontext.particles import Particles, particle_flow
 from manyheads.theory.meanfield.incontext.prompt_length import solve_attention
-from manyheads.theory.meanfield.incontext.source import SOURCE
 from manyheads.theory.meanfield.incontext.task import FeatureTask, circle_task
+from manyheads.theory.papers import KIM
 
 DEGREES, AMPLITUDES = (1, 2, 2), (1.0, 0.7, 0.4)  # eigenvalues 1, 0.49, 0.16
 FOREIGN = (3, 3, 4)  # degrees of the foreign features
@@ -44,7 +44,7 @@ class BenignLandscape(Study):
     name: ClassVar[str] = "meanfield/benign-landscape"
     claim: ClassVar[str] = "Saddles lie at half sums of missed eigenvalues; each has negative curvature"
     source: ClassVar[Source] = replace(
-        SOURCE,
+        KIM,
         locus="C W = C S^-1 at fixed points; critical points: loss at least r/2, curvature at most -4 L^2/(k R_1^2). "
         "Levels and the bound -4 L^2/E|h|^2 are derived here",
     )

@@ -16,8 +16,8 @@ from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cells
 from manyheads.theory.meanfield.incontext.circle import circle_flow
 from manyheads.theory.meanfield.incontext.particles import circle_particles, particle_flow
-from manyheads.theory.meanfield.incontext.source import SOURCE
 from manyheads.theory.meanfield.incontext.task import circle_task
+from manyheads.theory.papers import KIM
 
 RECORDS = 80
 LARGEST_DIFFERENCE = 5e-5  # of two references: a tenth of the smallest RMS error, 0.5 N^(-1/2) at N = 2^20
@@ -52,7 +52,7 @@ class MLPWidth(Study):
 
     name: ClassVar[str] = "meanfield/mlp-width"
     claim: ClassVar[str] = "Losses at width N deviate by N^(-1/2) if amplitudes start well above N^(-1/2)"
-    source: ClassVar[Source] = replace(SOURCE, locus="mean-field limit; rates of finite width are measured here")
+    source: ClassVar[Source] = replace(KIM, locus="mean-field limit; rates of finite width are measured here")
 
     missed: float = 0.2
     outer_widths: tuple[int, ...] = (256, 1024, 4096, 16_384, 65_536)

@@ -16,8 +16,8 @@ from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset
 from manyheads.theory.meanfield.incontext.prompt_length import length_coefficient, prompt_loss, solve_attention
 from manyheads.theory.meanfield.incontext.prompts import draw_prompt_losses
-from manyheads.theory.meanfield.incontext.source import SOURCE
 from manyheads.theory.meanfield.incontext.task import FeatureTask, circle_task, harmonics
+from manyheads.theory.papers import KIM
 
 SIGNAL, FOREIGN, THIRD = np.diag([0.3, 0.03]), 0.6, 0.3  # amplitudes of the representation's harmonics 2, 1 and 3
 FEWEST = 1 << 13  # prompts of a cell
@@ -41,7 +41,7 @@ class PromptLength(Study):
     name: ClassVar[str] = "meanfield/prompt-length"
     claim: ClassVar[str] = "With n pairs in a prompt the loss exceeds its limit by exactly c/n"
     source: ClassVar[Source] = replace(
-        SOURCE, locus="|L_n - L| <~ sqrt(log k / n); the exact c/n and its bound are derived here"
+        KIM, locus="|L_n - L| <~ sqrt(log k / n); the exact c/n and its bound are derived here"
     )
     revision: ClassVar[int] = 2
 

@@ -25,8 +25,8 @@ from manyheads.theory.meanfield.incontext.prompt_training import (
     saddle_start,
     train_on_prompts,
 )
-from manyheads.theory.meanfield.incontext.source import SOURCE
 from manyheads.theory.meanfield.incontext.task import FeatureTask, ridge_task
+from manyheads.theory.papers import KIM
 
 FOREIGN, SIGNAL = 0.5, 0.2  # g, and the overlap of every target with its slot at the start, relative to g
 LARGEST_DIFFERENCE = 0.05  # of two mean-field flows: over the initial loss, and at the end over the final one
@@ -55,7 +55,7 @@ class PromptTraining(Study):
     name: ClassVar[str] = "meanfield/prompt-training"
     claim: ClassVar[str] = "SGD on 10,000 prompts waits at the saddle level and escapes as the mean field says"
     source: ClassVar[Source] = replace(
-        SOURCE,
+        KIM,
         locus="sizes of the numerical experiment: d = 20, k = 5, 500 sigmoid neurons, 10,000 prompts of 1000 pairs; "
         "features, initial weights and all predictions are derived here",
     )

@@ -20,8 +20,8 @@ from manyheads.theory.meanfield.incontext.circle import CircleState, circle_flow
 from manyheads.theory.meanfield.incontext.crossings import first_crossing
 from manyheads.theory.meanfield.incontext.landscape import saddle_levels
 from manyheads.theory.meanfield.incontext.particles import circle_particles, particle_flow
-from manyheads.theory.meanfield.incontext.source import SOURCE
 from manyheads.theory.meanfield.incontext.task import circle_task
+from manyheads.theory.papers import KIM
 
 LEARNED, FOREIGN = 0.3, 0.6  # amplitudes of the target that is learned first, and of the foreign harmonics
 LEVEL = 0.25  # of the loss: half the last saddle's
@@ -48,7 +48,7 @@ class SaddleEscape(Study):
     name: ClassVar[str] = "meanfield/saddle-escape"
     claim: ClassVar[str] = "A missed feature is learned after (g^2/kappa) ln(1/eps), g^2 its foreign mass"
     source: ClassVar[Source] = replace(
-        SOURCE,
+        KIM,
         locus="abstract: saddles are escaped; basins at n pairs are of radius n^(-1/4) at most. The rate, the escape "
         "time and the radius are derived here",
     )

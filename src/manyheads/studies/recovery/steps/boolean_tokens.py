@@ -23,10 +23,11 @@ from manyheads.recovery.planted.boolean_logits import (
 )
 from manyheads.recovery.planted.task import normal_matrix
 from manyheads.statistics import fit_exponent
-from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
+from manyheads.studies.recovery.cells import generator, label, of_cell
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve
+from manyheads.theory.papers import CHEN_LI
 
 Array = NDArray[np.float64]
 
@@ -57,7 +58,7 @@ class BooleanTokens(Study):
     name: ClassVar[str] = "recovery/boolean-tokens"
     claim: ClassVar[str] = "Gaussian estimates of Boolean logits are off by d^-1/2; far from lattices by 1/d"
     source: ClassVar[Source] = replace(
-        SOURCE, locus="Boolean tokens and lattices, as told in the talk; laws derived here"
+        CHEN_LI, locus="Boolean tokens and lattices, as told in the talk; laws derived here"
     )
 
     dims: tuple[int, ...] = (16, 32, 64, 128)

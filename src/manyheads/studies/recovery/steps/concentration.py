@@ -23,10 +23,11 @@ from manyheads.recovery.layers.evaluation import softmax
 from manyheads.recovery.planted.task import equal_spectrum_layer, sequences
 from manyheads.statistics import fit_exponent, fit_exponent_to_means
 from manyheads.statistics.exponents import ExponentFit
-from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
+from manyheads.studies.recovery.cells import generator, label, of_cell
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve
+from manyheads.theory.papers import CHEN_LI
 
 Array = NDArray[np.float64]
 
@@ -61,7 +62,7 @@ class Concentration(Study):
     name: ClassVar[str] = "recovery/concentration"
     claim: ClassVar[str] = "Softmax does not concentrate; given Hamming weights its expectation does"
     revision: ClassVar[int] = 2
-    source: ClassVar[Source] = replace(SOURCE, locus="example of the talk; both laws and their constants derived here")
+    source: ClassVar[Source] = replace(CHEN_LI, locus="example of the talk; both laws and their constants derived here")
 
     tokens: tuple[int, ...] = (4, 8, 16)
     dims: tuple[int, ...] = (8, 16, 32)

@@ -26,10 +26,11 @@ from manyheads.recovery.examples.stages.span import measure_span_error, span_of
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.task import equal_spectrum_layer, sequences
 from manyheads.statistics import fit_exponent
-from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
+from manyheads.studies.recovery.cells import generator, label, of_cell
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve
+from manyheads.theory.papers import CHEN_LI
 
 Array = NDArray[np.float64]
 
@@ -60,7 +61,7 @@ class CrudeHull(Study):
 
     name: ClassVar[str] = "recovery/crude-hull"
     claim: ClassVar[str] = "The crude hull does not give the span at any stable rank; high-margin rows do"
-    source: ClassVar[Source] = replace(SOURCE, locus="crude hull, and its refinement, as told in the talk")
+    source: ClassVar[Source] = replace(CHEN_LI, locus="crude hull, and its refinement, as told in the talk")
 
     ranks: tuple[int, ...] = (3, 6, 12)
     counts: tuple[int, ...] = (4000, 16_000, 64_000)

@@ -22,10 +22,11 @@ from manyheads.recovery.examples.stages.crude_sum import measure_moments, predic
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.task import equal_spectrum_layer, sequences
 from manyheads.statistics import fit_exponent
-from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
+from manyheads.studies.recovery.cells import generator, label, of_cell
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Panel, spread_curve
+from manyheads.theory.papers import CHEN_LI
 
 Array = NDArray[np.float64]
 
@@ -63,7 +64,7 @@ class OneStep(Study):
 
     name: ClassVar[str] = "recovery/one-step"
     claim: ClassVar[str] = "One gradient step from zero is r^-1/2 close to the sum of projections"
-    source: ClassVar[Source] = replace(SOURCE, locus="crude sum by one gradient step; power and constant derived here")
+    source: ClassVar[Source] = replace(CHEN_LI, locus="crude sum by one gradient step; power and constant derived here")
 
     ranks: tuple[int, ...] = (4, 8, 16, 32)
     heads: int = 2

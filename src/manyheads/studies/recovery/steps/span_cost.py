@@ -24,10 +24,11 @@ from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.statistics import fit_exponent
 from manyheads.statistics.exponents import ExponentFit
-from manyheads.studies.recovery.source import SOURCE, generator, label, of_cell
+from manyheads.studies.recovery.cells import generator, label, of_cell
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study
 from manyheads.study.claims import FromPrediction, Measure
 from manyheads.study.panels import Panel, spread_curve
+from manyheads.theory.papers import CHEN_LI
 
 Array = NDArray[np.float64]
 
@@ -53,7 +54,7 @@ class SpanCost(Study):
 
     name: ClassVar[str] = "recovery/span-cost"
     claim: ClassVar[str] = "Examples for the span grow as d^2, and faster with length and heads"
-    source: ClassVar[Source] = replace(SOURCE, locus="time (dk)^O(m^3) of the main theorem; powers derived here")
+    source: ClassVar[Source] = replace(CHEN_LI, locus="time (dk)^O(m^3) of the main theorem; powers derived here")
 
     dims: tuple[int, ...] = (6, 8, 12, 16)
     shapes: tuple[tuple[int, int], ...] = ((2, 2), (3, 2), (4, 2), (2, 3))

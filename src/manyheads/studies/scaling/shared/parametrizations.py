@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from manyheads.scaling.parametrization.scaling_exponents import Optimizer
 from manyheads.scaling.task import Task, digits_task, text_task
 from manyheads.study import Cell, Curve, Source
 from manyheads.study.panels import Multiples
+from manyheads.theory.papers import BORDELON
 from manyheads.transformer.shape import Shape
 
 LABELS: dict[str, str] = {
@@ -76,17 +77,7 @@ TASKS = ("digits", "text")
 
 def bordelon(locus: str) -> Source:
     """Return the paper and a place in it."""
-    return Source(
-        "bordelon2024limits",
-        "Infinite Limits of Multi-head Transformer Dynamics",
-        "Blake Bordelon and Hamza Tahir Chaudhry and Cengiz Pehlevan",
-        2024,
-        kind="inproceedings",
-        venue="Advances in Neural Information Processing Systems",
-        volume="37",
-        identifier="2405.15712",
-        locus=locus,
-    )
+    return replace(BORDELON, locus=locus)
 
 
 def parametrization_of(name: str, base: Shape, optimizer: Optimizer) -> Parametrization:

@@ -1,23 +1,10 @@
-"""Source of the studies, the generator of a replicate, labels of variables and figures of one cell."""
+"""Generator of a replicate, labels of variables and figures of one cell."""
 
 from __future__ import annotations
 
 import jax
 import numpy as np
 import xarray as xr
-
-from manyheads.study import Source
-
-SOURCE = Source(
-    "chen2024",
-    "Provably learning a multi-head attention layer",
-    "Sitan Chen and Yuanzhi Li",
-    2025,
-    kind="inproceedings",
-    venue="Proceedings of the 57th Annual ACM Symposium on Theory of Computing",
-    identifier="2402.04084",
-    locus="outline of the algorithm; what is compared with it is derived here",
-)
 
 
 def generator(key: jax.Array) -> np.random.Generator:
