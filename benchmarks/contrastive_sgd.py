@@ -4,8 +4,9 @@
 
 The loop draws the noise of anchor, positive and negative in n dimensions and updates n weights; the chain draws the
 statistics that the overlaps depend on. Both have the same distribution (shown path by path in
-tests/theory/meanfield/contrastive/test_sgd.py) and train the default task in float64 on one thread. Time is CPU time of one run of 6400 steps,
-compilation excluded, the median of repeats; the ratio comes with the smallest and the largest ratio of pairs.
+tests/theory/meanfield/contrastive/test_sgd.py) and train the default task in float64 on one thread. Time is CPU time
+of one run of 6400 steps, compilation excluded, the median of repeats; the ratio comes with the smallest and the
+largest ratio of pairs.
 """
 
 import os

@@ -19,7 +19,7 @@ from manyheads.errors import UsageError
 from manyheads.recovery import ExtractionOptions, RecoveryRefused, compare_layers, extract_layer
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
-from manyheads.recovery.layers.pictures import layer_panels
+from manyheads.recovery.layers.panels import layer_panels
 from manyheads.recovery.oracle.normalization import Normalization, projected
 from manyheads.recovery.result.certificates import GaussianSequences
 from manyheads.study import Cell, Claim, Listing, Source, Study

@@ -8,6 +8,7 @@ from tests.scaling.torch_models import build
 import manyheads as mh
 from manyheads.errors import UsageError
 from manyheads.models.families import FAMILIES
+from manyheads.models.refusals import NotExtractable
 from manyheads.recovery import (
     ExtractionOptions,
     ServerLimits,
@@ -21,7 +22,6 @@ from manyheads.recovery import (
 from manyheads.recovery.oracle.checkpoint_layers import true_layer
 from manyheads.recovery.oracle.front_doors import open_oracle
 from manyheads.recovery.refusals import OracleError, VerificationError
-from manyheads.models.refusals import NotExtractable
 from manyheads.transformer import Shape
 
 FEW = ExtractionOptions(verify=40)

@@ -15,7 +15,7 @@ from manyheads.recovery.layers.description import (
     free_parameters,
     rank_tolerance,
 )
-from manyheads.recovery.layers.pictures import layer_panels
+from manyheads.recovery.layers.panels import layer_panels
 from manyheads.recovery.oracle.oracle import Counts
 from manyheads.recovery.result.certificates import Certificate
 from manyheads.recovery.result.pictures import recovery_section

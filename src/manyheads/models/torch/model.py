@@ -12,8 +12,7 @@ from typing import Any
 from manyheads._extras import require
 from manyheads.errors import UsageError
 from manyheads.models.architecture import apply_role_map, read_architecture
-from manyheads.models.parts import Architecture, Parameter
-from manyheads.models.parts import ForwardMultipliers
+from manyheads.models.parts import Architecture, ForwardMultipliers, Parameter
 from manyheads.transformer.shape import Shape
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")

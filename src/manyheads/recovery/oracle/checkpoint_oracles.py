@@ -24,6 +24,7 @@ from manyheads.models.checkpoints.loading import quiet_transformers
 from manyheads.models.config import ModelConfig, read_config
 from manyheads.models.modules import MAYBE, Role
 from manyheads.models.parameters import parameter_map
+from manyheads.models.refusals import NotExtractable
 from manyheads.models.torch.extractable_attention import (
     attention_function,
     find_attention,
@@ -33,7 +34,6 @@ from manyheads.models.torch.extractable_attention import (
     rotary_frequencies,
 )
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
-from manyheads.models.refusals import NotExtractable
 
 Through = Literal["attention", "block", "block-with-mlp"]
 Floats = Literal["float64", "float32"]

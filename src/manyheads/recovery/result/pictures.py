@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from manyheads.recovery.layers.description import at_offset_one
-from manyheads.recovery.layers.pictures import layer_panels
+from manyheads.recovery.layers.panels import layer_panels
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.queries.leak_meter import describe_queries, describe_unmeasured, name_bound
 from manyheads.recovery.result.results import Recovery

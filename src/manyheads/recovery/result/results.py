@@ -157,7 +157,7 @@ class Recovery(Shown):
     def plot(self) -> "Figure":
         """Draw what every head compares (W_QK) and what it passes on (W_OV), entry by entry."""
         from manyheads.recovery.layers.description import at_offset_one
-        from manyheads.recovery.layers.pictures import heads_picture
+        from manyheads.recovery.layers.panels import heads_picture
         from manyheads.study.reporting.charts import draw_titled
 
         return draw_titled(heads_picture(at_offset_one(self.layer)))

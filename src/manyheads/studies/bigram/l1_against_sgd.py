@@ -14,7 +14,6 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.theory.papers import REN
 from manyheads.errors import UsageError, check_rising
 from manyheads.study import Cell, Claim, Lines, Listing, Study, grid
 from manyheads.study.panels import Panel, spread_curve
@@ -26,6 +25,7 @@ from manyheads.theory.bigram.training.record import measure_distances
 from manyheads.theory.bigram.training.rounding import find_support, refit_scale, round_attention, sample_support
 from manyheads.theory.bigram.training.settings import FirstStage, SecondStage, TrainingSettings
 from manyheads.theory.bigram.training.two_stages import run_stage_one, run_stage_two
+from manyheads.theory.papers import REN
 
 DESCENTS = {"sgd": "SGD", "weak": "weak l1", "strong": "strong l1"}
 MOMENTS = {"best": "smallest held-out loss", "last": "end of the budget"}

@@ -1,8 +1,7 @@
 """`bigram/sample-complexity`: samples of the plateau escape from scratch, by length, vocabulary and noise.
 
 SGD on drawn contexts at short contexts, and the reduced model up to a hundred million positions, are compared with the
-scaling law T (ln T + 1.3) / (kappa2 K_P K_Q) and with the signal system from which it follows. The noise also
-determines the probability of the sign-flipped solution.
+scaling law T (ln T + 1.3) / (kappa2 K_P K_Q) and with the signal system, which also gives the probability of signs.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.theory.papers import REN
 from manyheads.errors import UsageError, check_rising
 from manyheads.statistics import fit_exponent
 from manyheads.studies.bigram.escape_panels import escape_panels
@@ -29,6 +27,7 @@ from manyheads.theory.bigram.theorems.signal import SignalSystem, predict_escape
 from manyheads.theory.bigram.training.plateau_escape import sgd_escape
 from manyheads.theory.bigram.training.proximal_sgd import StepSettings
 from manyheads.theory.bigram.training.reduced_model import ESCAPED, find_escape
+from manyheads.theory.papers import REN
 
 WEIGHTS = (0.6, 0.4)  # of the two positions of every query, in random order: K_Q is the same in all replicates
 SPACING = 0.1  # of the records of SGD, in e-foldings

@@ -15,7 +15,6 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.theory.papers import REN
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Claim, Lines, Listing, Study, grid
 from manyheads.study.claims import Measure
@@ -34,6 +33,7 @@ from manyheads.theory.bigram.training.softmax import (
     initial_softmax_state,
     predict_second_weight,
 )
+from manyheads.theory.papers import REN
 
 HEADS = {"linear": "linear", "softmax": "softmax", "adam": "softmax, Adam", "tokens": "softmax, tokens too"}
 RECORDS = 40

@@ -18,7 +18,6 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.theory.papers import REN
 from manyheads.errors import UsageError, check_rising
 from manyheads.study import Cell, Claim, Curve, Lines, Study, grid
 from manyheads.study.panels import Panel, spread_curve
@@ -27,6 +26,7 @@ from manyheads.theory.bigram import setups as shared
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings
 from manyheads.theory.bigram.training.record import measure_rounded, record
+from manyheads.theory.papers import REN
 
 INIT = 0.4  # of the solution, in values and attention
 RECORDS = 24

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.theory.papers import REN
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Claim, Lines, Study, grid
 from manyheads.study.claims import Measure
@@ -29,6 +28,7 @@ from manyheads.theory.bigram.training.record import measure_distances, record
 from manyheads.theory.bigram.training.reduced_model import ESCAPED
 from manyheads.theory.bigram.training.settings import FirstStage, SecondStage, TrainingSettings, balanced_settings
 from manyheads.theory.bigram.training.two_stages import fit_support, train_bigram
+from manyheads.theory.papers import REN
 
 RUNS = ("sgd", "algorithm")
 RECORDS = 60

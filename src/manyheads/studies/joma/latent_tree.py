@@ -50,9 +50,7 @@ class LatentTreeStudy(Study):
 
     name: ClassVar[str] = "joma/latent-tree"
     claim: ClassVar[str] = "Leaves of a latent tree co-occur as theorem 5 says, with correlation rho^(2H)"
-    source: ClassVar[Source] = replace(
-        TIAN, locus="theorem 5; the extension to any branching and the control are ours"
-    )
+    source: ClassVar[Source] = replace(TIAN, locus="theorem 5; the extension to any branching and the control are ours")
     vectorized: ClassVar[bool] = True
 
     depth: int = 6

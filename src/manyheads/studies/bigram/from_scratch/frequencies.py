@@ -13,7 +13,6 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.theory.papers import REN
 from manyheads.errors import UsageError
 from manyheads.studies.bigram.screening import GROWTH as SAMPLE_GROWTH
 from manyheads.studies.bigram.screening import geometric_mean, search
@@ -32,6 +31,7 @@ from manyheads.theory.bigram.theorems.signal import predict_escape
 from manyheads.theory.bigram.training.plateau_escape import sgd_escape
 from manyheads.theory.bigram.training.proximal_sgd import State, descend, initial_state
 from manyheads.theory.bigram.transfer import predict_transfer
+from manyheads.theory.papers import REN
 
 KINDS = ("equal", "unequal", "shifted", "uniform-values")
 SOURCES = ("structure", "frequencies", "transition")

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.theory.papers import REN
 from manyheads.errors import UsageError, check_rising
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Study
 from manyheads.study.panels import Panel, spread_curve
@@ -37,6 +36,7 @@ from manyheads.theory.bigram.training.initial_states import (
 from manyheads.theory.bigram.training.plateau_escape import SgdEscape, sgd_escape
 from manyheads.theory.bigram.training.proximal_sgd import StepSettings
 from manyheads.theory.bigram.training.reduced_model import find_escape
+from manyheads.theory.papers import REN
 
 SPREADS = {"uniform": 0.0, "values-1": 1.0, "values-3": 3.0, "attention-1": 1.0}  # in drifts
 LINEAR = ("reduced", "sgd")  # engines of linear attention

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.theory.papers import REN
 from manyheads.errors import UsageError, check_rising
 from manyheads.study import Cell, Claim, Curve, Lines, Study, grid
 from manyheads.study.panels import Panel, spread_curve
@@ -29,6 +28,7 @@ from manyheads.theory.bigram.setups import (
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 from manyheads.theory.bigram.theorems.signal import predict_escape, solve_signals
 from manyheads.theory.bigram.training.reduced_model import ESCAPED, ReducedChain, initial_runs, measure_reduced
+from manyheads.theory.papers import REN
 
 WEIGHTS = (0.6, 0.4)  # of the two positions of every query
 
@@ -53,9 +53,7 @@ class LargeVocabulary(Study):
 
     name: ClassVar[str] = "bigram/large-vocabulary"
     claim: ClassVar[str] = "At N = 100 and 500 the values peak and fall, and the attention overshoots, as predicted"
-    source: ClassVar = replace(
-        REN, locus="figures: simulated runs at N = 100 and 500; the overshoot is derived here"
-    )
+    source: ClassVar = replace(REN, locus="figures: simulated runs at N = 100 and 500; the overshoot is derived here")
 
     vocabularies: tuple[int, ...] = (100, 500)
     length: int = 100_000

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.theory.papers import REN
 from manyheads.errors import UsageError, check_rising
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Study
@@ -24,6 +23,7 @@ from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 from manyheads.theory.bigram.theorems import stability as theory
 from manyheads.theory.bigram.training.proximal_sgd import Diverged, State, StepSettings, descend, initial_state
 from manyheads.theory.bigram.training.record import record
+from manyheads.theory.papers import REN
 
 PENALTIES = {"none": "no penalty", "theory": "the authors' penalty", "noise": "calibrated to the noise"}
 INIT, RECORDS = 0.4, 24  # of the solution, for stage two; records of a run

@@ -62,9 +62,7 @@ class ShuffledLabels(Study):
 
     name: ClassVar[str] = "joma/shuffled-labels"
     claim: ClassVar[str] = "Images that class means decide are learned first, with shuffled labels too"
-    source: ClassVar[Source] = replace(
-        TIAN, locus="the authors' reply to reviewers; the statistics are this study's"
-    )
+    source: ClassVar[Source] = replace(TIAN, locus="the authors' reply to reviewers; the statistics are this study's")
     revision: ClassVar[int] = 1
 
     samples: int = 256

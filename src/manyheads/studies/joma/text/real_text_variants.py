@@ -71,9 +71,7 @@ class RealTextVariants(Study):
 
     name: ClassVar[str] = "joma/real-text-variants"
     claim: ClassVar[str] = "On words the bottom layer's entropy drops first; it rebounds in post-norm blocks"
-    source: ClassVar[Source] = replace(
-        TIAN, locus="figures 6 to 8 and B.2; the control and statistics are added here"
-    )
+    source: ClassVar[Source] = replace(TIAN, locus="figures 6 to 8 and B.2; the control and statistics are added here")
     revision: ClassVar[int] = 1
 
     text: Path | None = None

@@ -37,9 +37,7 @@ class AttentionSpeed(Study):
     name: ClassVar[str] = "meanfield/attention-speed"
     claim: ClassVar[str] = "The two-timescale limit errs as 1/r at attention speed r, but only from r = 1000"
     revision: ClassVar[int] = 2
-    source: ClassVar[Source] = replace(
-        KIM, locus="two-timescale limit; the error at finite speed is derived here"
-    )
+    source: ClassVar[Source] = replace(KIM, locus="two-timescale limit; the error at finite speed is derived here")
 
     speeds: tuple[float, ...] = (1.0, 10.0, 100.0, 1e3, 1e4, 1e5)
     duration: float = 150.0
