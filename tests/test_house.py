@@ -234,7 +234,7 @@ def test_a_folder_holds_a_dozen_modules_at_most():
 
 
 def test_stubs_export_no_module_but_those_that_pages_type():
-    """Such as `mh.scaling.preflight`; errors are caught as `mh.errors.ManyheadsError`, theories are rooms of `theory`."""
+    """Such as `mh.scaling.preflight`; errors are caught as `mh.errors.ManyheadsError`, theories are in `theory`."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     typed = {name for page in pages for name in re.findall(r"\bmh\.(\w+)\.\w", page.read_text(encoding="utf-8"))}
     for package, names in map(stub_names, STUBS):

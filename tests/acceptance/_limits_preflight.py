@@ -14,7 +14,7 @@ AXES = {"key_dim": (8, 16, 32), "heads": (4, 8, 16), "depth": (2, 4, 8)}
 
 def preflights(folder: Path, seeds: int, first: int) -> Measured:
     """Run right scripts, usual practice and planted mistakes; count false alarms, misses and CPU minutes."""
-    from tests.limits.preflight import scripts
+    from tests.scaling.preflight import scripts
     from tests.scaling.preflight.test_preflight import CASES
 
     start = time.process_time()
@@ -62,7 +62,7 @@ UNDECIDED = [("nano", "right", "depth", 9), ("llama", "right", "heads", 12), ("v
 
 def search(name: str, kind: str, axes: tuple[str, ...], seeds: range, points: int, train: int) -> Any:
     """Run the preflight of a script with a search for its best learning rate."""
-    from tests.limits.preflight import scripts
+    from tests.scaling.preflight import scripts
 
     p = scripts.parametrization("adam")
     make = scripts.script(name, p) if kind == "right" else scripts.standard(name)

@@ -121,10 +121,10 @@ def test_it_tries_again_and_says_so(layer, function, monkeypatch, outcomes, runs
 @pytest.mark.parametrize(
     ("method", "step"),
     [
-        ("subspaces", "subspaces.algorithm.read_sums"),
-        ("bounded", "bounded.algorithm.assemble_layer"),
-        ("sphere", "sphere.algorithm.read_normalized_sums"),
-        ("rotary", "rotary.algorithm.find_counted_heads"),
+        ("subspaces", "subspaces.method.read_sums"),
+        ("bounded", "bounded.method.assemble_layer"),
+        ("sphere", "sphere.method.read_normalized_sums"),
+        ("rotary", "rotary.method.find_counted_heads"),
     ],
 )
 @pytest.mark.parametrize("error", [np.linalg.LinAlgError, FloatingPointError])

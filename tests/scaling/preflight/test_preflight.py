@@ -20,7 +20,7 @@ DEEP = {"depth": (2, 8)}
 
 @pytest.fixture(scope="module")
 def scripts():
-    from tests.limits.preflight import scripts
+    from tests.scaling.preflight import scripts
 
     return scripts
 

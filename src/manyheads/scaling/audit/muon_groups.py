@@ -1,4 +1,4 @@
-"""Groups of Muon beside AdamW: which rule steps a group, what it orthogonalizes together, where it differs."""
+"""Optimizer groups of Muon beside AdamW: which rule steps a group, what it orthogonalizes, where it differs."""
 
 from __future__ import annotations
 

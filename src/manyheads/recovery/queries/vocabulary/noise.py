@@ -1,7 +1,7 @@
 """Noise of an oracle that takes the tokens of a vocabulary: asked again, in another order, and with another last token.
 
 No sum of two tokens is one, so that answers to one token are compared with a linear function where it is read
-(`vocabulary.algorithm`).
+(`vocabulary.method`).
 """
 
 import numpy as np
