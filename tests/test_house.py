@@ -26,7 +26,19 @@ MOST_MODULES = 12  # in a folder, before it is grouped by idea
 # room that has no row here) may import the ground alone.
 GROUND = {"attention", "transformer", "costs", "models", "data", "spectra", "statistics", "study"}
 LOW = dict.fromkeys(
-    ("errors", "_extras", "_json", "_settings", "_arrays", "_machine", "_overview", "_runge_kutta", "_user_modules"), 0
+    (
+        "errors",
+        "_constraints",
+        "_extras",
+        "_json",
+        "_settings",
+        "_arrays",
+        "_machine",
+        "_overview",
+        "_runge_kutta",
+        "_user_modules",
+    ),
+    0,
 )
 FLOOR = LOW | dict.fromkeys(GROUND, 1) | {"probe": 3, "demo": 3, "cli": 4, "__main__": 4}
 THEORY = 2
@@ -268,7 +280,7 @@ def test_modules_import_each_other_in_no_circle():
 SNAPSHOT = ROOT / "tests/public_names.txt"
 # 160, at most seven for each of the three systems of meanfield, three for checkpoints, two for Muon, one for preflight,
 # two to judge curves, one to forecast a loss, one for the limits of a server
-MOST_NAMES = 190
+MOST_NAMES = 212  # with the 22 words in which a study is declared: `setting`, `near`, `exponent`, `lines`, ...
 
 
 def public_names():
