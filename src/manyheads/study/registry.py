@@ -36,6 +36,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.studies.attention.vanishing_gradients:VanishingGradients",
         "Gradients of an RNN vanish or explode with length and depth; in attention not",
     ),
+    "attention/random-features": Entry(
+        "manyheads.studies.attention.random_features:RandomFeatures",
+        "Positive random features err less than trigonometric ones where attention is small",
+    ),
     "recovery/stages": Entry(
         "manyheads.studies.recovery.stages:Stages",
         "The refined sum and its span lower the error; the joint fit reaches rounding",

@@ -8,8 +8,9 @@ import pytest
 
 from manyheads.errors import UsageError
 from manyheads.recovery.planted.task import equal_spectrum_layer
-from manyheads.studies.recovery.cells import generator
 from manyheads.studies.recovery.steps.concentration import Concentration
+from manyheads.study import generator
+from manyheads.study.execution.units import train
 
 
 def enumerated(theta, length):
@@ -29,7 +30,7 @@ def enumerated(theta, length):
 def test_both_variances_are_those_of_all_sequences(length, seed):
     study = Concentration(tokens=(length, 4), dims=(3, 4), scale=1.0, layers=1, count=40_000)
     key = jax.random.key(seed)
-    found = study.train(key, study.cells()[0])
+    found = train(study, key, study.cells()[0])
     theta = equal_spectrum_layer(generator(key).spawn(1)[0].spawn(2)[0], 3, 1, 3, scale=1.0).theta[0]
     pattern, given = enumerated(np.asarray(theta), length)
     assert float(found["pattern"]) == pytest.approx(pattern, rel=0.02)

@@ -18,6 +18,7 @@ from manyheads._settings import reproducible
 from manyheads.study.base import Study
 from manyheads.study.cells import Cell
 from manyheads.study.store.records.schema import MOST_UNITS, MalformedResult, is_plain_name
+from manyheads.study.tables import record
 
 if TYPE_CHECKING:
     import jax
@@ -208,12 +209,12 @@ def compute(study: Study, unit: Unit, seed: int) -> xr.Dataset:
     wall, cpu = time.perf_counter(), time.process_time()
     with reproducible():
         if unit.cell is None:
-            dataset = _on_host(_refuse_reserved(study.predict(prediction_key(seed, unit.first)), unit), unit)
+            dataset = _on_host(_refuse_reserved(predict(study, prediction_key(seed, unit.first)), unit), unit)
         elif study.vectorized:
             dataset = _train_chunk(study, unit, seed)
         else:
             dataset = _on_host(
-                _refuse_reserved(_train(study, replicate_key(seed, unit.first), unit.cell, unit.first), unit), unit
+                _refuse_reserved(train(study, replicate_key(seed, unit.first), unit.cell, unit.first), unit), unit
             )
     times = {"wall_seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
     names = {"wall_seconds": "wall time of the replicate", "cpu_seconds": "processor time of the replicate"}
@@ -231,11 +232,18 @@ def compute(study: Study, unit: Unit, seed: int) -> xr.Dataset:
     )
 
 
-def _train(study: Study, key: jax.Array, cell: Cell, replicate: Any) -> xr.Dataset:
-    """Train one replicate; a study whose `train` has a parameter `replicate` is told its number."""
-    if "replicate" in inspect.signature(study.train).parameters:
-        return study.train(key, cell, replicate=replicate)  # type: ignore[call-arg]
-    return study.train(key, cell)
+def predict(study: Study, key: jax.Array) -> Any:
+    """Return one prediction of a study as a dataset."""
+    return record(study.predict(key), study.cells())
+
+
+def train(study: Study, key: jax.Array, cell: Cell, replicate: Any = 0) -> Any:
+    """Train one replicate and return a dataset; a `train` with a parameter `replicate` is told its number."""
+    taken = inspect.signature(study.train).parameters
+    number = {"replicate": replicate} if "replicate" in taken else {}
+    if "cell" in taken:  # OLD
+        return study.train(key, cell, **number)
+    return record(study.train(key, **cell, **number))
 
 
 def _train_chunk(study: Study, unit: Unit, seed: int) -> xr.Dataset:
@@ -249,7 +257,7 @@ def _train_chunk(study: Study, unit: Unit, seed: int) -> xr.Dataset:
     template: list[xr.Dataset] = []
 
     def arrays(key: jax.Array, replicate: jax.Array) -> dict[str, Any]:
-        dataset = _refuse_reserved(_train(study, key, cell, replicate), unit)
+        dataset = _refuse_reserved(train(study, key, cell, replicate), unit)
         template[:] = [dataset]
         return {str(name): jnp.asarray(variable.data) for name, variable in dataset.data_vars.items()}
 
