@@ -157,7 +157,7 @@ class Study(abc.ABC):
         from manyheads.study.tables import keeping_labels, on_grid
 
         with keeping_labels():
-            data = predicted, on_grid(trained)
+            data = predicted, on_grid(trained, predicted)
             return (*self.pictures(*data), *standard_panels(self.claims(*data), *data))
 
     def inputs(self) -> dict[str, str]:
@@ -177,7 +177,7 @@ def evaluated_claims(study: Study, predicted: xr.Dataset, trained: xr.Dataset) -
     from manyheads.study.tables import keeping_labels, on_grid
 
     with keeping_labels():
-        return tuple(study.claims(predicted, on_grid(trained)))
+        return tuple(study.claims(predicted, on_grid(trained, predicted)))
 
 
 def is_old(study: Study) -> bool:

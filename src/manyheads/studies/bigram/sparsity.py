@@ -15,11 +15,11 @@ import xarray as xr
 
 from manyheads.errors import UsageError, check_rising
 from manyheads.statistics import fit_exponent
-from manyheads.studies.bigram.screening import GROWTH, by_replicate, geometric_mean, search
 from manyheads.study import Cell, Claim, Curve, Lines, Study, grid
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset
 from manyheads.theory.bigram.screening import chi_square, predict_screening
+from manyheads.theory.bigram.searches import GROWTH, by_replicate, geometric_mean, search
 from manyheads.theory.bigram.setups import replicate_seed, signal_system
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 from manyheads.theory.bigram.theorems.sample_complexity import STAGE_ONE_OFFSET

@@ -11,10 +11,10 @@ import xarray as xr
 
 from manyheads.errors import UsageError, check_rising
 from manyheads.statistics import fit_exponent
-from manyheads.studies.bigram.screening import GROWTH, by_replicate, draw_uniform_batch, search
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.theory.bigram.screening import predict_screening
+from manyheads.theory.bigram.searches import GROWTH, by_replicate, draw_uniform_batch, search
 from manyheads.theory.bigram.setups import redraw_positions, replicate_seed
 from manyheads.theory.bigram.task import Batch, BigramTask, draw_bigram_task, draw_correlated
 from manyheads.theory.bigram.transfer import TransferSettings, predict_transfer, transfer_test
