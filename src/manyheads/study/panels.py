@@ -311,7 +311,7 @@ def _paired_panel(name: str, predicted: xr.DataArray, trained: xr.DataArray) -> 
             spread_curve(axis.values, trained.transpose("replicate", "cell").values, "trained"),
             spread_curve(axis.values, theory, "predicted", "predicted"),
         ]
-        spread = [spans_decades(values) for values in (axis.values, trained.values)]
+        spread = [_spans_decades(values) for values in (axis.values, trained.values)]
         return Lines(title, axes[0], y_label, tuple(curves), log_x=spread[0], log_y=spread[1], note=BAND_NOTE)
     rows = tuple(
         (
@@ -324,9 +324,8 @@ def _paired_panel(name: str, predicted: xr.DataArray, trained: xr.DataArray) -> 
     return Listing(title, ("cell", "trained, mean", "predicted, mean"), rows)
 
 
-def spans_decades(values: np.ndarray) -> bool:
-    """Tell whether an axis of these values is better logarithmic."""
-    return bool(values.size and values.min() > 0 and values.max() >= 8 * values.min())
+def _spans_decades(values: np.ndarray) -> bool:
+    return bool(values.min() > 0 and values.max() >= 8 * values.min())
 
 
 BAND_NOTE = "Lines are means over replicates, bands reach from the smallest to the largest replicate."

@@ -15,7 +15,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.study.claims import Claim, Figure
-from manyheads.study.panels import BAND_NOTE, Curve, Lines, Listing, Panel, Role, spans_decades, spread_curve
+from manyheads.study.panels import BAND_NOTE, Curve, Lines, Listing, Panel, Role, spread_curve
 
 SETTLED = 0.02  # of its whole way, from which a trajectory counts as at its end
 
@@ -151,7 +151,7 @@ def _series_panel(along: str, label: str, claims: Sequence[Claim]) -> Lines:
             guide = np.atleast_2d(rows.values).mean(0)[0] * (x / x[0]) ** power
             curves.append(spread_curve(x, guide[None], f"slope {power:g}", "reference"))
     heights = np.concatenate([curve.y for curve in curves])
-    log_x, log_y = (spans_decades(np.asarray(values)) for values in (x, heights[np.isfinite(heights)]))
+    log_x, log_y = (bool((values > 0).all()) for values in (x, heights[np.isfinite(heights)]))
     shows = tuple(claim.text for claim in claims)
     return Lines(_title(label), label_of(rows[along]), label, tuple(curves), log_x, log_y, BAND_NOTE, shows)
 
