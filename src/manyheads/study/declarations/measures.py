@@ -46,7 +46,9 @@ def distance(first: xr.DataArray, second: xr.DataArray | float, over: Dims = Non
     return squares.mean(over) ** 0.5
 
 
-def exponent(values: xr.DataArray, along: str, letter: str = "", what: str = "") -> Figure:
+def exponent(
+    values: xr.DataArray, along: str, letter: str = "", what: str = "", law: xr.DataArray | None = None
+) -> Figure:
     """Return the exponent of a power law along one axis of the grid, fitted to every replicate.
 
     Parameters
@@ -57,8 +59,11 @@ def exponent(values: xr.DataArray, along: str, letter: str = "", what: str = "")
         The axis in the quantity, "exponent of n"; its name if empty.
     what
         Name of the values in the picture; their long name if empty.
+    law
+        What is predicted of the values, drawn in place of the power that the claim states.
     """
-    return _exponent(fit_exponent, values, along, letter, what)
+    found = _exponent(fit_exponent, values, along, letter, what)
+    return found if law is None or found.series is None else replace(found, series=replace(found.series, predicted=law))
 
 
 def exponent_of_mean(values: xr.DataArray, along: str, letter: str = "", what: str = "") -> Figure:

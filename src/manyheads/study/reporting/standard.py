@@ -40,6 +40,8 @@ def lines(
 ) -> Lines:
     """Return curves along one dimension, named by their keys: bands over replicates and draws, references grey.
 
+    A prediction that is named as a trained curve has no entry of its own in the legend.
+
     Parameters
     ----------
     x, y_label
@@ -64,7 +66,8 @@ def lines(
             group = 0 if role == "reference" else place
             values = values.dropna(x, how="all")
             rows = values.transpose(..., x).values.reshape(-1, values.sizes[x])
-            curves.append(spread_curve(np.asarray(values[x], float), rows, name, role, group))
+            label = "" if role == "predicted" and any(curve.label == name for curve in curves) else name
+            curves.append(spread_curve(np.asarray(values[x], float), rows, label, role, group))
     label = x_label or label_of(next(iter((*trained.values(), *predicted.values())))[x])
     return Lines(title, label, y_label, tuple(curves), "x" in log, "y" in log, **options)
 
