@@ -47,7 +47,7 @@ def distance(first: xr.DataArray, second: xr.DataArray | float, over: Dims = Non
 
 
 def exponent(
-    values: xr.DataArray, along: str, letter: str = "", what: str = "", law: xr.DataArray | None = None
+    values: xr.DataArray, along: str, letter: str = "", what: str = "", predicted: xr.DataArray | None = None
 ) -> Figure:
     """Return the exponent of a power law along one axis of the grid, fitted to every replicate.
 
@@ -59,11 +59,10 @@ def exponent(
         The axis in the quantity, "exponent of n"; its name if empty.
     what
         Name of the values in the picture; their long name if empty.
-    law
-        What is predicted of the values, drawn in place of the power that the claim states.
+    predicted
+        What the theory says of the values: drawn instead of the claimed power.
     """
-    found = _exponent(fit_exponent, values, along, letter, what)
-    return found if law is None or found.series is None else replace(found, series=replace(found.series, predicted=law))
+    return _exponent(fit_exponent, values, along, letter, what, predicted)
 
 
 def exponent_of_mean(values: xr.DataArray, along: str, letter: str = "", what: str = "") -> Figure:
@@ -76,14 +75,21 @@ def exponent_of_mean(values: xr.DataArray, along: str, letter: str = "", what: s
     return _exponent(fit, values, along, letter, what)
 
 
-def _exponent(fit: Callable[..., ExponentFit], values: xr.DataArray, along: str, letter: str, what: str) -> Figure:
+def _exponent(
+    fit: Callable[..., ExponentFit],
+    values: xr.DataArray,
+    along: str,
+    letter: str,
+    what: str,
+    predicted: xr.DataArray | None = None,
+) -> Figure:
     rows = values.transpose(..., along).dropna(along, how="all")
     try:
         found: Any = fit(np.asarray(rows[along], float), np.asarray(rows.values, float))
     except UsageError:  # values without a logarithm
         found = math.nan, Interval(-math.inf, math.inf, LEVEL)
     rows = rows.assign_attrs(long_name=what) if what else rows.rename(None)
-    return Figure(found, f"exponent of {letter or along}", Series(along, rows))
+    return Figure(found, f"exponent of {letter or along}", Series(along, rows, predicted))
 
 
 def slope(values: xr.DataArray, along: str, x: Any = None) -> xr.DataArray:

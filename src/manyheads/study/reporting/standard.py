@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -140,8 +141,9 @@ def _series_panel(along: str, label: str, claims: Sequence[Claim]) -> Lines:
     """Draw every series once, with its prediction or, without any, the power that the first claim states."""
     series = [claim.figure.series for claim in claims]
     curves: list[Curve] = []
-    for group, (name, one) in enumerate({_place(each.measured): each for each in series}.items()):
-        rows = one.measured.transpose(..., along)
+    for group, name in enumerate(dict.fromkeys(_place(each.measured) for each in series)):
+        parts = [each.measured for each in series if _place(each.measured) == name]  # perhaps of different ranges
+        rows = functools.reduce(xr.DataArray.combine_first, parts).transpose(..., along)
         x = np.asarray(rows[along], float)
         curves.append(spread_curve(x, np.atleast_2d(rows.values), name or "trained", "trained", group))
         same = [each.predicted for each in series if _place(each.measured) == name and each.predicted is not None]
@@ -169,6 +171,7 @@ def _pairs(theory: xr.Dataset, trained: xr.Dataset) -> Iterator[Lines]:
         own = [str(dim) for dim in measured.dims if dim not in ("replicate", *axes)]
         more = [axis for axis in axes if axis in measured.dims]
         numeric = measured.dtype.kind in "iuf" and measured.attrs.get("deterministic", True)
+        numeric = numeric and bool(np.isfinite(measured).any())  # where the grid has such a cell
         if len(own) == 1 and len(more) < 2 and own[0] in theory[name].dims and numeric:
             law = theory[name].sel(end, drop=True)
             if set(law.dims) <= {own[0], "prediction", *more}:
