@@ -80,6 +80,16 @@ def on_grid(trained: xr.Dataset, theory: xr.Dataset) -> xr.Dataset:
     return xr.Dataset(data, coords, trained.attrs | {"axes": " ".join(names)})
 
 
+def theory_on_grid(predicted: xr.Dataset, cells: Sequence[Cell]) -> xr.Dataset:
+    """Return a prediction over the axes of the grid where it has a dimension of the names of all cells."""
+    slugs = [cell.slug for cell in cells]
+    for name, places in predicted.coords.items():
+        if places.dims == (name,) and places.values.tolist() == slugs:
+            axes = {axis: ("cell", [cell[axis] for cell in cells]) for axis in cells[0]}
+            return on_grid(predicted.rename({name: "cell"}).assign_coords(axes), predicted)
+    return predicted
+
+
 def _on_axes(rows: np.ndarray, places: tuple[np.ndarray, ...], shape: tuple[int, ...]) -> np.ndarray:
     """Return rows over cells as an array over axes, a view where cells are their product in order."""
     import numpy as np

@@ -19,7 +19,7 @@ def task(rng):
 
 
 def pilot(rng, task, size):
-    return Batch(*draw_uniform_batch(rng, task, size))
+    return draw_uniform_batch(rng, task, size)
 
 
 @pytest.mark.parametrize("rho", [1.0, 0.7, -0.7])

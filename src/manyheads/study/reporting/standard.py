@@ -175,8 +175,10 @@ def _pairs(theory: xr.Dataset, trained: xr.Dataset) -> Iterator[Lines]:
         if len(own) == 1 and len(more) < 2 and own[0] in theory[name].dims and numeric:
             law = theory[name].sel(end, drop=True)
             if set(law.dims) <= {own[0], "prediction", *more}:
-                label = label_of(measured)
-                yield lines(_title(label), own[0], label, {"trained": measured}, {"predicted": law}, note=BAND_NOTE)
+                label, log = label_of(measured), "y" if spans_decades(measured.values) else ""
+                yield lines(
+                    _title(label), own[0], label, {"trained": measured}, {"predicted": law}, log=log, note=BAND_NOTE
+                )
 
 
 def _medians(theory: xr.Dataset, trained: xr.Dataset) -> Iterator[Listing]:

@@ -1,4 +1,4 @@
-"""Searches for the number of samples at which a score ranks the attended positions of every query first."""
+"""Searches for the number of samples at which a score ranks the positions of every query first."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import xarray as xr
 
 from manyheads.errors import UsageError
 from manyheads.theory.bigram.screening import count_pairs
-from manyheads.theory.bigram.task import BigramTask
+from manyheads.theory.bigram.task import Batch, BigramTask
 
 GROWTH = 1.12  # of the samples from one evaluation to the next
+GRAIN = float(np.log(GROWTH))  # of the logarithm of a number of samples
 FIRST = 32  # samples at the first evaluation
 MOST = 1_000_000  # samples of the longest search
 ENTRIES = 1 << 23  # tokens drawn at a time
@@ -37,12 +37,12 @@ def search(rng: np.random.Generator, task: BigramTask, score: Scores) -> np.ndar
     drawn, before, wanted = 0, 0, float(FIRST)
     result: np.ndarray | None = None
     while drawn < MOST:
-        answers = draw_answers(for_answers, task, int(wanted) - drawn)
+        answers = _draw_answers(for_answers, task, int(wanted) - drawn)
         drawn = int(wanted)
         size = max(1, ENTRIES // task.length)
         for begin in range(0, len(answers[0]), size):
             queries, own, targets = (part[begin : begin + size] for part in answers)
-            counts += count_pairs(fill_contexts(for_contexts, task, queries, own), queries, targets, task.vocabulary)
+            counts += count_pairs(_fill_contexts(for_contexts, task, queries, own), queries, targets, task.vocabulary)
         right = ranks_first(task, score(counts))
         result = np.full(len(right), np.nan) if result is None else result
         result[np.isnan(result) & right] = (max(before, FIRST / GROWTH) * drawn) ** 0.5
@@ -61,15 +61,13 @@ def ranks_first(task: BigramTask, scores: np.ndarray) -> np.ndarray:
     return (weakest > others.max(2)).all(1)
 
 
-def draw_uniform_batch(
-    rng: np.random.Generator, task: BigramTask, size: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def draw_uniform_batch(rng: np.random.Generator, task: BigramTask, size: int) -> Batch:
     """Draw samples of a task of equally frequent tokens, ten times as fast as `BigramTask.draw`."""
-    queries, own, targets = draw_answers(rng, task, size)
-    return fill_contexts(rng, task, queries, own), queries, targets
+    queries, own, targets = _draw_answers(rng, task, size)
+    return Batch(_fill_contexts(rng, task, queries, own), queries, targets)
 
 
-def draw_answers(rng: np.random.Generator, task: BigramTask, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _draw_answers(rng: np.random.Generator, task: BigramTask, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draw queries (B,), their attended tokens (B, Q) and targets (B,), independent of the length."""
     if np.ptp(task.stationary) > 1e-9:
         raise UsageError("the tokens of this task are not equally frequent: use BigramTask.draw")
@@ -81,13 +79,8 @@ def draw_answers(rng: np.random.Generator, task: BigramTask, size: int) -> tuple
     return queries, own, targets
 
 
-def fill_contexts(rng: np.random.Generator, task: BigramTask, queries: np.ndarray, own: np.ndarray) -> np.ndarray:
+def _fill_contexts(rng: np.random.Generator, task: BigramTask, queries: np.ndarray, own: np.ndarray) -> np.ndarray:
     """Draw contexts (B, T) around the attended tokens."""
     tokens = rng.integers(0, task.vocabulary, (len(queries), task.length), dtype=np.uint8)
     np.put_along_axis(tokens, task.positions[queries], own, 1)
     return tokens
-
-
-def by_replicate(trained: xr.Dataset, name: str) -> np.ndarray:
-    """OLD: return a variable as (replicates, cells, ...)."""
-    return trained[name].transpose("replicate", "cell", ...).values
