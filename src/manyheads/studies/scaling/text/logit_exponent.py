@@ -118,25 +118,25 @@ class LogitExponent(st.Study):
             )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        smooth = st.log(trained["loss"]).rolling(step=max(1, self.steps // 10), min_periods=1).mean()
-        updates = np.arange(self.steps) + 1
-        costs = {
-            size: smooth.sel(key_dim=size).assign_coords(step=self._step(size) * updates) for size in self.key_dims
-        }
+        loss, tenth, updates = trained["loss"], max(1, self.steps // 10), np.arange(self.steps) + 1
+        smooth = loss.rolling(step=tenth, min_periods=1).mean()
+        by_size = {size: smooth.sel(key_dim=size) for size in self.key_dims}
+        costs = {size: values.assign_coords(step=self._step(size) * updates) for size, values in by_size.items()}
         yield st.lines(
             "Loss against compute",
             "step",
             "loss (nat)",
             {
-                f"exponent {name}, N={size}": np.exp(costs[size].sel(logit_exponent=exponent))
+                f"exponent {name}, N={size}": costs[size].sel(logit_exponent=exponent)
                 for exponent, name in EXPONENTS.items()
                 for size in self.key_dims
             },
             log="x",
             x_label="FLOPs",
-            note="Means over a tenth of the steps of log losses; bands range over replicates.",
+            note="Means over a tenth of the steps; bands range over replicates.",
         )
-        apart = (smooth.sel(logit_exponent=0.5) - smooth.sel(logit_exponent=1.0)).assign_coords(step=updates)
+        apart = st.log(loss.sel(logit_exponent=0.5) / loss.sel(logit_exponent=1.0)).assign_coords(step=updates)
+        apart = apart.rolling(step=tenth, min_periods=1).mean()
         yield st.lines(
             "Loss of logit exponent 1/2 over that of 1",
             "step",
