@@ -311,7 +311,7 @@ def _paired_panel(name: str, predicted: xr.DataArray, trained: xr.DataArray) -> 
             spread_curve(axis.values, trained.transpose("replicate", "cell").values, "trained"),
             spread_curve(axis.values, theory, "predicted", "predicted"),
         ]
-        spread = [_spans_decades(values) for values in (axis.values, trained.values)]
+        spread = [spans_decades(values) for values in (axis.values, trained.values)]
         return Lines(title, axes[0], y_label, tuple(curves), log_x=spread[0], log_y=spread[1], note=BAND_NOTE)
     rows = tuple(
         (
@@ -324,7 +324,7 @@ def _paired_panel(name: str, predicted: xr.DataArray, trained: xr.DataArray) -> 
     return Listing(title, ("cell", "trained, mean", "predicted, mean"), rows)
 
 
-def _spans_decades(values: np.ndarray) -> bool:
+def spans_decades(values: np.ndarray) -> bool:
     return bool(values.min() > 0 and values.max() >= 8 * values.min())
 
 

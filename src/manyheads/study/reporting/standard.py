@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.study.claims import Claim, Figure
-from manyheads.study.panels import BAND_NOTE, Curve, Lines, Listing, Panel, Role, spread_curve
+from manyheads.study.panels import BAND_NOTE, Curve, Lines, Listing, Panel, Role, spans_decades, spread_curve
 
 SETTLED = 0.02  # of its whole way, from which a trajectory counts as at its end
 
