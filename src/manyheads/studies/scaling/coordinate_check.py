@@ -11,15 +11,8 @@ import xarray as xr
 
 from manyheads.errors import UsageError, check_rising
 from manyheads.scaling.axes import LETTERS, Axis
-from manyheads.scaling.checks.coordinate_check import (
-    QUANTITIES,
-    TOLERANCE,
-    Growth,
-    decide_growths,
-    finite_size_bias,
-    least_growth,
-    required_growth,
-)
+from manyheads.scaling.checks.coordinate_check import TOLERANCE, Growth, decide_growths, finite_size_bias
+from manyheads.scaling.checks.growth_powers import QUANTITIES, least_growth, required_growth
 from manyheads.scaling.parametrization.scaling_exponents import Optimizer
 from manyheads.scaling.trained.transformers import USUAL, Recipe, measure_updates
 from manyheads.statistics import Interval, fit_exponent

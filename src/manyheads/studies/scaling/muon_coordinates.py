@@ -11,7 +11,8 @@ import xarray as xr
 
 from manyheads.errors import UsageError, check_rising
 from manyheads.scaling.axes import LETTERS, Axis
-from manyheads.scaling.checks.coordinate_check import TOLERANCE, check_growth, least_growth, required_growth
+from manyheads.scaling.checks.coordinate_check import TOLERANCE, check_growth
+from manyheads.scaling.checks.growth_powers import least_growth, required_growth
 from manyheads.scaling.trained.transformers import BY_WEIGHTS, Recipe, measure_updates
 from manyheads.statistics import Interval, fit_exponent
 from manyheads.statistics.exponents import ExponentFit
