@@ -12,6 +12,7 @@ import xarray as xr
 from manyheads.errors import UsageError, check_rising
 from manyheads.scaling.axes import LETTERS, Axis
 from manyheads.scaling.checks.coordinate_check import (
+    QUANTITIES,
     TOLERANCE,
     Growth,
     decide_growths,
@@ -20,7 +21,7 @@ from manyheads.scaling.checks.coordinate_check import (
     required_growth,
 )
 from manyheads.scaling.parametrization.scaling_exponents import Optimizer
-from manyheads.scaling.trained.transformers import QUANTITIES, USUAL, Recipe, measure_updates
+from manyheads.scaling.trained.transformers import USUAL, Recipe, measure_updates
 from manyheads.statistics import Interval, fit_exponent
 from manyheads.studies.scaling.shared.parametrizations import (
     CONSISTENT,
@@ -324,8 +325,7 @@ class CoordinateCheckStudy(Study):
 
 
 # Learning rate, batch and checkpoints. Gradient descent: after training of order one, and away from the edge of
-# stability. After 20 steps the largest N has hardly started (loss 2.05 of 2.30 at N=32), and what queries learn looks
-# like N^-0.5.
+# stability. After 20 steps the largest N has hardly started: queries seem to move as N^-0.5.
 OWN: dict[str, tuple[float, int, tuple[int, ...]]] = {"adam": (0.003, 16, (4, 25)), "sgd": (0.3, 96, (4, 60))}
 
 

@@ -60,7 +60,7 @@ def exponent(
     what
         Name of the values in the picture; their long name if empty.
     predicted
-        What is predicted of the values, drawn with them.
+        What the theory says of the values: drawn instead of the claimed power.
     """
     return _exponent(fit_exponent, values, along, letter, what, predicted)
 
