@@ -46,7 +46,9 @@ def distance(first: xr.DataArray, second: xr.DataArray | float, over: Dims = Non
     return squares.mean(over) ** 0.5
 
 
-def exponent(values: xr.DataArray, along: str, letter: str = "", what: str = "") -> Figure:
+def exponent(
+    values: xr.DataArray, along: str, letter: str = "", what: str = "", predicted: xr.DataArray | None = None
+) -> Figure:
     """Return the exponent of a power law along one axis of the grid, fitted to every replicate.
 
     Parameters
@@ -57,8 +59,10 @@ def exponent(values: xr.DataArray, along: str, letter: str = "", what: str = "")
         The axis in the quantity, "exponent of n"; its name if empty.
     what
         Name of the values in the picture; their long name if empty.
+    predicted
+        What the picture draws beside them; the claimed power if None.
     """
-    return _exponent(fit_exponent, values, along, letter, what)
+    return _exponent(fit_exponent, values, along, letter, what, predicted)
 
 
 def exponent_of_mean(values: xr.DataArray, along: str, letter: str = "", what: str = "") -> Figure:
@@ -68,17 +72,24 @@ def exponent_of_mean(values: xr.DataArray, along: str, letter: str = "", what: s
         errors = rows.std(0, ddof=1) / len(rows) ** 0.5
         return fit_exponent_to_means(sizes, rows.mean(0), errors, dof=len(rows) - 1)
 
-    return _exponent(fit, values, along, letter, what)
+    return _exponent(fit, values, along, letter, what, None)
 
 
-def _exponent(fit: Callable[..., ExponentFit], values: xr.DataArray, along: str, letter: str, what: str) -> Figure:
+def _exponent(
+    fit: Callable[..., ExponentFit],
+    values: xr.DataArray,
+    along: str,
+    letter: str,
+    what: str,
+    predicted: xr.DataArray | None,
+) -> Figure:
     rows = values.transpose(..., along).dropna(along, how="all")
     try:
         found: Any = fit(np.asarray(rows[along], float), np.asarray(rows.values, float))
     except UsageError:  # values without a logarithm
         found = math.nan, Interval(-math.inf, math.inf, LEVEL)
     rows = rows.assign_attrs(long_name=what) if what else rows.rename(None)
-    return Figure(found, f"exponent of {letter or along}", Series(along, rows))
+    return Figure(found, f"exponent of {letter or along}", Series(along, rows, predicted))
 
 
 def slope(values: xr.DataArray, along: str, x: Any = None) -> xr.DataArray:
@@ -95,8 +106,23 @@ def log_ratio(measured: xr.DataArray, predicted: xr.DataArray, along: str = "", 
 
     With `along` both are drawn along that axis.
     """
-    logs = log(measured / predicted)
-    each = logs.mean([dim for dim in logs.dims if dim != "replicate"])
+    return _compared(log(measured / predicted), measured, predicted, along, quantity)
+
+
+def ratio(measured: xr.DataArray, predicted: xr.DataArray, along: str = "", quantity: str = "") -> Figure:
+    """Return measured / predicted of every replicate, as `log_ratio` does."""
+    return _compared(measured / predicted, measured, predicted, along, quantity)
+
+
+def gap(measured: xr.DataArray, predicted: xr.DataArray, along: str = "", quantity: str = "") -> Figure:
+    """Return measured - predicted of every replicate, as `log_ratio` does."""
+    return _compared(measured - predicted, measured, predicted, along, quantity)
+
+
+def _compared(
+    values: xr.DataArray, measured: xr.DataArray, predicted: xr.DataArray, along: str, quantity: str
+) -> Figure:
+    each = values.mean([dim for dim in values.dims if dim != "replicate"])
     return Figure(each, quantity, Series(along, measured.rename(None), predicted) if along else None)
 
 
