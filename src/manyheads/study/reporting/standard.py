@@ -66,6 +66,8 @@ def lines(
         for place, (name, values) in enumerate(parts):
             group = 0 if role == "reference" else place
             values = values.dropna(x, how="all")
+            if not values.sizes[x]:
+                continue
             rows = values.transpose(..., x).values.reshape(-1, values.sizes[x])
             label = "" if role == "predicted" and any(curve.label == name for curve in curves) else name
             curves.append(spread_curve(np.asarray(values[x], float), rows, label, role, group))
@@ -175,7 +177,10 @@ def _pairs(theory: xr.Dataset, trained: xr.Dataset) -> Iterator[Lines]:
         if len(own) == 1 and len(more) < 2 and own[0] in theory[name].dims and numeric:
             law = theory[name].sel(end, drop=True)
             if set(law.dims) <= {own[0], "prediction", *more}:
-                label, log = label_of(measured), "y" if spans_decades(measured.values) else ""
+                label, moved = label_of(measured), measured.isel({own[0]: slice(1, None)})
+                log = "y" if spans_decades(moved.values[np.isfinite(moved.values)]) else ""
+                if log and not (measured.isel({own[0]: 0}) > 0).any():  # an initial state at zero
+                    measured, law = moved, law.isel({own[0]: slice(1, None)})
                 yield lines(
                     _title(label), own[0], label, {"trained": measured}, {"predicted": law}, log=log, note=BAND_NOTE
                 )
@@ -197,6 +202,7 @@ def _medians(theory: xr.Dataset, trained: xr.Dataset) -> Iterator[Listing]:
         if not np.isfinite(values).any():
             return ""
         law = theory[name] if name in theory and set(theory[name].dims) <= {*axes, "prediction"} else None
+        law = None if law is None or law.attrs.get("units") != trained[name].attrs.get("units") else law
         at = {} if law is None else {axis: cell[axis] for axis in law.dims if axis in cell}
         known = law is not None and all((law[axis] == value).any() for axis, value in at.items())
         stated = float(law.sel(at).mean()) if law is not None and known else math.nan
