@@ -12,7 +12,7 @@ import pytest
 from manyheads.cli import main
 from manyheads.cli.scale.scaling_table import Scale
 from manyheads.scaling import Parametrization, audit_model
-from manyheads.scaling.checks.coordinate_check import QUANTITIES
+from manyheads.scaling.checks.growth_powers import QUANTITIES
 from manyheads.scaling.parametrization.parametrization import FORMS
 from manyheads.scaling.parametrization.scaling_exponents import OPTIMIZERS, SCHEMES
 from manyheads.transformer import Shape

@@ -7,13 +7,8 @@ from manyheads.errors import CertificateError, UsageError
 from manyheads.scaling import Parametrization, coordinate_check, transfer_check
 from manyheads.scaling.axes import shapes_along
 from manyheads.scaling.checks import transfer_check as transfer
-from manyheads.scaling.checks.coordinate_check import (
-    QUANTITIES,
-    check_growth,
-    finite_size_bias,
-    least_growth,
-    required_growth,
-)
+from manyheads.scaling.checks.coordinate_check import check_growth, finite_size_bias
+from manyheads.scaling.checks.growth_powers import QUANTITIES, least_growth, required_growth
 from manyheads.scaling.checks.transfer_check import decide_drift, find_optimum, search_optimum
 from manyheads.scaling.trained import transformers
 from manyheads.transformer import Shape

@@ -12,7 +12,8 @@ import xarray as xr
 
 from manyheads.data import TextWindows, read_characters
 from manyheads.demo.text import TextTraining
-from manyheads.scaling.checks.coordinate_check import QUANTITIES, TOLERANCE, least_growth, required_growth
+from manyheads.scaling.checks.coordinate_check import TOLERANCE
+from manyheads.scaling.checks.growth_powers import QUANTITIES, least_growth, required_growth
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.task import Task
 from manyheads.scaling.trained.transformers import Recipe, measure_updates

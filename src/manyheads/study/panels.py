@@ -325,7 +325,7 @@ def _paired_panel(name: str, predicted: xr.DataArray, trained: xr.DataArray) -> 
 
 
 def spans_decades(values: np.ndarray) -> bool:
-    """Tell whether an axis of these values is better logarithmic."""
+    """Return whether values are positive and so far apart that they belong on a logarithmic axis."""
     return bool(values.min() > 0 and values.max() >= 8 * values.min())
 
 

@@ -8,7 +8,8 @@ import numpy as np
 
 import manyheads.study as st
 from manyheads.scaling.axes import LETTERS, Axis
-from manyheads.scaling.checks.coordinate_check import TOLERANCE, check_growth, least_growth, required_growth
+from manyheads.scaling.checks.coordinate_check import TOLERANCE, check_growth
+from manyheads.scaling.checks.growth_powers import least_growth, required_growth
 from manyheads.scaling.trained.transformers import BY_WEIGHTS, Recipe, measure_updates
 from manyheads.statistics import Interval
 from manyheads.statistics.exponents import ExponentFit
