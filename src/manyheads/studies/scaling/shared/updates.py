@@ -1,6 +1,6 @@
 """Updates of modules along the axes of a plan: exponents beyond what is prescribed, small multiples, a table."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import xarray as xr
@@ -41,7 +41,7 @@ def beyond(growth: Growth) -> tuple[float, Interval]:
     return excess(exponent), Interval(excess(interval.low), excess(interval.high), interval.level)
 
 
-def worst_of(growths: tuple[Growth, ...]) -> Growth:
+def worst_of(growths: Sequence[Growth]) -> Growth:
     """Return the growth whose interval reaches farthest from what is prescribed."""
     return max(growths, key=lambda growth: max(abs(beyond(growth)[1].low), abs(beyond(growth)[1].high)))
 
