@@ -25,9 +25,8 @@ MOST_MODULES = 12  # in a folder, before it is grouped by idea
 # Floors from low to high. A room may import rooms of lower floors and, on the ground, its neighbours; a theory (every
 # room that has no row here) may import the ground alone.
 GROUND = {"attention", "transformer", "costs", "models", "data", "spectra", "statistics", "study"}
-LOW = dict.fromkeys(
-    ("errors", "_extras", "_json", "_settings", "_arrays", "_machine", "_overview", "_runge_kutta", "_user_modules"), 0
-)
+LOW = dict.fromkeys(("errors", "_extras", "_json", "_settings", "_arrays", "_machine", "_overview", "_runge_kutta"), 0)
+LOW |= dict.fromkeys(("_namespaces", "_trees", "_user_modules"), 0)
 FLOOR = LOW | dict.fromkeys(GROUND, 1) | {"probe": 3, "demo": 3, "cli": 4, "__main__": 4}
 THEORY = 2
 

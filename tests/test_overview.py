@@ -24,7 +24,7 @@ from manyheads.limits import (
     infinite_key_dim,
     transfer_check,
 )
-from manyheads.limits.systems.transformers import QUANTITIES
+from manyheads.limits.checks.coordinate_check import QUANTITIES
 from manyheads.probe.checkpoints.contents import Finding
 from manyheads.probe.checkpoints.verification import Verification
 from manyheads.recovery import Certificate, Recovery, assumptions, planted_layer

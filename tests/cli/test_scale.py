@@ -12,9 +12,9 @@ import pytest
 from manyheads.cli import main
 from manyheads.cli.scale.table import Scale
 from manyheads.limits import Parametrization, audit_model
+from manyheads.limits.checks.coordinate_check import QUANTITIES
 from manyheads.limits.parametrization.parametrization import FORMS
 from manyheads.limits.parametrization.scaling_exponents import OPTIMIZERS, SCHEMES
-from manyheads.limits.systems.transformers import QUANTITIES
 from manyheads.transformer import Shape
 
 FROM_TO = ("--base", "8,4,2", "--to", "8,8,6")

@@ -222,7 +222,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output has closed it, which is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-    except Exception as error:
+    except Exception as raised:
+        from manyheads._extras import name_extra
+
+        error = name_extra(raised, "this command")
         known = _status_of(error)
         if known is None or os.environ.get("MANYHEADS_TRACEBACK"):
             import traceback

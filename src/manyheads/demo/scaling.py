@@ -13,10 +13,10 @@ import xarray as xr
 from manyheads.data import TextWindows, read_characters
 from manyheads.demo.text import TextTraining
 from manyheads.joma.text.transformers import character_config
-from manyheads.limits.checks.coordinate_check import TOLERANCE, least_growth, required_growth
+from manyheads.limits.checks.coordinate_check import QUANTITIES, TOLERANCE, least_growth, required_growth
 from manyheads.limits.comparisons.parametrizations import bordelon
 from manyheads.limits.parametrization.parametrization import Parametrization
-from manyheads.limits.systems.transformers import QUANTITIES, Recipe, measure_updates
+from manyheads.limits.systems.transformers import Recipe, measure_updates
 from manyheads.limits.task import Task
 from manyheads.study import Cell, Claim, Curve, Listing, Source, Study
 from manyheads.study.claims import Measure

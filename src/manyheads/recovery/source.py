@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import jax
+from typing import TYPE_CHECKING
+
 import numpy as np
 import xarray as xr
 
 from manyheads.study import Source
+
+if TYPE_CHECKING:
+    import jax
 
 SOURCE = Source(
     "chen2024",
@@ -22,6 +26,8 @@ SOURCE = Source(
 
 def generator(key: jax.Array) -> np.random.Generator:
     """Return the generator of a replicate."""
+    import jax
+
     return np.random.default_rng(np.asarray(jax.random.key_data(key)))
 
 

@@ -24,8 +24,6 @@ from manyheads.errors import UsageError, check_call, check_rising
 from manyheads.limits.axes import AXES, LETTERS, Axis, check_seeds, find_axis
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.parametrization.power_laws import ONE, Power
-from manyheads.limits.systems.transformers import QUANTITIES, Recipe, measure_updates
-from manyheads.limits.task import Task
 from manyheads.statistics import decide, fit_exponent, replicates_to_decide
 from manyheads.statistics.exponents import ExponentFit
 from manyheads.statistics.verdicts import Outcome
@@ -35,6 +33,18 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
+
+    from manyheads.limits.systems.transformers import Recipe
+    from manyheads.limits.task import Task
+
+QUANTITIES: dict[str, str] = {
+    "outputs": "outputs",
+    "residual": "residual stream after the last block",
+    "logits": "attention logits",
+    "query_by_weights": "queries, moved by their own weights",
+    "value_by_weights": "values, moved by their own weights",
+}
+"""The quantities that a coordinate check follows, and the module in which each stands."""
 
 TOLERANCE: dict[Axis, float] = dict.fromkeys(AXES, 0.25)
 """Allowed deviation of an exponent along each axis. Powers of the theory are a half apart, and so are those of the
@@ -379,6 +389,8 @@ def measure_task(
         Numbers of updates.
     """
     import jax
+
+    from manyheads.limits.systems.transformers import measure_updates
 
     def measure(shape: Shape, seed: int) -> Mapping[str, Any]:
         steps, followed = tuple(checkpoints), tuple(QUANTITIES)

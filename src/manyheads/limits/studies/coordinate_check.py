@@ -12,6 +12,7 @@ import xarray as xr
 from manyheads.errors import UsageError, check_rising
 from manyheads.limits.axes import LETTERS, Axis
 from manyheads.limits.checks.coordinate_check import (
+    QUANTITIES,
     TOLERANCE,
     Growth,
     decide_growths,
@@ -29,7 +30,7 @@ from manyheads.limits.comparisons.parametrizations import (
     task_of,
 )
 from manyheads.limits.parametrization.scaling_exponents import Optimizer
-from manyheads.limits.systems.transformers import QUANTITIES, USUAL, Recipe, measure_updates
+from manyheads.limits.systems.transformers import USUAL, Recipe, measure_updates
 from manyheads.statistics import Interval, fit_exponent
 from manyheads.study import Cell, Claim, Curve, Listing, Source, Study
 from manyheads.study.reporting.panels import Multiples, Panel, spread_curve
