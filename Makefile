@@ -5,7 +5,7 @@ EXTRAS ?= dev,all,training
 TORCH  ?= torch==2.13.0  # with a version, so that a folder of wheels for the processor alone is found
 TESTS  ?= tests
 # At both ends of the bounds: all but the studies and pages whose libraries the other tests call; ENDS=tests for all.
-ENDS   ?= tests --ignore=tests/study/test_registered_studies.py --ignore=tests/test_documentation.py
+ENDS   ?= tests --ignore=tests/studies/test_registered_studies.py --ignore=tests/test_documentation.py
 BIN    := $(VENV)/bin
 PIP     = $(BIN)/pip install --quiet --disable-pip-version-check
 PINNED  = $(PIP) -c constraints.txt

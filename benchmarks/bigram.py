@@ -46,13 +46,13 @@ REPEATS = {"ours": 60, "threefry": 12, "rbg": 6, "torch": 2}
 def draw_problem(tokens):
     import numpy as np
 
-    from manyheads.bigram import draw_bigram_task
+    from manyheads.theory.bigram import draw_bigram_task
 
     return draw_bigram_task(np.random.default_rng(4), tokens, LENGTH, 2)
 
 
 def ours(tokens):
-    from manyheads.bigram.training.proximal_sgd import StepSettings, descend, initial_state
+    from manyheads.theory.bigram.training.proximal_sgd import StepSettings, descend, initial_state
 
     task, settings, steps = draw_problem(tokens), StepSettings(BATCH, RATE, RATE), 20
     state = initial_state(task)

@@ -3,9 +3,10 @@
     python benchmarks/contrastive_sgd.py
 
 The loop draws the noise of anchor, positive and negative in n dimensions and updates n weights; the chain draws the
-statistics that the overlaps depend on. Both have the same distribution (tests/meanfield/contrastive/test_sgd.py shows
-it path by path) and train the default task in float64 on one thread. Time is CPU time of one run of 6400 steps,
-compilation excluded, the median of repeats; the ratio comes with the smallest and the largest ratio of pairs.
+statistics that the overlaps depend on. Both have the same distribution (shown path by path in
+tests/theory/meanfield/contrastive/test_sgd.py) and train the default task in float64 on one thread. Time is CPU time
+of one run of 6400 steps, compilation excluded, the median of repeats; the ratio comes with the smallest and the
+largest ratio of pairs.
 """
 
 import os
@@ -21,7 +22,7 @@ DIMENSION, HORIZON, START, REPEATS = 3200, 2.0, (0.15, 0.1, 0.5), 3
 def chain(task, seed):
     import numpy as np
 
-    from manyheads.meanfield import train_overlaps
+    from manyheads.theory.meanfield import train_overlaps
 
     return train_overlaps(task, [START], DIMENSION, [HORIZON], np.random.default_rng(seed))[-1, 0]
 
@@ -50,7 +51,7 @@ def loop(task, seed):
 
 
 def main():
-    from manyheads.meanfield import ContrastiveTask, overlap_trajectory
+    from manyheads.theory.meanfield import ContrastiveTask, overlap_trajectory
 
     task = ContrastiveTask()
     once, _ = timed(chain, task, 0)

@@ -20,15 +20,15 @@ HORIZON, STEP, REPEATS = 40.0, 0.02, 3
 def draw(activation):
     import numpy as np
 
-    from manyheads.joma.systems.layer import draw_parameters, draw_upper
-    from manyheads.joma.task import Sizes, UpdateRule, draw_joma_task
+    from manyheads.theory.joma.systems.layer import draw_parameters, draw_upper
+    from manyheads.theory.joma.task import Sizes, UpdateRule, draw_joma_task
 
     rng, sizes, rule = np.random.default_rng(0), Sizes(), UpdateRule("exp", activation)
     return draw_parameters(sizes, rule, rng), draw_joma_task(sizes, rng), draw_upper(sizes, rng), rule
 
 
 def ours(problem):
-    from manyheads.joma.systems.gradient_flow import FixedSteps, gradient_flow
+    from manyheads.theory.joma.systems.gradient_flow import FixedSteps, gradient_flow
 
     return gradient_flow(*problem, FixedSteps.until(HORIZON, STEP)).network.logits[-1]
 

@@ -28,9 +28,9 @@ os.environ.update(ONE_THREAD)
 import jax
 import numpy as np
 
-from manyheads.limits import Network, Problem, Sampling, infinite_heads, infinite_key_dim, train_networks
-from manyheads.limits.systems.problems import digits_problem
 from manyheads.statistics import fit_exponent
+from manyheads.theory.dmft import Network, Problem, Sampling, infinite_heads, infinite_key_dim, train_networks
+from manyheads.theory.dmft.finite.problems import digits_problem
 
 REPEATS = 3
 TRAINING = {"learning_rate": 0.25, "richness": 0.75}
@@ -219,7 +219,7 @@ def measure_growth():
 
 def draw_weights(lesson, network, seed):
     """Return the weights from which `train_networks` starts."""
-    from manyheads.limits.systems.ensembles import _draw, _Frame
+    from manyheads.theory.dmft.finite.ensembles import _draw, _Frame
 
     with jax.enable_x64(True):
         drawn = _draw(jax.random.key(seed), lesson.inputs.shape[-1], lesson.classes, _Frame.of(lesson), network)
@@ -298,7 +298,7 @@ def solve_with(lesson, heads, seed):
 
 def solve_plainly(lesson, heads, seed):
     """Solve with normals as they are drawn, neither matched nor in groups of signs."""
-    from manyheads.limits.dmft.branches import attention_infinite_heads as attention_heads
+    from manyheads.theory.dmft.branches import attention_infinite_heads as attention_heads
 
     kept = attention_heads.signed_normals
     attention_heads.signed_normals = lambda rng, rows, count, width: rng.standard_normal((4, rows, count * width))

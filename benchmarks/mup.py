@@ -27,7 +27,7 @@ import numpy as np
 
 from manyheads.data import cut_patches, load_digits
 from manyheads.data.digits import normalize
-from manyheads.limits import (
+from manyheads.scaling import (
     BaseHyperparameters,
     Parametrization,
     forward_multipliers,
@@ -35,7 +35,7 @@ from manyheads.limits import (
     torch_groups,
     transfer_check,
 )
-from manyheads.limits.axes import shapes_along
+from manyheads.scaling.axes import shapes_along
 from manyheads.transformer import Shape
 
 BASE = Shape(8, 4, 2)

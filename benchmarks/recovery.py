@@ -43,7 +43,7 @@ def draw(dim, length, heads, count, number):
     import numpy as np
 
     from manyheads.recovery import evaluate_layer, planted_layer, sequences
-    from manyheads.recovery.variable_projection import Examples
+    from manyheads.recovery.fit.variable_projection import Examples
 
     rng = np.random.default_rng([dim, length, heads, number])
     layer = planted_layer(rng, dim, heads)
@@ -54,7 +54,7 @@ def draw(dim, length, heads, count, number):
 def ours(*layer):
     import numpy as np
 
-    from manyheads.recovery.passive.student import StudentSettings, fit_student
+    from manyheads.recovery.examples.student import StudentSettings, fit_student
 
     examples, held_out = draw(*layer)
     begun = time.process_time()

@@ -8,14 +8,15 @@ stub). Its first entry draws the arrays from a generator; its second returns the
 import jax
 import numpy as np
 
-from manyheads import bigram, data, limits, meanfield, recovery, transformer
-from manyheads.bigram.theory.noise import RowCoefficients, ValueNoise
-from manyheads.bigram.theory.signal import SignalSystem
+from manyheads import data, recovery, transformer
 from manyheads.data.characters import Vocabulary
-from manyheads.joma.systems.activations import NONLINEARITIES
-from manyheads.joma.systems.gaussian_mixture import Mixture
-from manyheads.joma.task import Sizes, UpdateRule, draw_joma_task
-from manyheads.meanfield import ContrastiveTask
+from manyheads.theory import bigram, dmft, meanfield
+from manyheads.theory.bigram.theorems.gradient_noise import RowCoefficients, ValueNoise
+from manyheads.theory.bigram.theorems.signal import SignalSystem
+from manyheads.theory.joma.systems.activations import NONLINEARITIES
+from manyheads.theory.joma.systems.gaussian_mixture import Mixture
+from manyheads.theory.joma.task import Sizes, UpdateRule, draw_joma_task
+from manyheads.theory.meanfield import ContrastiveTask
 
 CIRCLE = meanfield.circle_task((1, 2), nodes=16)
 PARTICLES = tuple(np.random.default_rng(0).normal(size=(2, 8, 2)))
@@ -157,42 +158,45 @@ ROWS = {
     "statistics.replicates_to_decide": ({"samples": some(8)}, fixed(target=0.0, tolerance=1.0)),
     "statistics.spearman": ({"x": some(8), "y": some(8)}, fixed()),
     # meanfield
-    "meanfield.OneBitNetwork": (
+    "theory.meanfield.OneBitNetwork": (
         {name: signs(2, 3) for name in ("output", "query", "key", "value")} | {"positional": signs(3, 2, 1)},
         fixed(),
     ),
-    "meanfield.InContextRegression.loss": (
+    "theory.meanfield.InContextRegression.loss": (
         {"circuit": some(4, 2, 2)},
         fixed(on=meanfield.InContextRegression((1.0, 0.5), 8)),
     ),
-    "meanfield.mean_field_trajectory": (
+    "theory.meanfield.mean_field_trajectory": (
         {"beta": positive(2), "initial": exactly(1.0, -1.0, 0.5)},
         fixed(network=ONE_BIT, steps=3),
     ),
-    "meanfield.bifurcation_scan": ({"betas": exactly(0.5, 0.6)}, fixed(network=ONE_BIT, **ONE_BIT_STEPS)),
-    "meanfield.lyapunov_spectrum": (
+    "theory.meanfield.bifurcation_scan": ({"betas": exactly(0.5, 0.6)}, fixed(network=ONE_BIT, **ONE_BIT_STEPS)),
+    "theory.meanfield.lyapunov_spectrum": (
         {"beta": exactly(0.5, 0.6), "gain": exactly(50.0, 60.0)},
         fixed(network=ONE_BIT, **ONE_BIT_STEPS),
     ),
-    "meanfield.simulate_network": (
+    "theory.meanfield.simulate_network": (
         {"beta": positive(2), "neurons": exactly(30, 60), "initial": exactly(1.0, -1.0, 1.0)},
         generator(network=ONE_BIT, steps=3),
     ),
-    "meanfield.particle_flow": ({"times": exactly(0.0, 0.1)}, fixed(task=CIRCLE, particles=PARTICLES)),
-    "meanfield.prompt_loss": ({"representation": some(16, 2), "attention": some(2, 2)}, fixed(task=CIRCLE, length=3)),
-    "meanfield.saddle_levels": ({"covariance": of(np.diag([1.0, 0.5]))}, fixed()),
+    "theory.meanfield.particle_flow": ({"times": exactly(0.0, 0.1)}, fixed(task=CIRCLE, particles=PARTICLES)),
+    "theory.meanfield.prompt_loss": (
+        {"representation": some(16, 2), "attention": some(2, 2)},
+        fixed(task=CIRCLE, length=3),
+    ),
+    "theory.meanfield.saddle_levels": ({"covariance": of(np.diag([1.0, 0.5]))}, fixed()),
     # bigram
-    "bigram.BigramTask": (
+    "theory.bigram.BigramTask": (
         {name: of(getattr(TASK, name)) for name in ("transition", "stationary", "positions", "weights")},
         fixed(length=8),
     ),
-    "bigram.LagFit.predict": (
+    "theory.bigram.LagFit.predict": (
         {"windows": tokens(2, 5, 2)},
         lambda: {"on": bigram.fit_lags(alternating(np.random.default_rng(0)), 2)},
     ),
-    "bigram.fit_lags": ({"streams": alternating}, fixed(lags=2)),
-    "bigram.lag_information": ({"streams": tokens(2, 200)}, fixed(lags=2)),
-    "bigram.plant_lags": (
+    "theory.bigram.fit_lags": ({"streams": alternating}, fixed(lags=2)),
+    "theory.bigram.lag_information": ({"streams": tokens(2, 200)}, fixed(lags=2)),
+    "theory.bigram.plant_lags": (
         {
             "stream": tokens(2, 20),
             "transition": of(np.eye(2)),
@@ -201,42 +205,42 @@ ROWS = {
         },
         generator(),
     ),
-    "bigram.predict_transfer": ({"value": of(TASK.centred)}, TASKED),
-    "bigram.screen": ({"tokens": tokens(3, 60, 4), "queries": tokens(3, 60), "targets": tokens(3, 60)}, fixed()),
-    "bigram.transfer_test": ({"value": of(TASK.centred), "pilot": batch}, fixed(sparsity=2)),
+    "theory.bigram.predict_transfer": ({"value": of(TASK.centred)}, TASKED),
+    "theory.bigram.screen": ({"tokens": tokens(3, 60, 4), "queries": tokens(3, 60), "targets": tokens(3, 60)}, fixed()),
+    "theory.bigram.transfer_test": ({"value": of(TASK.centred), "pilot": batch}, fixed(sparsity=2)),
     # meanfield
-    "meanfield.overlap_trajectory": ({"state": exactly(0.3, 0.2, 0.6), "times": exactly(0.1)}, CONTRASTIVE),
-    "meanfield.train_overlaps": (
+    "theory.meanfield.overlap_trajectory": ({"state": exactly(0.3, 0.2, 0.6), "times": exactly(0.1)}, CONTRASTIVE),
+    "theory.meanfield.train_overlaps": (
         {"state": exactly([0.3, 0.2, 0.6]), "times": exactly(0.1)},
         generator(task=ContrastiveTask(), dimension=20),
     ),
-    "meanfield.train_weights": (
+    "theory.meanfield.train_weights": (
         {"weights": positive(20), "features": of(TWO_FEATURES), "times": exactly(0.1)},
         generator(task=ContrastiveTask()),
     ),
-    "meanfield.simulate_particles": (
+    "theory.meanfield.simulate_particles": (
         {"weights": positive(20), "features": of(TWO_FEATURES)},
         fixed(task=ContrastiveTask(), horizon=0.1, key=jax.random.key(0), steps=4, records=1),
     ),
-    "meanfield.find_basins": ({"states": exactly(0.3, 0.2, 0.6)}, CONTRASTIVE),
-    "meanfield.stationary_states": ({"starts": exactly([0.9, 0.0, 0.95])}, CONTRASTIVE),
+    "theory.meanfield.find_basins": ({"states": exactly(0.3, 0.2, 0.6)}, CONTRASTIVE),
+    "theory.meanfield.stationary_states": ({"starts": exactly([0.9, 0.0, 0.95])}, CONTRASTIVE),
     # bigram.theory
-    "bigram.theory.frequencies.effective_vocabulary": ({"mean": some(TASK.vocabulary)}, TASKED),
-    "bigram.theory.noise.ValueNoise.draw": (
+    "theory.bigram.theorems.frequencies.effective_vocabulary": ({"mean": some(TASK.vocabulary)}, TASKED),
+    "theory.bigram.theorems.gradient_noise.ValueNoise.draw": (
         {"value": of(TASK.centred), "rows": of(ROWS_OF_ATTENTION)},
         lambda: {"on": ValueNoise(TASK, 64), "rng": np.random.default_rng(0)},
     ),
-    "bigram.theory.noise.attention_noise": (
+    "theory.bigram.theorems.gradient_noise.attention_noise": (
         {"value": of(TASK.centred), "rows": of(ROWS_OF_ATTENTION)},
         fixed(task=TASK, batch=64),
     ),
-    "bigram.theory.population.excess": (WEIGHTS, TASKED),
-    "bigram.theory.population.gradients": (WEIGHTS, TASKED),
-    "bigram.theory.population.measure_overlaps": (WEIGHTS, TASKED),
-    "bigram.theory.position_ranking.ranking_probability": ({"ratios": exactly(1.0, 5.0)}, fixed(task=TASK)),
-    "bigram.theory.signal.solve_signals": ({"times": exactly(0.0, 5.0)}, fixed(system=SYSTEM)),
+    "theory.bigram.theorems.population.excess": (WEIGHTS, TASKED),
+    "theory.bigram.theorems.population.gradients": (WEIGHTS, TASKED),
+    "theory.bigram.theorems.population.measure_overlaps": (WEIGHTS, TASKED),
+    "theory.bigram.theorems.position_ranking.ranking_probability": ({"ratios": exactly(1.0, 5.0)}, fixed(task=TASK)),
+    "theory.bigram.theorems.signal.solve_signals": ({"times": exactly(0.0, 5.0)}, fixed(system=SYSTEM)),
     # joma
-    "joma.JomaTask": (
+    "theory.joma.JomaTask": (
         {
             "contexts": laws(4, 3),
             "queries": tokens(2, 4),
@@ -246,41 +250,44 @@ ROWS = {
         },
         fixed(),
     ),
-    "joma.JomaTask.take": ({"rows": of(np.array([0, 2]))}, fixed(on=draw_joma_task(Sizes(), np.random.default_rng(0)))),
-    "joma.text.summaries.within_group_spearman": ({"x": some(6), "y": some(6)}, fixed()),
-    "joma.drop_and_rise.cross_fitted_rise": ({"curves": some(4, 6)}, fixed()),
-    "joma.drop_and_rise.cross_fitted_drop_and_rise": ({"curves": some(4, 6)}, fixed()),
-    "joma.drop_and_rise.drop_and_rise": ({"curves": some(4, 6)}, fixed()),
-    "joma.drop_and_rise.replicated_drop_and_rise": ({"curves": some(4, 6)}, fixed()),
-    "joma.drop_and_rise.forward_fill": ({"curves": some(4, 6)}, fixed()),
-    "joma.theory.lucky_neurons.shared_output": ({"init": some(2, 3)}, fixed(target=4.0, level=8.0)),
-    "joma.theory.lucky_neurons.some_neuron": ({"width": of(np.array([1, 2]))}, fixed(probability=0.25)),
-    "joma.theory.lucky_neurons.winning_time": ({"init": some(4)}, fixed(gain=1.0, level=8.0)),
-    "joma.theory.gaussian_mixture.mixture_coefficients": (CLOUDS, fixed(activation=NONLINEARITIES["square"])),
-    "joma.theory.gaussian_mixture.expected_gradient": (CLOUDS, fixed(activation=NONLINEARITIES["square"])),
-    "joma.theory.gaussian_mixture.gradient_covariance": (CLOUDS, fixed(activation=NONLINEARITIES["square"])),
-    "joma.theory.gaussian_mixture.linear_noise_approximation": (
+    "theory.joma.JomaTask.take": (
+        {"rows": of(np.array([0, 2]))},
+        fixed(on=draw_joma_task(Sizes(), np.random.default_rng(0))),
+    ),
+    "curves.summaries.within_group_spearman": ({"x": some(6), "y": some(6)}, fixed()),
+    "curves.drop_and_rise.cross_fitted_rise": ({"curves": some(4, 6)}, fixed()),
+    "curves.drop_and_rise.cross_fitted_drop_and_rise": ({"curves": some(4, 6)}, fixed()),
+    "curves.drop_and_rise.drop_and_rise": ({"curves": some(4, 6)}, fixed()),
+    "curves.drop_and_rise.replicated_drop_and_rise": ({"curves": some(4, 6)}, fixed()),
+    "curves.drop_and_rise.forward_fill": ({"curves": some(4, 6)}, fixed()),
+    "theory.joma.theorems.lucky_neurons.shared_output": ({"init": some(2, 3)}, fixed(target=4.0, level=8.0)),
+    "theory.joma.theorems.lucky_neurons.some_neuron": ({"width": of(np.array([1, 2]))}, fixed(probability=0.25)),
+    "theory.joma.theorems.lucky_neurons.winning_time": ({"init": some(4)}, fixed(gain=1.0, level=8.0)),
+    "theory.joma.theorems.gaussian_mixture.mixture_coefficients": (CLOUDS, fixed(activation=NONLINEARITIES["square"])),
+    "theory.joma.theorems.gaussian_mixture.expected_gradient": (CLOUDS, fixed(activation=NONLINEARITIES["square"])),
+    "theory.joma.theorems.gaussian_mixture.gradient_covariance": (CLOUDS, fixed(activation=NONLINEARITIES["square"])),
+    "theory.joma.theorems.gaussian_mixture.linear_noise_approximation": (
         {"mixture": mixture, "init": positive(2), "times": exactly(0.0, 0.1)},
         fixed(activation=NONLINEARITIES["identity"], weight_decay=1.0),
     ),
-    "joma.theory.invariants.conserved_quantity": (
+    "theory.joma.theorems.invariants.conserved_quantity": (
         {"logits": some(2, 4), "token_weights": some(4, 3)},
         fixed(rule=UpdateRule("exp")),
     ),
-    "joma.theory.invariants.logit_side": ({"logits": some(2, 4)}, fixed(rule=UpdateRule("sigmoid"))),
-    "joma.theory.invariants.per_query_quantity": (
+    "theory.joma.theorems.invariants.logit_side": ({"logits": some(2, 4)}, fixed(rule=UpdateRule("sigmoid"))),
+    "theory.joma.theorems.invariants.per_query_quantity": (
         {"logits": some(2, 4), "token_weights": some(2, 4, 3)},
         fixed(rule=UpdateRule("exp", per_query_weights=True)),
     ),
-    "joma.theory.invariants.decayed_quantity": (
+    "theory.joma.theorems.invariants.decayed_quantity": (
         {"initial": some(4), "times": exactly(0.0, 1.0)},
         fixed(rule=UpdateRule("linear")),
     ),
-    "joma.theory.invariants.drift": (
+    "theory.joma.theorems.invariants.drift": (
         {"times": exactly(0.0, 1.0, 2.0), "logits": some(3, 2, 4), "token_weights": some(3, 4, 3)},
         fixed(rule=UpdateRule("exp")),
     ),
-    "joma.theory.invariants.softmax_relation": (
+    "theory.joma.theorems.invariants.softmax_relation": (
         {
             "times": exactly(0.0, 1.0, 2.0, 3.0),
             "logits": some(4, 1, 4),
@@ -289,7 +296,7 @@ ROWS = {
         },
         fixed(rule=UpdateRule("softmax")),
     ),
-    "joma.theory.latent_tree.Tree": (
+    "theory.joma.theorems.latent_tree.Tree": (
         {
             "parents": of(np.array([-1, 0])),
             "root": exactly(0.5, 0.5),
@@ -297,76 +304,88 @@ ROWS = {
         },
         fixed(),
     ),
-    "joma.theory.latent_tree.predict_cooccurrence": (
+    "theory.joma.theorems.latent_tree.predict_cooccurrence": (
         {"correlation": exactly(0.5, 0.9), "height": of(np.array([1, 2])), "depth": of(np.array([3, 3]))},
         fixed(),
     ),
-    "joma.theory.nearly_orthogonal.token_sum": (
+    "theory.joma.theorems.nearly_orthogonal.token_sum": (
         {"logits": some(2, 4), "weights": some(5, 3), "query_embedding": positive(5)},
         fixed(rule=UpdateRule("exp")),
     ),
-    "joma.theory.nearly_orthogonal.drift_from_couplings": (
+    "theory.joma.theorems.nearly_orthogonal.drift_from_couplings": (
         {"gram": some(4, 4), "couplings": some(4, 4)},
         fixed(rule=UpdateRule("exp")),
     ),
-    "joma.theory.nearly_orthogonal.drift_bound": (
+    "theory.joma.theorems.nearly_orthogonal.drift_bound": (
         {"gram": some(4, 4), "paths": positive(4, 4)},
         fixed(rule=UpdateRule("exp")),
     ),
-    "joma.theory.nearly_orthogonal.random_drift": (
+    "theory.joma.theorems.nearly_orthogonal.random_drift": (
         {"couplings": some(4, 4)},
         fixed(rule=UpdateRule("exp"), dimension=9),
     ),
-    "joma.theory.rebound.entropy_curve": ({"targets": exactly(2.0, 1.0), "times": exactly(0.5, 1.0)}, fixed()),
-    "joma.theory.rebound.entropy_of": ({"logits": some(2, 4)}, fixed()),
-    "joma.theory.rebound.final_rank_slope": ({"target": some(4, 3), "init": some(4, 3)}, fixed()),
-    "joma.theory.rebound.linear_entropy_curve": (
+    "theory.joma.theorems.rebound.entropy_curve": ({"targets": exactly(2.0, 1.0), "times": exactly(0.5, 1.0)}, fixed()),
+    "theory.joma.theorems.rebound.entropy_of": ({"logits": some(2, 4)}, fixed()),
+    "theory.joma.theorems.rebound.final_rank_slope": ({"target": some(4, 3), "init": some(4, 3)}, fixed()),
+    "theory.joma.theorems.rebound.linear_entropy_curve": (
         {"targets": exactly(2.0, 1.0), "fractions": exactly(0.2, 0.5)},
         fixed(),
     ),
-    "joma.theory.rebound.predict_approach": ({"targets": exactly(2.0, 1.0)}, fixed()),
+    "theory.joma.theorems.rebound.predict_approach": ({"targets": exactly(2.0, 1.0)}, fixed()),
     **{
-        f"joma.theory.salient_first.{name}": ({"target": positive(3)}, fixed())
+        f"theory.joma.theorems.salient_first.{name}": ({"target": positive(3)}, fixed())
         for name in ("affine_offset", "final_rate")
     },
-    "joma.theory.salient_first.deficit_ratio": (
+    "theory.joma.theorems.salient_first.deficit_ratio": (
         {"first": exactly(2.0), "second": exactly(1.0), "log_deficit": exactly(1.5)},
         fixed(),
     ),
-    "joma.theory.salient_first.exact_time": ({"target": positive(3), "log_deficit": positive(3)}, fixed()),
-    "joma.theory.salient_first.find_log_deficit": ({"target": positive(3), "time": positive(3)}, fixed()),
-    "joma.theory.scan_and_snap.relative_gain": ({"start": some(3), "logits": some(2, 3)}, fixed(first=0, second=1)),
-    "joma.theory.scan_and_snap.relative_gain_law": ({"start": some(3), "logits": some(2, 3)}, fixed(first=0, second=1)),
-    "joma.theory.scan_and_snap.training_time": (SNAP, fixed(classes=2)),
-    "joma.theory.scan_and_snap.reduced_trajectory": (SNAP, fixed(classes=2)),
-    "joma.theory.winner_take_all.blowup_time": ({"gains": positive(3)}, fixed()),
-    "joma.theory.winner_take_all.common_ratio": ({"gains": positive(3), "weights": positive(3)}, fixed(scale=1.0)),
-    "joma.theory.winner_take_all.frozen_weights": ({"gains": positive(3)}, fixed()),
-    "joma.theory.winner_take_all.linear_attention_at": ({"gains": positive(3), "times": exactly(0.0, 0.1)}, fixed()),
-    "joma.theory.winner_take_all.reaching_time": ({"gains": positive(3)}, fixed(level=1.5)),
-    "joma.theory.winner_take_all.weights_at": ({"gains": positive(3), "times": exactly(0.0, 0.1)}, fixed()),
+    "theory.joma.theorems.salient_first.exact_time": ({"target": positive(3), "log_deficit": positive(3)}, fixed()),
+    "theory.joma.theorems.salient_first.find_log_deficit": ({"target": positive(3), "time": positive(3)}, fixed()),
+    "theory.joma.theorems.scan_and_snap.relative_gain": (
+        {"start": some(3), "logits": some(2, 3)},
+        fixed(first=0, second=1),
+    ),
+    "theory.joma.theorems.scan_and_snap.relative_gain_law": (
+        {"start": some(3), "logits": some(2, 3)},
+        fixed(first=0, second=1),
+    ),
+    "theory.joma.theorems.scan_and_snap.training_time": (SNAP, fixed(classes=2)),
+    "theory.joma.theorems.scan_and_snap.reduced_trajectory": (SNAP, fixed(classes=2)),
+    "theory.joma.theorems.winner_take_all.blowup_time": ({"gains": positive(3)}, fixed()),
+    "theory.joma.theorems.winner_take_all.common_ratio": (
+        {"gains": positive(3), "weights": positive(3)},
+        fixed(scale=1.0),
+    ),
+    "theory.joma.theorems.winner_take_all.frozen_weights": ({"gains": positive(3)}, fixed()),
+    "theory.joma.theorems.winner_take_all.linear_attention_at": (
+        {"gains": positive(3), "times": exactly(0.0, 0.1)},
+        fixed(),
+    ),
+    "theory.joma.theorems.winner_take_all.reaching_time": ({"gains": positive(3)}, fixed(level=1.5)),
+    "theory.joma.theorems.winner_take_all.weights_at": ({"gains": positive(3), "times": exactly(0.0, 0.1)}, fixed()),
     # limits
-    "limits.Problem": (
+    "theory.dmft.Problem": (
         {"inputs": some(2, 3, 4), "targets": some(2), "weights": positive(2)},
         fixed(steps=2, learning_rate=0.1),
     ),
-    "limits.Problem.losses": (
+    "theory.dmft.Problem.losses": (
         {"outputs": some(2, 2, 1)},
-        fixed(on=limits.Problem(np.ones((2, 3, 4)), np.ones(2), steps=2)),
+        fixed(on=dmft.Problem(np.ones((2, 3, 4)), np.ones(2), steps=2)),
     ),
-    "limits.checks.coordinate_check.check_growth": (
+    "scaling.checks.coordinate_check.check_growth": (
         {"values": positive(6, 3)},
         fixed(quantity="outputs", axis="heads", sizes=(4, 8, 16), required=0.0, tolerance=1.0),
     ),
-    "limits.checks.transfer_check.find_optimum": (
+    "scaling.checks.transfer_check.find_optimum": (
         {"learning_rates": exactly(0.01, 0.1, 1.0, 10.0), "losses": exactly(3.0, 1.0, 2.0, 4.0)},
         fixed(),
     ),
-    "limits.checks.transfer_check.search_optimum": (
+    "scaling.checks.transfer_check.search_optimum": (
         {"learning_rates": exactly(0.01, 0.1, 1.0, 10.0)},
         fixed(losses=lambda rates: (np.log(rates) + 1.3) ** 2),
     ),
-    "limits.transfer_check": (
+    "scaling.transfer_check": (
         {"learning_rates": exactly(0.01, 0.1, 1.0, 10.0)},
         fixed(
             shapes=[transformer.Shape(4, heads, 1) for heads in (2, 4, 8)],
@@ -395,27 +414,27 @@ ROWS = {
         {"samples": some(6)},
         fixed(claim="mean", target=0.0, tolerance=1.0, basis="drawn so"),
     ),
-    "study.reporting.panels.spread_curve": ({"x": exactly(1.0, 2.0), "samples": some(4, 2)}, fixed(label="curve")),
+    "study.panels.spread_curve": ({"x": exactly(1.0, 2.0), "samples": some(4, 2)}, fixed(label="curve")),
 }
 
 # Functions that compile for a second or more: what they are given is looked at, and not what they return.
 EXPENSIVE = {
-    "joma.theory.gaussian_mixture.mixture_coefficients",
-    "joma.theory.gaussian_mixture.expected_gradient",
-    "joma.theory.gaussian_mixture.gradient_covariance",
-    "joma.theory.gaussian_mixture.linear_noise_approximation",
-    "joma.theory.rebound.entropy_curve",
-    "joma.theory.rebound.entropy_of",
-    "joma.theory.scan_and_snap.training_time",
-    "joma.theory.scan_and_snap.reduced_trajectory",
-    "meanfield.bifurcation_scan",
-    "meanfield.find_basins",
-    "meanfield.lyapunov_spectrum",
-    "meanfield.overlap_trajectory",
-    "meanfield.simulate_particles",
-    "meanfield.stationary_states",
-    "meanfield.train_overlaps",
-    "meanfield.train_weights",
+    "theory.joma.theorems.gaussian_mixture.mixture_coefficients",
+    "theory.joma.theorems.gaussian_mixture.expected_gradient",
+    "theory.joma.theorems.gaussian_mixture.gradient_covariance",
+    "theory.joma.theorems.gaussian_mixture.linear_noise_approximation",
+    "theory.joma.theorems.rebound.entropy_curve",
+    "theory.joma.theorems.rebound.entropy_of",
+    "theory.joma.theorems.scan_and_snap.training_time",
+    "theory.joma.theorems.scan_and_snap.reduced_trajectory",
+    "theory.meanfield.bifurcation_scan",
+    "theory.meanfield.find_basins",
+    "theory.meanfield.lyapunov_spectrum",
+    "theory.meanfield.overlap_trajectory",
+    "theory.meanfield.simulate_particles",
+    "theory.meanfield.stationary_states",
+    "theory.meanfield.train_overlaps",
+    "theory.meanfield.train_weights",
     "spectra.traced_stable_rank",
     "transformer.Transformer.__call__",
     "transformer.Transformer.record",
@@ -426,27 +445,27 @@ OPAQUE = "takes no arrays: a model, a configuration, text or settings"
 ASKED = "called by the oracle, on sequences and answers that it has checked"
 FILES = "reads tensors from files; rows are whole numbers"
 # Functions whose arrays may hold labels of any kind: text and objects are taken.
-TAKES_LABELS = {"bigram.fit_lags", "bigram.lag_information", "bigram.LagFit.predict"}
+TAKES_LABELS = {"theory.bigram.fit_lags", "theory.bigram.lag_information", "theory.bigram.LagFit.predict"}
 
 EXEMPT = {
-    "bigram.LagFit.lags_of": "takes one symbol",
-    "joma.UpdateRule": "takes numbers",
+    "theory.bigram.LagFit.lags_of": "takes one symbol",
+    "theory.joma.UpdateRule": "takes numbers",
     "attention.AttentionLayer.logits": TRACED,
     "attention.AttentionLayer.read": TRACED,
     "attention.Mask.allowed": TRACED,
     "attention.Mask.bias": TRACED,
     "attention.MultiHeadAttention.logits": TRACED,
     "attention.MultiHeadAttention.read": TRACED,
-    "bigram.theory.population.check_weights": "refuses only",
+    "theory.bigram.theorems.population.check_weights": "refuses only",
     "costs.count": "takes its arrays without names: tested in test_arrays.py",
     "costs.longest_chain": "takes its arrays without names: tested in test_arrays.py",
-    "limits.Muon.dimensions": OPAQUE,
-    "limits.Parametrization.optax": OPAQUE,
-    "meanfield.ContrastiveTask.loss": TRACED,
-    "limits.audit_model": OPAQUE,
-    "limits.initialize_model": OPAQUE,
-    "limits.scale_logits": OPAQUE,
-    "limits.torch_groups": OPAQUE,
+    "scaling.Muon.dimensions": OPAQUE,
+    "scaling.Parametrization.optax": OPAQUE,
+    "theory.meanfield.ContrastiveTask.loss": TRACED,
+    "scaling.audit_model": OPAQUE,
+    "scaling.initialize_model": OPAQUE,
+    "scaling.scale_logits": OPAQUE,
+    "scaling.torch_groups": OPAQUE,
     "models.open_checkpoint": OPAQUE,
     "models.shape_from_config": OPAQUE,
     "probe.AttentionRecord.observe": OPAQUE,
@@ -456,6 +475,7 @@ EXEMPT = {
     "probe.measure_checkpoints": "takes folders and token ids, which it checks itself",
     "probe.record_attention": OPAQUE,
     "recovery.ExtractionOptions": OPAQUE,
+    "recovery.parity_layer": "hands its slopes on to `parity_system`",
     "recovery.Oracle": OPAQUE,
     "recovery.Oracle.of": OPAQUE,
     "recovery.ServerLimits": "takes settings, and a table of embeddings that it converts and checks itself",

@@ -104,5 +104,5 @@ def seed() -> int:
 
 @pytest.fixture
 def rng(seed: int, request: pytest.FixtureRequest) -> np.random.Generator:
-    """An independent NumPy generator for each test."""
-    return np.random.default_rng([seed, *request.node.nodeid.encode()])
+    """An independent NumPy generator for each test, the same wherever its file stands."""
+    return np.random.default_rng([seed, *request.node.name.encode()])

@@ -26,7 +26,7 @@ from manyheads.errors import ShapeError, UsageError
 from manyheads.statistics import mean_interval
 
 ARRAYS = re.compile(r"\b(Array|ArrayLike|ndarray|NDArray|Any|MaskLike|\w*State|Batch|Mixture|RowCoefficients)\b")
-WITHOUT_STUB = {"joma.drop_and_rise", "joma.theory", "bigram.theory"}
+WITHOUT_STUB = {"curves.drop_and_rise", "theory.joma.theorems", "theory.bigram.theorems"}
 
 
 def takes_arrays(function):
@@ -49,8 +49,8 @@ def elsewhere(package, name):
 def modules():
     """Yield the public namespaces: what the stubs list, and modules of functions where there is no stub."""
     root = Path(manyheads.__file__).parent
-    for stub in sorted(root.glob("*/__init__.pyi")):
-        package = importlib.import_module(f"manyheads.{stub.parent.name}")
+    for stub in sorted(root.rglob("*/__init__.pyi")):
+        package = importlib.import_module(".".join(("manyheads", *stub.parent.relative_to(root).parts)))
         yield (
             package.__name__.removeprefix("manyheads."),
             [name for name in package.__all__ if not elsewhere(package, name)],

@@ -49,7 +49,7 @@ np.testing.assert_allclose(found.layer(x), layer(x), rtol=0, atol=1e-8)
 
 LAGS = """
 import numpy as np
-from manyheads.bigram import fit_lags
+from manyheads.theory.bigram import fit_lags
 rng = np.random.default_rng(0)
 stream, noise = rng.integers(0, 4, (2, 4000))
 copies = np.where(rng.random(4000) < 0.7, np.roll(stream, 5), noise)
@@ -59,7 +59,7 @@ assert fit_lags(stream, 8, targets=copies).top(1).ravel().tolist() == [5, 5, 5, 
 AUDIT = """
 import torch, manyheads as mh
 from transformers import GPT2Config, GPT2LMHeadModel
-from manyheads.limits import BaseHyperparameters, audit_model, torch_groups
+from manyheads.scaling import BaseHyperparameters, audit_model, torch_groups
 model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=4, n_embd=64, vocab_size=128, n_positions=32))
 parametrization, hyperparameters = mh.Parametrization(base=(16, 4, 2)), BaseHyperparameters(learning_rate=3e-3)
 groups = torch_groups(parametrization, model, hyperparameters)

@@ -9,29 +9,28 @@ import pytest
 from tests.study.toys import Walk
 
 from manyheads._overview import LONGEST_TEXT, Overview, plain_text
-from manyheads.bigram import LagFit, Screening, TransferTest
-from manyheads.bigram.lags.held_out import HeldOutLoss
-from manyheads.bigram.lags.shared_table import SharedTable
 from manyheads.costs import ModelShape, transformer_cost
 from manyheads.data.texts import Text
 from manyheads.errors import FileRefused, UsageError
-from manyheads.limits import (
-    BaseHyperparameters,
-    Parametrization,
-    Problem,
-    audit_learning_rates,
-    coordinate_check,
-    infinite_key_dim,
-    transfer_check,
-)
-from manyheads.limits.checks.coordinate_check import QUANTITIES
 from manyheads.probe.checkpoints.contents import Finding
 from manyheads.probe.checkpoints.verification import Verification
 from manyheads.recovery import Certificate, Recovery, assumptions, planted_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
+from manyheads.scaling import (
+    BaseHyperparameters,
+    Parametrization,
+    audit_learning_rates,
+    coordinate_check,
+    transfer_check,
+)
+from manyheads.scaling.checks.growth_powers import QUANTITIES
 from manyheads.statistics import Interval
 from manyheads.study import Verdict, open_run, run
 from manyheads.study.reporting.charts import Estimate, draw_bars, draw_intervals
+from manyheads.theory.bigram import LagFit, Screening, TransferTest
+from manyheads.theory.bigram.lags.held_out import HeldOutLoss
+from manyheads.theory.bigram.lags.shared_table import SharedTable
+from manyheads.theory.dmft import Problem, infinite_key_dim
 
 PARAMETRIZATION = Parametrization(base=(8, 4, 2))
 LINES = 15

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from api_pages import ROOT, write
 
+from manyheads.study.panels import Drawn, Multiples, Scatter, panel_from_json
 from manyheads.study.registry import STUDIES, load
 from manyheads.study.reporting.overview import format_figure
-from manyheads.study.reporting.panels import Drawn, Multiples, Scatter, panel_from_json
 from manyheads.study.reporting.svg import svg
 from manyheads.study.sources import Source
 

@@ -1,9 +1,9 @@
-from . import bigram as bigram
 from . import costs as costs
 from . import errors as errors
-from . import limits as limits
 from . import probe as probe
 from . import recovery as recovery
+from . import scaling as scaling
+from . import theory as theory
 from .attention import AttentionLayer as AttentionLayer
 from .attention import MultiHeadAttention as MultiHeadAttention
 from .attention import attention_entropy as attention_entropy
@@ -11,11 +11,11 @@ from .costs import Cost as Cost
 from .costs import attention_cost as attention_cost
 from .costs import count as count
 from .costs import transformer_cost as transformer_cost
-from .limits import Parametrization as Parametrization
-from .limits import coordinate_check as coordinate_check
-from .limits import transfer_check as transfer_check
 from .recovery import extract_layer as extract_layer
 from .recovery import learn_layer as learn_layer
+from .scaling import Parametrization as Parametrization
+from .scaling import coordinate_check as coordinate_check
+from .scaling import transfer_check as transfer_check
 from .study import Study as Study
 from .study import cite as cite
 from .study import open_run as open_run

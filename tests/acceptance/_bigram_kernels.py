@@ -6,8 +6,8 @@ import numpy as np
 from benchmarks import bigram as benchmark
 from tests.acceptance._lane import Figure, Measured
 
-from manyheads.bigram import draw_bigram_task
-from manyheads.bigram.training.proximal_sgd import State, StepSettings, batch_gradients, descend, initial_state
+from manyheads.theory.bigram import draw_bigram_task
+from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings, batch_gradients, descend, initial_state
 
 
 def step_speed(folder: Path, tokens: int, per_token: float, times: float) -> Measured:

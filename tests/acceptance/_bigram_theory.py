@@ -7,16 +7,16 @@ import numpy as np
 from scipy import stats
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
-from tests.bigram.theory.test_noise import row_coefficients, sample_gradients, state_at
-from tests.bigram.theory.test_population import enumerate_task
+from tests.theory.bigram.theorems.test_gradient_noise import row_coefficients, sample_gradients, state_at
+from tests.theory.bigram.theorems.test_population import enumerate_task
 
-from manyheads.bigram.studies.sample_complexity import SampleComplexity
-from manyheads.bigram.task import draw_bigram_task
-from manyheads.bigram.theory.noise import attention_noise
-from manyheads.bigram.theory.population import gradients, measure_overlaps
-from manyheads.bigram.training.proximal_sgd import StepSettings, descend, initial_state
-from manyheads.bigram.training.reduced_model import ReducedChain, initial_runs, measure_reduced
 from manyheads.statistics import fit_exponent
+from manyheads.studies.bigram.sample_complexity import SampleComplexity
+from manyheads.theory.bigram.task import draw_bigram_task
+from manyheads.theory.bigram.theorems.gradient_noise import attention_noise
+from manyheads.theory.bigram.theorems.population import gradients, measure_overlaps
+from manyheads.theory.bigram.training.proximal_sgd import StepSettings, descend, initial_state
+from manyheads.theory.bigram.training.reduced_model import ReducedChain, initial_runs, measure_reduced
 
 
 def population_gradients(folder: Path, count: int, seed: int) -> Measured:

@@ -10,7 +10,11 @@ import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 
-from manyheads.bigram import (
+from manyheads.errors import CertificateError
+from manyheads.studies.bigram.lags import prepare
+from manyheads.studies.bigram.screening import ScreeningCost, draw_uniform_batch, search
+from manyheads.studies.bigram.transfer import TransferCost
+from manyheads.theory.bigram import (
     LagSettings,
     TransferSettings,
     fit_lags,
@@ -20,16 +24,12 @@ from manyheads.bigram import (
     screen,
     transfer_test,
 )
-from manyheads.bigram.lags.alternating_least_squares import LagProblem, alternate, solve_value, value_sums
-from manyheads.bigram.lags.held_out import Additive
-from manyheads.bigram.lags.initialization import initial_values, minimize
-from manyheads.bigram.lags.streams import information_of, read_streams
-from manyheads.bigram.screening import chi_square
-from manyheads.bigram.studies.lags import prepare
-from manyheads.bigram.studies.screening import ScreeningCost, draw_uniform_batch, search
-from manyheads.bigram.studies.transfer import TransferCost
-from manyheads.bigram.task import Batch, draw_correlated
-from manyheads.errors import CertificateError
+from manyheads.theory.bigram.lags.alternating_least_squares import LagProblem, alternate, solve_value, value_sums
+from manyheads.theory.bigram.lags.held_out import Additive
+from manyheads.theory.bigram.lags.initial_tables import initial_values, minimize
+from manyheads.theory.bigram.lags.streams import information_of, read_streams
+from manyheads.theory.bigram.screening import chi_square
+from manyheads.theory.bigram.task import Batch, draw_correlated
 
 LEAST = 0.795  # recall of a single start without a test: 0.550, 0.875 and 0.963 where 30%, 60% and 100% follow the lags
 

@@ -6,14 +6,14 @@ import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 
-from manyheads.bigram.setups import lengthen
-from manyheads.bigram.task import draw_bigram_task
-from manyheads.bigram.theory.population import excess
-from manyheads.bigram.training.proximal_sgd import State, StepSettings, initial_state
-from manyheads.bigram.training.record import record
-from manyheads.bigram.training.settings import FirstStage, SecondStage, TrainingSettings
-from manyheads.bigram.training.two_stages import train_bigram
 from manyheads.statistics import mean_interval
+from manyheads.theory.bigram.setups import lengthen
+from manyheads.theory.bigram.task import draw_bigram_task
+from manyheads.theory.bigram.theorems.population import excess
+from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings, initial_state
+from manyheads.theory.bigram.training.record import record
+from manyheads.theory.bigram.training.settings import FirstStage, SecondStage, TrainingSettings
+from manyheads.theory.bigram.training.two_stages import train_bigram
 
 GUESS = 0.15  # of K_P for all vocabularies: it is .2 at three tokens and .091 at twenty
 

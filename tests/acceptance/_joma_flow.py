@@ -12,14 +12,15 @@ import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 
-from manyheads.joma.systems.gradient_flow import (
+from manyheads.statistics import fit_exponent
+from manyheads.theory.joma.systems.gradient_flow import (
     AdaptiveSteps,
     FixedSteps,
     adaptive_gradient_flow,
     gradient_descent,
     gradient_flow,
 )
-from manyheads.joma.systems.layer import (
+from manyheads.theory.joma.systems.layer import (
     CrossEntropy,
     LayerParameters,
     attend,
@@ -27,9 +28,13 @@ from manyheads.joma.systems.layer import (
     draw_upper,
     token_weights,
 )
-from manyheads.joma.task import JomaTask, Sizes, UpdateRule, draw_joma_task
-from manyheads.joma.theory.invariants import conserved_quantity, decayed_quantity, per_query_quantity, softmax_relation
-from manyheads.statistics import fit_exponent
+from manyheads.theory.joma.task import JomaTask, Sizes, UpdateRule, draw_joma_task
+from manyheads.theory.joma.theorems.invariants import (
+    conserved_quantity,
+    decayed_quantity,
+    per_query_quantity,
+    softmax_relation,
+)
 
 SMOOTH = ("identity", "gelu", "square")
 HORIZON = 40.0

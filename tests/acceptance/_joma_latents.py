@@ -7,9 +7,9 @@ import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 
-from manyheads.joma.systems.latent_tree import binary_tree
-from manyheads.joma.systems.scan_and_snap import make_cooccurrence, scan_and_snap_flow
-from manyheads.joma.theory.scan_and_snap import reduced_trajectory, training_time
+from manyheads.theory.joma.systems.latent_tree_task import binary_tree
+from manyheads.theory.joma.systems.one_layer_attention import make_cooccurrence, scan_and_snap_flow
+from manyheads.theory.joma.theorems.scan_and_snap import reduced_trajectory, training_time
 
 
 def tree_pairs(folder: Path, trees: int, samples: int) -> Measured:

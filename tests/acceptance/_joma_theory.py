@@ -7,18 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.integrate import solve_ivp
 from tests.acceptance._lane import Figure, Measured
-from tests.joma.monte_carlo import sampled_gradient
+from tests.theory.joma.monte_carlo import sampled_gradient
 
-from manyheads.joma.drop_and_rise import drop_and_rise
-from manyheads.joma.systems.activations import NONLINEARITIES
-from manyheads.joma.systems.components import relax, relax_layer
-from manyheads.joma.systems.gaussian_mixture import Mixture
-from manyheads.joma.systems.latent_tree import binary_tree
-from manyheads.joma.theory.gaussian_mixture import expected_gradient
-from manyheads.joma.theory.latent_tree import heights, marginals, predict_cooccurrence, unroll
-from manyheads.joma.theory.rebound import REBOUND, entropy_of
-from manyheads.joma.theory.salient_first import EXP, UNIFORM, affine_offset, exact_time, final_rate
+from manyheads.curves.drop_and_rise import drop_and_rise
 from manyheads.spectra import traced_stable_rank
+from manyheads.theory.joma.systems.activations import NONLINEARITIES
+from manyheads.theory.joma.systems.components import relax, relax_layer
+from manyheads.theory.joma.systems.gaussian_mixture import Mixture
+from manyheads.theory.joma.systems.latent_tree_task import binary_tree
+from manyheads.theory.joma.theorems.gaussian_mixture import expected_gradient
+from manyheads.theory.joma.theorems.latent_tree import heights, marginals, predict_cooccurrence, unroll
+from manyheads.theory.joma.theorems.rebound import REBOUND, entropy_of
+from manyheads.theory.joma.theorems.salient_first import EXP, UNIFORM, affine_offset, exact_time, final_rate
 
 TARGETS = np.array([1.0, 1.5, 2.0, 2.5, 3.0])
 

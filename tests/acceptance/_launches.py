@@ -31,7 +31,7 @@ def forks() -> multiprocessing.context.BaseContext:
     """Return a context whose processes are forked from one that has imported everything and computed nothing."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["tests.acceptance._launches", "jax.numpy", "xarray", "zarr", "manyheads.study.runner"]
+        ["tests.acceptance._launches", "jax.numpy", "xarray", "zarr", "manyheads.study.execution.runner"]
     )
     return context
 

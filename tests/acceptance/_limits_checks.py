@@ -6,8 +6,8 @@ import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import run_study, study, words_of
 
-from manyheads.limits.axes import LETTERS
-from manyheads.limits.studies.coordinate_check import CoordinateCheckStudy
+from manyheads.scaling.axes import LETTERS
+from manyheads.studies.scaling.coordinate_check import CoordinateCheckStudy
 from manyheads.study import open_run
 
 WIDEST = {"key_dim": 0.35, "heads": 0.2, "depth": 0.35}  # what is required of plain slopes, without their derivation

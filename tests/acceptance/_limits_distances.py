@@ -6,11 +6,11 @@ import numpy as np
 import xarray as xr
 from tests.acceptance._limits_meanfield import looked, rms, solve
 
-from manyheads.limits import Network, Problem, train_networks
-from manyheads.limits.dmft.branches.branch import Branch
-from manyheads.limits.dmft.trajectory import Trajectory
 from manyheads.statistics import Interval, fit_exponent, mean_interval
 from manyheads.statistics.exponents import ExponentFit
+from manyheads.theory.dmft import Network, Problem, train_networks
+from manyheads.theory.dmft.branches.branch import Branch
+from manyheads.theory.dmft.trajectory import Trajectory
 
 GROUPS = 16  # networks are averaged in so many groups, which are the replicates of intervals
 

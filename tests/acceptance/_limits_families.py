@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._limits_gpt import muon
-from tests.limits.torch.test_families import MUON, REFUSED, alarms
 from tests.models import tiny
+from tests.scaling.torch.test_families import MUON, REFUSED, alarms
 
-from manyheads.limits import (
+from manyheads.models.families import FAMILIES, UNSUPPORTED
+from manyheads.models.torch.model import read_model
+from manyheads.scaling import (
     BaseHyperparameters,
     MuonHyperparameters,
     Parametrization,
@@ -18,8 +20,6 @@ from manyheads.limits import (
     scale_logits,
     torch_groups,
 )
-from manyheads.limits.torch.model import read_model
-from manyheads.models.families import FAMILIES, UNSUPPORTED
 
 TUNED = BaseHyperparameters(learning_rate=3e-3, epsilon=1e-12, muon=MuonHyperparameters(0.01, weight_decay=0.0))
 EXPERTS = {"gate": "router", "router": "router", "sinks": "sink", "gate_up_proj": "expert", "q_proj": "query"}

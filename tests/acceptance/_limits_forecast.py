@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
 
-from manyheads.limits import Network, forecast_loss, train_networks
-from manyheads.limits.studies.forecast import Forecast, compare_losses, relative_error
 from manyheads.statistics import mean_interval
 from manyheads.statistics.intervals import proportion_interval
+from manyheads.studies.dmft.forecast import Forecast, compare_losses, relative_error
+from manyheads.theory.dmft import Network, forecast_loss, train_networks
 
 LEAST, WITHIN, SHARE = 0.95, 0.01, 0.1
 

@@ -7,7 +7,7 @@ import numpy as np
 from tests.acceptance._lane import Figure, Measured
 
 from manyheads.data import read_characters
-from manyheads.limits import (
+from manyheads.scaling import (
     BaseHyperparameters,
     MuonHyperparameters,
     Parametrization,
@@ -15,8 +15,8 @@ from manyheads.limits import (
     torch_groups,
     transfer_check,
 )
-from manyheads.limits.axes import LETTERS
-from manyheads.limits.checks.transfer_check import ALLOWED_DECADES, LAST
+from manyheads.scaling.axes import LETTERS
+from manyheads.scaling.checks.transfer_check import ALLOWED_DECADES, LAST
 from manyheads.transformer import Shape
 
 WIKITEXT = "../shared/data/wikitext-2/valid.txt"

@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 from scipy import stats
 from tests.acceptance._lane import Figure, Measured
-from tests.limits.dmft.one_block import solve_one_block
-from tests.limits.dmft.tangents import TangentHeads
+from tests.theory.dmft.one_block import solve_one_block
+from tests.theory.dmft.tangents import TangentHeads
 
-from manyheads.limits import Problem
-from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
-from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
-from manyheads.limits.dmft.branches.branch import Branch
-from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
-from manyheads.limits.dmft.branches.uniform_attention import UniformAttention
-from manyheads.limits.dmft.grids.depth import continuum_step, extrapolate, finite_depth_step
-from manyheads.limits.dmft.ntk import ntk_outputs
-from manyheads.limits.dmft.recursion import solve_recursion
-from manyheads.limits.dmft.trajectory import Trajectory
-from manyheads.limits.systems.problems import digits_problem
 from manyheads.statistics import mean_interval
+from manyheads.theory.dmft import Problem
+from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.theory.dmft.branches.branch import Branch
+from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
+from manyheads.theory.dmft.branches.uniform_attention import UniformAttention
+from manyheads.theory.dmft.finite.problems import digits_problem
+from manyheads.theory.dmft.grids.depth import continuum_step, extrapolate, finite_depth_step
+from manyheads.theory.dmft.ntk import ntk_outputs
+from manyheads.theory.dmft.recursion import solve_recursion
+from manyheads.theory.dmft.trajectory import Trajectory
 
 
 def toy_problem(samples: int = 4, tests: int = 0, **fields: Any) -> Problem:

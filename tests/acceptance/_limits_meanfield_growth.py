@@ -11,9 +11,9 @@ from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._limits_distances import GROUPS, shown
 from tests.acceptance._limits_meanfield import figure, rich
 
-from manyheads.limits import Network, Problem
 from manyheads.statistics import Interval, discrepancy_interval
 from manyheads.statistics.intervals import standard_error_of
+from manyheads.theory.dmft import Network, Problem
 
 
 def sent_back(problem: Problem, network: Network, seeds: Sequence[int]) -> np.ndarray:

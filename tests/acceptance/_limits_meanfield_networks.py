@@ -20,12 +20,12 @@ from tests.acceptance._limits_distances import (
 )
 from tests.acceptance._limits_meanfield import figure, looked, rms, seeds_of, solve, toy_problem
 
-from manyheads.limits import Network, Problem
-from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
-from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
-from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
-from manyheads.limits.systems.problems import text_problem
 from manyheads.statistics import Interval, discrepancy_interval, fit_exponent_to_means
+from manyheads.theory.dmft import Network, Problem
+from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
+from manyheads.theory.dmft.finite.problems import text_problem
 
 LIMITS = (InfiniteKeyDimAttention(),)
 

@@ -7,9 +7,9 @@ from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._limits_checks import verdicts_of
 from tests.acceptance._studies import run_study, words_of
 
-from manyheads.limits.axes import LETTERS
-from manyheads.limits.studies.learning_rates.muon_transfer import MuonTransfer
-from manyheads.limits.studies.muon_coordinates import OWN_WEIGHTS, MuonCoordinates
+from manyheads.scaling.axes import LETTERS
+from manyheads.studies.scaling.learning_rates.muon_transfer import MuonTransfer
+from manyheads.studies.scaling.muon_coordinates import OWN_WEIGHTS, MuonCoordinates
 from manyheads.study import open_run
 
 QUERIES = ("query_by_weights", "key_by_weights")

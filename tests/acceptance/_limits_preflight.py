@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
 
-from manyheads.limits import preflight
+from manyheads.scaling import preflight
 
 AXES = {"key_dim": (8, 16, 32), "heads": (4, 8, 16), "depth": (2, 4, 8)}
 
 
 def preflights(folder: Path, seeds: int, first: int) -> Measured:
     """Run right scripts, usual practice and planted mistakes; count false alarms, misses and CPU minutes."""
-    from tests.limits.preflight import scripts
-    from tests.limits.preflight.test_preflight import CASES
+    from tests.scaling.preflight import scripts
+    from tests.scaling.preflight.test_preflight import CASES
 
     start = time.process_time()
     chosen = range(first, first + seeds)
@@ -62,7 +62,7 @@ UNDECIDED = [("nano", "right", "depth", 9), ("llama", "right", "heads", 12), ("v
 
 def search(name: str, kind: str, axes: tuple[str, ...], seeds: range, points: int, train: int) -> Any:
     """Run the preflight of a script with a search for its best learning rate."""
-    from tests.limits.preflight import scripts
+    from tests.scaling.preflight import scripts
 
     p = scripts.parametrization("adam")
     make = scripts.script(name, p) if kind == "right" else scripts.standard(name)
@@ -99,9 +99,9 @@ def searches_again(folder: Path, first: int, points: int, train: int) -> Measure
 
 def muon_mistakes(folder: Path) -> Measured:
     """Audit every planted mistake, and right setups of several families, shapes and shape factors."""
-    from tests.limits.checks.muon_mistakes import LONG, MISTAKES, TUNED, WIDE, optimizers, parametrization, setup
+    from tests.scaling.audit.muon_mistakes import LONG, MISTAKES, TUNED, WIDE, optimizers, parametrization, setup
 
-    from manyheads.limits import audit_model
+    from manyheads.scaling import audit_model
     from manyheads.transformer import Shape
 
     missed = []

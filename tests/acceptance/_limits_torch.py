@@ -5,10 +5,10 @@ import math
 from pathlib import Path
 
 from tests.acceptance._lane import Figure, Measured
-from tests.limits.torch.test_groups import distance_from_mup, folded_curves
-from tests.limits.torch_models import BASE, FAMILIES, build, grown
+from tests.scaling.torch.test_groups import distance_from_mup, folded_curves
+from tests.scaling.torch_models import BASE, FAMILIES, build, grown
 
-from manyheads.limits import BaseHyperparameters, Parametrization, audit_model, initialize_model, torch_groups
+from manyheads.scaling import BaseHyperparameters, Parametrization, audit_model, initialize_model, torch_groups
 from manyheads.transformer import Shape
 
 TUNED = BaseHyperparameters(learning_rate=1e-3, epsilon=1e-8, weight_decay=0.1)

@@ -9,12 +9,16 @@ from jaxtyping import Array
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 
-from manyheads.meanfield import ContrastiveTask, overlap_trajectory, train_overlaps
-from manyheads.meanfield.contrastive.quadrature import Nodes
-from manyheads.meanfield.contrastive.stability import basin_boundary, growth_rates, norms_without_features
-from manyheads.meanfield.contrastive.task import FeatureDistribution, logistic_loss, sparse_feature
-from manyheads.meanfield.studies.contrastive.feature_basins import second_feature_state, two_features
-from manyheads.meanfield.studies.contrastive.noise_correlation import one_feature, stationary_cosine
+from manyheads.studies.meanfield.contrastive.feature_basins import second_feature_state, two_features
+from manyheads.studies.meanfield.contrastive.noise_correlation import one_feature, stationary_cosine
+from manyheads.theory.meanfield import ContrastiveTask, overlap_trajectory, train_overlaps
+from manyheads.theory.meanfield.contrastive.quadrature import Nodes
+from manyheads.theory.meanfield.contrastive.stationary_states import (
+    basin_boundary,
+    growth_rates,
+    norms_without_features,
+)
+from manyheads.theory.meanfield.contrastive.task import FeatureDistribution, logistic_loss, sparse_feature
 
 START = (0.15, 0.1, 0.5)
 COSINES = {  # of the specification, by noise; correlations -0.9, -0.5, 0, 0.5, 0.9

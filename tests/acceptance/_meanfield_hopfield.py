@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
-from tests.meanfield.hopfield import oracle
+from tests.theory.meanfield.hopfield import oracle
 
-from manyheads.meanfield import OneBitNetwork, classify_attractors, lyapunov_spectrum, mean_field_trajectory
+from manyheads.theory.meanfield import OneBitNetwork, classify_attractors, lyapunov_spectrum, mean_field_trajectory
 
 
 def map_against_loops(folder: Path, beta: float, steps: int, networks: int, seed: int) -> Measured:

@@ -7,12 +7,12 @@ import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 
-from manyheads.meanfield import prompt_loss
-from manyheads.meanfield.incontext.circle import circle_flow, conserved_quantity, escape_rate
-from manyheads.meanfield.incontext.crossings import first_crossing
-from manyheads.meanfield.incontext.prompt_length import length_coefficient, solve_attention
-from manyheads.meanfield.incontext.prompts import draw_prompt_losses
-from manyheads.meanfield.studies.incontext.prompt_length import representation
+from manyheads.studies.meanfield.incontext.prompt_length import representation
+from manyheads.theory.meanfield import prompt_loss
+from manyheads.theory.meanfield.incontext.circle import circle_flow, conserved_quantity, escape_rate
+from manyheads.theory.meanfield.incontext.crossings import first_crossing
+from manyheads.theory.meanfield.incontext.prompt_length import length_coefficient, solve_attention
+from manyheads.theory.meanfield.incontext.prompts import draw_prompt_losses
 
 SIGNAL, FOREIGN = np.diag([0.3, 0.03]), 0.6 * np.eye(2)
 

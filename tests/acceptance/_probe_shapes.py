@@ -7,7 +7,7 @@ import numpy as np
 from scipy.signal import lfilter
 from tests.acceptance._lane import Figure, Measured
 
-from manyheads.joma.curve_shapes import curve_shape
+from manyheads.curves.curve_shapes import curve_shape
 
 AUTOCORRELATIONS = (0.0, 0.5, 0.8)
 NOISE, POINTS = 0.03, 59

@@ -27,7 +27,7 @@ def kilobytes(field):
 
 bare = kilobytes("VmRSS")
 import xarray, scipy.linalg
-from manyheads.models.checkpoint import Checkpoint
+from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.probe import weight_spectra
 path, loaded = sys.argv[1], sys.argv[2] == "loaded"
 open("/proc/self/clear_refs", "w").write("5")

@@ -10,7 +10,7 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery import Oracle, compare_layers, gpt_layer, planted_layer
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
-from manyheads.recovery.queries.bounded.algorithm import extract_bounded
+from manyheads.recovery.queries.bounded.method import extract_bounded
 from manyheads.recovery.refusals import FitError, RecoveryRefused
 
 Answer = Callable[[np.ndarray], np.ndarray]

@@ -8,16 +8,16 @@ import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 
-from manyheads.recovery.gauss_newton import GaussNewtonSettings
-from manyheads.recovery.hard.instances import attention_signal, guarantees, parity_layer, wave_layer
+from manyheads.recovery.examples.six_stages import learn_in_six_stages
+from manyheads.recovery.examples.student import StudentSettings, fit_student
+from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings
+from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
-from manyheads.recovery.layers.violations import DEFORMATIONS, deformed_layer
-from manyheads.recovery.passive.six_stages import learn_in_six_stages
-from manyheads.recovery.passive.student import StudentSettings, fit_student
+from manyheads.recovery.planted.hard_instances import attention_signal, guarantees, parity_layer, wave_layer
+from manyheads.recovery.planted.task import planted_layer, sequences
+from manyheads.recovery.planted.violations import DEFORMATIONS, deformed_layer
 from manyheads.recovery.refusals import RecoveryRefused
-from manyheads.recovery.task import planted_layer, sequences
-from manyheads.recovery.variable_projection import Examples
 
 STUDENT = StudentSettings(restarts=1, evaluations=300, refinement=GaussNewtonSettings(steps=20, inner=60))
 MOST_STARTS = 12

@@ -10,8 +10,8 @@ from manyheads.recovery import Oracle, RecoveryRefused, compare_layers, evaluate
 from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.oracle.normalization import Normalization, projected
 from manyheads.recovery.oracle.oracle import OracleSettings
-from manyheads.recovery.queries.rotary.algorithm import extract_rotary
-from manyheads.recovery.queries.sphere.algorithm import extract_on_sphere
+from manyheads.recovery.queries.rotary.method import extract_rotary
+from manyheads.recovery.queries.sphere.method import extract_on_sphere
 
 EXACT = 1e-15
 SEEDS = [0, 1, 2, 3, 4]

@@ -8,10 +8,10 @@ from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 
 from manyheads.recovery import LearningOptions, compare_layers, evaluate_layer, learn_layer, planted_layer, sequences
-from manyheads.recovery.gauss_newton import GaussNewtonSettings
+from manyheads.recovery.examples.student import StudentSettings, fit_student
+from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings
+from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.matching import function_error
-from manyheads.recovery.passive.student import StudentSettings, fit_student
-from manyheads.recovery.variable_projection import Examples
 
 
 def benign(folder: Path, layers: list[list[int]], count: int, seeds: int) -> Measured:

@@ -10,10 +10,10 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery import Oracle, compare_layers, gpt_layer
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
-from manyheads.recovery.queries.subspaces.algorithm import extract_by_subspaces
+from manyheads.recovery.queries.subspaces.method import extract_by_subspaces
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.refusals import RecoveryRefused
-from manyheads.recovery.results import Extracted
+from manyheads.recovery.result.results import Extracted
 
 EXACT = 4.4e-17
 """Relative noise that is measured of a float64 oracle: a fifth of the distance between numbers."""

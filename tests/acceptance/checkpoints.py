@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 from tests.acceptance._lane import Figure, Measured
-from tests.models.test_header import VALID, as_bytes, check, mutate
-from tests.models.test_tensor_file import STREAMING
+from tests.models.checkpoints.test_header import VALID, as_bytes, check, mutate
+from tests.models.checkpoints.test_tensor_file import STREAMING
 
 from manyheads.errors import FileRefused
 from manyheads.models import open_checkpoint

@@ -17,10 +17,10 @@ from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._slurm import array_of_slurm, arrays_of_a_stand_in
 from tests.study.toys import VectorizedAverages, Walk
 
-from manyheads.attention.studies.order_blindness import OrderBlindness
 from manyheads.statistics import Interval, decide, discrepancy_interval, mean_interval, proportion_interval
+from manyheads.studies.attention.order_blindness import OrderBlindness
 from manyheads.study import open_run, run
-from manyheads.study.executors import local_pool, open_executor
+from manyheads.study.execution.executors import local_pool, open_executor
 from manyheads.study.store.equality import differences
 from manyheads.study.store.run_store import find_runs
 
@@ -186,7 +186,7 @@ FIGURES = (
         "at most .3 ms of CPU to write a unit, .2 s to find that nothing is missing, 1.2 s to open, 2.4 s to compact; "
         "at most 10 inodes",
         _scale.scale,
-        {"cells": 25, "replicates": 800, "old": 200, "seed": 0},
+        {"cells": 25, "replicates": 800, "seed": 0},
     ),
     Figure(
         "kills",

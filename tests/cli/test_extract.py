@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.limits.torch_models import build
+from tests.scaling.torch_models import build
 
 from manyheads.cli import main
 from manyheads.recovery import compare_layers, evaluate_layer, gpt_layer, load_layer, save_layer

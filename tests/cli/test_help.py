@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from tests.study.toys import Walk
 
-from manyheads.attention.studies.order_blindness import OrderBlindness
 from manyheads.cli import COMMANDS, main
 from manyheads.cli.study import Options
+from manyheads.studies.attention.order_blindness import OrderBlindness
 from manyheads.study import run
 
 HEAVY = ("jax", "numpy", "scipy", "torch", "xarray", "matplotlib", "zarr", "equinox", "typeguard", "asyncio")
@@ -123,7 +123,6 @@ LISTINGS = (
     ("study", "run", "attention/costs", "--dry-run"),
     ("runs", "list", "store"),
     ("runs", "clean", "store", "--dry-run"),
-    ("runs", "upgrade", "store"),
     ("count", "--layers", "12", "--width", "768", "--heads", "12", "--vocabulary", "50257", "--compare"),
     ("scale", "--base", "64,4,4", "--to", "64,12,12", "--learning-rate", "3e-3", "--weight-decay", "0.1"),
 )

@@ -125,7 +125,7 @@ def test_what_nobody_foresaw_keeps_its_traceback(capsys, monkeypatch):
     assert main(["study", "list"]) == 3
     err = capsys.readouterr().err
     assert "Traceback" in err
-    assert err.endswith("manyheads: 'absent'\n")
+    assert err.endswith("manyheads: KeyError: 'absent'\n")
 
 
 def test_the_environment_asks_for_a_traceback(capsys, monkeypatch):

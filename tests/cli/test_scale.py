@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from manyheads.cli import main
-from manyheads.cli.scale.table import Scale
-from manyheads.limits import Parametrization, audit_model
-from manyheads.limits.checks.coordinate_check import QUANTITIES
-from manyheads.limits.parametrization.parametrization import FORMS
-from manyheads.limits.parametrization.scaling_exponents import OPTIMIZERS, SCHEMES
+from manyheads.cli.scale.scaling_table import Scale
+from manyheads.scaling import Parametrization, audit_model
+from manyheads.scaling.checks.growth_powers import QUANTITIES
+from manyheads.scaling.parametrization.parametrization import FORMS
+from manyheads.scaling.parametrization.scaling_exponents import OPTIMIZERS, SCHEMES
 from manyheads.transformer import Shape
 
 FROM_TO = ("--base", "8,4,2", "--to", "8,8,6")
@@ -337,8 +337,8 @@ def planted(monkeypatch, rng):
 
         return losses
 
-    monkeypatch.setattr("manyheads.limits.measure_task", measure_task)
-    monkeypatch.setattr("manyheads.limits.task_losses", task_losses)
+    monkeypatch.setattr("manyheads.scaling.measure_task", measure_task)
+    monkeypatch.setattr("manyheads.scaling.task_losses", task_losses)
     return growth
 
 
@@ -560,7 +560,7 @@ def test_a_coordinate_check_is_not_lost_with_a_transfer_that_fails(call, planted
     def task_losses(task, parametrization, recipe):
         return lambda shape, rates, seed: -np.asarray(rates)
 
-    monkeypatch.setattr("manyheads.limits.task_losses", task_losses)
+    monkeypatch.setattr("manyheads.scaling.task_losses", task_losses)
     status, out, err = call("check", "--transfer", *(["--json"] if as_json else []))
     assert status == 3
     assert "an end of the grid" in err
@@ -578,7 +578,7 @@ def test_an_interval_without_ends_is_still_json(call, planted, monkeypatch):
     def task_losses(task, parametrization, recipe):
         return lambda shape, rates, seed: np.log(np.asarray(rates) / np.median(rates)) ** 2
 
-    monkeypatch.setattr("manyheads.limits.task_losses", task_losses)
+    monkeypatch.setattr("manyheads.scaling.task_losses", task_losses)
     _, out, _ = call("check", "--transfer", "--json")
     found = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))["transfer_check"]
     assert found["outcome"] == "inconclusive"

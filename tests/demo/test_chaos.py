@@ -6,8 +6,8 @@ import xarray as xr
 
 from manyheads.demo.chaos import DemoChaos, next_spin, separation_rate, smallest_network
 from manyheads.errors import UsageError
-from manyheads.meanfield import mean_field_trajectory
 from manyheads.study import check_study
+from manyheads.theory.meanfield import mean_field_trajectory
 
 SMALL = DemoChaos.small()
 

@@ -13,7 +13,7 @@ from manyheads.demo.chapters import CHAPTERS, Scene
 from manyheads.demo.growth import RARER, DemoGrowth
 from manyheads.errors import UsageError
 from manyheads.study import Cell, check_study, run
-from manyheads.study.reporting.panels import Multiples
+from manyheads.study.panels import Multiples
 
 SMALL = DemoGrowth(key_dims=(2, 32), heads=1, pieces=2, length=3, vocabulary=5, steps=6, blocks=8)
 SMALLEST = replace(SMALL, key_dims=(1, 2), blocks=2)  # the same problem, solved by the same programs

@@ -7,7 +7,7 @@ import pytest
 from manyheads.demo import scaling
 from manyheads.demo.chapters import CHAPTERS, Scene
 from manyheads.demo.scaling import DemoScaling
-from manyheads.limits.systems.transformers import Updates
+from manyheads.scaling.trained.transformers import Updates
 from manyheads.study import Listing, run
 from manyheads.study.contract import Trial, check_captions
 

@@ -11,8 +11,8 @@ from manyheads.demo.chapters import CHAPTERS, Scene
 from manyheads.demo.sampling import continue_text, find_prose
 from manyheads.demo.text import TextTraining, trained_model
 from manyheads.errors import UsageError
-from manyheads.joma.text.record import held_out_starts, record_statistics
 from manyheads.study import Study, run
+from manyheads.theory.joma.text.record import held_out_starts, record_statistics
 
 SMALL = TextTraining.small()
 

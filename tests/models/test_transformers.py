@@ -9,7 +9,7 @@ import safetensors.numpy
 from tests.models import tiny
 
 from manyheads.models import attention_weights, open_checkpoint, parameter_roles
-from manyheads.models.attention import attention_config
+from manyheads.models.attention_layers import attention_config
 from manyheads.models.config import read_config
 from manyheads.models.families import FAMILIES
 from manyheads.models.modules import Role

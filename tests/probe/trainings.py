@@ -21,7 +21,7 @@ def small_model(**options):
 
 def save_quietly(model, folder, **options):
     """Save a checkpoint, without the bar of transformers."""
-    from manyheads.models.loading import quiet_transformers
+    from manyheads.models.checkpoints.loading import quiet_transformers
 
     with quiet_transformers():
         model.save_pretrained(folder, **options)

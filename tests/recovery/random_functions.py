@@ -13,8 +13,8 @@ from tests.recovery.rotary_layers import planted_rotary_layer
 from manyheads.attention import AttentionLayer
 from manyheads.errors import CertificateError, ManyheadsError
 from manyheads.recovery import ExtractionOptions, evaluate_layer, extract_layer, gpt_layer
-from manyheads.recovery.certificates import GaussianSequences
 from manyheads.recovery.refusals import VerificationError
+from manyheads.recovery.result.certificates import GaussianSequences
 
 Function = Callable[[np.ndarray], np.ndarray]
 

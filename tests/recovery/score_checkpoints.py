@@ -79,7 +79,7 @@ def t5_attention(seed: int, *, decoder: bool = True):
     import transformers
     from transformers.models.t5.modeling_t5 import T5Attention
 
-    from manyheads.recovery.oracle.attention_modules import wide_mode
+    from manyheads.models.torch.extractable_attention import wide_mode
 
     config = transformers.T5Config(d_model=32, d_kv=8, num_heads=4, is_decoder=decoder, dropout_rate=0.0)
     torch.manual_seed(seed)

@@ -7,18 +7,25 @@ import pytest
 
 from manyheads.errors import ShapeError, UsageError
 from manyheads.recovery import evaluate_layer, planted_layer, sequences
-from manyheads.recovery.passive.stages.agreement import RowCertificates, certify_rows, fit_simplex, measure_quality
-from manyheads.recovery.passive.stages.crude_sum import estimate_crude_sum, measure_moments
-from manyheads.recovery.passive.stages.hull import Hull, HullSettings, choose_rows, find_hull, fit_hull, weighted_median
-from manyheads.recovery.passive.stages.refined_sum import RefinementSettings, measure_doubt, refine_sum
-from manyheads.recovery.passive.stages.shards import add_up, open_shards
-from manyheads.recovery.passive.stages.smallest_eigenvalues import (
+from manyheads.recovery.examples.stages.agreement import RowCertificates, certify_rows, fit_simplex, measure_quality
+from manyheads.recovery.examples.stages.crude_sum import estimate_crude_sum, measure_moments
+from manyheads.recovery.examples.stages.hull import (
+    Hull,
+    HullSettings,
+    choose_rows,
+    find_hull,
+    fit_hull,
+    weighted_median,
+)
+from manyheads.recovery.examples.stages.refined_sum import RefinementSettings, measure_doubt, refine_sum
+from manyheads.recovery.examples.stages.shards import add_up, open_shards
+from manyheads.recovery.examples.stages.smallest_eigenvalues import (
     find_bottom_by_products,
     find_bottom_dense,
     measure_gram,
     multiply_gram,
 )
-from manyheads.recovery.passive.stages.span import count_by_gap, measure_span_error, span_of
+from manyheads.recovery.examples.stages.span import count_by_gap, measure_span_error, span_of
 from manyheads.recovery.refusals import CertificateShortage, DesignError
 
 LARGE = 10.0  # a threshold below which every row is

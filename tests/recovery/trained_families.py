@@ -7,7 +7,7 @@ import numpy as np
 
 from manyheads.data import load_digits, read_characters
 from manyheads.models.config import read_config
-from manyheads.recovery.oracle.attention_modules import find_attention, wide_mode
+from manyheads.models.torch.extractable_attention import find_attention, wide_mode
 
 LAYERS, HEADS, VOCABULARY, LENGTH, BATCH, RATE = 2, 4, 30, 48, 16, 5e-3
 MASK, MASKED = VOCABULARY - 1, 0.15  # the token of a hidden character, and the share that is hidden

@@ -8,7 +8,7 @@ from tests.study.toys import Averages, Still, VectorizedAverages, Walk
 
 from manyheads.study import check_study
 from manyheads.study.contract import ContractBroken, check_use_of_prediction, start_trial
-from manyheads.study.runner import ComparisonFailed
+from manyheads.study.execution.runner import ComparisonFailed
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,6 @@ def test_each_fault_is_named(fault, words, seed):
 
 
 def test_a_reason_not_to_read_the_prediction_must_be_true(seed, tmp_path):
-    @dataclasses.dataclass(frozen=True)
     class Excused(Still):
         unread_prediction = "a test"
 
@@ -69,7 +68,6 @@ def test_fields_must_not_be_flags_of_every_run():
 
     assert {field.name for kind in (Options, Submission) for field in dataclasses.fields(kind)} == RUN_FLAGS
 
-    @dataclasses.dataclass(frozen=True)
     class Clashing(Still):
         seed: int = 3
 

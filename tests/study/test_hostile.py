@@ -18,11 +18,11 @@ from tests.study.toys import SOURCE, Still
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Curve, Lines, Source, Study, Verdict, check_study, grid, open_run, run
 from manyheads.study.contract import ContractBroken
-from manyheads.study.executors import local_pool
+from manyheads.study.execution.executors import local_pool
+from manyheads.study.execution.runner import ComparisonFailed, UnitFailed, WorkersLost
+from manyheads.study.panels import Picture
 from manyheads.study.registry import load
-from manyheads.study.reporting.panels import Picture
 from manyheads.study.reporting.svg import svg
-from manyheads.study.runner import ComparisonFailed, UnitFailed, WorkersLost
 from manyheads.study.store.identity import fingerprint
 from manyheads.study.store.provenance import command_of
 from manyheads.study.store.run_store import StoreDamaged, find_runs

@@ -15,10 +15,10 @@ import manyheads as mh
 from manyheads.data import load_text
 from manyheads.errors import UsageError
 from manyheads.study import Listing, load
-from manyheads.study.executors import local_pool
-from manyheads.study.reporting.panels import paired_panels
+from manyheads.study.execution.executors import local_pool
+from manyheads.study.execution.units import Layout, compute
+from manyheads.study.panels import paired_panels
 from manyheads.study.store.identity import file_sha256
-from manyheads.study.store.units import Layout, compute
 
 STUDY = "from tests.study.toys import Still\nclass {}(Still):\n    name = 'toy/{}'\n"
 
@@ -37,7 +37,7 @@ def test_a_file_with_one_study_needs_no_class(tmp_path, monkeypatch):
 
 
 def test_a_study_is_run_by_its_name_and_settings(tmp_path, monkeypatch):
-    monkeypatch.setattr("manyheads.study.runner.load", lambda name: {"toy/still": Still}[name])
+    monkeypatch.setattr("manyheads.study.execution.runner.load", lambda name: {"toy/still": Still}[name])
     tree = mh.run("toy/still", replicates=1, store=tmp_path, progress=False, size=2)
     assert tree["trained"].sizes["i"] == 2
     with pytest.raises(UsageError, match="no setting 'width'; it has fault, size"):

@@ -100,11 +100,6 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "keep the good units of damaged files",
         ("manyheads runs repair runs/joma/clouds/0a1b2c3d",),
     ),
-    ("runs", "upgrade"): Command(
-        "manyheads.cli.runs:Upgrade",
-        "rewrite runs of an older format, bit for bit the same",
-        ("manyheads runs upgrade runs --drop",),
-    ),
     ("report",): Command(
         "manyheads.cli.report:Report",
         "write one HTML file over stored runs",
@@ -173,7 +168,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         ),
     ),
     ("scale",): Command(
-        "manyheads.cli.scale.table:Scale",
+        "manyheads.cli.scale.scaling_table:Scale",
         "scale init, learning rate and epsilon to another shape",
         (
             "manyheads scale --base 64,4,4 --to 64,12,12 --learning-rate 3e-3",

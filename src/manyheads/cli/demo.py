@@ -31,9 +31,9 @@ class Demo:
         from manyheads.cli.study import print_verdicts
         from manyheads.data import load_text
         from manyheads.demo.chapters import CHAPTERS, Scene
-        from manyheads.study.executors import open_executor
+        from manyheads.study.execution.executors import open_executor
+        from manyheads.study.execution.runner import run
         from manyheads.study.reporting.html import section_of, write_report
-        from manyheads.study.runner import run
         from manyheads.study.store.run_store import RunStore
 
         start = time.monotonic()

@@ -127,7 +127,7 @@ class Extract:
             No layer was verified on fresh sequences; no file is written.
         """
         from manyheads.recovery import extract_layer
-        from manyheads.study.progress import announce
+        from manyheads.study.execution.progress import announce
 
         start, processor = time.monotonic(), time.process_time()
         self._refuse()
@@ -280,7 +280,7 @@ class Extract:
     def _summarize(self, target: Target, found: "Recovery", taken: Mapping[str, float]) -> dict[str, Any]:
         """Return everything that is printed and kept, for JSON."""
         from manyheads.recovery.queries.leak_meter import measure_leak
-        from manyheads.recovery.summaries import summarize_recovery
+        from manyheads.recovery.result.summaries import summarize_recovery
 
         files = {name: str(self.output.with_suffix(f".{name}")) for name in ("safetensors", "json", "html")}
         said = {"oracle": target.oracle.about, "command": shlex.join(["manyheads", *sys.argv[1:]]), "seed": self.seed}
@@ -289,7 +289,7 @@ class Extract:
         return {**said, **summarize_recovery(found, truth), **taken, **leak, "files": files}
 
     def _write(self, target: Target, found: "Recovery", summary: dict[str, Any]) -> None:
-        from manyheads.recovery.pictures import recovery_section
+        from manyheads.recovery.result.pictures import recovery_section
         from manyheads.study.reporting.html import write_report
         from manyheads.study.store.disk import write_json
 

@@ -12,7 +12,7 @@ import tyro
 from manyheads.cli.parsing import ABSENT, Switch
 
 if TYPE_CHECKING:
-    from manyheads.joma.curve_files import RunCurves
+    from manyheads.curves.curve_files import RunCurves
 
 FILES = tyro.conf.arg(metavar="FILE ...", help_behavior_hint="")
 
@@ -49,7 +49,7 @@ class Judge:
             A file that holds no curves or no losses.
         """
         from manyheads._overview import plain_text, render_table
-        from manyheads.joma.judge import judge_curves
+        from manyheads.curves.judge import judge_curves
         from manyheads.study.store.disk import printable
 
         found = judge_curves(self._read())
@@ -68,8 +68,8 @@ class Judge:
     def _read(self) -> list[RunCurves]:
         from dataclasses import replace
 
+        from manyheads.curves.curve_files import read_runs, with_losses
         from manyheads.errors import UsageError
-        from manyheads.joma.curve_files import read_runs, with_losses
         from manyheads.probe.reports.shapes import curves_of
 
         if not self.runs:

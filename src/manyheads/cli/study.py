@@ -172,8 +172,8 @@ class Run:
 
     def run(self) -> int:
         """Run the study and print its verdicts."""
-        from manyheads.study.executors import open_executor
-        from manyheads.study.runner import finish, last_replicates, plan, require_same_versions
+        from manyheads.study.execution.executors import open_executor
+        from manyheads.study.execution.runner import finish, last_replicates, plan, require_same_versions
         from manyheads.study.store.identity import fingerprint
 
         options = self.options
@@ -208,8 +208,8 @@ class Run:
 
     def _contribute(self) -> int:
         """Compute units until none is missing or free, or until SIGTERM."""
-        from manyheads.study.executors import open_executor
-        from manyheads.study.runner import contribute
+        from manyheads.study.execution.executors import open_executor
+        from manyheads.study.execution.runner import contribute
 
         asked, leaving = self.options, threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: leaving.set())

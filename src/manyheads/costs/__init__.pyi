@@ -9,6 +9,6 @@ from .formulas.decoding import token_cost as token_cost
 from .formulas.depth import crossover_length as crossover_length
 from .formulas.depth import sequential_depth as sequential_depth
 from .formulas.memory import activation_bytes as activation_bytes
-from .formulas.transformer import transformer_cost as transformer_cost
+from .formulas.model import transformer_cost as transformer_cost
 from .shapes import AttentionShape as AttentionShape
 from .shapes import ModelShape as ModelShape

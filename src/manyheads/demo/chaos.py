@@ -19,14 +19,14 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError, check_rising
-from manyheads.meanfield.hopfield.lyapunov import lyapunov_spectrum
-from manyheads.meanfield.hopfield.network import OneBitNetwork
-from manyheads.meanfield.hopfield.simulation import simulate_network
-from manyheads.meanfield.hopfield.source import SOURCE
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study
-from manyheads.study.reporting.panels import Panel, Scatter
+from manyheads.study.panels import Panel, Scatter
 from manyheads.study.tables import dataset
+from manyheads.theory.meanfield.hopfield.lyapunov import lyapunov_spectrum
+from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
+from manyheads.theory.meanfield.hopfield.simulation import simulate_network
+from manyheads.theory.papers import POC_LOPEZ
 
 POSITIONAL_WEIGHT = 0.1  # eps
 GAINS = (0.0, 400.0)  # attention inverse temperatures of the bifurcation diagram
@@ -59,7 +59,7 @@ class DemoChaos(Study):
 
     name: ClassVar[str] = "demo/chaos"
     claim: ClassVar[str] = "One feature and a context of two tokens are enough for chaos"
-    source: ClassVar[Source] = replace(SOURCE, locus="the system; the smallest chaotic network is found here")
+    source: ClassVar[Source] = replace(POC_LOPEZ, locus="the system; the smallest chaotic network is found here")
 
     beta: float = 1.25
     gain: float = 251.0

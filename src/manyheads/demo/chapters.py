@@ -45,7 +45,7 @@ def _text(scene: Scene) -> Study:
 
 
 def _rebound(scene: Scene) -> Study:
-    from manyheads.demo.rebound import DemoRebound
+    from manyheads.demo.entropy_rebound import DemoRebound
 
     return DemoRebound(finished=_trainings(scene))
 
@@ -57,20 +57,20 @@ def _extraction(scene: Scene) -> Study:
 
 
 def _order(scene: Scene) -> Study:
-    from manyheads.attention.studies.order_blindness import OrderBlindness
+    from manyheads.studies.attention.order_blindness import OrderBlindness
 
     return OrderBlindness(lengths=(8, 24), steps_per_token=40, batch=32, learning_rate=4e-3)
 
 
 def _costs(scene: Scene) -> Study:
-    from manyheads.attention.studies.costs import Costs
+    from manyheads.studies.attention.costs import Costs
 
     return Costs(lengths=(64, 256, 1024))
 
 
 def _lags(scene: Scene) -> Study:
-    from manyheads.bigram.studies.lags import PlantedLags
     from manyheads.data import load_text
+    from manyheads.studies.bigram.lags import PlantedLags
 
     most = len(load_text(scene.text).content)  # pieces of a short text overlap
     return PlantedLags(text=scene.text, sizes=tuple(sorted({min(size, most) for size in (3000, 12_000)})), lags=16)

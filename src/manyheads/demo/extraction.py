@@ -13,20 +13,20 @@ import xarray as xr
 
 from manyheads.attention import AttentionLayer, MultiHeadAttention
 from manyheads.data import read_characters
-from manyheads.demo.rebound import finished_study, open_trainings, training_of
+from manyheads.demo.entropy_rebound import finished_study, open_trainings, training_of
 from manyheads.demo.text import TextTraining, trained_model
 from manyheads.errors import UsageError
 from manyheads.recovery import ExtractionOptions, RecoveryRefused, compare_layers, extract_layer
-from manyheads.recovery.certificates import GaussianSequences
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
-from manyheads.recovery.layers.pictures import layer_panels
+from manyheads.recovery.layers.panels import layer_panels
 from manyheads.recovery.oracle.normalization import Normalization, projected
-from manyheads.recovery.source import SOURCE
+from manyheads.recovery.result.certificates import GaussianSequences
 from manyheads.study import Cell, Claim, Listing, Source, Study
+from manyheads.study.panels import Panel
 from manyheads.study.reporting.html import format_figure
-from manyheads.study.reporting.panels import Panel
 from manyheads.study.tables import dataset
+from manyheads.theory.papers import CHEN_LI
 
 if TYPE_CHECKING:
     from manyheads.recovery import Recovery
@@ -67,7 +67,7 @@ class Extraction(Study):
     name: ClassVar[str] = "demo/extraction"
     claim: ClassVar[str] = "The weights of an attention layer are recovered from its outputs alone"
     revision: ClassVar[int] = 3
-    source: ClassVar[Source] = replace(SOURCE, locus="equation 1: the form of the layer; the queries are derived here")
+    source: ClassVar[Source] = replace(CHEN_LI, locus="equation 1: the form of the layer; the queries are derived here")
 
     text: Path | None = None
     finished: Path | None = None

@@ -17,16 +17,16 @@ from manyheads.data.characters import UNKNOWN, build_vocabulary
 from manyheads.demo.sampling import mark_whitespace
 from manyheads.demo.text import TextTraining
 from manyheads.errors import UsageError, check_rising
-from manyheads.limits import Network, Problem, infinite_key_dim, train_networks
-from manyheads.limits.checks.coordinate_check import finite_size_bias
-from manyheads.limits.comparisons.mean_field import along, biases, distances, solve_blocks
-from manyheads.limits.comparisons.parametrizations import bordelon
-from manyheads.limits.systems.problems import text_problem
+from manyheads.scaling.checks.coordinate_check import finite_size_bias
 from manyheads.statistics import fit_exponent
+from manyheads.studies.dmft.shared.mean_field import along, biases, distances, solve_blocks
+from manyheads.studies.scaling.shared.parametrizations import bordelon
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Multiples, Panel, spread_curve
+from manyheads.study.panels import Multiples, Panel, spread_curve
 from manyheads.study.tables import dataset
+from manyheads.theory.dmft import Network, Problem, infinite_key_dim, train_networks
+from manyheads.theory.dmft.finite.problems import text_problem
 
 MEASURED = (("output", ("step", "read_out", "class"), "1"), ("loss", ("step",), "nat"))
 TRAJECTORIES = {"": "predicted", "_without": "predicted without response functions"}

@@ -12,24 +12,25 @@ import xarray as xr
 
 from manyheads.data import TextWindows, read_characters
 from manyheads.demo.text import TextTraining
-from manyheads.joma.text.transformers import character_config
-from manyheads.limits.checks.coordinate_check import QUANTITIES, TOLERANCE, least_growth, required_growth
-from manyheads.limits.comparisons.parametrizations import bordelon
-from manyheads.limits.parametrization.parametrization import Parametrization
-from manyheads.limits.systems.transformers import Recipe, measure_updates
-from manyheads.limits.task import Task
+from manyheads.scaling.checks.coordinate_check import TOLERANCE
+from manyheads.scaling.checks.growth_powers import QUANTITIES, least_growth, required_growth
+from manyheads.scaling.parametrization.parametrization import Parametrization
+from manyheads.scaling.task import Task
+from manyheads.scaling.trained.transformers import Recipe, measure_updates
+from manyheads.studies.scaling.shared.parametrizations import bordelon
 from manyheads.study import Cell, Claim, Curve, Listing, Source, Study
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Multiples, Panel, spread_curve
+from manyheads.study.panels import Multiples, Panel, spread_curve
 from manyheads.study.tables import dataset
+from manyheads.theory.joma.text.transformers import character_config
 from manyheads.transformer.scaling import ROLES
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from manyheads.limits.parametrization.power_laws import Power
-    from manyheads.limits.parametrization.table import Table
+    from manyheads.scaling.parametrization.power_laws import Power
+    from manyheads.scaling.parametrization.table import Table
 
 DRAWN = {"outputs": "the outputs", "residual": "the residual stream", "logits": "the attention logits"}
 COLUMNS = {"initial": "init std", "learning_rate": "learning rate", "epsilon": "Adam's epsilon"}

@@ -17,15 +17,15 @@ import xarray as xr
 
 from manyheads.data import ngram_losses, read_characters
 from manyheads.data.characters import Split, Vocabulary
-from manyheads.demo.pictures import text_panels
 from manyheads.demo.sampling import continue_text, find_prose, join_lines, mark_whitespace
+from manyheads.demo.text_pictures import text_panels
 from manyheads.errors import UsageError
-from manyheads.joma.text.record import held_out_starts, recorded_dataset, train_and_record
-from manyheads.joma.text.transformers import character_config, digest_text, step_flops
 from manyheads.spectra import causal_entropy_level
 from manyheads.study import Cell, Claim, Source, Study
-from manyheads.study.reporting.panels import Panel
+from manyheads.study.panels import Panel
 from manyheads.study.tables import dataset
+from manyheads.theory.joma.text.record import held_out_starts, recorded_dataset, train_and_record
+from manyheads.theory.joma.text.transformers import character_config, digest_text, step_flops
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.shape import Shape
 from manyheads.transformer.training import count_weights, with_weights

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from manyheads.models.checkpoints.files import read_json
 from manyheads.models.families import FAMILIES, UNSUPPORTED
-from manyheads.models.files import read_json
 from manyheads.models.modules import NEVER, Condition, Family, Key
 from manyheads.models.refusals import ConfigInvalid, FamilyUnknown, shorten
 

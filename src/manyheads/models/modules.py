@@ -182,7 +182,8 @@ class Family:
     plain_start
         Whether all matrices start at the std that the configuration states.
     beyond
-        Why its attention is not read as weights of the common convention (`manyheads.models.attention`); empty: it is.
+        Why its attention is not read as weights of the common convention (`manyheads.models.attention_layers`); empty:
+        it is.
     refused
         Key → value of it, and why a model with that value is not described.
     """

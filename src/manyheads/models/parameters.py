@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from manyheads.models.checkpoint import Checkpoint
+from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.models.config import ModelConfig, read_config, read_value
 from manyheads.models.modules import MAYBE, Module, Role
 from manyheads.models.refusals import ConfigInvalid, FileMissing, WeightsMismatch, shorten

@@ -1,6 +1,7 @@
 """Refusals of files from outside: one class for each way in which a caller may react.
 
-Every message says which file, what stands there and what to do. All derive from `manyheads.errors.FileRefused`.
+Every message says which file, what stands there and what to do. All but `NotExtractable`, of a model in memory, derive
+from `manyheads.errors.FileRefused`.
 """
 
 from collections.abc import Iterable
@@ -8,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from manyheads.errors import FileRefused
+from manyheads.errors import FileRefused, ManyheadsError
 
 INTERRUPTED = "the download or the save was interrupted: fetch it again"
 
@@ -101,3 +102,7 @@ class WeightsMismatch(CheckpointRefused):
     """Weights that the family and its configuration do not explain, or require and do not find."""
 
     usual = "check that config.json belongs to these weights"
+
+
+class NotExtractable(ManyheadsError, ValueError):
+    """A part of a checkpoint that is no layer which queries determine; the message says why, and nothing was asked."""

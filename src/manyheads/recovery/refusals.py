@@ -73,7 +73,3 @@ class BudgetSpent(ManyheadsError, RuntimeError):
 
 class LimitError(ManyheadsError, ValueError):
     """The limits of a server leave no room for what has to be asked; nothing beyond them was asked."""
-
-
-class NotExtractable(ManyheadsError, ValueError):
-    """A part of a checkpoint that is no layer which queries determine; the message says why, and nothing was asked."""

@@ -1,19 +1,24 @@
 """`Study`: a claim, what the theory predicts, a system that is really trained, and how the two are compared.
 
 A study is a frozen dataclass. Its fields are its configuration, its command-line flags and, hashed, its identity in the
-store; its class variables say what it claims and where the claim comes from.
+store; its class variables say what it claims and where the claim comes from. Marked OLD: what studies in the style
+before declared settings and evaluated claims need, until the last of them has moved.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+import inspect
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
+from manyheads._constraints import check_fields
 from manyheads._user_modules import load_file
 from manyheads.errors import UsageError
-from manyheads.study.cells import Cell
+from manyheads.study.cells import Cell, Value
+from manyheads.study.declarations.fields import documented, setting, sweep, values_of
 from manyheads.study.sources import Source
 
 if TYPE_CHECKING:
@@ -21,16 +26,18 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from manyheads.study.claims import Claim
-    from manyheads.study.reporting.panels import Panel
+    from manyheads.study.panels import Panel
     from manyheads.study.verdicts import Verdict
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(setting, sweep))
 class Study(abc.ABC):
     """A theory's prediction beside a finite system that is really trained.
 
-    Subclasses are frozen dataclasses (``@dataclass(frozen=True)``) whose fields are plain values: numbers, text,
-    booleans, tuples of them, `pathlib.Path` (identified by the file's content, not by its name), or nested frozen
-    dataclasses. Everything runs with 64-bit types enabled, so random draws and new arrays name their dtype.
+    Every subclass becomes a frozen dataclass. Its annotated names are its settings, declared by `setting` and `sweep`:
+    numbers, text, booleans, tuples of them, `pathlib.Path` (identified by the file's content, not by its name), or
+    nested frozen dataclasses. Everything runs with 64-bit types enabled, so random draws and new arrays name their
+    dtype.
 
     Attributes
     ----------
@@ -66,57 +73,92 @@ class Study(abc.ABC):
     vectorized: ClassVar[bool] = False
     chunk: ClassVar[int] = 8
 
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Make the class a frozen dataclass and document its settings."""
+        super().__init_subclass__(**keywords)
+        if any("ClassVar" in str(kind) for kind in vars(cls).get("__annotations__", {}).values()):
+            return  # OLD: a decorator follows
+        dataclasses.dataclass(frozen=True)(cls)
+        cls.__doc__ = documented(cls)
+
+    def __post_init__(self) -> None:
+        """Check every setting, then what they must be together."""
+        check_fields(self)
+        self.check()
+
+    def check(self) -> None:  # noqa: B027
+        """Refuse settings that do not fit together, by a `UsageError`."""
+
     @classmethod
     def full(cls) -> Self:
-        """Return the study at the publication's own size (``--full``); by default the default size."""
-        return cls()
+        """Return the study at the publication's own size (``--full``)."""
+        return cls(**values_of(cls, "full"))
 
     @classmethod
     def small(cls) -> Self:
         """Return the smallest configuration in which every claim can change; the contract is checked with it."""
-        return cls()
+        return cls(**values_of(cls, "small"))
 
     def cells(self) -> tuple[Cell, ...]:
         """Return the grid of settings; by default a single empty cell."""
         return (Cell(),)
 
     @abc.abstractmethod
-    def predict(self, key: jax.Array) -> xr.Dataset:
-        """Return what the theory predicts, with its own error where it has one.
+    def predict(self, key: jax.Array) -> Any:
+        """Return a `Record` of what the theory predicts, with its own error where it has one.
 
         A pure function of the study and, when it samples, of `key`. It sees nothing of the trained systems.
         """
 
     @abc.abstractmethod
-    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
-        """Train ONE finite system in one cell and return what is measured of it.
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train ONE finite system in one cell and return a `Record` of what is measured of it.
 
-        A pure function of the study, `key` and `cell`. The key belongs to the replicate and is the same in every cell,
-        which makes comparisons between cells paired; fold in the cell's position for independent draws. All cells
-        return the same variables with the same dimensions. A failure that the study expects is data: return it as a
-        text variable `outcome`. Measured times carry the attribute ``deterministic=False``.
+        Declared as ``train(self, key, heads: int, rate: float)``, with the values of the cell by name. A pure function
+        of the study, `key` and the cell. The key belongs to the replicate and is the same in every cell, which makes
+        comparisons between cells paired; `independent` makes one that is not. All cells return the same variables with
+        the same dimensions. A failure that the study expects is data: return it as a text variable `outcome`.
 
-        A study of data from outside declares ``train(self, key, cell, replicate=0)`` and is told the number of the
-        replicate, from 0: which recorded run to read from a file whose path is a field, for instance.
+        A study of data from outside has a further parameter ``replicate`` and is told its number, from 0: which
+        recorded run to read from a file whose path is a field, for instance.
         """
 
-    def claims(self) -> tuple[Claim, ...]:
-        """Return the study's claims; `compare` evaluates them.
+    def independent(self, key: jax.Array, **cell: Value) -> jax.Array:
+        """Return a key of one cell alone, where cells shall not share their random numbers."""
+        import jax
 
-        Measures get the prediction and all replicates (dimensions `cell`, `replicate`, then its own); the cell's values
-        are coordinates along `cell`. Tolerances are derived before the run, not fitted to it.
+        return jax.random.fold_in(key, self.cells().index(Cell(**cell)))
+
+    def claims(self, *data: Any) -> Iterable[Claim]:
+        """Yield the claims with what was measured: a generator ``claims(self, theory, trained)``.
+
+        `theory` is the prediction; `trained` is over (replicate, axes of the grid, own dimensions), and NaN where the
+        grid has no cell. Text, region and basis of a claim do not depend on `trained`.
         """
         return ()
 
+    def pictures(self, theory: xr.Dataset, trained: xr.Dataset) -> Iterable[Panel]:
+        """Yield pictures beyond those that follow from claims and variables; data as in `claims`."""
+        return ()
+
     def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Return the verdicts; by default those of `claims`. Override it only where claims cannot be listed."""
-        return tuple(claim.verdict(predicted, trained) for claim in self.claims())
+        """Return the verdicts on the claims."""
+        if is_old(self):
+            return tuple(claim.verdict(predicted, trained) for claim in self.claims())  # type: ignore[call-arg]
+        return tuple(claim.verdict() for claim in evaluated_claims(self, predicted, trained))
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Return the pictures of the report as data; by default every variable that was both predicted and trained."""
-        from manyheads.study.reporting.panels import paired_panels
+        """Return the pictures of the report as data: the study's own, then those of claims and of variables."""
+        if is_old(self):
+            from manyheads.study.panels import paired_panels
 
-        return paired_panels(predicted, trained)
+            return paired_panels(predicted, trained)
+        from manyheads.study.reporting.standard import standard_panels
+        from manyheads.study.tables import keeping_labels, on_grid
+
+        with keeping_labels():
+            data = predicted, on_grid(trained)
+            return (*self.pictures(*data), *standard_panels(self.claims(*data), *data))
 
     def inputs(self) -> dict[str, str]:
         """Return the sha256 of everything from outside that the numbers depend on, by name.
@@ -128,6 +170,19 @@ class Study(abc.ABC):
     def flops(self, cell: Cell) -> int | None:
         """Return the exact matrix-multiply FLOPs of one replicate, announced before work starts; None if unknown."""
         return None
+
+
+def evaluated_claims(study: Study, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Claim, ...]:
+    """Return the claims of a study with what was measured; arithmetic keeps long names and units."""
+    from manyheads.study.tables import keeping_labels, on_grid
+
+    with keeping_labels():
+        return tuple(study.claims(predicted, on_grid(trained)))
+
+
+def is_old(study: Study) -> bool:
+    """OLD: tell whether a study lists claims without data, or compares by hand."""
+    return type(study).compare is not Study.compare or not inspect.signature(study.claims).parameters
 
 
 def decide(study: Study, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:

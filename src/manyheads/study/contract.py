@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import pickle
 import re
 import tempfile
@@ -16,15 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyheads.errors import ManyheadsError
-from manyheads.study.base import Study, configuration
+from manyheads.study.base import Study, configuration, evaluated_claims, is_old
+from manyheads.study.execution.runner import open_run, run
+from manyheads.study.execution.units import Layout, Unit, compute
+from manyheads.study.panels import Drawn, Panel, panel_from_json
 from manyheads.study.reporting.html import section_of, write_report
-from manyheads.study.reporting.panels import Drawn, Panel, panel_from_json
-from manyheads.study.runner import open_run, run
 from manyheads.study.sources import Source
 from manyheads.study.store.equality import differences
 from manyheads.study.store.identity import fingerprint
 from manyheads.study.store.run_store import RunStore
-from manyheads.study.store.units import Layout, Unit, compute
 from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -207,6 +208,28 @@ def check_falsifiability(trial: Trial) -> None:
     _require(not fixed, trial.study, f"claims that no data can change: {sorted(fixed)}")
 
 
+def check_preregistration(trial: Trial) -> None:
+    """Check that text, region and basis of every claim are known before the data are: no distortion changes them."""
+    import numpy as np
+
+    if is_old(trial.study):
+        return
+    predicted, trained = (trial.tree[node].to_dataset() for node in ("predicted", "trained"))
+
+    def stated(data: xr.Dataset) -> list[tuple[object, ...]]:
+        return [(claim.text, claim.region, claim.basis) for claim in evaluated_claims(trial.study, predicted, data)]
+
+    before = stated(trained)
+    for distorted in _distortions(trained):
+        try:
+            with np.errstate(all="ignore"):
+                after = stated(distorted)
+        except (ValueError, ArithmeticError, ManyheadsError):
+            continue
+        changed = [old[0] for old, new in itertools.zip_longest(before, after) if old != new and old]
+        _require(before == after, trial.study, f"claims depend on what was measured: {changed}")
+
+
 def check_panels(trial: Trial) -> None:
     """Check that there is a picture, that it survives the store, and that the report shows one of each kind."""
     panels = trial.study.panels(trial.tree["predicted"].to_dataset(), trial.tree["trained"].to_dataset())
@@ -266,6 +289,7 @@ CHECKS: tuple[Callable[[Trial], None], ...] = (
     check_verdicts,
     check_use_of_prediction,
     check_falsifiability,
+    check_preregistration,
     check_panels,
     check_captions,
 )

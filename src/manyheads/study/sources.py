@@ -1,7 +1,9 @@
 """Publication behind a claim: its BibTeX entry, and the theorem, equation or figure in it."""
 
+from __future__ import annotations
+
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 from urllib.parse import quote
 
@@ -87,6 +89,10 @@ class Source:
         for name in ("title", "authors", "venue", "volume", "pages"):
             if not _balanced(text := getattr(self, name)):
                 raise UsageError(f"{name}={text!r}: braces are unbalanced, which BibTeX cannot read")
+
+    def at(self, locus: str) -> Source:
+        """Return the publication with a place in it."""
+        return replace(self, locus=locus)
 
     def bibtex(self) -> str:
         """Return the BibTeX entry."""

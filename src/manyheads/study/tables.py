@@ -1,12 +1,108 @@
-"""Datasets of a study: labelled variables, selected cells, and variables over the grid."""
+"""Data of a study: records of named arrays, and trained systems over the axes of the grid."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from manyheads.study.cells import Cell
+
 if TYPE_CHECKING:
+    import numpy as np
     import xarray as xr
+
+# Name: dimensions, values, long name and, unless it is 1, the unit; None for a text or a truth value, which has none.
+# A name that is its own only dimension is a coordinate. A measured time has a table of attributes as its third entry.
+Record = Mapping[str, tuple[Any, ...]]
+
+
+def record(values: Any, cells: Sequence[Cell] = ()) -> Any:
+    """Return a record as a dataset; a dimension named as an axis of the grid has its values as coordinates.
+
+    Examples
+    --------
+    >>> found = record({"loss": ("step", [2.0, 0.5], "training loss", "nat"), "step": ("step", [0, 1], "updates")})
+    >>> found["loss"].attrs, found["step"].attrs
+    ({'long_name': 'training loss', 'units': 'nat'}, {'long_name': 'updates'})
+    """
+    import xarray as xr
+
+    if not isinstance(values, Mapping) or isinstance(values, xr.Dataset):
+        return values
+    data, coords = {}, {}
+    for name, (dims, array, label, *units) in values.items():
+        if dims in (name, (name,)):
+            unit = {"units": units[0]} if units and units[0] else {}
+            coords[name] = (name, array, {"long_name": label} | unit)
+        else:
+            unit = {} if units == [None] else {"units": (*units, "1")[0]}
+            data[name] = (dims, array, label if isinstance(label, dict) else {"long_name": label} | unit)
+    found = xr.Dataset(data, coords)
+    for axis, places in _axes(cells).items():
+        if axis in found.dims and axis not in found.coords and found.sizes[axis] == len(places):
+            found = found.assign_coords({axis: places})
+    return found
+
+
+def on_grid(trained: xr.Dataset) -> xr.Dataset:
+    """Return trained systems over (replicate, axes of the grid, own dimensions) instead of over cells.
+
+    Where the grid is no product of its axes, numbers are NaN and texts empty: `.dropna(axis)`. The axes are named in
+    the attribute `axes`. Where it is one, arrays are views.
+    """
+    import numpy as np
+    import xarray as xr
+
+    if "cell" not in trained.dims:
+        return trained
+    names = [str(name) for name, found in trained.coords.items() if found.dims == ("cell",) and name != "cell"]
+    values = {name: list(dict.fromkeys(trained[name].values.tolist())) for name in names}
+    places = tuple(np.array([values[name].index(one) for one in trained[name].values.tolist()]) for name in names)
+    shape = tuple(map(len, values.values()))
+    coords = {name: (name, list(places), trained[name].attrs) for name, places in values.items()}
+
+    def spread(array: xr.Variable) -> tuple[Any, ...]:
+        rows = array.transpose("cell", ...)
+        own = [dim for dim in rows.dims if dim not in ("cell", "replicate")]
+        lead = ["replicate"] if "replicate" in rows.dims else []
+        table = xr.Variable((*names, *rows.dims[1:]), _on_axes(rows.values, places, shape))
+        return (*lead, *names, *own), table.transpose(*lead, *names, *own).values, array.attrs
+
+    plain = trained.drop_vars([*names, "cell"], errors="ignore")
+    found = {
+        str(name): spread(array) if "cell" in array.dims else (array.dims, array.values, array.attrs)
+        for name, array in plain.variables.items()
+    }
+    data = {str(name): found[str(name)] for name in plain.data_vars}
+    coords |= {str(name): found[str(name)] for name in plain.coords}
+    return xr.Dataset(data, coords, trained.attrs | {"axes": " ".join(names)})
+
+
+def _on_axes(rows: np.ndarray, places: tuple[np.ndarray, ...], shape: tuple[int, ...]) -> np.ndarray:
+    """Return rows over cells as an array over axes, a view where cells are their product in order."""
+    import numpy as np
+
+    full = int(np.prod(shape)) == len(rows)
+    if full and (not shape or (np.ravel_multi_index(places, shape) == np.arange(len(rows))).all()):
+        return rows.reshape(*shape, *rows.shape[1:])
+    missing: Any = "" if rows.dtype.kind == "U" else np.nan
+    kind = rows.dtype if full or rows.dtype.kind in "fcU" else float
+    found = np.full((*shape, *rows.shape[1:]), missing if not full else rows.flat[0], kind)
+    found[places] = rows
+    return found
+
+
+def keeping_labels() -> AbstractContextManager[Any]:
+    """Return a context in which arithmetic keeps long names and units."""
+    import xarray as xr
+
+    return xr.set_options(keep_attrs=True)
+
+
+def _axes(cells: Sequence[Cell]) -> dict[str, list[Any]]:
+    """Return the values of every axis of the grid, in order."""
+    return {name: list(dict.fromkeys(cell[name] for cell in cells)) for name in (cells[0] if cells else ())}
 
 
 def dataset(variables: Mapping[str, tuple[Any, ...]], coords: Mapping[str, Any] | None = None) -> xr.Dataset:

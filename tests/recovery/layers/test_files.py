@@ -9,7 +9,7 @@ import safetensors.numpy
 from tests.recovery.rotary_layers import planted_rotary_layer
 
 from manyheads.errors import FileRefused, UsageError
-from manyheads.models.tensor_file import TensorFile
+from manyheads.models.checkpoints.tensor_file import TensorFile
 from manyheads.recovery import gpt_layer, load_layer, planted_layer, save_layer
 from manyheads.recovery.layers.files import PLAIN, TURNED, LayerFileRefused, is_layer_file
 from manyheads.recovery.layers.rotary import RotaryLayer

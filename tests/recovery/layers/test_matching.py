@@ -8,7 +8,7 @@ import pytest
 from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError, UsageError
 from manyheads.recovery.layers.matching import compare_layers, function_error, match_heads
-from manyheads.recovery.task import planted_layer, sequences
+from manyheads.recovery.planted.task import planted_layer, sequences
 
 
 def test_the_matching_is_the_best_of_all_permutations(rng):

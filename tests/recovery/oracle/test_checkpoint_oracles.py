@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from tests.limits.torch_models import FAMILIES, build
+from tests.scaling.torch_models import FAMILIES, build
 
 from manyheads.errors import UsageError
+from manyheads.models.refusals import NotExtractable
 from manyheads.recovery import ExtractionOptions, checkpoint_oracle, evaluate_layer, extract_layer
 from manyheads.recovery.oracle.checkpoint_layers import true_layer
-from manyheads.recovery.refusals import NotExtractable
-from manyheads.recovery.summaries import summarize_recovery
+from manyheads.recovery.result.summaries import summarize_recovery
 from manyheads.transformer import Shape
 
 pytestmark = pytest.mark.torch

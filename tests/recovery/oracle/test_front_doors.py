@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from tests.limits.torch_models import build
 from tests.recovery.trained_families import attention_pairs
+from tests.scaling.torch_models import build
 
 import manyheads as mh
 from manyheads.errors import UsageError
 from manyheads.models.families import FAMILIES
+from manyheads.models.refusals import NotExtractable
 from manyheads.recovery import (
     ExtractionOptions,
     ServerLimits,
@@ -20,7 +21,7 @@ from manyheads.recovery import (
 )
 from manyheads.recovery.oracle.checkpoint_layers import true_layer
 from manyheads.recovery.oracle.front_doors import open_oracle
-from manyheads.recovery.refusals import NotExtractable, OracleError, VerificationError
+from manyheads.recovery.refusals import OracleError, VerificationError
 from manyheads.transformer import Shape
 
 FEW = ExtractionOptions(verify=40)

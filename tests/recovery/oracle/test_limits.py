@@ -9,10 +9,10 @@ import pytest
 import manyheads as mh
 from manyheads.errors import UsageError
 from manyheads.recovery import ExtractionOptions, Oracle, ServerLimits, compare_layers, evaluate_layer, gpt_layer
-from manyheads.recovery.certificates import GaussianSequences
-from manyheads.recovery.oracle.fitted_sequences import FittedSequences
 from manyheads.recovery.oracle.oracle import Budget, OracleSettings
 from manyheads.recovery.refusals import BudgetSpent, LimitError
+from manyheads.recovery.result.certificates import GaussianSequences
+from manyheads.recovery.result.fitted_sequences import FittedSequences
 
 
 def served(layer, limits, **settings):

@@ -5,9 +5,9 @@ import pytest
 from tests.recovery.score_checkpoints import MODELS, t5_attention, tiny_model
 
 import manyheads as mh
+from manyheads.models.refusals import NotExtractable
 from manyheads.recovery import ExtractionOptions, checkpoint_oracle
 from manyheads.recovery.layers.matching import function_error
-from manyheads.recovery.refusals import NotExtractable
 
 pytestmark = pytest.mark.torch
 

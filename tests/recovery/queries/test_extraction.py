@@ -19,9 +19,8 @@ from manyheads.recovery import (
     extract_layer,
     gpt_layer,
 )
-from manyheads.recovery.certificates import Certificate, OracleErrors
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
-from manyheads.recovery.oracle.noise import oracle_noise
+from manyheads.recovery.oracle.noise_estimate import oracle_noise
 from manyheads.recovery.oracle.query_cache import QueryCache
 from manyheads.recovery.queries import extraction, methods
 from manyheads.recovery.refusals import (
@@ -32,7 +31,8 @@ from manyheads.recovery.refusals import (
     RankBudgetError,
     VerificationError,
 )
-from manyheads.recovery.results import Extracted
+from manyheads.recovery.result.certificates import Certificate, OracleErrors
+from manyheads.recovery.result.results import Extracted
 
 DIM = 16
 
@@ -121,10 +121,10 @@ def test_it_tries_again_and_says_so(layer, function, monkeypatch, outcomes, runs
 @pytest.mark.parametrize(
     ("method", "step"),
     [
-        ("subspaces", "subspaces.algorithm.read_sums"),
-        ("bounded", "bounded.algorithm.assemble_layer"),
-        ("sphere", "sphere.algorithm.read_normalized_sums"),
-        ("rotary", "rotary.algorithm.find_counted_heads"),
+        ("subspaces", "subspaces.method.read_sums"),
+        ("bounded", "bounded.method.assemble_layer"),
+        ("sphere", "sphere.method.read_normalized_sums"),
+        ("rotary", "rotary.method.find_counted_heads"),
     ],
 )
 @pytest.mark.parametrize("error", [np.linalg.LinAlgError, FloatingPointError])

@@ -19,8 +19,8 @@ from manyheads.recovery import (
     learn_layer,
     sequences,
 )
+from manyheads.recovery.examples.learning import LearningOptions
 from manyheads.recovery.layers.rotary import RotaryLayer
-from manyheads.recovery.passive.learning import LearningOptions
 from manyheads.recovery.refusals import FitError, NoFit, NotALayer, VerificationError
 
 QUIET = ExtractionOptions(progress=False)

@@ -11,8 +11,8 @@ from manyheads.recovery import ExtractionOptions, ServerLimits, evaluate_layer, 
 from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.recovery.queries.cramer_rao import Factors, information, query_cost
 from manyheads.recovery.queries.leak_meter import LeakMeter, measure_leak, name_bound
-from manyheads.recovery.results import Recovery
-from manyheads.recovery.studies.noisy_extraction import build_layer, free_numbers
+from manyheads.recovery.result.results import Recovery
+from manyheads.studies.recovery.noisy_extraction import build_layer, free_numbers
 
 QUIET = ExtractionOptions(progress=False, verify=50)
 

@@ -5,12 +5,12 @@ import pytest
 
 from manyheads.errors import UsageError
 from manyheads.recovery import ExtractionOptions, extract_layer
+from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.refinement import fitted_weights, refine_layer
 from manyheads.recovery.queries.rotary.tangent import RotaryTangent, RotaryWeights
-from manyheads.recovery.studies.noisy_extraction import Server, build_layer, least_calls
-from manyheads.recovery.variable_projection import Examples
+from manyheads.studies.recovery.noisy_extraction import Server, build_layer, least_calls
 
 
 def random_weights(rng, biases=1, rank=4):

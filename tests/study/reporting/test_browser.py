@@ -12,8 +12,8 @@ import pytest
 
 from manyheads.statistics import Interval
 from manyheads.study import Curve, Lines, Listing, Source, Verdict
+from manyheads.study.panels import Multiples, Picture, Scatter
 from manyheads.study.reporting.html import Section, write_report
-from manyheads.study.reporting.panels import Multiples, Picture, Scatter
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 LONG = "a claim about the quantity that_has_an_unbreakable_name_of_more_than_sixty_characters_in_all and a regime"

@@ -16,12 +16,12 @@ from tests.study.toys import Averages, Still, Walk
 
 from manyheads.errors import FileRefused, UsageError
 from manyheads.study import Curve, Lines, Listing, Source, Verdict, cite, report, run
+from manyheads.study.execution.runner import UnitFailed
+from manyheads.study.panels import Multiples, Picture, Scatter, paired_panels, panel_from_json, spread_curve
 from manyheads.study.reporting.drawing import draw
 from manyheads.study.reporting.html import Section, write_report
-from manyheads.study.reporting.panels import Multiples, Picture, Scatter, paired_panels, panel_from_json, spread_curve
 from manyheads.study.reporting.style import number_text
 from manyheads.study.reporting.svg import svg
-from manyheads.study.runner import UnitFailed
 
 
 class Links(HTMLParser):

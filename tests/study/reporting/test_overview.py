@@ -8,6 +8,7 @@ import pytest
 
 from manyheads.statistics import Interval
 from manyheads.study import Curve, Lines, Verdict
+from manyheads.study.panels import Listing, Picture
 from manyheads.study.reporting.drawing import draw
 from manyheads.study.reporting.overview import (
     Anchors,
@@ -19,7 +20,6 @@ from manyheads.study.reporting.overview import (
     state_findings,
     strip_of,
 )
-from manyheads.study.reporting.panels import Listing, Picture
 from manyheads.study.reporting.style import number_text, typeset
 from manyheads.study.reporting.svg import describe, svg
 

@@ -15,7 +15,7 @@ from manyheads.study.registry import STUDIES, load
 if TYPE_CHECKING:
     from manyheads.study.base import Study
 
-DESCRIPTIONS = Path(__file__).with_name("descriptions.json")  # renewed by tests/study/test_registered_studies.py
+DESCRIPTIONS = Path(__file__).with_name("descriptions.json")  # renewed by tests/studies/test_registered_studies.py
 
 
 class Description(NamedTuple):

@@ -57,7 +57,7 @@ class Weights:
         CheckpointRefused
             A file that cannot be read.
         """
-        from manyheads.models.checkpoint import open_checkpoint
+        from manyheads.models.checkpoints.checkpoint import open_checkpoint
         from manyheads.probe import weight_spectra
         from manyheads.probe.checkpoints.series import path_of, sort_by_step
 

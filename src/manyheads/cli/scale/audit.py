@@ -8,7 +8,7 @@ from typing import Annotated, Any, Optional
 import tyro
 
 from manyheads.cli.parsing import Switch, load_function
-from manyheads.cli.scale.shapes import Sizes, TunedBase, read_shape
+from manyheads.cli.scale.base_shape import Sizes, TunedBase, read_shape
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Audit(TunedBase):
             A target that does not return a model and its optimizer, or a model that cannot be audited.
         """
         from manyheads.errors import UsageError
-        from manyheads.limits import audit_model
+        from manyheads.scaling import audit_model
 
         if ":" not in self.target:
             raise UsageError(

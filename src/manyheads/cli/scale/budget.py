@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
-    from manyheads.limits.task import Task
+    from manyheads.scaling.task import Task
     from manyheads.transformer import Shape
 
 LENGTH = {"digits": 16, "text": 32}  # tokens of a sequence

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 import tyro
 
 from manyheads.cli.parsing import ABSENT, Switch
+from manyheads.cli.scale.base_shape import Sizes, Theory, read_shape
 from manyheads.cli.scale.budget import (
     LARGEST_NETWORK,
     LENGTH,
@@ -21,14 +22,13 @@ from manyheads.cli.scale.budget import (
     refuse_work,
     tell_time,
 )
-from manyheads.cli.scale.shapes import Sizes, Theory, read_shape
 
 if TYPE_CHECKING:
-    from manyheads.limits import Parametrization
-    from manyheads.limits.checks.coordinate_check import CoordinateCheck
-    from manyheads.limits.checks.transfer_check import TransferCheck
-    from manyheads.limits.systems.transformers import Recipe
-    from manyheads.limits.task import Task
+    from manyheads.scaling import Parametrization
+    from manyheads.scaling.checks.coordinate_check import CoordinateCheck
+    from manyheads.scaling.checks.transfer_check import TransferCheck
+    from manyheads.scaling.task import Task
+    from manyheads.scaling.trained.transformers import Recipe
     from manyheads.transformer import Shape
 
 Numbers = Annotated[Union[None, tuple[int, ...]], tyro.conf.arg(metavar="INT ...", help_behavior_hint="")]
@@ -101,8 +101,8 @@ class Check(Theory):
             A best rate at an end of the grid; the result of the coordinate check has been printed.
         """
         from manyheads.errors import CertificateError
-        from manyheads.limits.systems.transformers import Recipe
-        from manyheads.study.progress import announce
+        from manyheads.scaling.trained.transformers import Recipe
+        from manyheads.study.execution.progress import announce
 
         start = time.monotonic()
         base, _ = read_shape(self.base or "8,4,2", "--base", is_file=False)
@@ -145,7 +145,7 @@ class Check(Theory):
         return USUAL[self.optimizer][name] if given is None else given
 
     def _shapes(self, base: "Shape") -> "tuple[Shape, ...]":
-        from manyheads.limits.axes import shapes_along
+        from manyheads.scaling.axes import shapes_along
 
         here: int = getattr(base, self.axis)
         usual = (here, 2 * here, 8 * here) if self.axis == "depth" else (max(here // 2, 1), here, 4 * here)
@@ -154,7 +154,7 @@ class Check(Theory):
     def _refuse(self, shapes: "tuple[Shape, ...]") -> None:
         """Refuse before training what would be refused afterwards."""
         from manyheads.errors import UsageError
-        from manyheads.limits.axes import find_axis
+        from manyheads.scaling.axes import find_axis
 
         find_axis(shapes)
         steps, (low, high, count) = self._usual("steps"), self._usual("learning_rates")
@@ -192,7 +192,7 @@ class Check(Theory):
         """Write pictures and figures into the folder that was asked for."""
         if self.out is None:
             return
-        from manyheads.study.progress import announce
+        from manyheads.study.execution.progress import announce
         from manyheads.study.store.disk import write_text
 
         self.out.mkdir(parents=True, exist_ok=True)
@@ -203,7 +203,7 @@ class Check(Theory):
         announce(f"pictures and figures in {self.out}", True)
 
     def _task(self) -> "Task":
-        from manyheads.limits import digits_task, text_task
+        from manyheads.scaling import digits_task, text_task
 
         batch = self._usual("batch")
         return digits_task(batch) if self.task == "digits" else text_task(self.text, batch)
@@ -216,8 +216,8 @@ class Check(Theory):
     def _check_coordinates(
         self, task: "Task", parametrization: "Parametrization", recipe: "Recipe", shapes: "tuple[Shape, ...]"
     ) -> "CoordinateCheck":
-        from manyheads.limits import coordinate_check, measure_task
-        from manyheads.study.progress import announce, progress_bar
+        from manyheads.scaling import coordinate_check, measure_task
+        from manyheads.study.execution.progress import announce, progress_bar
 
         steps = self._usual("steps")
         total = len(shapes) * self.seeds
@@ -239,8 +239,8 @@ class Check(Theory):
     ) -> "TransferCheck":
         import numpy as np
 
-        from manyheads.limits import task_losses, transfer_check
-        from manyheads.study.progress import announce, progress_bar
+        from manyheads.scaling import task_losses, transfer_check
+        from manyheads.study.execution.progress import announce, progress_bar
 
         low, high, count = self._usual("learning_rates")
         total = len(shapes) * self.seeds

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Optional, Union
 import tyro
 
 from manyheads.cli.parsing import ABSENT, Switch, load_function
-from manyheads.cli.scale.shapes import TunedBase, read_shape
+from manyheads.cli.scale.base_shape import TunedBase, read_shape
 
 Axes = Annotated[
     Union[None, tuple[Literal["key_dim", "heads", "depth", "stream"], ...]],
@@ -69,8 +69,8 @@ class Preflight(TunedBase):
         import numpy as np
 
         from manyheads.errors import UsageError
-        from manyheads.limits import preflight
-        from manyheads.study.progress import announce
+        from manyheads.scaling import preflight
+        from manyheads.study.execution.progress import announce
         from manyheads.study.store.disk import write_text
 
         if ":" not in self.target:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from manyheads.errors import ManyheadsError, UsageError
-from manyheads.study.executors import POOLS
+from manyheads.study.execution.executors import POOLS
 from manyheads.study.store.disk import printable, room_on_disk
 
 TASK = '"$SLURM_ARRAY_TASK_ID"'

@@ -78,7 +78,7 @@ class Submit:
     def run(self) -> int:
         """Write the scripts, submit them, and print the numbers of the jobs."""
         from manyheads.cli.slurm.jobs import job_script, sbatch_options, submit, write_script
-        from manyheads.study.runner import plan, prepare
+        from manyheads.study.execution.runner import plan, prepare
         from manyheads.study.store.identity import fingerprint
         from manyheads.study.store.provenance import command_of
 

@@ -2,7 +2,7 @@
 
 from manyheads.costs.conventions import Convention
 from manyheads.costs.cost import Cost, merge
-from manyheads.costs.formulas.parts import Part, pass_items, size_note, traffic
+from manyheads.costs.formulas.passes import Part, pass_items, size_note, traffic
 from manyheads.costs.shapes import ELEMENTWISE_SCORE, AttentionShape
 from manyheads.costs.tally import pair
 

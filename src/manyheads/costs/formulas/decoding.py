@@ -6,8 +6,8 @@ from math import comb
 from manyheads.costs.conventions import Convention
 from manyheads.costs.cost import Cost, Item, merge
 from manyheads.costs.formulas.memory import stored_matrices
-from manyheads.costs.formulas.parts import size_note, traffic
-from manyheads.costs.formulas.transformer import Call, model_items, transformer_cost
+from manyheads.costs.formulas.model import Call, model_items, transformer_cost
+from manyheads.costs.formulas.passes import size_note, traffic
 from manyheads.costs.shapes import ModelShape
 from manyheads.errors import UsageError, check_integer
 

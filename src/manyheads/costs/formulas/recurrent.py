@@ -2,8 +2,8 @@
 
 from manyheads.costs.conventions import Convention
 from manyheads.costs.cost import Cost, merge
-from manyheads.costs.formulas.parts import Part, dense_part, pass_items, size_note, traffic
-from manyheads.costs.formulas.transformer import Call
+from manyheads.costs.formulas.model import Call
+from manyheads.costs.formulas.passes import Part, dense_part, pass_items, size_note, traffic
 from manyheads.costs.shapes import PooledShape, RecurrentShape
 from manyheads.costs.tally import Tally
 

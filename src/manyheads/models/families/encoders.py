@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from manyheads.models.families.parts import CLASSIFIERS, head, mlp, sizes
+from manyheads.models.families.common import CLASSIFIERS, head, mlp, sizes
 from manyheads.models.modules import ALWAYS, MAYBE, Family, Key, Module, Role
 
 

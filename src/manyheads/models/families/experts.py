@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from manyheads.models.families.common import mlp
 from manyheads.models.families.gated import (
     ATTENTION,
     LAYER,
@@ -13,7 +14,6 @@ from manyheads.models.families.gated import (
     norms,
     query_key_norms,
 )
-from manyheads.models.families.parts import mlp
 from manyheads.models.modules import ALWAYS, NEVER, Condition, Family, Key, Module, Role
 
 _BIASED = ("attention_bias",)

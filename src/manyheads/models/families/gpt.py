@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from manyheads.models.families.parts import CLASSIFIERS, LANGUAGE_HEAD, head, mlp, sizes
+from manyheads.models.families.common import CLASSIFIERS, LANGUAGE_HEAD, head, mlp, sizes
 from manyheads.models.modules import MAYBE, NEVER, Family, Key, Module, Role
 
 GPT2 = Family(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from manyheads.models.families.parts import CLASSIFIERS, LANGUAGE_HEAD, gpt_sizes, head, mlp, sizes
+from manyheads.models.families.common import CLASSIFIERS, LANGUAGE_HEAD, gpt_sizes, head, mlp, sizes
 from manyheads.models.modules import ALWAYS, MAYBE, NEVER, Condition, Family, Key, Module, Role
 
 NECK = "layers.{layer}."

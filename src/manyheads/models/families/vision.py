@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from manyheads.models.families.parts import CLASSIFIERS, head, sizes
+from manyheads.models.families.common import CLASSIFIERS, head, sizes
 from manyheads.models.modules import MAYBE, NEVER, Family, Key, Module, Role
 
 

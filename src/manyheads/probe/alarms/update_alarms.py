@@ -1,4 +1,4 @@
-"""Alarms over recorded updates: vanishing gradients and updates, constant weights, rounded weights."""
+"""Alarms over recorded updates: gradients and updates that vanish, constant weights, rounded weights."""
 
 import warnings
 from collections.abc import Iterator

@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.models.checkpoint import Checkpoint
-from manyheads.models.header import DTYPES, TensorEntry
+from manyheads.models.checkpoints.checkpoint import Checkpoint
+from manyheads.models.checkpoints.header import DTYPES, TensorEntry
 from manyheads.models.parameters import parameter_roles
 from manyheads.models.refusals import CheckpointRefused, FamilyUnknown, FileMissing
 from manyheads.probe.checkpoints.series import step_of

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from manyheads.models.header import DTYPES
+from manyheads.models.checkpoints.header import DTYPES
 from manyheads.models.refusals import shorten
 from manyheads.probe.checkpoints.contents import NARROW, Contents, Extremes, Finding, Notes
 

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from manyheads.models.files import read_json
+from manyheads.models.checkpoints.files import read_json
 from manyheads.models.refusals import CheckpointRefused
 from manyheads.probe.checkpoints.contents import PRECISION, Contents, Finding, Notes
 from manyheads.probe.checkpoints.tokens import TOKENIZERS

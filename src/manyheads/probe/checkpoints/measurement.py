@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
-from manyheads.models.checkpoint import open_checkpoint
-from manyheads.models.loading import load_model
+from manyheads.models.checkpoints.checkpoint import open_checkpoint
+from manyheads.models.checkpoints.loading import load_model
 from manyheads.models.refusals import CheckpointRefused
 from manyheads.probe.attention.datasets import take_snapshot
 from manyheads.probe.attention.recording import record_attention
@@ -24,7 +24,7 @@ from manyheads.probe.checkpoints.weights import weight_spectra
 from manyheads.probe.live.reading import as_series, encode_snapshot, open_recording
 from manyheads.probe.live.recorder import run_in_evaluation
 from manyheads.probe.live.step_log import StepLog
-from manyheads.study.progress import progress_bar
+from manyheads.study.execution.progress import progress_bar
 
 if TYPE_CHECKING:
     import xarray as xr

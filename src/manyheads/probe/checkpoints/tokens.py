@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from manyheads._extras import require
 from manyheads.data import load_text
 from manyheads.errors import FileRefused, UsageError, check_integer
-from manyheads.models.checkpoint import PICKLES
-from manyheads.models.loading import quiet_transformers
+from manyheads.models.checkpoints.checkpoint import PICKLES
+from manyheads.models.checkpoints.loading import quiet_transformers
 
 Tokens = NDArray[np.int64]
 
@@ -111,7 +111,7 @@ def _positions(config: Mapping[str, Any]) -> int | None:
 
 
 def _default_length(checkpoint: Path | str) -> int:
-    from manyheads.models.files import read_json
+    from manyheads.models.checkpoints.files import read_json
 
     file = Path(checkpoint) / "config.json"
     positions = _positions(read_json(file, follow_links=True)) if file.is_file() else None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from manyheads._overview import Overview, Shown
 from manyheads.errors import UsageError
-from manyheads.models.checkpoint import Checkpoint, open_checkpoint
+from manyheads.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from manyheads.models.refusals import CheckpointRefused, shorten
 from manyheads.probe.checkpoints.alterations.comparison import compare_with
 from manyheads.probe.checkpoints.alterations.detection import find_alterations, note_unchecked

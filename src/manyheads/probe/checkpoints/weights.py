@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.models.attention import head_weights
-from manyheads.models.checkpoint import Checkpoint, open_checkpoint
+from manyheads.models.attention_layers import head_weights
+from manyheads.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, Weight, parameter_map, parameter_roles
 from manyheads.models.refusals import FamilyUnknown, FileMissing

@@ -14,7 +14,7 @@ import numpy as np
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
-from manyheads.probe.heads.attention_modules import head_count, head_size, query_key_norms, query_norm
+from manyheads.models.torch.attention_modules import head_count, head_size, query_key_norms, query_norm
 from manyheads.probe.heads.circuits import head_dataset, head_norms
 
 if TYPE_CHECKING:

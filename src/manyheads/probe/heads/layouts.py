@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from manyheads.probe.heads.attention_modules import head_count, head_size
+from manyheads.models.torch.attention_modules import head_count, head_size
 from manyheads.probe.heads.head_weights import FUSED, OUTPUTS, SEPARATE
 
 INPUTS = ("query", "key", "value")

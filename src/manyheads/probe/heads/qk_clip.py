@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.probe.heads.attention_modules import head_size, query_norm
+from manyheads.models.torch.attention_modules import head_size, query_norm
 
 if TYPE_CHECKING:
     import xarray as xr

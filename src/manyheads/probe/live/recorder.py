@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.limits.torch.model import unwrap
+from manyheads.models.torch.model import unwrap
 from manyheads.probe.attention.datasets import Snapshot, take_snapshot
 from manyheads.probe.attention.interface import AttentionObserver
 from manyheads.probe.attention.recording import AttentionRecord, empty_record

@@ -21,8 +21,8 @@ import numpy as np
 
 from manyheads._extras import require
 from manyheads.errors import ManyheadsError, UsageError, check_integer
-from manyheads.limits.torch.model import INNER, unwrap
 from manyheads.models.parameters import recognize
+from manyheads.models.torch.model import INNER, unwrap
 from manyheads.probe.attention.datasets import layer_number
 from manyheads.probe.heads.layouts import HeadLayout, head_layouts
 from manyheads.probe.live.budget import TimeBudget

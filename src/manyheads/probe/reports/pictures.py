@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads.curves.curve_shapes import most_frequent_interval
 from manyheads.errors import UsageError
-from manyheads.joma.curve_shapes import most_frequent_interval
-from manyheads.joma.source import SOURCE
 from manyheads.models.modules import Role
 from manyheads.probe.reports.shapes import Reading, read_shapes, summarize_shapes
+from manyheads.study.panels import Curve, Lines, Listing, Multiples, Panel, Picture
 from manyheads.study.reporting.html import Section, format_figure, write_report
-from manyheads.study.reporting.panels import Curve, Lines, Listing, Multiples, Panel, Picture
+from manyheads.theory.papers import TIAN
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -76,7 +76,7 @@ def recording_sections(tree: "xr.DataTree", command: str = "") -> list[Section]:
         sections.append(Section("Rank of the weights", lead, panels))
     if readings := read_shapes(tree):
         lead = "\n".join([*(f"{each[0].upper()}{each[1:]}." for each in summarize_shapes(readings)), CAVEAT])
-        sections.append(Section("Drop and rebound", lead, _listings(readings), source=SOURCE))
+        sections.append(Section("Drop and rebound", lead, _listings(readings), source=TIAN))
     return sections
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads.curves.curve_files import RunCurves
+from manyheads.curves.curve_shapes import LEAST, CurveShape, shape_at
 from manyheads.errors import FileRefused
-from manyheads.joma.curve_files import RunCurves
-from manyheads.joma.curve_shapes import LEAST, CurveShape, shape_at
 from manyheads.models.modules import Role
 from manyheads.probe.live.reading import open_recording
 

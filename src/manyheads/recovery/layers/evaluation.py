@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from manyheads.attention import AttentionLayer
-    from manyheads.recovery.variable_projection import Examples
+    from manyheads.recovery.fit.variable_projection import Examples
 
 TOKENS = 1 << 14  # tokens that are worked on at once
 

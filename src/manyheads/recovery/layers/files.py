@@ -16,7 +16,7 @@ import numpy as np
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import FileRefused, UsageError
-from manyheads.models.tensor_file import TensorFile
+from manyheads.models.checkpoints.tensor_file import TensorFile
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
 from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.study.store.disk import room_on_disk, temporary_beside

@@ -78,7 +78,7 @@ def compare_layers(truth: AttentionLayer | RotaryLayer, found: AttentionLayer | 
     Examples
     --------
     >>> import numpy as np
-    >>> from manyheads.recovery.task import planted_layer
+    >>> from manyheads.recovery.planted.task import planted_layer
     >>> layer = planted_layer(np.random.default_rng(0), dim=4, heads=2, bias=True)
     >>> other = type(layer)(layer.theta[::-1] * 1.01, layer.projection[::-1], bias=layer.bias * 0.5)
     >>> errors = compare_layers(layer, other)

@@ -7,8 +7,8 @@ import numpy as np
 
 from manyheads.attention import AttentionLayer, MultiHeadAttention
 from manyheads.models import attention_weights, open_checkpoint
-from manyheads.models.attention import AttentionWeights, Rotary, unread
-from manyheads.models.checkpoint import Checkpoint
+from manyheads.models.attention_layers import AttentionWeights, Rotary, unread
+from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, parameter_map
 from manyheads.recovery.layers.rotary import RotaryLayer

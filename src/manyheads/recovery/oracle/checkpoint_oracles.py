@@ -19,12 +19,13 @@ from typing import Any, Literal, get_args
 from manyheads._extras import require
 from manyheads.errors import UsageError
 from manyheads.models import open_checkpoint
-from manyheads.models.attention import AttentionConfig, attention_config, unread
+from manyheads.models.attention_layers import AttentionConfig, attention_config, unread
+from manyheads.models.checkpoints.loading import quiet_transformers
 from manyheads.models.config import ModelConfig, read_config
-from manyheads.models.loading import quiet_transformers
 from manyheads.models.modules import MAYBE, Role
 from manyheads.models.parameters import parameter_map
-from manyheads.recovery.oracle.attention_modules import (
+from manyheads.models.refusals import NotExtractable
+from manyheads.models.torch.extractable_attention import (
     attention_function,
     find_attention,
     find_block,
@@ -33,7 +34,6 @@ from manyheads.recovery.oracle.attention_modules import (
     rotary_frequencies,
 )
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
-from manyheads.recovery.refusals import NotExtractable
 
 Through = Literal["attention", "block", "block-with-mlp"]
 Floats = Literal["float64", "float32"]

@@ -11,11 +11,11 @@ import numpy as np
 from manyheads._extras import require
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
+from manyheads.models.torch.extractable_attention import WIDE, widen
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.files import is_layer_file, load_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.layers.scores import ScoreLayer
-from manyheads.recovery.oracle.attention_modules import WIDE, widen
 from manyheads.recovery.oracle.checkpoint_oracles import Through, attention_module_oracle, checkpoint_oracle
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
 

@@ -21,7 +21,7 @@ from manyheads.recovery.oracle.answers import ask_function
 from manyheads.recovery.oracle.limits import ServerLimits
 from manyheads.recovery.oracle.query_cache import QueryCache
 from manyheads.recovery.refusals import BudgetSpent, OracleError
-from manyheads.study.progress import announce
+from manyheads.study.execution.progress import announce
 
 if TYPE_CHECKING:
     from jaxtyping import Float

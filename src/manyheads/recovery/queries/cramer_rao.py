@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
+from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.description import RANK_TOLERANCE
 from manyheads.recovery.layers.evaluation import softmax
 from manyheads.recovery.queries.rotary.tangent import SEEN, RotaryTangent, RotaryWeights
-from manyheads.recovery.variable_projection import Examples
 
 Array = NDArray[np.float64]
 

@@ -32,7 +32,7 @@ from manyheads.recovery.queries.refinement import LARGEST, LENGTH
 from manyheads.recovery.queries.rotary.tangent import RotaryWeights
 
 if TYPE_CHECKING:
-    from manyheads.recovery.results import Recovery
+    from manyheads.recovery.result.results import Recovery
 
 METHODS = ("subspaces", "probes", "bounded", "rotary", "scores")  # of layers without a norm in front
 ROUNDED = 8 / 12**0.5  # error of b bits over four standard deviations either way, times 2^b

@@ -10,22 +10,22 @@ from typing import Any, Literal
 import numpy as np
 
 from manyheads.errors import ManyheadsError
-from manyheads.recovery.oracle.noise import OracleNoise
+from manyheads.recovery.oracle.noise_estimate import OracleNoise
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
-from manyheads.recovery.queries.bounded.algorithm import BoundedSettings, extract_bounded
+from manyheads.recovery.queries.bounded.method import BoundedSettings, extract_bounded
 from manyheads.recovery.queries.options import ExtractionOptions
-from manyheads.recovery.queries.rotary.algorithm import extract_rotary
 from manyheads.recovery.queries.rotary.forms import FormSettings
+from manyheads.recovery.queries.rotary.method import extract_rotary
 from manyheads.recovery.queries.rotary.normalized import extract_rotary_on_sphere
-from manyheads.recovery.queries.scores.algorithm import extract_scores
+from manyheads.recovery.queries.scores.method import extract_scores
 from manyheads.recovery.queries.scores.normalized import extract_scores_behind_norm
-from manyheads.recovery.queries.sphere.algorithm import SphereSettings, extract_on_sphere
-from manyheads.recovery.queries.subspaces.algorithm import extract_by_subspaces
+from manyheads.recovery.queries.sphere.method import SphereSettings, extract_on_sphere
+from manyheads.recovery.queries.subspaces.method import extract_by_subspaces
 from manyheads.recovery.queries.subspaces.settings import ProbeSettings, SubspaceSettings
-from manyheads.recovery.queries.vocabulary.algorithm import VocabularySettings, extract_from_vocabulary
+from manyheads.recovery.queries.vocabulary.method import VocabularySettings, extract_from_vocabulary
 from manyheads.recovery.queries.vocabulary.noise import check_vocabulary
 from manyheads.recovery.refusals import FitError, LimitError, NotALayer, RecoveryRefused
-from manyheads.recovery.results import Extracted
+from manyheads.recovery.result.results import Extracted
 
 EXACT = 1e-10  # noise up to which the design that divides by small differences is chosen
 LOOSE, ROUNDED = 1e-2, 1e-6

@@ -4,11 +4,11 @@ import os
 from dataclasses import dataclass, field, replace
 
 from manyheads.errors import check_integer
-from manyheads.recovery.certificates import Draw, GaussianSequences, Verification
-from manyheads.recovery.oracle.fitted_sequences import FittedSequences
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
 from manyheads.recovery.oracle.limits import ServerLimits
 from manyheads.recovery.oracle.oracle import Budget, OracleSettings
+from manyheads.recovery.result.certificates import Draw, GaussianSequences, Verification
+from manyheads.recovery.result.fitted_sequences import FittedSequences
 
 CERTIFICATES = 2  # number of certificates that may be drawn; the confidence holds for all of them together
 MOST_TRIES = 1000  # largest number of seeds of a method

@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
-from manyheads.recovery.gauss_newton import GaussNewtonSettings, descend, fit_gauss_newton
+from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings, descend, fit_gauss_newton
+from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.evaluation import relative_error
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.rotary.tangent import NEAR, RotaryTangent, RotaryWeights
 from manyheads.recovery.queries.sigmoid_network import EXACT
-from manyheads.recovery.results import StageLog
-from manyheads.recovery.variable_projection import Examples
+from manyheads.recovery.result.results import StageLog
 
 Array = NDArray[np.float64]
 

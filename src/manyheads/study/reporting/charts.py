@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from manyheads.study.reporting.panels import Drawn
+    from manyheads.study.panels import Drawn
 
 MOST_BARS = 24
 LONGEST_LABEL, TITLE = 60, 64  # characters

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
+from manyheads.study.panels import Curve, Drawn, Lines, Multiples, Picture, Scatter
 from manyheads.study.reporting.labels import label_above, label_lines, legend_rows
-from manyheads.study.reporting.panels import Curve, Drawn, Lines, Multiples, Picture, Scatter
 from manyheads.study.reporting.style import (
     AXIS,
     COLOURS,

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyheads.errors import FileRefused, UsageError
+from manyheads.study.panels import Drawn, Listing, Panel
 from manyheads.study.reporting import overview
 from manyheads.study.reporting.overview import Anchors, format_figure, headline
-from manyheads.study.reporting.panels import Drawn, Listing, Panel
 from manyheads.study.reporting.style import typeset
 from manyheads.study.sources import Source
 from manyheads.study.store.disk import printable, write_text

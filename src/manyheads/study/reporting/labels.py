@@ -6,7 +6,7 @@ import math
 import textwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from manyheads.study.reporting.panels import Curve, Lines
+from manyheads.study.panels import Curve, Lines
 from manyheads.study.reporting.style import AXIS, INK, SMALL, colour_of
 
 if TYPE_CHECKING:

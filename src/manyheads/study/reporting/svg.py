@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable
 from html import escape
 
+from manyheads.study.panels import Curve, Drawn, Lines, Multiples, Picture, Scatter
 from manyheads.study.reporting.drawing import draw
-from manyheads.study.reporting.panels import Curve, Drawn, Lines, Multiples, Picture, Scatter
 from manyheads.study.reporting.style import STYLE, raised, typeset, with_variables
 
 MOST_CURVES = 8  # that an alternative text describes one by one

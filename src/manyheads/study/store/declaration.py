@@ -7,10 +7,9 @@ import re
 from manyheads.errors import UsageError, check_integer
 from manyheads.study.base import Study
 from manyheads.study.cells import Cell
-from manyheads.study.claims import Claim
+from manyheads.study.execution.units import RESERVED
 from manyheads.study.sources import Source
 from manyheads.study.store.records.schema import MOST_UNITS
-from manyheads.study.store.units import RESERVED
 
 DECLARED: dict[str, tuple[type, ...]] = {
     "name": (str,),
@@ -35,25 +34,22 @@ def check_run(study: Study, replicates: int, seed: int) -> tuple[int, int]:
         if type(value := getattr(study, declared)) not in kinds:
             expected = " or ".join(kind.__name__ for kind in kinds)
             raise UsageError(f"{type(study).__name__}.{declared} is {value!r}: expected {expected}")
-    for method, kind in (("cells", Cell), ("claims", Claim)):
-        if not isinstance(found := getattr(study, method)(), tuple) or not all(
-            isinstance(each, kind) for each in found
-        ):
-            raise UsageError(f"{study.name}: {method}() returns {found!r}: expected a tuple of {kind.__name__}")
-    if not study.claims() and type(study).compare is Study.compare:
+    if not isinstance(cells := study.cells(), tuple) or not all(isinstance(each, Cell) for each in cells):
+        raise UsageError(f"{study.name}: cells() returns {cells!r}: expected a tuple of Cell")
+    if type(study).claims is Study.claims and type(study).compare is Study.compare:
         raise UsageError(f"{study.name} states nothing to decide: list its claims in claims()")
     if not isinstance(study.inputs(), dict):
         raise UsageError(f"{study.name}: inputs() returns {study.inputs()!r}: expected a table of sha256 by name")
     if not re.fullmatch(r"[a-z0-9-]+(/[a-z0-9-]+)?", study.name):
         raise UsageError(f"the study's name {study.name!r}: expected wing/study in small letters, digits and '-'")
     replicates, seed = check_integer("replicates", replicates), check_integer("seed", seed, 0, 2**32 - 1)
-    cells = len(study.cells())
+    count = len(cells)
     if not 0 < study.chunk <= MOST_UNITS:
         raise UsageError(f"{study.name}: chunk={study.chunk}: expected 1 to {MOST_UNITS:,}")
-    if replicates * cells > MOST_UNITS:
+    if replicates * count > MOST_UNITS:
         raise UsageError(
-            f"replicates={replicates} in {cells} cells are {replicates * cells:,} units; a store holds at most "
-            f"{MOST_UNITS:,}: ask for {MOST_UNITS // cells:,} or fewer"
+            f"replicates={replicates} in {count} cells are {replicates * count:,} units; a store holds at most "
+            f"{MOST_UNITS:,}: ask for {MOST_UNITS // count:,} or fewer"
         )
     if study.predictions is not None and not 2 <= study.predictions <= MOST_UNITS:
         raise UsageError(f"{study.name}: predictions={study.predictions}: None, or 2 to {MOST_UNITS:,} draws")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from manyheads._overview import printable
+from manyheads.study.execution.units import Unit
 from manyheads.study.store.leases import claims_in, owners_of
 from manyheads.study.store.records.schema import is_unit_number
 from manyheads.study.store.run_store import RunStore
-from manyheads.study.store.units import Unit
 
 MOST_CELLS = 20  # shown to people
 
@@ -39,7 +39,6 @@ def status(runs: RunStore, replicates: int | None = None) -> dict[str, Any]:
                 counts["missing"] -= kind != "failed"
     return {
         "run": str(runs.path),
-        "format": runs.format,
         "units": len(stored),
         "replicates": replicates,
         "cells": cells,
@@ -55,7 +54,7 @@ def status(runs: RunStore, replicates: int | None = None) -> dict[str, Any]:
 def describe(found: dict[str, Any]) -> str:
     """Return a status as text, cells in which something is missing first."""
     wanted = sum(cell["stored"] + cell["claimed"] + cell["missing"] for cell in found["cells"].values())
-    lines = [f"{printable(found['run'])}   format {found['format']}, {found['units']} units stored"]
+    lines = [f"{printable(found['run'])}   {found['units']} units stored"]
     lines.append(f"  {found['replicates']} replicates, which are {wanted} units:")
     rows = sorted(found["cells"].items(), key=lambda row: -row[1]["missing"])
     width = max(len(name) for name, _ in rows)

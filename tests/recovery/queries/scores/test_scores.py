@@ -81,7 +81,7 @@ def test_a_layer_said_to_be_plain_rotary_is_tried_with_biases():
 def test_scores_that_are_no_form_are_refused():
     rng = np.random.default_rng(0)
     layer = layer_of_score(projections(rng, 2, 6), ripples(rng, 2))
-    with pytest.raises(RecoveryRefused, match=r"no gap|no bilinear form"):
+    with pytest.raises(RecoveryRefused, match=r"no gap|scores are not affine"):
         extract_layer(layer, DIM, options=ExtractionOptions(scores=True, tries=2, verify=60))
 
 

@@ -1,4 +1,4 @@
-"""Changes of a tensor along a checkpoint series: distances over all entries, and outlying changes of single entries.
+"""Changes of a tensor over training: distances over all entries, and outlying changes of single entries.
 
 Tensors are read by blocks of rows, the same block of all checkpoints at a time; no tensor is held whole.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.models.checkpoint import Checkpoint
+from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.probe.checkpoints.contents import blocks
 
 Array = NDArray[np.float64]

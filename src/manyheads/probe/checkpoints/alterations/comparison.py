@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.models.checkpoint import Checkpoint, open_checkpoint
+from manyheads.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from manyheads.models.refusals import CheckpointRefused, shorten
 from manyheads.probe.checkpoints.alterations.changes import measure_changes
 from manyheads.probe.checkpoints.alterations.detection import HUGE

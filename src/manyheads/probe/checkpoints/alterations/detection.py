@@ -1,4 +1,4 @@
-"""Detection of altered tensors and entries in a checkpoint series.
+"""Detection of altered tensors and entries in a series of checkpoints.
 
 A tensor of an inner checkpoint was altered if its distances to both neighbours are far larger than the distance between
 the neighbours. At either end the expected change is extrapolated from its own changes elsewhere, from those of the same
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.models.checkpoint import Checkpoint
+from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.models.refusals import shorten
 from manyheads.probe.checkpoints.alterations.changes import Change, Jump, measure_changes
 from manyheads.probe.checkpoints.alterations.transformations import (

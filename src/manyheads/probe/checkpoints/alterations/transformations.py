@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.models.checkpoint import Checkpoint
+from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.models.refusals import shorten
 from manyheads.probe.checkpoints.alterations.changes import Change
 from manyheads.probe.checkpoints.contents import blocks, matrix_shape

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from manyheads.recovery.oracle.noise import root_mean_square
+from manyheads.recovery.oracle.noise_estimate import root_mean_square
 from manyheads.recovery.oracle.oracle import Oracle, Read
 from manyheads.recovery.queries.sigmoid_network import EPS, Array
 from manyheads.recovery.refusals import LimitError, NotALayer

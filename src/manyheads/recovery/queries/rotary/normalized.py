@@ -22,14 +22,14 @@ import numpy as np
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.repeated_tokens import find_repeated_heads
-from manyheads.recovery.queries.rotary.algorithm import LogitForms, Values, share_out
 from manyheads.recovery.queries.rotary.forms import FormSettings
 from manyheads.recovery.queries.rotary.logits import LEAST, Ledger, solve_weights
+from manyheads.recovery.queries.rotary.method import LogitForms, Values, share_out
 from manyheads.recovery.queries.scores.refined_heads import refined_spaces
 from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.queries.sphere.pairs import read_normalized_sums
 from manyheads.recovery.refusals import NotALayer
-from manyheads.recovery.results import Extracted, StageLog
+from manyheads.recovery.result.results import Extracted, StageLog
 
 SURE = 1e-4  # attention weight from which a logit counts fully
 

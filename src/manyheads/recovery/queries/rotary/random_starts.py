@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.recovery.gauss_newton import GaussNewtonSettings, descend
+from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings, descend
+from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.refinement import LENGTH, ask_fresh
 from manyheads.recovery.queries.rotary.tangent import RotaryTangent, RotaryWeights, cut_projection
 from manyheads.recovery.refusals import FitError
-from manyheads.recovery.variable_projection import Examples
 
 Array = NDArray[np.float64]
 

@@ -27,9 +27,9 @@ import numpy as np
 import scipy.linalg
 
 from manyheads.errors import UsageError
+from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.evaluation import softmax
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
-from manyheads.recovery.variable_projection import Examples
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

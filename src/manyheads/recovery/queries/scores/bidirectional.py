@@ -18,7 +18,7 @@ from manyheads.recovery.queries.scores import positions
 from manyheads.recovery.queries.scores.reading import ScoreReader
 from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError, LimitError, NotALayer
-from manyheads.recovery.results import Extracted, StageLog
+from manyheads.recovery.result.results import Extracted, StageLog
 
 SPREAD = 1e-2  # misfit of terms that are read several times
 

@@ -24,11 +24,11 @@ import numpy as np
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.oracle.oracle import Counts, Oracle, Read
 from manyheads.recovery.queries.rotary.forms import FormSettings
-from manyheads.recovery.queries.scores.algorithm import extract_scores
+from manyheads.recovery.queries.scores.method import extract_scores
 from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.queries.sphere.pairs import read_norm
 from manyheads.recovery.refusals import FitError, NotALayer
-from manyheads.recovery.results import Extracted, StageLog
+from manyheads.recovery.result.results import Extracted, StageLog
 
 UNIT = 3.0  # R: tokens of the method, of norm sqrt(d), are a third as long as the ball is wide
 

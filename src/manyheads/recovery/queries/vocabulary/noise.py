@@ -1,13 +1,13 @@
 """Noise of an oracle that takes the tokens of a vocabulary: asked again, in another order, and with another last token.
 
 No sum of two tokens is one, so that answers to one token are compared with a linear function where it is read
-(`vocabulary.algorithm`).
+(`vocabulary.method`).
 """
 
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.recovery.oracle.noise import LARGEST, PLAIN, ROUNDING, OracleNoise, root_mean_square
+from manyheads.recovery.oracle.noise_estimate import LARGEST, PLAIN, ROUNDING, OracleNoise, root_mean_square
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.refusals import LimitError, NotALayer
 

@@ -1,0 +1,294 @@
+"""`manyheads scale`: hyperparameters of every weight at another shape, from those tuned at a base shape."""
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+
+import tyro
+
+from manyheads.cli.help.wrapping import is_watched, wrap_output
+from manyheads.cli.parsing import ABSENT, Switch
+from manyheads.cli.scale.base_shape import Notes, TunedTheory, read_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from manyheads.scaling import BaseHyperparameters, Parametrization
+    from manyheads.scaling.parametrization.table import Row, Table
+    from manyheads.transformer import Shape
+
+WIDE = 160  # columns where the output is no terminal
+OPTIMIZER_NAMES = {"muon": "Muon", "adam": "AdamW"}
+LATENT = (
+    "latent attention: its low-rank factors are in no row here; torch_groups and the audit give them theirs, at the "
+    "ranks of the base where a base of N,H,L leaves them out"
+)
+TUNE_APART = (
+    "tune AdamW's learning rate at the base too, apart from Muon's: a sweep of both at one ratio stops too early"
+)
+TUNE_GAINS = (
+    "norms behind queries and keys: give their gains a rate of their own (--rates query_gain=RATE key_gain=RATE), "
+    "tuned at a base of N >= 16, where the loss depends on it"
+)
+Target = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L|FILE", help_behavior_hint="")]
+
+
+@dataclass(frozen=True)
+class Scale(TunedTheory):
+    """Scale init, learning rate, epsilon and weight decay of every weight from a tuned shape to another one.
+
+    See also: 'manyheads scale audit' checks a PyTorch model and its optimizer against these numbers, 'manyheads scale
+    preflight' trains your own model at several shapes, and 'manyheads scale check' small transformers to test them.
+    """
+
+    base_config: Annotated[Optional[str], tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """A config.json, or a folder with one, instead of --base."""
+    to: Target = None
+    """Shape to train: N,H,L, or a config.json, or a folder with one."""
+    learning_rate: Annotated[Optional[float], ABSENT] = None
+    """Learning rate that was tuned at the base; without it factors are shown."""
+    epsilon: float = 1e-8
+    """Adam's epsilon at the base."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay at the base."""
+    form: Literal["effective", "multiplier"] = "effective"
+    """Scale init and learning rate, or multiply the weights in the forward pass at one learning rate."""
+    snippet: Annotated[Optional[Literal["optax", "torch"]], ABSENT] = None
+    """Print a runnable program instead of the table."""
+    json: Switch = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        """Print the table, its JSON, or a program; return the exit status.
+
+        Raises
+        ------
+        UsageError
+            A shape is missing or cannot be read, or flags exclude each other.
+        """
+        from manyheads.errors import UsageError
+        from manyheads.models.parts import UNDERIVED
+        from manyheads.scaling import BaseHyperparameters
+        from manyheads.scaling.parametrization.targets import refuse_depth
+
+        if self.snippet and self.json:
+            raise UsageError("--snippet and --json exclude each other: give one of them")
+        if self.base and self.base_config:
+            raise UsageError("--base and --base-config exclude each other: give one of them")
+        base, base_notes = read_shape(self.base or self.base_config, "--base or --base-config", bool(self.base_config))
+        shape, notes = read_shape(self.to, "--to")
+        learning_rate = 1.0 if self.learning_rate is None else self.learning_rate
+        if self.rates and self.learning_rate is None:
+            raise UsageError("--rates without --learning-rate: give the rate of the other roles as well")
+        hyperparameters = BaseHyperparameters(
+            learning_rate,
+            self.epsilon,
+            self.weight_decay,
+            muon=self.tuned_muon(self.learning_rate is None),
+            learning_rates=self.own_rates(),
+        )
+        parametrization = self.parametrization(base, self.form)
+        if notes and base_notes and notes.experts != base_notes.experts:
+            counts = " and ".join(f"{active} of {total}" for total, active in (base_notes.experts, notes.experts))
+            raise UsageError(f"experts that a token visits, base and here: {counts}; {UNDERIVED['expert']}")
+        if notes and base_notes and notes.latent != base_notes.latent:
+            raise UsageError(
+                "latent attention: the dimensions of a head with positions, those of its values over N, or whether "
+                "queries have a latent differ from the base's, which no table describes; keep them as at the base"
+            )
+        if notes and notes.post_norm:
+            refuse_depth(parametrization, shape)
+        if self.snippet:
+            if self.learning_rate is None:
+                raise UsageError("--snippet needs --learning-rate, the learning rate that was tuned at the base")
+            print(self._program(parametrization, shape, hyperparameters, notes), end="")
+            return 0
+        table = parametrization.table(shape)
+        remarks = _compare(base_notes, notes, parametrization, shape)
+        remarks += _describe_own_rates(table, hyperparameters) + (
+            [TUNE_APART, TUNE_GAINS] if self.optimizer == "muon" else []
+        )
+        remarks = list(dict.fromkeys([*remarks, *table.outside]))
+        if self.json:
+            print(json.dumps(as_json(table, hyperparameters, remarks), indent=1))
+        else:
+            print_table(parametrization, table, hyperparameters, remarks, factors=self.learning_rate is None)
+        return 0
+
+    def _program(
+        self,
+        parametrization: "Parametrization",
+        shape: "Shape",
+        hyperparameters: "BaseHyperparameters",
+        notes: "Notes | None",
+    ) -> str:
+        from manyheads.scaling.parametrization.programs import optax_snippet, torch_snippet, transformers_snippet
+
+        if self.snippet == "optax":
+            return optax_snippet(parametrization, shape, hyperparameters)
+        if notes is None or not notes.family:
+            return torch_snippet(parametrization, shape, hyperparameters)
+        return transformers_snippet(parametrization, shape, hyperparameters, str(self.to), notes.fused)
+
+
+def _compare(base: Notes | None, target: Notes | None, parametrization: "Parametrization", shape: "Shape") -> list[str]:
+    """Return remarks on properties of the configurations that the table does not show."""
+    from manyheads.scaling import forward_multipliers
+
+    remarks = [
+        f"{which}: {note}" for which, read in (("base", base), ("target", target)) if read for note in read.assumed
+    ]
+    known = target or base
+    if known and known.post_norm:
+        remarks.append(
+            "post-norm: width and key dimension are scaled; depth is outside the theory, and stays the base's"
+        )
+    if known and known.tied:
+        output = forward_multipliers(parametrization, shape).output
+        if output == 1:
+            outputs = "leave the outputs as they are"
+        elif parametrization.form == "effective":
+            outputs = f"multiply the outputs by {_number(output)}"
+        else:
+            outputs = "give the outputs the unembedding's multiplier"
+        remarks.append(f"tied embeddings: scale the one matrix as the embedding, and {outputs}")
+    if base and target and base.mlp_ratio != target.mlp_ratio:
+        remarks.append(
+            f"hidden width of the MLP: {base.mlp_ratio:g} d at the base and {target.mlp_ratio:g} d here; rows with F "
+            "follow it, and outputs are bounded, not constant, while the ratio changes"
+        )
+    if base and target and base.group != target.group:
+        remarks.append(
+            f"grouped keys: {base.group} query heads share one at the base and {target.group} here; rows with K follow "
+            "it, as derived and measured at one width"
+        )
+    if known and known.latent:
+        remarks.append(LATENT)
+    return remarks
+
+
+def _describe_own_rates(table: "Table", tuned: "BaseHyperparameters") -> list[str]:
+    """Return remarks on learning rates of parts of roles, which no row shows."""
+    from manyheads.errors import UsageError
+    from manyheads.models.parts import PARTS
+
+    rows = {row.role: row for row in table.rows}
+    parts = [part for part in tuned.learning_rates if part not in rows]
+    if lost := [part for part in parts if PARTS.get(part) not in rows]:
+        raise UsageError(f"--rates {lost[0]}: the table has no row of it, nor of a role that it is part of")
+    rates = {part: tuned.rate_of((part,), rows[PARTS[part]].rule) * rows[PARTS[part]].learning_rate for part in parts}
+    return [f"{part}: learning rate {_number(rate)}, tuned apart" for part, rate in rates.items()]
+
+
+def as_json(table: "Table", tuned: "BaseHyperparameters", remarks: "Sequence[str]") -> dict[str, Any]:
+    """Return the table with its factors and the hyperparameters that they give."""
+    data = table.as_dict() | {"outside": list(remarks)}
+    data["base_hyperparameters"] = _tuned(tuned)
+    if tuned.learning_rates:
+        data["base_hyperparameters"]["learning_rates"] = dict(tuned.learning_rates)
+    if tuned.muon:
+        data["base_hyperparameters"]["muon"] = _tuned(tuned.muon)
+    for row, shown in zip(table.rows, data["rows"], strict=True):
+        shown["absolute"] = row.at(
+            **_tuned(tuned.of(row.rule)) | {"learning_rate": tuned.rate_of((row.role,), row.rule)}
+        )
+    data["logit_scale"] = table.logit_prefactor * table.shape.key_dim**-table.logit_exponent
+    return data
+
+
+def _rows_of_one_rate(table: "Table", tuned: "BaseHyperparameters") -> "list[list[Row]]":
+    """Split rows of equal factors where their learning rates at the base differ."""
+    found: dict[tuple[int, float], list[Any]] = {}
+    for place, rows in enumerate(table.alike()):
+        for row in rows:
+            found.setdefault((place, tuned.rate_of((row.role,), row.rule)), []).append(row)
+    return list(found.values())
+
+
+def _tuned(own: Any) -> dict[str, Any]:
+    return {name: getattr(own, name) for name in ("learning_rate", "epsilon", "weight_decay")}
+
+
+def print_table(
+    parametrization: "Parametrization",
+    table: "Table",
+    hyperparameters: "BaseHyperparameters",
+    remarks: "Sequence[str]",
+    factors: bool,
+) -> None:
+    """Print the table: classes with equal numbers in one row, power laws beside the numbers."""
+    from rich.table import Table as Drawn
+
+    from manyheads.scaling.parametrization.muon import FACTORS
+
+    p, base, shape = parametrization, table.base, table.shape
+    muon = p.optimizer == "muon"
+    adam, decays = p.optimizer != "sgd", hyperparameters.weight_decay > 0 or muon
+    names = {"initial": "init std"}
+    names |= {"multiplier": "multiplier"} if p.form == "multiplier" else {}
+    names |= {"learning_rate": "learning rate"} | ({"epsilon": "epsilon"} if adam else {})
+    names |= {"weight_decay": "weight decay"} if decays else {}
+    columns = (["optimizer"] if muon else []) + list(names.values())
+    drawn, stacked = Drawn("weights", *columns, box=None, padding=(0, 3, 0, 0)), list[str]()
+    for rows in _rows_of_one_rate(table, hyperparameters):
+        rate = hyperparameters.rate_of((rows[0].role,), rows[0].rule)
+        at = rows[0].at(**_tuned(hyperparameters.of(rows[0].rule)) | {"learning_rate": rate})
+        cells = [OPTIMIZER_NAMES[rows[0].rule]] if muon else []
+        for name in names:
+            times = name in ("initial", "multiplier") or (factors and name == "learning_rate")
+            value = getattr(rows[0], name) if times else at[name]
+            cells.append(_cell(value, _law(rows[0], name, p.richness), times))
+        roles = [row.role for row in rows]
+        drawn.add_row("\n".join(_pairs(roles)), *cells)
+        stacked += [", ".join(roles), *(f"    {name:<15}{cell}" for name, cell in zip(columns, cells, strict=True))]
+    scale = table.logit_prefactor * shape.key_dim**-table.logit_exponent
+    variant = f" ({p.muon.split}, shape factor {FACTORS[p.muon.factor].formula})" if muon else ""
+    about = (
+        f"from  {_sizes(base)}\nto    {_sizes(shape)}\n"
+        f"scheme {p.scheme!r}, {p.optimizer}{variant}, {p.form} form: logits over N^{table.logit_exponent:g}, "
+        f"branches over L^{p.depth_exponent if p.scheme == 'limits' else 0:g}"
+    )
+    print(f"{wrap_output(about)}\n")
+    console = _console()
+    if console.width < _console(WIDE).measure(drawn).maximum - 3:  # of the padding behind the last column
+        for line in stacked:
+            console.print(line)
+    else:
+        console.print(drawn)
+    below = (
+        f"× and powers of N, H and L{' and γ' if p.richness != 1 else ''} are relative to the base\n"
+        f"logits     {_number(scale)} q·k\nbranches   × {_number(table.branch)}, for attention and MLP alike\n\n"
+        "outside the theory:"
+    )
+    print("\n" + wrap_output("\n".join([below, *(f"  * {remark}" for remark in remarks)])))
+
+
+def _pairs(roles: list[str]) -> list[str]:
+    """Return two roles a line."""
+    return [", ".join(roles[start : start + 2]) for start in range(0, len(roles), 2)]
+
+
+def _law(row: Any, name: str, richness: float) -> str:
+    """Return the power law of a number, without richness if that is the base's."""
+    law = row.powers.get(name, "1 / rate")
+    kept = [part for part in law.split(" ") if richness != 1 or "γ" not in part]
+    return " ".join(kept) or "1"
+
+
+def _cell(value: float, law: str, times: bool) -> str:
+    number = f"× {_number(value)}" if times else _number(value)
+    return number if law == "1" else f"{number}  [dim]{law}[/dim]"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _sizes(shape: "Shape") -> str:
+    return f"N = {shape.key_dim}, H = {shape.heads}, L = {shape.depth}   (width {shape.width})"
+
+
+def _console(width: int | None = None) -> Any:
+    from rich.console import Console
+
+    return Console(width=width or (None if is_watched() else WIDE), highlight=False)

@@ -1,0 +1,222 @@
+"""Transformers: projections, MLP, block, whole model; forward, training, recomputation."""
+
+from dataclasses import dataclass, replace
+
+from manyheads.costs.conventions import Convention
+from manyheads.costs.cost import Cost, Item, merge
+from manyheads.costs.formulas.attention import attention_part
+from manyheads.costs.formulas.memory import stored_matrices
+from manyheads.costs.formulas.passes import Part, dense_part, pass_items, size_note, traffic
+from manyheads.costs.shapes import ELEMENTWISE_ACTIVATION, ELEMENTWISE_NORM, ModelShape
+from manyheads.costs.tally import Tally
+from manyheads.errors import UsageError, check_integers
+
+
+@dataclass(frozen=True)
+class Call:
+    """Sizes of one call: `queries` positions of each of `batch` sequences against `keys` positions."""
+
+    queries: int
+    keys: int
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        check_integers(self, "queries", "keys", "batch")
+
+    @property
+    def tokens(self) -> int:
+        """Positions computed."""
+        return self.queries * self.batch
+
+
+def projection_parts(shape: ModelShape, call: Call) -> tuple[Part, Part]:
+    """Return the projections of one layer: to queries, keys and values, and the output."""
+    width, heads, kv_heads, dim = shape.width, shape.heads, shape.kv_heads, shape.head_dim
+    inward = width * dim * (heads + 2 * kv_heads)  # type: ignore[operator]
+    bias = dim * (heads + 2 * kv_heads) if shape.biased("qkv") else 0  # type: ignore[operator]
+    # A rotation is two products and a sum for each value of a query or key, in both passes.
+    rotary = 3 * dim * (heads + kv_heads) if shape.positions == "rotary" else 0  # type: ignore[operator]
+    outward = width * heads * dim  # type: ignore[operator]
+    return (
+        dense_part("query, key, value", call.tokens, inward, bias=bias + rotary, again="block"),
+        dense_part(
+            "output projection", call.tokens, outward, bias=width if shape.biased("output") else 0, again="block"
+        ),
+    )
+
+
+def activation_part(shape: ModelShape, values: int, name: str = "activation") -> Part:
+    """Return the activation of so many values."""
+    forward, exp, backward, backward_exp = (Tally.of(values * k) for k in ELEMENTWISE_ACTIVATION[shape.activation])
+    return Part(name, forward=forward, exp=exp, backward=backward, backward_exp=backward_exp)
+
+
+def mlp_parts(shape: ModelShape, call: Call) -> tuple[Part, ...]:
+    """Return the MLP of one layer: in (gate included), activation, out."""
+    hidden = shape.mlp_hidden or 0
+    if not hidden:
+        return ()
+    gates = 2 if shape.gated else 1
+    bias = shape.biased("mlp")
+    activation = replace(activation_part(shape, call.tokens * hidden), again="block")
+    if shape.gated:  # the product of gate and value, and its two gradients
+        products = Tally.of(call.tokens * hidden)
+        activation = replace(
+            activation, forward=activation.forward + products, backward=activation.backward + 2 * products
+        )
+    inward = gates * shape.width * hidden
+    return (
+        dense_part("mlp in", call.tokens, inward, bias=gates * hidden if bias else 0, again="block"),
+        activation,
+        dense_part("mlp out", call.tokens, shape.width * hidden, bias=shape.width if bias else 0, again="last"),
+    )
+
+
+def norm_part(
+    shape: ModelShape, call: Call, name: str = "norms and residual", norms: int = 2, residuals: int = 2
+) -> Part:
+    """Return norms (one rsqrt a row) and residual additions (one a value, in both passes)."""
+    forward, backward = ELEMENTWISE_NORM[shape.norm]
+    values = call.tokens * shape.width
+    roots = call.tokens * norms if shape.norm != "none" else 0
+    return Part(
+        name,
+        forward=Tally.of(values * (norms * forward + residuals)),
+        exp=Tally.of(roots),
+        backward=Tally.of(values * (norms * backward + residuals)),
+        again="block" if residuals else "",
+    )
+
+
+def block_parts(shape: ModelShape, call: Call) -> tuple[Part, ...]:
+    """Return the parts of one block."""
+    inward, outward = projection_parts(shape, call)
+    core = attention_part(shape.attention(call.queries, call.keys, call.batch))
+    branches = 2 if shape.mlp_hidden else 1
+    norms = norm_part(shape, call, norms=branches, residuals=branches)
+    if not shape.mlp_hidden:  # then the output projection ends the block
+        outward = replace(outward, again="last")
+    return (inward, core, outward, *mlp_parts(shape, call), norms)
+
+
+def edge_parts(shape: ModelShape, call: Call) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """Return what stands below and above the blocks."""
+    width, inner, tokens = shape.width, shape.embedding_width or shape.width, call.tokens
+    below: list[Part] = []
+    above: list[Part] = []
+    positions = width if shape.positions == "learned" else 0
+    if shape.vocabulary:
+        table = tokens * shape.vocabulary * inner
+        below.append(Part("embedding", Tally.of(table), idle=table, embedding=True))
+        if positions:
+            below.append(dense_part("positions", tokens, 0, bias=positions))
+    if inner != width:
+        below.append(dense_part("embedding projection", tokens, inner * width))
+    if shape.patch_features:
+        patches = call.batch * (call.queries - shape.special_tokens)
+        if patches < 1:
+            raise UsageError(f"length {call.queries} leaves no patch beside {shape.special_tokens} special tokens")
+        macs = shape.patch_features * width
+        below.append(dense_part("patch projection", patches, macs, bias=width, idle=patches * macs))
+        below.append(dense_part("positions", tokens, 0, bias=positions))
+    if shape.unembedding or shape.classes or shape.token_classes:
+        above.append(norm_part(shape, call, "final norm", norms=1, residuals=0))
+    if shape.head_transform:
+        above.append(dense_part("head transform", tokens, width * width, bias=width))
+        above.append(activation_part(shape, tokens * width, "head activation"))
+    if shape.unembedding:
+        if inner != width:
+            above.append(dense_part("unembedding projection", tokens, inner * width))
+        above.append(dense_part("unembedding", tokens, inner * shape.vocabulary))
+    if shape.token_classes:
+        above.append(dense_part("token classes", tokens, width * shape.token_classes))
+    if shape.pooled:
+        above.append(dense_part("pooler", call.batch, width * width, bias=width))
+        above.append(activation_part(replace(shape, activation="tanh"), call.batch * width, "pooler activation"))
+    if shape.classes:
+        above.append(dense_part("classes", call.batch, shape.class_width * shape.classes, bias=shape.classes))  # type: ignore[operator]
+    return tuple(below), tuple(above)
+
+
+def model_items(shape: ModelShape, call: Call, training: bool, input_gradient: bool) -> tuple[Item, ...]:
+    """Return the items of one call of the whole model, without traffic."""
+    below, above = edge_parts(shape, call)
+    if not input_gradient:  # what stands below is frozen: nothing of its backward pass is asked for
+        below = tuple(replace(part, idle=2 * part.macs.dense) for part in below)
+    block = block_parts(shape, call)
+    blocks = tuple(item.times(shape.layers) for item in pass_items(block, training))
+    if training and not input_gradient and shape.layers:
+        saved = block[0].macs.dense  # the gradient of the projections' input, as many multiply-adds as forward
+        blocks += (
+            Item(block[0].name, "backward", macs=Tally.of(-saved)),
+            Item(block[0].name, "idle", macs=Tally.of(saved)),
+        )
+    return merge((*pass_items(below, training), *blocks, *pass_items(above, training)))
+
+
+def _model_traffic(shape: ModelShape, call: Call, training: bool, input_gradient: bool) -> Item:
+    size, weights = shape.itemsize, stored_matrices(shape)
+    vectors = call.tokens * shape.width * size
+    patches = call.batch * (call.queries - shape.special_tokens) * shape.patch_features * size
+    inputs = patches if shape.patch_features else 4 * call.tokens if shape.vocabulary else vectors  # ids are int32
+    if training:
+        gradients = weights * size + (vectors if input_gradient and inputs == vectors and not shape.vocabulary else 0)
+        return traffic(inputs + weights * size + gradients)
+    each = (shape.vocabulary if shape.unembedding else 0) + shape.token_classes
+    logits = (call.tokens * each + call.batch * shape.classes) * size
+    return traffic(inputs + weights * size + (logits or vectors))
+
+
+def transformer_cost(
+    shape: ModelShape,
+    length: int,
+    batch: int = 1,
+    training: bool = False,
+    input_gradient: bool = True,
+    convention: str | Convention = "exact",
+) -> Cost:
+    r"""Count one pass of a transformer over `b` sequences of `n` tokens.
+
+    .. math:: F = L\, b n \left[(8 + 4r)\, d^2 + 4 n d\right] + 2\, b n d V
+
+    for as many key-value heads as heads, no gate and no mask; the general form takes every size of `ModelShape`.
+    Training takes `3 F`, less `6 b n d^2` if the first block's input needs no gradient, and with recomputed blocks
+    (convention ``recompute="block"``) one more forward pass of the blocks.
+
+    Parameters
+    ----------
+    shape
+        Sizes of the model; `manyheads.models.shape_from_config` reads one from a file.
+    length, batch
+        Tokens of a sequence, `n`, and sequences, `b`.
+    training
+        Whether the backward pass is counted too, with gradients for every weight.
+    input_gradient
+        Whether the first block's input needs a gradient. It does if an embedding below it is trained; a trained
+        gain of its first norm needs it as well.
+    convention
+        How the result is read: the name of a preset or a `Convention`.
+
+    Returns
+    -------
+    Cost
+        Items: embedding, query, key, value, attention core, output projection, mlp in, activation, mlp out, norms,
+        unembedding. Elementwise work follows the tables of `manyheads.costs.shapes`; losses and optimizers are not in.
+
+    Raises
+    ------
+    UsageError
+        A size that is not positive, or an unknown convention.
+
+    Examples
+    --------
+    >>> shape = ModelShape(layers=1, width=48, heads=4, causal=False)
+    >>> transformer_cost(shape, 64, batch=2).flops
+    8650752
+    >>> transformer_cost(shape, 64, 2, training=True, input_gradient=False).flops
+    24182784
+    """
+    call = Call(length, length, batch)
+    items = model_items(shape, call, training, input_gradient)
+    moved = _model_traffic(shape, call, training, input_gradient)
+    return Cost(merge((*items, moved)), notes=(*shape.notes, size_note(shape.itemsize))).to(convention)

@@ -1,0 +1,268 @@
+"""Verdict on curves of any trainings: drop and rebound by layer, and the relation of the rebound to the loss.
+
+JoMA reads a rebound of attention entropy and of the stable rank of the lower MLP matrix as a sign of learning, and its
+authors find that it goes with a low loss. Over runs of several learning rates this correlation is one of the learning
+rate: ranks within each rate, and the loss early in training, are what to compare it with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from manyheads._overview import Overview, Shown
+from manyheads.curves.curve_files import RunCurves
+from manyheads.curves.curve_shapes import LEAST, CurveShape, shape_at
+from manyheads.curves.drop_and_rise import drop_and_rise, forward_fill
+from manyheads.curves.summaries import EARLY, within_group_spearman
+from manyheads.errors import UsageError
+from manyheads.statistics import Interval, proportion_interval, spearman
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FEWEST = 8
+"""Runs with a loss from which a rank correlation is given."""
+PART = EARLY[len(EARLY) // 2]
+"""Part of a run after which its final loss is predicted."""
+WORDS = {"entropy": "attention entropy", "stable_rank": "stable rank of the lower MLP matrix"}
+
+
+@dataclass(frozen=True)
+class LayerVerdict:
+    """One curve: of a run, a figure and a layer, the lowest being 0.
+
+    Attributes
+    ----------
+    drop, rise
+        First and last value above the minimum; both are about the range of the noise where there is nothing else.
+    level
+        That of uniform attention, or of a random matrix; None if not known.
+    shape
+        Beyond the curve's own noise; None for fewer than 20 values, or if some are not finite.
+    """
+
+    run: str
+    figure: str
+    layer: int
+    drop: float
+    rise: float
+    level: float | None
+    shape: CurveShape | None
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Rank correlation over runs with its 99% interval.
+
+    Attributes
+    ----------
+    text
+        What is correlated with what.
+    """
+
+    text: str
+    value: float
+    interval: Interval
+    runs: int
+
+
+@dataclass(frozen=True, repr=False)
+class CurveJudgement(Shown):
+    """What the curves of one or several runs say.
+
+    Attributes
+    ----------
+    layers
+        A verdict for every run, figure and layer.
+    rebounds
+        By figure and "bottom" or "top" layer: how many runs rebound, of how many whose shape is known.
+    relations
+        Of rebound, early loss and final loss; none for fewer than eight runs with a loss.
+    """
+
+    runs: tuple[RunCurves, ...]
+    layers: tuple[LayerVerdict, ...]
+    rebounds: dict[tuple[str, str], tuple[int, int]]
+    relations: tuple[Relation, ...]
+
+    def sentences(self) -> list[str]:
+        """Say it for people."""
+        found = []
+        for (figure, where), (count, known) in self.rebounds.items():
+            if known:
+                share = proportion_interval(count, known)
+                found.append(
+                    f"{WORDS[figure]}, {where} layer: drops and rebounds in {count} of {known} runs "
+                    f"({count / known:.2f} [{share.low:.2f}, {share.high:.2f}])"
+                )
+        if not found:
+            found.append(f"no shapes: they take {LEAST} steps with finite values")
+        for each in self.relations:
+            interval = f"[{each.interval.low:+.2f}, {each.interval.high:+.2f}]"
+            found.append(f"{each.text}: rank correlation {each.value:+.2f} {interval} over {each.runs} runs")
+        if not self.relations:
+            with_loss = sum(run.loss is not None for run in self.runs)
+            found.append(f"relation to the loss: {with_loss} runs with a loss, of {FEWEST} that it takes")
+        return found
+
+    def plot(self) -> Figure:
+        """Draw the curves of every run, layer by layer in colour, with their level."""
+        from manyheads.study.panels import Curve, Multiples
+        from manyheads.study.reporting.charts import draw_titled
+
+        figures = [name for name in WORDS if any(name in run.figures for run in self.runs)]
+
+        def curves(run: RunCurves, figure: str) -> tuple[Curve, ...]:
+            values, steps = run.figures.get(figure), tuple(map(float, run.steps))
+            if values is None:
+                return ()
+            drawn = [
+                Curve(steps, tuple(column.tolist()), f"layer {layer}", group=layer)
+                for layer, column in enumerate(values.T)
+            ]
+            if figure in run.levels:
+                drawn.append(Curve(steps, (run.levels[figure],) * len(steps), "level", "reference"))
+            return tuple(drawn)
+
+        shown = self.runs[:6]
+        return draw_titled(
+            Multiples(
+                f"Curves of {len(shown)} of {len(self.runs)} runs",
+                "step",
+                "entropy [nat], stable rank",
+                tuple(tuple(curves(run, figure) for figure in figures) for run in shown),
+                row_labels=tuple(run.name for run in shown),
+                column_labels=tuple(WORDS[figure] for figure in figures),
+            )
+        )
+
+    def _overview(self) -> Overview:
+        rows = [
+            (v.run, WORDS[v.figure], v.layer, v.shape.label if v.shape else None, v.drop, v.rise, v.level)
+            for v in self.layers
+        ]
+        columns = ("run", "figure", "layer", "shape", "drop", "rise", "level")
+        return Overview(f"Curves of {len(self.runs)} runs", columns, rows, tuple(self.sentences()))
+
+
+def judge_curves(runs: Sequence[RunCurves]) -> CurveJudgement:
+    """Judge the curves of trainings: shape of every layer's curve, and the relation of rebounds to the loss.
+
+    Parameters
+    ----------
+    runs
+        Of `read_curves`, or made of arrays; at least one. Names differ.
+
+    Returns
+    -------
+    CurveJudgement
+        The rise that is related to the loss is that of the top layer's entropy, or stable rank where entropies are
+        absent; the final loss is the least of a run. A run that diverged counts with its last finite values.
+
+    Raises
+    ------
+    UsageError
+        No run, two of one name, or something else than runs.
+
+    Examples
+    --------
+    >>> t = np.arange(40)
+    >>> curve = 2 + np.exp(-t / 3) + 0.5 * (1 - np.exp(-t / 12)) + 0.01 * np.random.default_rng(0).normal(size=40)
+    >>> judge_curves([RunCurves("a", t, {"entropy": curve[:, None]}, {})]).rebounds["entropy", "top"]
+    (1, 1)
+    """
+    if not isinstance(runs, Sequence) or not all(isinstance(run, RunCurves) for run in runs):
+        raise UsageError(f"runs: {type(runs).__name__}: expected a list of RunCurves, such as those of read_runs")
+    names = [run.name for run in runs]
+    if not names or len(set(names)) < len(names):
+        raise UsageError(f"{len(runs)} runs, {len(set(names))} names: give at least one, each by a name of its own")
+    layers = tuple(verdict for run in runs for verdict in _layers(run))
+    rebounds = {}
+    for figure in WORDS:
+        tops = {v.run: v.layer for v in layers if v.figure == figure}  # the last one of a run
+        for where, chosen in (
+            ("bottom", [v for v in layers if v.figure == figure and v.layer == 0]),
+            ("top", [v for v in layers if v.figure == figure and v.layer == tops[v.run]]),
+        ):
+            labels = Counter(v.shape.label for v in chosen if v.shape is not None)
+            if chosen:
+                rebounds[figure, where] = labels["rebounded"], labels.total()
+    return CurveJudgement(tuple(runs), layers, rebounds, tuple(_relations(runs)))
+
+
+def _layers(run: RunCurves) -> list[LayerVerdict]:
+    found = []
+    for figure, values in run.figures.items():
+        measured = drop_and_rise(forward_fill(values.T))
+        for layer, curve in enumerate(values.T):
+            drop, rise = float(measured.drop[layer]), float(measured.rise[layer])
+            level = run.levels.get(figure)
+            found.append(LayerVerdict(run.name, figure, layer, drop, rise, level, shape_at(curve, run.steps)))
+    return found
+
+
+def _relations(runs: Sequence[RunCurves]) -> list[Relation]:
+    """Correlate over the runs with a loss, if there are enough."""
+    chosen = [run for run in runs if run.loss is not None and np.isfinite(run.loss).sum() > 1]
+    figure = next((name for name in WORDS if chosen and all(name in run.figures for run in chosen)), None)
+    if len(chosen) < FEWEST or figure is None:
+        return []
+    final = np.array([np.nanmin(_finite(run)) for run in chosen])
+    rise = np.array([_rise(run.figures[figure][:, -1]) for run in chosen])
+    early = np.array([_at(run, PART) for run in chosen])
+    until = [max(2, round(PART * len(run.steps))) for run in chosen]
+    early_rise = np.array([_rise(run.figures[figure][:stop, -1]) for run, stop in zip(chosen, until, strict=True)])
+    name = f"rebound of the top layer's {WORDS[figure]}"
+    rates = np.array([np.nan if run.learning_rate is None else run.learning_rate for run in chosen])
+    found = [_over_runs(f"{name} and final loss", rise, final)]
+    counts = Counter(rates.tolist())
+    if np.isfinite(rates).all() and 1 < len(counts) < len(rates):
+        found.append(_over_runs(f"the same within each of {len(counts)} learning rates", rise, final, rates))
+    found.append(_over_runs(f"loss after {PART:.0%} of the steps and final loss", early, final))
+    found.append(_over_runs(f"{name} within {PART:.0%} of the steps and final loss", early_rise, final))
+    return [each for each in found if each is not None]
+
+
+def _over_runs(
+    text: str, x: NDArray[np.float64], y: NDArray[np.float64], groups: NDArray[np.float64] | None = None
+) -> Relation | None:
+    """Return a rank correlation; within groups one degree of freedom is lost for each group beyond the first."""
+    seen = np.isfinite(x) & np.isfinite(y)
+    x, y = x[seen], y[seen]
+    if len(x) < FEWEST or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None
+    if groups is None:
+        found = spearman(x, y)
+        return Relation(text, found.value, found.interval, len(x))
+    groups = groups[seen]
+    value, free = within_group_spearman(x, y, groups), len(x) - len(set(groups.tolist())) - 2
+    if free < 1:
+        return None
+    half = float(stats.norm.isf(0.005)) * math.sqrt((1 + value**2 / 2) / free)
+    centre = math.atanh(min(0.999, max(-0.999, value)))
+    return Relation(text, value, Interval(math.tanh(centre - half), math.tanh(centre + half), 0.99), len(x))
+
+
+def _rise(curve: NDArray[np.float64]) -> float:
+    return float(drop_and_rise(forward_fill(curve)).rise)
+
+
+def _finite(run: RunCurves) -> NDArray[np.float64]:
+    loss = np.asarray(run.loss, np.float64)
+    return loss[np.isfinite(loss)]
+
+
+def _at(run: RunCurves, part: float) -> float:
+    """Return the last finite loss within a part of the run."""
+    stop = run.steps[0] + part * (run.steps[-1] - run.steps[0])
+    seen = np.asarray(run.loss)[run.steps <= stop]
+    seen = seen[np.isfinite(seen)]
+    return float(seen[-1]) if len(seen) else math.nan

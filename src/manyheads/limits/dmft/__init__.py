@@ -1,1 +1,0 @@
-"""Dynamical mean-field theory of training at infinite key dimension, heads or depth."""

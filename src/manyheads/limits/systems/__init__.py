@@ -1,1 +1,0 @@
-"""Networks of finite size as they are trained."""

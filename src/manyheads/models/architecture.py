@@ -1,0 +1,342 @@
+"""Architecture of a model outside this library, from a Hugging Face configuration or a map of parameter names.
+
+Nothing is guessed: a name that is not explained is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from manyheads.errors import UsageError
+from manyheads.models.config import ModelConfig, read_config
+from manyheads.models.counts import model_sizes
+from manyheads.models.modules import Role
+from manyheads.models.parameters import ParameterMap, recognize
+from manyheads.models.parts import PARTS, UNDERIVED, Architecture, Parameter
+from manyheads.models.refusals import CheckpointRefused
+from manyheads.transformer.shape import Shape
+
+LARGEST_STD = 1e30
+"""No family starts its weights at such a std; float32 still holds it."""
+
+_WEIGHT = {
+    Role.EMBEDDING: "embedding",
+    Role.SEGMENT: "embedding",
+    Role.PATCH: "embedding",
+    Role.POSITION: "positional",
+    Role.MARKER: "marker",
+    Role.QUERY: "query",
+    Role.KEY: "key",
+    Role.VALUE: "value",
+    Role.QUERY_DOWN: "query_down",
+    Role.QUERY_UP: "query_up",
+    Role.KEY_VALUE_DOWN: "key_value_down",
+    Role.KEY_VALUE_UP: "key_value_up",
+    Role.OUTPUT: "output",
+    Role.MLP_IN: "mlp_in",
+    Role.MLP_GATE: "mlp_in",
+    Role.MLP_OUT: "mlp_out",
+    Role.EXPERT_IN: "mlp_in",
+    Role.EXPERT_OUT: "mlp_out",
+    Role.ROUTER: "router",
+    Role.SHARED_GATE: "router",
+    Role.SINK: "sink",
+    Role.RELATIVE_POSITION: "sink",
+    Role.HEAD_TRANSFORM: "hidden",
+    Role.POOLER: "hidden",
+    Role.UNEMBEDDING: "unembedding",
+    Role.CLASSIFIER: "unembedding",
+}
+_NORM = {
+    Role.ATTENTION_NORM: "attention",
+    Role.MLP_NORM: "mlp",
+    Role.FINAL_NORM: "final",
+    Role.HEAD_NORM: "final",
+    Role.EMBEDDING_NORM: "embedding",
+    Role.QUERY_NORM: "query",
+    Role.KEY_NORM: "key",
+    Role.ATTENTION_POST_NORM: "attention_post",
+    Role.MLP_POST_NORM: "mlp_post",
+    Role.ATTENTION_SCALE: "branch",
+    Role.MLP_SCALE: "branch",
+    Role.QUERY_DOWN_NORM: "inner",
+    Role.KEY_VALUE_DOWN_NORM: "inner",
+    Role.MIXED_NORM: "inner",
+    Role.MLP_HIDDEN_NORM: "inner",
+}
+_REFUSED = {Role.MLP_ACTIVATION: "activation"}
+
+
+@dataclass(frozen=True)
+class Body:
+    """Blocks of a model, as its configuration states them."""
+
+    shape: Shape  # key dimension, heads, depth
+    post_norm: bool  # whether blocks normalize after adding to the stream
+    fused: bool  # whether queries, keys and values share one matrix
+    tied: bool  # whether embedding and unembedding are one
+    experts: tuple[int, int] = (0, 0)  # how many there are, and how many a token visits
+    latent: tuple[float, ...] = ()  # latent attention: dimensions with positions and of values over N, query latents
+
+
+def read_architecture(
+    config: Mapping[str, Any], names: Iterable[str | Sequence[str]], frozen: Collection[str] = ()
+) -> Architecture:
+    """Return the architecture of a model of transformers, of a family of `manyheads.models.families`.
+
+    `names` are those of all its parameters, as in memory or as saved; those of a shared one together, as a sequence.
+    `frozen` are the first names of those that are not trained.
+
+    Raises
+    ------
+    UsageError
+        The family, a name or the attention is not known.
+
+    Notes
+    -----
+    Where the base is given by N, H and L alone, heads per group and the width of the MLP over d are taken to be what
+    they are here.
+
+    Examples
+    --------
+    >>> config = {"model_type": "gpt2", "n_embd": 12, "n_head": 3, "n_layer": 1}
+    >>> modules = ["wpe", "ln_f", *(f"h.0.{name}" for name in ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2"))]
+    >>> modules += ["h.0.mlp.c_fc", "h.0.mlp.c_proj"]
+    >>> names = ["wte.weight", *(f"{name}.{end}" for name in modules for end in ("weight", "bias"))]
+    >>> architecture = read_architecture(config, [name for name in names if name != "wpe.bias"])
+    >>> architecture.shape.key_dim, {each.name: each.parts for each in architecture.parameters}["h.0.attn.c_attn.bias"]
+    (4, ('query_bias', 'key_bias', 'value_bias'))
+    """
+    groups = _groups(names)
+    known = _recognize(config, groups)
+    body = _read_body(known.config)
+    family = known.config.family
+    shape, post = body.shape, body.post_norm
+    std = _read_std(config) if family.plain_start else None
+    _check_projections(known)
+    saved = known.config.family.saved_name
+    named = [(group, [known.roles[saved(name)] for name in group]) for group in groups]
+    tied = any({Role.EMBEDDING, Role.UNEMBEDDING} <= {part.role for part in parts} for _, parts in named)
+    closing, reason = _closing(known, post) if tied else (None, "")
+    parameters: dict[bool, list[Parameter]] = {True: [], False: []}  # by whether they are frozen
+    for group, parts in named:
+        means = {
+            ("blank",) if part.role in family.blank and part.kind == "weight" else _parts(part, name)
+            for part, name in zip(parts, group, strict=True)
+        }
+        closes = closing is not None and parts[0].role is closing
+        parameter = _parameter(group, means, closes)
+        if parameter.parts == ("branch_gain",):
+            parameter = replace(parameter, value=known.config.values.get("layer_scale"))
+        elif parameter.parts == ("router_bias",):
+            parameter = replace(parameter, value=std)
+        elif parameter.start == "one":
+            parameter = replace(parameter, offset=family.gain_offset, value=family.gain_start)
+        parameters[group[0] in frozen].append(parameter)
+    if tied and not reason and not any(each.closes and each.start == "one" for each in parameters[False]):
+        reason = "its last norm has no gain that is trained"
+    return Architecture(
+        shape,
+        tuple(parameters[False]),
+        family.model_type,
+        post,
+        std,
+        reason,
+        frozen=tuple(parameters[True]),
+        root_width=known.config.root_width,
+        fixed_scale=family.fixed_scale,
+    )
+
+
+def apply_role_map(
+    roles: Mapping[str, str],
+    shape: Shape | Sequence[int],
+    names: Iterable[str | Sequence[str]],
+    frozen: Iterable[str | Sequence[str]] = (),
+) -> Architecture:
+    """Return the architecture of a plain model by a map from patterns of names to parts.
+
+    The first pattern that fits counts; `"query+key+value"` is a matrix that holds all three. Names of a shared
+    parameter stand together; patterns may fit frozen parameters as well.
+
+    Raises
+    ------
+    UsageError
+        No map, or no shape; an unknown part, a pattern that fits nothing, a trained parameter that no pattern fits.
+
+    Examples
+    --------
+    >>> roles = {"table": "embedding", "*.q.bias": "query_bias"}
+    >>> architecture = apply_role_map(roles, Shape(4, 2, 1), ["table", "0.q.bias"])
+    >>> [(parameter.name, parameter.start) for parameter in architecture.parameters]
+    [('table', 'random'), ('0.q.bias', 'zero')]
+    """
+    if not isinstance(roles, Mapping) or not all(isinstance(word, str) for pair in roles.items() for word in pair):
+        raise UsageError(f'roles={roles!r}: expected a map from patterns of names to parts, {{"*.wq.weight": "query"}}')
+    shape = Shape.of(shape)
+    for pattern, part in roles.items():
+        if underived := [piece for piece in part.split("+") if piece in UNDERIVED]:
+            raise UsageError(f"{pattern!r} is given the role {underived[0]!r}: {UNDERIVED[underived[0]]}")
+        if unknown := [piece for piece in part.split("+") if piece not in PARTS]:
+            raise UsageError(f"{pattern!r} is given the role {unknown[0]!r}: choose from {', '.join(PARTS)}")
+    used: set[str] = set()
+    parameters, resting = [], []
+    for group in _groups(names):
+        means = _look_up(roles, group, used)
+        if unknown := [name for name in group if name not in means]:
+            raise UsageError(f"no pattern of the role map fits the parameter {unknown[0]!r}: add one, or freeze it")
+        parameters.append(_parameter(group, set(means.values()), closes=False))
+    for group in _groups(frozen):
+        if means := _look_up(roles, group, used):
+            resting.append(_parameter(group, set(means.values()), closes=False))
+    if idle := [pattern for pattern in roles if pattern not in used]:
+        raise UsageError(f"the pattern {idle[0]!r} of the role map fits no parameter: mend or remove it")
+    reason = ""
+    if any(parameter.tied for parameter in (*parameters, *resting)):
+        ends = [parameter.name for parameter in parameters if parameter.parts[0] == "final_gain"]
+        reason = "" if len(ends) == 1 else f"it has {len(ends)} parameters of role final_gain that are trained"
+        if not reason:
+            last = ("final_gain", "final_shift")
+            parameters, resting = (
+                [replace(each, closes=each.parts[0] in last) for each in some] for some in (parameters, resting)
+            )
+    return Architecture(shape, tuple(parameters), open_end=reason, frozen=tuple(resting))
+
+
+def _groups(names: Iterable[str | Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return the names of each parameter; one alone is a text."""
+    return [(each,) if isinstance(each, str) else tuple(each) for each in names]
+
+
+def _look_up(roles: Mapping[str, str], names: Iterable[str], used: set[str]) -> dict[str, tuple[str, ...]]:
+    """Return the parts of those names that a pattern fits, and write down the pattern."""
+    found = {}
+    for name in names:
+        if fitting := [pattern for pattern in roles if fnmatchcase(name, pattern)]:
+            used.add(fitting[0])
+            found[name] = tuple(roles[fitting[0]].split("+"))
+    return found
+
+
+def _recognize(config: Mapping[str, Any], groups: list[tuple[str, ...]]) -> ParameterMap:
+    # Which heads are tied is seen on the parameters themselves; without a class name nothing is asked for twice.
+    config = {key: value for key, value in config.items() if key != "architectures"}
+    try:
+        saved = read_config(config, "model").family.saved_name
+        return recognize(config, [saved(name) for group in groups for name in group], "model")
+    except CheckpointRefused as refused:
+        raise UsageError(
+            f"{refused.found}. Roles are never guessed: for adapters, cross-attention, experts and families that are "
+            "not known, give every trained parameter a part with roles={pattern: part} and shape=Shape(N, H, L)"
+        ) from refused
+
+
+def read_body(config: Mapping[str, Any]) -> Body:
+    """Read what a configuration says of the blocks, without the names of their parameters.
+
+    Examples
+    --------
+    >>> body = read_body({"model_type": "gpt2", "n_embd": 12, "n_head": 3, "n_layer": 1})
+    >>> body.shape.key_dim, body.post_norm, body.fused
+    (4, False, True)
+    """
+    try:
+        return _read_body(read_config(config, "model"))
+    except CheckpointRefused as refused:
+        raise UsageError(f"{refused.found}") from refused
+
+
+def _read_body(config: ModelConfig) -> Body:
+    """Refuse attention that the theory does not describe."""
+    values, raw = config.values, config.raw
+    if refused := [_REFUSED[module.role] for module in config.family.body if module.role in _REFUSED]:
+        raise UsageError(f"the family {config.family.model_type}: {UNDERIVED[refused[0]]}")
+    width, heads, key_dim = values["width"], values["heads"], values["key_dim"]
+    if not values["layers"]:
+        raise UsageError("a model without layers: depth is a positive integer")
+    if (values.get("scaled") is False and not config.family.fixed_scale) or values.get("scaled_by_layer"):
+        raise UsageError(
+            "attention without the factor N^-1/2, or with one that depends on the layer, is not described here: set "
+            "scale_attn_weights=True and scale_attn_by_inverse_layer_idx=False"
+        )
+    if raw.get("add_cross_attention") or raw.get("is_encoder_decoder"):
+        raise UsageError("cross-attention is not described here: train the decoder alone, or give roles= and shape=")
+    sizes = model_sizes(config)
+    if sizes["embedding_width"] != width:
+        raise _narrow(config.family.counted["embedding_width"].name, width)
+    shape = Shape(
+        key_dim,
+        heads,
+        values["layers"],
+        stream=None if width == heads * key_dim else width,
+        key_heads=values["key_value_heads"],
+        hidden=None if "experts" in sizes else sizes["hidden"],
+        query_rank=values.get("query_rank") or None,
+        key_value_rank=values.get("key_value_rank"),
+    )
+    experts = sizes.get("experts", 0), sizes.get("active_experts", 0)
+    latent: tuple[float, ...] = ()
+    if shape.key_value_rank:
+        latent = (values["rotary_key_dim"] / key_dim, values["value_dim"] / key_dim, float(bool(shape.query_rank)))
+    return Body(shape, config.post_norm, bool(config.family.fused), bool(values.get("tied")), experts, latent)
+
+
+def _narrow(name: str, width: int) -> UsageError:
+    return UsageError(
+        f"{name}: an embedding narrower than the stream is not described here; make it {width}, or "
+        "give roles= and shape="
+    )
+
+
+def _check_projections(parameters: ParameterMap) -> None:
+    for name, part in parameters.roles.items():
+        if part.role in (Role.EMBEDDING_PROJECTION, Role.UNEMBEDDING_PROJECTION):
+            raise _narrow(name, parameters.config.values["width"])
+
+
+def _read_std(config: Mapping[str, Any]) -> float:
+    """Return the standard deviation at which a family starts its weights, chosen as transformers does."""
+    name = "initializer_range" if config.get("initializer_range") else "init_std"
+    std = config.get(name) or 0.02
+    if isinstance(std, bool) or not isinstance(std, int | float) or not 0 < std < LARGEST_STD:
+        raise UsageError(f"{name} is {str(std)[:80]!r}, not a standard deviation of initial weights, such as 0.02")
+    return float(std)
+
+
+def _parts(part: Any, name: str) -> tuple[str, ...]:
+    """Translate the meaning of a name of a family."""
+    if part.role in _NORM:
+        return (f"{_NORM[part.role]}_{'gain' if part.kind == 'gain' else 'shift'}",)
+    biased = "_bias" if part.kind == "bias" else ""
+    if part.role is Role.QUERY_KEY_VALUE:
+        return tuple(f"{each}{biased}" for each in ("query", "key", "value"))
+    if part.role is Role.MARKER and name.endswith("mask_token"):
+        return ("blank",)
+    if part.role is Role.MLP_GATE_IN:
+        return (f"mlp_gate{biased}", f"mlp_in{biased}")
+    return (f"{_WEIGHT[part.role]}{biased}",)
+
+
+def _closing(parameters: ParameterMap, post: bool) -> tuple[Role | None, str]:
+    """Return the norm that the tied unembedding alone reads, or why there is none."""
+    present = {part.role for part in parameters.roles.values()}
+    if Role.HEAD_NORM in present:
+        return Role.HEAD_NORM, ""
+    if post or Role.FINAL_NORM not in present:
+        return None, "no norm of its own stands before it"
+    if present & {Role.CLASSIFIER, Role.POOLER}:
+        return None, "another head reads the same norm"
+    return Role.FINAL_NORM, ""
+
+
+def _parameter(names: tuple[str, ...], means: set[tuple[str, ...]], closes: bool) -> Parameter:
+    """Join the meanings of a parameter that may have several names."""
+    if means == {("embedding",), ("unembedding",)}:
+        return Parameter(names[0], ("embedding",), tied=True)
+    if len(means) > 1:
+        shown = " and ".join("+".join(each) for each in sorted(means))
+        raise UsageError(f"{' = '.join(names)} is one parameter in the roles {shown}: only embeddings can be tied")
+    return Parameter(names[0], means.pop(), closes=closes)

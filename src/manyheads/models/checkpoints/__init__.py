@@ -1,0 +1,1 @@
+"""Checkpoints on disk: files read with bounded size, nothing unpickled."""

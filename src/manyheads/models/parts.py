@@ -1,0 +1,206 @@
+"""Trained parameters of a model by their parts: the class that scales them, their init, the factor they can carry.
+
+A *part* is what one array does, in the names of the library's own transformer (`query`, `query_bias`, `attention_gain`,
+...) and a few more that other models have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from numbers import Real
+from typing import Literal
+
+from manyheads.errors import UsageError
+from manyheads.transformer.scaling import ROLE_OF
+from manyheads.transformer.shape import Shape
+
+HIDDEN = "hidden"
+"""A matrix of d inputs and d outputs above the blocks: no branch, so it scales with width as W_V does, not with L."""
+
+ROUTER = "router"
+"""A read-out within a block: from d inputs to one logit for each expert."""
+
+SINK = "sink"
+"""A logit of attention that is a weight: of a sink, or of a distance."""
+
+LATENT = ("query_down", "query_up", "key_value_down", "key_value_up")
+"""Low-rank factors of latent attention (MLA): from the stream to a latent, and from it to the heads."""
+
+PARTS: Mapping[str, str] = {
+    **ROLE_OF,
+    **{part: part for part in LATENT},
+    "query_down_bias": "bias",
+    "key_value_down_bias": "bias",
+    "embedding_bias": "positional",  # of patches: it adds to the stream as a position does
+    "embedding_gain": "final_norm",  # of a norm on the stream below the blocks: no branch, as the last norm
+    "embedding_shift": "final_norm",
+    "patch": "embedding",  # a matrix of pixels: its inputs are dense, where those of a table are one-hot
+    "marker": "positional",  # a token that is a weight
+    "blank": "positional",  # the same, starting at zero
+    "hidden": HIDDEN,
+    "hidden_bias": "final_norm",  # moves by order one above the blocks
+    "mlp_gate": "mlp_in",
+    "mlp_gate_bias": "bias",
+    "query_gain": "norm",  # of a norm on the queries of a head
+    "query_shift": "norm",
+    "key_gain": "norm",
+    "key_shift": "norm",
+    "attention_post_gain": "norm",  # of a norm behind a branch, before the sum
+    "mlp_post_gain": "norm",
+    "branch_gain": "norm",  # layer scale, without a norm
+    "inner_gain": "norm",  # of a norm within a branch
+    "router": ROUTER,
+    "router_bias": "bias",
+    "sink": SINK,
+}
+"""Part → role."""
+
+CARRIES: Mapping[str, str] = {
+    "query": "logit",
+    "query_bias": "logit",
+    "query_up": "logit",
+    "query_gain": "logit",
+    "query_shift": "logit",
+    "attention_post_gain": "branch",
+    "mlp_post_gain": "branch",
+    "output": "branch",
+    "output_bias": "branch",
+    "mlp_out": "branch",
+    "mlp_out_bias": "branch",
+    "embedding": "embedding",
+    "patch": "embedding",
+}
+"""Part → the factor of the forward pass that multiplies it, and that it can therefore absorb."""
+
+UNDERIVED: Mapping[str, str] = {
+    "latent": "the low-rank factors of latent attention (MLA) have parts of their own: query_down, query_up, "
+    "key_value_down, key_value_up, and inner_gain for the norms between them",
+    "expert": "how experts scale if their number, or the number that a token visits, changes is not derived; if "
+    "neither does, an expert's matrices are mlp_in, mlp_gate and mlp_out",
+    "linear_attention": "the size of the state of linear attention, a sum over tokens, is not derived",
+    "activation": "how trained numbers of an activation start and move is not described",
+    "soft_cap": "a cap on logits that follows N or L is not derived; a constant one needs no part",
+}
+"""Names that role maps often hold and that have no role, with the reason."""
+
+Start = Literal["random", "one", "zero"]
+
+
+def init_of(part: str) -> Start:
+    """Return how a part starts by default: gains at one, shifts, biases and blank tokens at zero, the rest at random.
+
+    Examples
+    --------
+    >>> [init_of(part) for part in ("query", "query_bias", "final_gain")]
+    ['random', 'zero', 'one']
+    """
+    if part.endswith("gain"):
+        return "one"
+    return "zero" if part.endswith(("shift", "bias", "blank")) else "random"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One trained parameter.
+
+    Attributes
+    ----------
+    closes
+        Whether it belongs to the norm that only the tied unembedding reads, and so can carry its multiplier.
+    offset
+        What the module adds to the parameter to make a gain of it: 1 for Gemma's norms, which multiply by 1 + w.
+    """
+
+    name: str  # its name, the first of them where it has several
+    parts: tuple[str, ...]  # what it does: one of `PARTS`; three where queries, keys and values share a matrix
+    tied: bool = False  # whether it is the embedding and the unembedding at once; `parts` then says embedding
+    closes: bool = False
+    offset: float = 0.0
+    value: float | None = None  # at which it starts, where that is not its part's default: layer scale
+    axes: int | None = None  # how many its tensor has; None if that is not known
+
+    @property
+    def start(self) -> Start:
+        """Default init: gains at one, shifts, biases and blank tokens at zero, the rest at random."""
+        return init_of(self.parts[0])
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The trained parameters of one model and its shape.
+
+    Attributes
+    ----------
+    open_end
+        Why no norm can carry the multiplier of a tied unembedding; empty where one can, or where nothing is tied.
+    frozen
+        The parameters that are not trained, as far as a configuration or a map explains them.
+    """
+
+    shape: Shape  # key dimension, heads, depth
+    parameters: tuple[Parameter, ...]  # one for each parameter, shared ones once
+    family: str = ""  # the `model_type` of its configuration, empty for a plain module
+    post_norm: bool = False  # whether blocks normalize after adding to the stream
+    std: float | None = None  # the standard deviation at which the family starts its weights, None for a plain module
+    open_end: str = field(default="", repr=False)
+    root_width: bool = False  # whether embeddings are multiplied by the root of the width
+    fixed_scale: bool = False  # whether logits are multiplied by a constant of the configuration
+    frozen: tuple[Parameter, ...] = field(default=(), repr=False)
+
+    @property
+    def normed_queries(self) -> bool:
+        """Whether a norm with a gain stands behind the queries (QK-norm)."""
+        return any("query_gain" in each.parts for each in (*self.parameters, *self.frozen))
+
+    @property
+    def latent(self) -> bool:
+        """Whether queries, or keys and values, come from a latent of low rank (MLA)."""
+        return any(part in LATENT for each in (*self.parameters, *self.frozen) for part in each.parts)
+
+    @property
+    def carries(self) -> Mapping[str, str]:
+        """Part → the factor of the forward pass that it can absorb: a norm behind a weight leaves it to its gain."""
+        parts = {part for each in (*self.parameters, *self.frozen) for part in each.parts}
+        eaten = {"query", "query_bias"} if self.normed_queries else set()
+        eaten |= {"query", "query_bias"} if "query_up" in parts else {"query_up"}
+        eaten |= {"output", "output_bias"} if "attention_post_gain" in parts else set()
+        eaten |= {"mlp_out", "mlp_out_bias"} if "mlp_post_gain" in parts else set()
+        return {part: factor for part, factor in CARRIES.items() if part not in eaten}
+
+
+@dataclass(frozen=True)
+class ForwardMultipliers:
+    """Multipliers of a forward pass, relative to those of the model that was tuned at the base.
+
+    Attributes
+    ----------
+    branch
+        Of every branch; the parametrization asks for (L / L0) to the minus alpha_L.
+    logit
+        Of the logits; it asks for (N / N0) to the minus alpha_A, and the usual model has (N / N0) to the minus 1/2.
+    output
+        Of the outputs; it asks for d0 / d over gamma0, if the read-out starts and trains as an embedding does.
+    embedding
+        Of the embeddings; it asks for none, and Gemma has (d / d0) to the 1/2.
+
+    Raises
+    ------
+    UsageError
+        A number that is not positive.
+    """
+
+    branch: float = 1.0
+    logit: float = 1.0
+    output: float = 1.0
+    embedding: float = 1.0
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if not (is_size(value := getattr(self, each.name)) and value > 0):
+                raise UsageError(f"ForwardMultipliers({each.name}={value!r}): a multiplier is a positive number")
+
+
+def is_size(value: object) -> bool:
+    """Tell whether a value is a number that is not negative."""
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= value < 1e100  # type: ignore[operator]

@@ -1,0 +1,1 @@
+"""PyTorch modules in memory: their architecture and their attention sub-modules."""

@@ -1,0 +1,217 @@
+"""A PyTorch model as it is read: its architecture, tensors by name, logit scales, padding, frozen parameters.
+
+Wrappers (`torch.compile`, DistributedDataParallel) are looked through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from manyheads._extras import require
+from manyheads.errors import UsageError
+from manyheads.models.architecture import apply_role_map, read_architecture
+from manyheads.models.parts import Architecture, ForwardMultipliers, Parameter
+from manyheads.transformer.shape import Shape
+
+WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
+INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Of those that prefix names, what may stand around a part of a model as well, a compiled block."""
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Options for reading a model.
+
+    Attributes
+    ----------
+    roles, shape, folded, example
+        As `torch_groups` takes them.
+    """
+
+    roles: Mapping[str, str] | None = None
+    shape: Shape | None = None
+    folded: bool | ForwardMultipliers = True
+    example: Any = None
+
+    @staticmethod
+    def of(
+        roles: Mapping[str, str] | None,
+        shape: Shape | Sequence[int] | None,
+        folded: bool | ForwardMultipliers,
+        example: Any,
+    ) -> ModelOptions:
+        """Return options from arguments, a shape as a tuple too."""
+        return ModelOptions(roles, None if shape is None else Shape.of(shape), folded, example)
+
+
+@dataclass(frozen=True)
+class TorchModel:
+    """A model that has been read.
+
+    Attributes
+    ----------
+    scales
+        Name of an attention module → the number by which it multiplies its logits, where it says so.
+    """
+
+    architecture: Architecture  # its trained parameters by name
+    tensors: Mapping[str, Any]  # name → parameter
+    scales: Mapping[str, float]
+    padding: Mapping[str, int]  # name of a table → the row that stands for no token, which is zero and stays so
+    frozen: Mapping[str, Any]  # name → parameter that is not trained
+
+
+def read_model(model: Any, reading: ModelOptions | None = None) -> TorchModel:
+    """Find the shape of a model and the part of every trained parameter.
+
+    Raises
+    ------
+    UsageError
+        No module, none of its parameters trained, a plain module without roles and shape, or what `read_architecture`
+        and `apply_role_map` refuse.
+    ExtraMissing
+        torch is not installed.
+    """
+    reading = reading or ModelOptions()
+    model = unwrap(model)
+    names: dict[int, list[str]] = {}
+    tensors: dict[str, Any] = {}
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        name = ".".join(piece for piece in name.split(".") if piece not in INNER)
+        names.setdefault(id(tensor), []).append(name)
+        tensors.setdefault(names[id(tensor)][0], tensor)
+    frozen = {name for name, tensor in tensors.items() if not tensor.requires_grad}
+    if len(frozen) == len(tensors):
+        raise UsageError(f"{type(model).__name__} has no trained parameter: requires_grad is False for all of them")
+    config, scales = getattr(model, "config", None), {}
+    if reading.roles is not None:
+        if reading.shape is None:
+            raise UsageError("roles without a shape: give shape=Shape(key_dim, heads, depth) beside the role map")
+        trained = [group for group in names.values() if group[0] not in frozen]
+        resting = [group for group in names.values() if group[0] in frozen]
+        architecture = _complete_parameters(
+            apply_role_map(reading.roles, reading.shape, trained, resting), model, tensors
+        )
+        _check_sizes(architecture, tensors, complete=not frozen)
+    elif config is None or not hasattr(config, "to_dict"):
+        raise UsageError(
+            f"{type(model).__name__} has no configuration of transformers: give roles={{pattern: part}} and "
+            "shape=Shape(key_dim, heads, depth)"
+        )
+    else:
+        architecture = _complete_parameters(read_architecture(config.to_dict(), names.values(), frozen), model, tensors)
+        scales = {name: float(module.scaling) for name, module in _attention(model, architecture).items()}
+        if reading.shape is not None and not _agrees(reading.shape, architecture.shape):
+            raise UsageError(f"shape={reading.shape}, and the configuration says {architecture.shape}: leave shape out")
+    return TorchModel(
+        architecture,
+        {name: tensor for name, tensor in tensors.items() if name not in frozen},
+        scales,
+        _padding(model, names),
+        {name: tensor for name, tensor in tensors.items() if name in frozen},
+    )
+
+
+def _agrees(given: Shape, read: Shape) -> bool:
+    """Whether a shape says nothing else than a configuration, which says more."""
+    names = ("key_dim", "heads", "depth", "width")
+    return all(getattr(given, name) == getattr(read, name) for name in names)
+
+
+def unwrap(model: Any) -> Any:
+    """Return the model inside wrappers that only prefix its names."""
+    torch = require("torch")
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"{type(model).__name__} is no torch.nn.Module: give the model itself")
+    while True:
+        children = dict(model.named_children())
+        if len(children) != 1 or next(iter(children)) not in WRAPPERS or list(model.parameters(recurse=False)):
+            return model
+        model = next(iter(children.values()))
+
+
+def _complete_parameters(architecture: Architecture, model: Any, tensors: Mapping[str, Any]) -> Architecture:
+    """Complete parameters from their tensors and modules: number of axes, dense inputs, offsets of gains.
+
+    1 + w multiplies in Gemma's norms, and starts at w = 0.
+    """
+    torch = require("torch")
+    owners = {id(t): module for module in model.modules() for t in module.parameters(recurse=False)}
+    dense = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+
+    def complete(parameter: Parameter) -> Parameter:
+        tensor = tensors[parameter.name]
+        owner = owners[id(tensor)]
+        parameter = replace(parameter, axes=tensor.dim())
+        if parameter.parts == ("embedding",) and not parameter.tied and isinstance(owner, dense):
+            return replace(parameter, parts=("patch",))
+        if parameter.start == "one" and not architecture.family:
+            return replace(parameter, offset=_measure_offset(owner, tensor))
+        return parameter
+
+    return replace(
+        architecture,
+        parameters=tuple(map(complete, architecture.parameters)),
+        frozen=tuple(map(complete, architecture.frozen)),
+    )
+
+
+def _measure_offset(module: Any, tensor: Any) -> float:
+    """Return c if a norm multiplies by c + w, from what it makes of w = 0 and w = 1; 0 for what is no such module."""
+    torch = require("torch")
+    if tensor.is_meta or tensor.dim() != 1 or not tensor.is_floating_point():
+        return 0.0
+    own = dict(module.named_parameters(recurse=False))
+    drawn = torch.randn(2, len(tensor), generator=torch.Generator().manual_seed(0)).to(tensor)
+
+    def run(level: float) -> Any:
+        exchanged = {key: torch.full_like(each, level * (each is tensor)) for key, each in own.items()}
+        return torch.func.functional_call(module, exchanged, (drawn,)).double()
+
+    try:
+        with torch.no_grad():
+            zero, one = run(0.0), run(1.0)
+    except Exception:  # whatever a module raises that is no norm of one vector
+        return 0.0
+    slope = (one - zero).abs().sum()
+    offset = float(zero.abs().sum() / slope) if zero.shape == drawn.shape and slope > 0 else 0.0
+    near = max(1e-3, 8 * torch.finfo(tensor.dtype).eps)
+    return float(round(offset)) if abs(offset - round(offset)) < near else 0.0
+
+
+def _attention(model: Any, architecture: Architecture) -> dict[str, Any]:
+    """Return the modules above the query projections that carry a number `scaling`, by name."""
+    found = {}
+    for parameter in (*architecture.parameters, *architecture.frozen):  # frozen queries have a scale all the same
+        if parameter.parts[0] in ("query", "query_up"):
+            name = parameter.name.rsplit(".", 2)[0]
+            module = model.get_submodule(name)
+            if isinstance(getattr(module, "scaling", None), float):
+                found[name] = module
+    return found
+
+
+def _check_sizes(architecture: Architecture, tensors: Mapping[str, Any], complete: bool) -> None:
+    """Refuse a shape that the matrices of attention contradict: its width is on one of their sides."""
+    shape, queries = architecture.shape, 0
+    for parameter in architecture.parameters:
+        sides = tuple(tensors[parameter.name].shape)
+        queries += "query" in parameter.parts
+        if parameter.parts[0] in ("query", "key", "value", "output") and len(sides) > 1 and shape.width not in sides:
+            raise UsageError(
+                f"{parameter.name} ({'+'.join(parameter.parts)}) has the sides {sides}, and shape says "
+                f"N = {shape.key_dim}, H = {shape.heads}, a stream of width {shape.width}: correct one of them"
+            )
+    if complete and queries > 1 and queries % shape.depth:  # one alone may be shared by all layers, or hold them all
+        raise UsageError(f"{queries} query matrices and L = {shape.depth} layers: correct the shape or the role map")
+
+
+def _padding(model: Any, names: Mapping[int, list[str]]) -> dict[str, int]:
+    torch = require("torch")
+    return {
+        names[id(module.weight)][0]: module.padding_idx
+        for module in model.modules()
+        if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None and id(module.weight) in names
+    }

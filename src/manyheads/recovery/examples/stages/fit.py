@@ -1,0 +1,120 @@
+r"""Stage six: variable projection in the span, then Gauss-Newton on all weights.
+
+In the span a head is a short vector, Theta_i = sum_s alpha_is B_s, and for fixed alpha the projections solve a linear
+least-squares problem. As published, alpha runs over a net of the span, (1/eps)^(m^2) points, and the best one is kept.
+In practice a few random starts of a descent in alpha do the same: Levenberg-Marquardt on what is left after the
+projections are solved for (variable projection), some hundred sequences, m^2 unknowns.
+
+The joint Gauss-Newton that follows, on all matrices, is `manyheads.recovery.fit.gauss_newton`; it removes what the
+span's error left.
+
+References
+----------
+S. Chen, Y. Li, arXiv 2402.04084: net over the span and linear regression.
+G. Golub, V. Pereyra, SIAM J. Numer. Anal. 10 (1973), and L. Kaufman, BIT 15 (1975): variable projection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyheads.attention import AttentionLayer
+from manyheads.errors import UsageError
+from manyheads.recovery.fit.variable_projection import Examples, Tangent
+
+Array: TypeAlias = NDArray[np.float64]
+FitForm: TypeAlias = Literal["projection", "net"]
+
+STARTING_SCALES = (1.0, 2.0, 4.0)  # standard deviation of the logits at the starts, in turn
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """Settings of the fit in the span."""
+
+    form: FitForm = "projection"  # "projection": descents from random starts. "net": random points alone.
+    starts: int = 24  # random starts, at most
+    points: int = 2000  # points of the net
+    sequences: int = 600  # sequences that are fitted
+    steps: int = 40  # steps of a descent, at most
+    good: float = 1e-3  # relative squared error at which no further start is tried
+
+    def __post_init__(self) -> None:
+        if self.form not in ("projection", "net"):
+            raise UsageError(f"form={self.form!r}: expected 'projection' or 'net'")
+
+
+@dataclass(frozen=True)
+class SpanFit:
+    """A layer whose attention matrices lie in the span, its relative squared error, and the starts or points tried."""
+
+    layer: AttentionLayer
+    error: float
+    tried: int
+
+
+def fit_in_span(
+    span: Array, x: Array, y: Array, heads: int, rng: np.random.Generator, settings: FitSettings
+) -> SpanFit:
+    """Find heads in a span.
+
+    `span` is an orthonormal basis (s, d, d), and s need not be the number of heads.
+    """
+    examples = Examples(x, y)
+    deviations = [np.std((x @ part) @ x.transpose(0, 2, 1)) for part in span]
+    units = span / np.maximum(deviations, np.finfo(float).tiny)[:, None, None]  # each part gives logits of variance one
+    best: tuple[float, Tangent] | None = None
+    count = settings.starts if settings.form == "projection" else settings.points
+    for tried in range(1, count + 1):
+        scale = STARTING_SCALES[(tried - 1) % len(STARTING_SCALES)] / len(span) ** 0.5
+        here = _at(examples, units, scale * rng.standard_normal((heads, len(span))))
+        if settings.form == "projection":
+            here = descend_in_span(here, units, settings)
+        if best is None or here.loss < best[0]:
+            best = (here.loss, here)
+        if best[0] < settings.good:
+            break
+    assert best is not None
+    return SpanFit(best[1].layer, best[0], tried)
+
+
+def descend_in_span(here: Tangent, span: Array, settings: FitSettings) -> Tangent:
+    """Descend from a layer whose attention matrices lie in the span, by Levenberg-Marquardt steps within it."""
+    heads, damping = len(here.theta), 1e-2
+    for _ in range(settings.steps):
+        columns = differentiate(here, span)
+        normal, gradient = columns.T @ columns, columns.T @ here.residual.ravel()
+        scale = np.diag(normal) + 1e-12 * np.trace(normal) + np.finfo(float).tiny
+        there = None
+        for _ in range(5):
+            step = np.linalg.solve(normal + damping * np.diag(scale), gradient).reshape(heads, len(span))
+            there = Tangent.at(here.examples, here.theta + np.tensordot(step, span, 1))
+            if there.loss < here.loss:
+                break
+            damping, there = damping * 6, None
+        if there is None:
+            return here
+        gain = (here.loss - there.loss) / here.loss
+        here, damping = there, max(damping / 8, 1e-10)
+        if gain < 1e-3 or here.loss < 1e-26:
+            break
+    return here
+
+
+def differentiate(here: Tangent, span: Array) -> Array:
+    """Return the derivative of the rows by the m s coordinates in the span, projections following, (n k d, m s)."""
+    columns = []
+    for head in range(len(here.theta)):
+        for part in span:
+            change = np.zeros_like(here.theta)
+            change[head] = part
+            columns.append(here.forward(change).ravel())
+    return np.stack(columns, axis=1)
+
+
+def _at(examples: Examples, span: Array, mixture: Array) -> Tangent:
+    return Tangent.at(examples, np.tensordot(mixture, span, 1))

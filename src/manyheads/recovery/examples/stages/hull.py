@@ -1,0 +1,154 @@
+r"""Stages two and four: affine hull of the attention matrices, from certified rows.
+
+Every equation of a certificate (`manyheads.recovery.examples.stages.agreement`) holds for all heads: (Theta_i, 1) is
+orthogonal to a = [vec(x_r^T u), -t]. If certificates are exact and in general position, nothing else is orthogonal to
+all of them, so that the null space of the mean of a a^T is spanned by the (Theta_i, 1), whose points with last entry
+one are the affine hull
+
+.. math:: \Big\{\sum_s c_s B_s : \sum_s c_s h_s = 1\Big\}, \qquad (B_s, h_s) \text{ the bottom } m \text{ eigenvectors.}
+
+With certificates from an estimated sum of projections the bottom eigenvectors are near that space, and the gap above
+the m-th eigenvalue says whether there is one. A false certificate, in which the heads differ and the label lies in the
+simplex by accident, misses by much: rows are weighed again by how far they are from the bottom space (Cauchy's
+weights).
+
+Stage four is stage two with the refined sum. Which rows are kept is a matter of rank: the best few, whatever their
+misfit.
+
+References
+----------
+S. Chen, Y. Li, arXiv 2402.04084: certificates determine the affine hull. The eigenproblem, the weights and the ranking
+are worked out here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyheads.recovery.examples.stages.agreement import RowCertificates, certify_rows, measure_quality
+from manyheads.recovery.examples.stages.shards import Shards, apply
+from manyheads.recovery.examples.stages.smallest_eigenvalues import find_bottom_by_products, find_bottom_dense
+from manyheads.recovery.refusals import CertificateShortage
+
+Array: TypeAlias = NDArray[np.float64]
+
+SHOWN = 12  # eigenvalues that are kept
+
+
+@dataclass(frozen=True)
+class HullSettings:
+    """Choice and weights of the certificates."""
+
+    # Rows that are kept, the best ones; None for the larger of 16 d^2 and one in a hundred, at most half of all that
+    # qualify
+    kept: int | None = None
+    floor: float = 0.02  # smallest weight of a token below which a row says nothing
+    reweighings: int = 2  # how often rows are weighed again by their distance from the bottom space
+    # Largest dimension for which the (d^2 + 1, d^2 + 1) matrix is formed; above, only products with it are
+    dense: int = 32
+
+
+@dataclass(frozen=True)
+class Hull:
+    """An affine hull of matrices, and the evidence for it."""
+
+    basis: Array  # B (m, d, d)
+    heights: Array  # h (m,): sum_s c_s B_s is in the hull if sum_s c_s h_s = 1
+    eigenvalues: Array  # the smallest eigenvalues of the certificates, rising, more than m
+    kept: int  # rows that were kept
+    threshold: float  # quality of the worst of them
+
+    @property
+    def gap(self) -> float:
+        """Eigenvalue m + 1 over eigenvalue m, which counts as rounding at least: the largest gap is 1e16."""
+        heads = len(self.heights)
+        if len(self.eigenvalues) <= heads or not self.eigenvalues[-1] > 0:
+            return 1.0  # nothing lies above, or nothing is measured: no hull stands out
+        return float(self.eigenvalues[heads] / max(self.eigenvalues[heads - 1], 1e-16 * self.eigenvalues[-1]))
+
+    @property
+    def nearest(self) -> Array:
+        r"""The point of the hull of smallest norm, (d, d).
+
+        With G = (<B_s, B_t>), c = G^{-1} h / (h . G^{-1} h). Differences of heads are orthogonal to it, so that
+        <Theta_i, nearest> is the same for all heads.
+        """
+        flat = self.basis.reshape(len(self.heights), -1)
+        inner = flat @ flat.T
+        mixture = np.linalg.solve(inner + 1e-13 * np.trace(inner) * np.eye(len(inner)), self.heights)
+        return np.tensordot(mixture / (mixture @ self.heights), self.basis, 1)
+
+
+def choose_rows(data: Shards, total: Array, settings: HullSettings) -> tuple[list[RowCertificates], float]:
+    """Keep the best rows: two passes over the shards, one for the exact threshold, one for the rows below it.
+
+    Returns the certificates of each shard, and the threshold.
+    """
+    wanted = settings.kept or max(16 * data.dim**2, data.rows // 100)
+    needed = 2 * data.dim**2 // (data.length - 1)
+    ranked = data.smallest(measure_quality, 2 * wanted, total, settings.floor)
+    count = min(wanted, len(ranked) // 2)  # half of what qualifies, at most: certificates are the better rows
+    if count < needed:
+        raise CertificateShortage(
+            f"{count} rows of {data.rows} can be certified, of {needed} needed: give more examples, or examples whose "
+            "attention is less saturated",
+            measured=float(count),
+            threshold=float(needed),
+        )
+    threshold = float(ranked[count - 1])
+    threshold = max(threshold, 1e-12)  # rows that are all perfect to rounding are all kept
+    return data.map(certify_rows, total, settings.floor, threshold), threshold
+
+
+def find_hull(data: Shards, total: Array, heads: int, settings: HullSettings) -> Hull:
+    """Find the affine hull of the attention matrices of so many heads."""
+    return fit_hull(data, *choose_rows(data, total, settings), heads, settings)
+
+
+def fit_hull(data: Shards, parts: list[RowCertificates], threshold: float, heads: int, settings: HullSettings) -> Hull:
+    """Find the affine hull from certificates that are already chosen; see `find_hull`."""
+    trust = [part.trust for part in parts]
+    weights = trust
+    for _ in range(settings.reweighings):
+        hull = _fit(data, parts, threshold, heads, weights, settings)
+        misses = apply(data.executor, _miss, parts, [hull] * len(parts))
+        scale = 2 * weighted_median(np.concatenate(misses), np.concatenate(trust))
+        weights = [_weigh_again(*each, scale) for each in zip(trust, misses, strict=True)]
+    return _fit(data, parts, threshold, heads, weights, settings)
+
+
+def weighted_median(values: Array, weights: Array) -> float:
+    """Return the value at which half of the weight is reached; values of no weight do not matter."""
+    order = np.argsort(values, kind="stable")
+    below = np.cumsum(weights[order])
+    return float(values[order[np.searchsorted(below, below[-1] / 2)]])
+
+
+def _fit(
+    data: Shards,
+    parts: list[RowCertificates],
+    threshold: float,
+    heads: int,
+    weights: list[Array],
+    settings: HullSettings,
+) -> Hull:
+    if data.dim <= settings.dense:
+        values, vectors = find_bottom_dense(parts, weights, max(SHOWN, heads + 1), data.executor)
+    else:
+        start = np.random.default_rng(data.dim)  # any start finds the same space
+        values, vectors = find_bottom_by_products(parts, weights, heads + 1, start)
+    basis = vectors[:-1, :heads].T.reshape(heads, data.dim, data.dim)
+    return Hull(basis.copy(), vectors[-1, :heads].copy(), values, sum(map(len, parts)), threshold)
+
+
+def _miss(certificates: RowCertificates, hull: Hull) -> Array:
+    """Return how far each row is from the bottom space, (n,)."""
+    return np.sqrt(np.square(certificates.misses(hull.basis, hull.heights)).sum((1, 2)))
+
+
+def _weigh_again(trust: Array, misses: Array, scale: float) -> Array:
+    return trust / np.square(1 + np.square(misses / max(scale, 1e-14)))

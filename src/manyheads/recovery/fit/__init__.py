@@ -1,0 +1,1 @@
+"""Least-squares fits of a layer: variable projection and Gauss-Newton."""

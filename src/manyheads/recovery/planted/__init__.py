@@ -1,0 +1,1 @@
+"""Planted layers: tasks, hard instances, violated and weakened assumptions."""

@@ -1,0 +1,288 @@
+r"""Extraction of a layer with rotary positions (RoPE).
+
+S0  One-token sequences give c and the sum of the projections. d + 1 calls.
+S1  The count gate at one direction: the heads, and what they read there (`count_gates`). About 25 (m + 1) calls.
+S2  The same net followed to neighbouring directions, without new unknowns: spaces O_i of the values, and
+    W_i = W_S O^+ O_i. (r + few) (2 m + 2) calls.
+S3  Walks through two lists of tokens give all logits of the first offset that its sketches need: 2 d (r + few) / k
+    calls of k tokens. Random sequences give the core of the second offset, and logits of others that they show.
+S4  How heads turn from one offset to the next: every further offset follows. It is believed only if it predicts
+    the logits of all offsets that were read; otherwise every offset up to `offsets` is asked about on its own.
+F5  All weights at once on random sequences, where answers are noisy (`refinement`).
+
+Without biases of queries and keys. The figures of every step stand in the stages of the result.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from manyheads.recovery.layers.rotary import RotaryLayer, Turns
+from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.probes import Probed, probe_until
+from manyheads.recovery.queries.projection_sum import Sums, read_sums
+from manyheads.recovery.queries.refinement import refine_turned
+from manyheads.recovery.queries.rotary import forms
+from manyheads.recovery.queries.rotary.count_gates import ask_counts, find_counted_heads
+from manyheads.recovery.queries.rotary.forms import FormSettings
+from manyheads.recovery.queries.rotary.logits import Ledger, Reader, alternate, plan
+from manyheads.recovery.queries.sigmoid_network import EXACT, Array
+from manyheads.recovery.queries.warm_start import Followed, follow_nets
+from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
+from manyheads.recovery.result.results import Extracted, StageLog
+
+SIZE = 0.9  # standard deviation of the logits that are read: larger ones leave some weights too small
+STEP = 0.3  # length of the step to a neighbouring direction, relative to the direction
+
+FAR = (4, 16, 64, 112)
+"""Offsets that measure the frequencies where answers are noisy: errors of the turn grow with the offset."""
+
+
+def extract_rotary(
+    oracle: Oracle, noise: float, rng: np.random.Generator, settings: FormSettings | None = None
+) -> Extracted:
+    """Extract a causal layer whose queries and keys are turned by their positions."""
+    settings = settings or FormSettings()
+    log = StageLog(oracle)
+    with log.stage("sums") as figures:
+        sums = _read_linear(oracle, noise, rng, figures)
+    with log.stage("values") as figures:
+        values = _split_values(oracle, sums, noise, rng, settings, figures)
+    with log.stage("logits") as figures:
+        reader = Reader(oracle, sums.bias, values.projection)
+        layer: Any = LogitForms(reader, noise, rng, settings, values, sums.bias, np.eye(oracle.dim)).read(figures)
+    layer = refine_turned(oracle, layer, noise, rng, log)
+    longest = layer.offsets if layer.turns is None else None
+    return Extracted(layer, tuple(log.stages), "the tokens, offset by offset", predict=layer, longest=longest)
+
+
+class Values(NamedTuple):
+    """Input and output spaces of the heads: W (m, d, d), their ranks, and a length of tokens at which gates move."""
+
+    projection: Array
+    ranks: list[int]
+    length: float
+
+
+def _read_linear(oracle: Oracle, noise: float, rng: np.random.Generator, figures: dict[str, float]) -> Sums:
+    """Read W_S and c, and refuse a function whose answers to one token are not affine."""
+    sums = read_sums(oracle, oracle.dim)
+    probe = rng.standard_normal((1, 1, oracle.dim))
+    expected = sums.read(probe[0])
+    size = np.linalg.norm(expected - sums.bias) + np.finfo(np.float64).tiny
+    figures["linear"] = rest = float(np.linalg.norm(oracle(probe, read="last") - expected) / size)
+    if rest > max(1e-8, 1e3 * noise):
+        raise NotALayer(
+            "the answer to one token is not linear in it: a normalization in front, or no attention layer",
+            measured=rest,
+            threshold=max(1e-8, 1e3 * noise),
+        )
+    return sums
+
+
+def _split_values(
+    oracle: Oracle,
+    sums: Sums,
+    noise: float,
+    rng: np.random.Generator,
+    settings: FormSettings,
+    figures: dict[str, float],
+) -> Values:
+    """Find the heads, follow them through neighbouring directions, and take their projections out of the sum."""
+    heads = find_counted_heads(oracle, sums.bias, sums.projection, noise, rng)
+    allowed = max(1e-11, 5 * float(heads.net.residual), 30 * noise)
+    bases = [np.linalg.qr(rng.standard_normal((oracle.dim,) * 2))[0] for _ in range(3)]
+    basis = np.concatenate(bases) * np.linalg.norm(heads.direction)
+    floor = max(heads.amplification * max(noise, 1e-15), 1e-12)
+
+    def follow(block: Array) -> Followed:
+        def ask(moves: Array) -> Array:
+            return ask_counts(oracle, sums.bias, heads.gate, heads.direction + moves)
+
+        return follow_nets(heads.gate.net, ask, heads.net, block, step=STEP, allowed=allowed)
+
+    def stack(probed: Probed) -> tuple[Array, list[int]]:
+        rows = np.swapaxes(probed.nets.values * probed.weights[:, :, None], 0, 1)  # (m, probes, d)
+        spectra = [np.linalg.svd(one, compute_uv=False) for one in rows]
+        return rows, [forms.gap_rank(one, max(1e-6, 100 * floor)) for one in spectra]
+
+    more = max(4, settings.extra)
+
+    def wanted(probed: Probed) -> int:
+        return more if max(stack(probed)[1]) > len(probed.moves) - settings.extra else 0
+
+    errors = heads.gate.net, heads.amplification
+    probed = probe_until(heads.net, basis, follow, wanted, first=more, errors=errors)
+    rows, ranks = stack(probed)
+    spare = rows.shape[1] - max(ranks)
+    figures |= {"heads": len(rows), "probes": rows.shape[1], "dropped": probed.dropped}
+    figures["amplification"] = heads.amplification
+    if spare < 2 and max(ranks) < oracle.dim:
+        raise _too_large(ranks, oracle.dim)
+    return share_out(sums, rows, ranks, floor, float(np.median(heads.gate.scales)), figures)
+
+
+def share_out(
+    sums: Sums, rows: Array, ranks: list[int], floor: float, length: float, figures: dict[str, float]
+) -> Values:
+    """Take the projections of the heads out of their sum, from what each reads at probes (m, probes, d)."""
+    if sum(ranks) > len(sums.bias):
+        raise _too_large(ranks, len(sums.bias))
+    spaces = [np.linalg.svd(one, full_matrices=False)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]
+    parts = np.split(sums.projection @ np.linalg.pinv(np.concatenate(spaces)), np.cumsum(ranks)[:-1], axis=1)
+    projection = np.array([part @ space for part, space in zip(parts, spaces, strict=True)])
+    rest = float(np.linalg.norm(projection.sum(0) - sums.projection) / np.linalg.norm(sums.projection))
+    figures |= {"sum_rule": rest, "condition": float(np.linalg.cond(np.concatenate(spaces)))}
+    if rest > max(1e-6, 1e3 * floor):
+        raise FitError("the projections of the heads do not add up to their sum", measured=rest, threshold=1e-6)
+    return Values(projection, ranks, length)
+
+
+def _too_large(ranks: list[int], dim: int) -> RankBudgetError:
+    return RankBudgetError(
+        f"the output spaces of {len(ranks)} heads have ranks {ranks} in dimension {dim}: full-rank or collinear heads, "
+        "or answers too noisy to see the ranks",
+        measured=float(sum(ranks)),
+        threshold=float(dim),
+    )
+
+
+class ReadsLogits(Protocol):
+    """Reader of logits from sequences of tokens[pieces] at positions."""
+
+    def read(self, tokens: Array, pieces: np.ndarray, positions: np.ndarray) -> Ledger:
+        """Ask, and return what the answers show."""
+
+
+@dataclass
+class LogitForms:
+    """Logits of walks and of random sequences of one length of token, and the forms that explain them."""
+
+    reader: ReadsLogits
+    noise: float
+    rng: np.random.Generator
+    settings: FormSettings
+    values: Values
+    bias: Array
+    space: Array  # orthonormal rows (b, d) that span the tokens
+    length: float = 0.0  # of the tokens whose logits are read, relative to root d; 0: chosen by the size of logits
+    repeats: int = 1  # sets of spanning tokens that are asked about
+
+    def read(self, figures: dict[str, float]) -> RotaryLayer:
+        """Read logits, and find the forms of all offsets."""
+        projection, ranks, length = self.values
+        dim, heads, most = len(self.space), len(projection), max(ranks)
+        kept = max(2, int(self.settings.share * min(len(self.bias) / heads, *ranks)))
+        kept -= kept % 2 if kept > 2 else 0
+        exact = self.noise <= EXACT
+        few = min(dim, max(most + self.settings.extra * (1 if exact else 3), kept))
+        reader = self.reader
+        if not self.length:
+            self.length = length
+            figures["size"] = self._shorten(kept)
+        tokens = self._tokens(few), self._basis()
+        walk = reader.read(np.concatenate(tokens), alternate(few, len(tokens[1]), kept), np.arange(1, kept + 1))
+        spaces = self._spaces(walk, *tokens, None if exact else most)
+        needed = int(self.settings.excess * max(space.rank**2 for space in spaces) * kept / (kept - 1)) + 4
+        ledger = Ledger.joined([walk, self._random({0: needed, 2: needed}, kept)])
+        figures.update(tokens=kept, sketches=few, rank=max(space.rank for space in spaces))
+        cores = self._cores(spaces, ledger, [0, 2], figures)
+        found = forms.find_turns(spaces, cores)
+        rest = forms.turned_residual(found, ledger)
+        rest = {offset: rest[offset] for offset in rest if offset != 1}
+        figures["turned"] = max(rest.values())
+        listed = range(self.settings.offsets)
+        if max(rest.values()) < max(1e-5, 1e4 * self.noise):
+            for offset in () if exact else FAR:
+                far = self._random({offset: needed}, kept)
+                more = self._cores(spaces, far, [offset], figures)
+                cores = [known | {offset: core[offset]} for known, core in zip(cores, more, strict=True)]
+                found = forms.refine_turns(spaces, found, cores)
+                figures[f"turned to {offset}"] = forms.turned_residual(found, far)[offset]
+            turns: Turns | None = found
+            cores = [{t: core for t, core in known.items() if t in (0, 1, 2)} for known in cores]
+        else:
+            turns = None
+            others = [t for t in listed if t > 2]
+            ledger = Ledger.joined([ledger, self._random(dict.fromkeys(others, needed), kept)])
+            cores = self._cores(spaces, ledger, [0, *listed[2:]], figures)
+        listing = np.array(
+            [
+                turns.form(t)
+                if turns is not None and t not in cores[0]
+                else [forms.assemble(space, known[t]) for space, known in zip(spaces, cores, strict=True)]
+                for t in listed
+            ]
+        )
+        return RotaryLayer(listing, projection, self.bias, turns)
+
+    def _shorten(self, kept: int) -> float:
+        """Choose the length of tokens at which the logits of the sharpest head have about the size SIZE."""
+        size = 0.0
+        for _ in range(3):
+            pieces = np.arange(4 * kept).reshape(4, kept)
+            logits = self.reader.read(self._tokens(pieces.size), pieces, np.arange(1, kept + 1)).logits
+            size = float(np.median(np.abs(logits), axis=0).max()) / 0.67  # the standard deviation, from the median
+            self.length *= float(np.sqrt(np.clip(SIZE / max(size, 1e-9), 1 / 16, 16)))
+        return size
+
+    def _tokens(self, count: int) -> Array:
+        drawn = self.rng.standard_normal((count, len(self.space))) @ self.space
+        return drawn * (self.length * np.sqrt(len(self.bias)) / np.linalg.norm(drawn, axis=1, keepdims=True))
+
+    def _basis(self) -> Array:
+        size = (len(self.space),) * 2
+        drawn = np.concatenate([np.linalg.qr(self.rng.standard_normal(size))[0] for _ in range(self.repeats)])
+        return drawn @ self.space * (self.length * np.sqrt(len(self.bias)))
+
+    def _random(self, needed: dict[int, int], kept: int) -> Ledger:
+        """Read sequences of random tokens that show at least so many pairs at every offset."""
+        parts = []
+        for positions, count in plan(needed, kept):
+            pieces = np.arange(count * len(positions)).reshape(count, len(positions))
+            parts.append(self.reader.read(self._tokens(pieces.size), pieces, positions))
+        return Ledger.joined(parts)
+
+    def _spaces(self, walk: Ledger, few: Array, fresh: Array, most: int | None) -> list[forms.Spaces]:
+        """Find the form of every head at offset 1 from what a walk shows."""
+        near = walk.offset == 1
+        table = np.full((len(walk.tokens), len(walk.tokens), walk.logits.shape[1]), np.nan)
+        weight = np.zeros_like(table)
+        table[walk.query[near], walk.key[near]] = walk.logits[near]
+        weight[walk.query[near], walk.key[near]] = walk.weights()[near]
+        first = len(few)
+        noise = max(self.noise, 1e-13)
+        return [
+            forms.find_spaces(
+                (table[first:, :first, head], weight[first:, :first, head]),
+                (table[:first, first:, head], weight[:first, first:, head]),
+                (fresh, few),
+                noise,
+                most,
+            )
+            for head in range(walk.logits.shape[1])
+        ]
+
+    def _cores(
+        self, spaces: list[forms.Spaces], ledger: Ledger, offsets: list[int], figures: dict[str, float]
+    ) -> list[dict[int, Array]]:
+        """Find the cores of all heads at some offsets, beside that at offset 1, and record the worst residual."""
+        cores: list[dict[int, Array]] = [{1: space.core} for space in spaces]
+        worst = 0.0
+        for offset in offsets:
+            (queries, keys, logits), weight = ledger.at(offset), ledger.weights(offset)
+            for head, space in enumerate(spaces):
+                own = weight[:, head]
+                cores[head][offset], rest = forms.find_core(space, queries, keys, logits[:, head], own)
+                worst = max(worst, rest)
+        figures["cores"] = worst
+        allowed = max(1e-4, 1e5 * self.noise)
+        if worst > allowed:
+            raise FitError(
+                "the logits of some offset are no form on the spaces of the first one: biases, or a logit that is not "
+                "bilinear",
+                measured=worst,
+                threshold=allowed,
+            )
+        return cores

@@ -1,0 +1,216 @@
+r"""Extraction from a server that takes the rows of a table of embeddings and no other tokens.
+
+One-token sequences show x W_S + c on the table, rows of longer ones show logits of its tokens: everything is affine or
+bilinear in tokens, so that what is found is the layer on the affine span of the table. It is the whole layer if and
+only if the differences of the tokens span the space: the matrix [E, 1] has rank d + 1. This is checked before anything
+is asked (`check_vocabulary`); how far the table is from failing multiplies all errors.
+
+S0  One token: W_S and c from d + 1 tokens that span best; further ones check that answers are affine. d + 9 calls.
+S1  A pair of tokens that shows its heads, by copies alone (`vocabulary.pairs`).
+S2  Triangles with that pair, until the output spaces are exhausted: 4 calls for each token that is tried where the
+    layer is causal, 2 (m + 2) where it is not.
+S3  Projections from W_S and the output spaces (`subspaces`). No calls.
+S4  Sketches of the attention matrices from all rows, relative to a base token, as on the sphere (`sphere.rows`).
+
+Derived here.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import qr
+
+from manyheads.attention import AttentionLayer
+from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.projection_sum import Sums
+from manyheads.recovery.queries.rotary.forms import extend
+from manyheads.recovery.queries.sigmoid_network import EPS, EXACT, Array
+from manyheads.recovery.queries.sphere.rows import SphereRows, read_pairs_of, solve_forms
+from manyheads.recovery.queries.subspaces.head_values import Stacks, find_ranks
+from manyheads.recovery.queries.subspaces.output_spaces import Projections, single_projection, split_projections
+from manyheads.recovery.queries.vocabulary.pairs import Hubs, TablePairs, find_hubs, find_pair_heads, order_triangle
+from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
+from manyheads.recovery.result.results import Extracted, StageLog
+
+CHECKED = 8  # tokens beyond those that determine W_S
+BASES = 6  # tokens that are tried as a base
+BLOCK = 8  # tokens whose triangles are asked about together
+
+
+@dataclass(frozen=True)
+class VocabularySettings:
+    """Settings of the extraction from a vocabulary."""
+
+    extra: int = 4  # differences, and sketch tokens, beyond the rank
+    share: float = 0.6  # distinct tokens of a sequence, relative to the most whose weights can be separated
+
+    @classmethod
+    def accurate(cls) -> "VocabularySettings":
+        """Return settings that spend more calls on better-conditioned readings."""
+        return cls(extra=12, share=0.4)
+
+
+def extract_from_vocabulary(
+    oracle: Oracle, noise: float, rng: np.random.Generator, settings: VocabularySettings | None = None
+) -> Extracted:
+    """Extract a layer from sequences of the tokens of `oracle.limits.vocabulary`."""
+    settings, noise = settings or VocabularySettings(), max(noise, EPS)
+    table = np.asarray(oracle.limits.vocabulary, np.float64)
+    log = StageLog(oracle)
+    with log.stage("sums") as figures:
+        sums, spanning = _read_sums(oracle, table, noise, rng, figures)
+    pairs = TablePairs(oracle, sums, table, noise)
+    with log.stage("pairs") as figures:
+        hubs = find_hubs(pairs, rng)
+        figures |= {"heads": len(hubs.heads.values), "error": hubs.heads.error}
+    if len(hubs.heads.values) == 1:
+        heads = single_projection(sums, noise)
+    else:
+        with log.stage("values") as figures:
+            stacks = _read_stacks(pairs, hubs, rng, settings)
+            figures |= {"triangles": len(stacks.probes), "dropped": stacks.dropped}
+        with log.stage("subspaces") as figures:
+            heads = split_projections(sums, stacks)
+            figures |= heads.figures()
+    with log.stage("rows") as figures:
+        theta, beta = _read_forms(oracle, sums, heads, table, spanning, noise, rng, settings, figures)
+    layer = AttentionLayer(theta, heads.projection, beta, sums.bias, causal=oracle.causal)
+    return Extracted(
+        layer, tuple(log.stages), f"the {len(table)} tokens of the vocabulary, and all others by linearity"
+    )
+
+
+def _read_sums(
+    oracle: Oracle, table: Array, noise: float, rng: np.random.Generator, figures: dict[str, float]
+) -> tuple[Sums, np.ndarray]:
+    """Read W_S and c from tokens that span best; return them too."""
+    dim = table.shape[1]
+    order = qr(extend(table / np.sqrt(np.mean(table**2))).T, pivoting=True, mode="r")[1]
+    spanning, others = order[: dim + 1], order[dim + 1 :]
+    others = rng.choice(others, min(CHECKED, len(others)), replace=False)
+    answers = oracle(table[np.concatenate([spanning, others])][:, None])
+    solved = np.linalg.lstsq(extend(table[spanning]), answers[: dim + 1], rcond=None)[0]
+    sums = Sums(solved[:-1], solved[-1])
+    figures["condition"] = condition = float(np.linalg.cond(extend(table[spanning])))
+    moved = answers[: dim + 1] - answers[: dim + 1].mean(0)
+    size = np.linalg.norm(moved) / np.sqrt(len(moved)) + np.finfo(float).tiny
+    rest = np.linalg.norm(sums.read(table[others]) - answers[dim + 1 :], axis=1)
+    figures["affine"] = affine = float(rest.max(initial=0.0) / size)
+    allowed = max(1e-8, 1e3 * noise * condition)
+    if affine > allowed:
+        raise NotALayer(
+            "answers to one token are not affine in it: this is no attention layer, or its vocabulary is another",
+            measured=affine,
+            threshold=allowed,
+        )
+    return sums, spanning
+
+
+def _read_stacks(pairs: TablePairs, hubs: Hubs, rng: np.random.Generator, settings: VocabularySettings) -> Stacks:
+    """Read triangles with the hubs until the output spaces are exhausted."""
+    table, count = pairs.table, len(hubs.heads.values)
+    dim = table.shape[1]
+    order = [int(one) for one in rng.permutation(len(table)) if one not in (hubs.first, hubs.second)]
+    probes = [table[hubs.first] - table[hubs.second]]
+    values, errors, dropped, wanted = [hubs.heads.values], [hubs.heads.error], 0, 0
+    for start in range(0, len(order), BLOCK):
+        block = np.array(order[start : start + BLOCK])
+        tokens = table[block]
+        # first -> second -> token, and first -> token
+        far = pairs.respond(np.repeat(table[[hubs.second]], len(block), axis=0), tokens, count)
+        whole = pairs.respond(np.repeat(table[[hubs.first]], len(block), axis=0), tokens, count)
+        for token, there, here in zip(tokens, far, whole, strict=True):
+            second, third = find_pair_heads(pairs, there, count), find_pair_heads(pairs, here, count)
+            ordered = None
+            if second is not None and third is not None:
+                ordered = order_triangle(hubs.heads.values, second.values, third.values)
+            if ordered is None or second is None or third is None:
+                dropped += 1
+                continue
+            better = second.error < third.error
+            probes.append((table[hubs.second] if better else table[hubs.first]) - token)
+            values.append(ordered[0] if better else ordered[1])
+            errors.append(min(second.error, third.error))
+        # Rows of larger errors count less, and none more than the best.
+        weight = np.median(errors) / np.maximum(errors, np.median(errors))
+        rows = np.array(probes) * weight[:, None]
+        stacked = np.swapaxes(np.array(values), 0, 1) * weight[:, None]
+        levels = np.full(count, float(np.median(errors)))
+        ranks = find_ranks(stacked, levels) if len(rows) > 3 else None
+        stacks = Stacks(rows, stacked, levels, ranks, dropped, 0)
+        if ranks is not None and ranks.sum() <= dim:
+            wanted = int(ranks.max()) + settings.extra
+            if len(rows) >= wanted:
+                return stacks
+        if len(rows) >= dim + settings.extra:
+            return stacks
+    raise RankBudgetError(
+        f"{len(probes)} of {len(table)} tokens show their heads in triangles, too few for the output spaces of {count} "
+        "heads: a larger vocabulary is needed, or one of shorter tokens",
+        measured=float(len(probes)),
+        threshold=float(max(wanted, dim)),
+    )
+
+
+def _read_forms(
+    oracle: Oracle,
+    sums: Sums,
+    heads: Projections,
+    table: Array,
+    spanning: np.ndarray,
+    noise: float,
+    rng: np.random.Generator,
+    settings: VocabularySettings,
+    figures: dict[str, float],
+) -> tuple[Array, Array]:
+    """Read all logits of the spanning tokens with a few others, more of them where a rank asks for it."""
+    dim, most = table.shape[1], max(int(heads.ranks.max()), 1)
+    size = max(2, int(settings.share * min(dim / len(heads.ranks), *np.maximum(heads.ranks, 1))))
+    size = int(min(size, max(2, np.floor((oracle.longest - 1) / 1.5))))
+    fresh, others = table[spanning], np.delete(table, spanning, axis=0)
+    rows, others = _choose_base(oracle, sums, heads, others, size, rng, figures)
+    few = min(dim, most + settings.extra, len(others))
+    while True:
+        sketch = others[rng.choice(len(others), few, replace=False)]
+        seen = read_pairs_of(rows, sketch, fresh, size)
+        try:
+            theta, beta, found = solve_forms(rows, seen, max(1e-6, 100 * noise), None if noise <= EXACT else most)
+        except RankBudgetError:
+            if few >= min(dim, len(others)):
+                raise
+            few = min(dim, len(others), 2 * few)
+            continue
+        figures |= {"tokens": size, "least": seen.least, "sketches": few, "rank": max(found)}
+        return theta, beta
+
+
+def _choose_base(
+    oracle: Oracle,
+    sums: Sums,
+    heads: Projections,
+    table: Array,
+    size: int,
+    rng: np.random.Generator,
+    figures: dict[str, float],
+) -> tuple[SphereRows, Array]:
+    """Return the rows of the base token whose pilots have the largest of all smallest weights, and the other tokens."""
+    best: tuple[float, SphereRows, int] | None = None
+    for place in rng.choice(len(table), min(BASES, len(table)), replace=False):
+        base = table[place]
+        rows = SphereRows(oracle, sums, heads.projection, np.eye(table.shape[1]), base, oracle.causal)
+        rest = np.delete(table, place, axis=0)
+        pilot = np.stack([rest[rng.choice(len(rest), size, replace=False)] for _ in range(3)])
+        x = np.concatenate([np.repeat(base[None, None], 3, axis=0), pilot], axis=1)
+        least = rows.read(x, size, np.arange(1, size + 1), np.ones(size), rows.answers(x))[1]
+        if best is None or least > best[0]:
+            best = least, rows, int(place)
+    assert best is not None
+    figures["pilot"] = best[0]
+    if not best[0] > 0:
+        raise FitError(
+            "rows gave attention weights below zero: what the heads read is not known well enough, or attention is so "
+            "sharp on these tokens that weights are lost in the rounding",
+            measured=best[0],
+            threshold=0.0,
+        )
+    return best[1], np.delete(table, best[2], axis=0)

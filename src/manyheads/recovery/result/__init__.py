@@ -1,0 +1,1 @@
+"""Results of a recovery: certificate, accuracy of heads, pictures."""

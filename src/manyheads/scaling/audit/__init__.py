@@ -1,0 +1,1 @@
+"""Audit of the hyperparameters and the init of every parameter of a model."""

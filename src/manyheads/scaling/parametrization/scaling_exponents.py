@@ -1,0 +1,237 @@
+r"""Scaling exponents of every class of weights in N, H, L: initial std, prescribed update, size of the gradient.
+
+One table serves all optimizers. A class has three sizes, entry by entry and in *effective form*, that is for the
+weight that the forward pass multiplies by (no multiplier beside it):
+
+* its initial std;
+* the update that training should give it in unit time, so that what it computes moves by an amount of order one (of
+  order :math:`L^{-1}` of the stream in each block);
+* the size of its gradient.
+
+Adam divides the gradient by its size, so its learning rate *is* the update and its epsilon goes with the gradient; the
+rate of gradient descent is update over gradient; Muon's, of the matrices in the blocks, follows from the sides of what
+it orthogonalizes (`muon`), and the other weights are AdamW's. With the read-out :math:`f = w \cdot h/(\gamma_0 d)`,
+the backward signal on the stream is of size :math:`1/(\gamma_0 d)` in each entry, a branch multiplies it by
+:math:`L^{-\alpha_L}`, and the softmax logits :math:`N^{-\alpha_A} q\cdot k` let the queries see
+:math:`N^{1-\alpha_A}` of it, because the gradient of an attention weight sums N aligned products :math:`e \cdot v`.
+
+The stream's width D may differ from M = N H: what reads the stream has the fan-in D, :math:`W_O` has M, the second
+matrix of the MLP F. A backward signal on a value is then :math:`(DM)^{-1/2}/\gamma_0` at the start and
+:math:`1/(M\gamma_0)` once aligned; epsilon takes the first, which is exact while M/D stays.
+
+Source: Bordelon, Chaudhry, Pehlevan, "Infinite limits of multi-head transformer dynamics" (2024), Table 1, gives the
+rates and multipliers of SGD and Adam; the factorization into update and gradient, the biases, the gains, epsilon and
+weight decay are derived here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+from manyheads.scaling.parametrization.muon import LATENT_BLOCKS, MUON_ROLES, Muon
+from manyheads.scaling.parametrization.power_laws import (
+    HIDDEN_WIDTH,
+    KEY_VALUE_RANK,
+    KEYS,
+    ONE,
+    QUERIES,
+    QUERY_RANK,
+    WIDTH,
+    Power,
+)
+
+Scheme = Literal["limits", "mup", "standard"]
+Optimizer = Literal["adam", "sgd", "muon"]
+
+SCHEMES: tuple[str, ...] = get_args(Scheme)
+OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
+
+
+class ScalingExponents(NamedTuple):
+    """Scaling exponents of one class of weights, in effective form."""
+
+    initial: Power
+    learning_rate: Power
+    epsilon: Power  # Adam's or Muon's; gradient descent has none
+    rule: str = "adam"  # what steps the class: "adam", "sgd" or "muon"
+
+
+class ClassScales(NamedTuple):
+    """A class under the consistent scaling, in effective form."""
+
+    initial: Power
+    update: Power
+    gradient: Power
+
+
+def consistent_scales(logit_exponent: float, depth_exponent: float) -> dict[str, ClassScales]:
+    """Return the sizes of every role at logit exponent alpha_A and depth exponent alpha_L.
+
+    Examples
+    --------
+    >>> sizes = consistent_scales(0.5, 1.0)["query"]
+    >>> print(sizes.initial, "|", sizes.update, "|", sizes.gradient)
+    D^-1/2 | N^-1/2 D^-1 | H^-1/2 D^-1/2 L^-1 γ^-1
+    """
+    stream = WIDTH**-1 * Power(richness=-1)  # the backward signal on an entry of the residual stream
+    moves = Power(depth=depth_exponent - 1)  # a block's share of the update, before the branch multiplier
+    inside = Power(depth=-depth_exponent) * stream  # the backward signal on an entry inside a branch
+    logit_moves = moves * Power(key_dim=logit_exponent - 1)
+    logit_inside = inside * Power(key_dim=1 - logit_exponent)
+    at_heads = (WIDTH / QUERIES) ** 0.5  # beside the stream's: the signal on an entry of a head's outputs
+    shared = (QUERIES / KEYS) ** 0.5  # H/K query heads drive one key and value
+
+    def reads(update: Power, gradient: Power) -> ClassScales:
+        return ClassScales(WIDTH**-0.5, update / WIDTH, gradient)
+
+    return {
+        "embedding": ClassScales(ONE, ONE, stream),
+        "positional": ClassScales(ONE, ONE, stream),
+        "query": reads(logit_moves, logit_inside * at_heads),
+        "key": reads(logit_moves, logit_inside * at_heads * shared),
+        "value": reads(moves, inside * at_heads * shared),
+        "output": ClassScales(QUERIES**-0.5, moves / QUERIES, inside),
+        "mlp_in": reads(moves, inside * (WIDTH / HIDDEN_WIDTH) ** 0.5),
+        "mlp_out": ClassScales(HIDDEN_WIDTH**-0.5, moves / HIDDEN_WIDTH, inside),
+        "norm": ClassScales(ONE, moves, inside),
+        "logit_bias": ClassScales(ONE, logit_moves, logit_inside),
+        "bias": ClassScales(ONE, moves, inside),
+        "final_norm": ClassScales(ONE, ONE, stream),
+        "unembedding": ClassScales(WIDTH**-1 * Power(richness=-1), WIDTH**-1 * Power(richness=-1), ONE),
+        "unembedding_bias": ClassScales(ONE, Power(richness=-1), ONE),
+    }
+
+
+def foreign_scales(depth_exponent: float, logit_exponent: float = 1.0) -> dict[str, ClassScales]:
+    r"""Return the sizes of roles that the library's transformer does not have.
+
+    A router reads d inputs, starts and moves as values do; its gradient is at the start a sum of d independent products
+    of backward signal and an expert's output. A sink is a logit and moves by what a gain in a block moves; its gradient
+    is, as that of an attention weight, a sum of N aligned products.
+
+    Latent attention (MLA) factors the queries, and the keys and values, through a norm: :math:`W^U c` with the latent
+    :math:`c = \mathrm{norm}(W^D x)` of R entries. The norm makes a motion of :math:`W^D x` relative to its size, so
+    that :math:`W^D` starts and moves as values do; :math:`W^U` reads R entries of size one. What moves the latent of
+    the queries by :math:`\delta` moves a logit by between :math:`N^{1/2-\alpha_A} \delta`, at a fixed rank, where
+    :math:`W^{U\top} k` is a sum of N random terms, and :math:`N^{1-\alpha_A} \delta`, at a rank in proportion to N H:
+    by :math:`\delta` at exponent 1 and wherever N stays, at any rank. `parameter_targets` refuses the rest. The
+    gradient of a latent is at the start a sum of N H independent products with entries :math:`R^{-1/2}`.
+
+    Examples
+    --------
+    >>> sizes = foreign_scales(1.0)
+    >>> print(sizes["router"].update, "|", sizes["sink"].update, "|", sizes["sink"].gradient.plain())
+    D^-1 | 1 | H^-1 L^-1 γ^-1
+    """
+    moves = Power(depth=depth_exponent - 1)
+    inside = Power(depth=-depth_exponent) * WIDTH**-1 * Power(richness=-1)
+    at_heads = (WIDTH / QUERIES) ** 0.5
+    logits = Power(key_dim=1 - logit_exponent)
+
+    def factor(rank: Power, down: Power, up: Power) -> tuple[ClassScales, ClassScales]:
+        summed = (QUERIES / rank) ** 0.5
+        return ClassScales(WIDTH**-0.5, moves / WIDTH, down * summed), ClassScales(rank**-0.5, moves / rank * up, down)
+
+    value = inside * at_heads
+    query_down, query_up = factor(QUERY_RANK, value * logits, logits**-1)
+    key_value_down, key_value_up = factor(KEY_VALUE_RANK, value, ONE)
+    return {
+        "query_down": query_down,
+        "query_up": query_up,
+        "key_value_down": key_value_down,
+        "key_value_up": key_value_up,
+        "router": ClassScales(WIDTH**-0.5, moves / WIDTH, inside * WIDTH**0.5),
+        "sink": ClassScales(ONE, moves, inside * at_heads * Power(key_dim=1)),
+    }
+
+
+def foreign_exponents(
+    scheme: Scheme, optimizer: Optimizer, logit_exponent: float, depth_exponent: float, muon: Muon | None = None
+) -> dict[str, ScalingExponents]:
+    """Return the laws of roles that the library's transformer does not have; Muon steps the factors of latents."""
+    sizes = foreign_scales(*((1.0, 1.0) if scheme == "mup" else (depth_exponent, logit_exponent)))
+    found = {}
+    for role, each in sizes.items():
+        rule = "adam" if optimizer == "muon" and role not in LATENT_BLOCKS else optimizer
+        if scheme == "standard":
+            found[role] = ScalingExponents(each.initial, ONE, ONE, rule)
+        elif rule != "muon":
+            found[role] = _law(each, rule, alone=scheme == "mup")
+        else:
+            found[role] = _muon_law(role, each, muon or Muon(), logit_exponent, depth_exponent, scheme == "mup")
+    return found
+
+
+def _law(sizes: ClassScales, rule: str, alone: bool) -> ScalingExponents:
+    """Return the law of a class under Adam or gradient descent; of width alone, if asked."""
+    initial, update, gradient = sizes
+    learning_rate = Power(richness=1) * update / gradient if rule == "sgd" else update
+    if alone:
+        return ScalingExponents(initial.without_depth(), learning_rate.without_depth(), ONE, rule)
+    return ScalingExponents(initial, learning_rate, ONE if rule == "sgd" else gradient, rule)
+
+
+def standard_initial() -> dict[str, Power]:
+    """Return the usual initial stds: one over the square root of the fan-in, gains one."""
+    fan_in = {"output": QUERIES, "mlp_out": HIDDEN_WIDTH}
+    return {
+        role: ONE if sizes.initial == ONE else fan_in.get(role, WIDTH) ** -0.5
+        for role, sizes in consistent_scales(1.0, 1.0).items()
+    }
+
+
+def scaling_exponents(
+    scheme: Scheme, optimizer: Optimizer, logit_exponent: float, depth_exponent: float, muon: Muon | None = None
+) -> dict[str, ScalingExponents]:
+    """Return the laws of all roles.
+
+    Parameters
+    ----------
+    scheme
+        `"limits"`: the consistent scaling in N, H and L. `"mup"`: the same with width d = N H alone and plain rates
+        for queries and keys, which is right for logit exponent 1 only; epsilon is not rescaled, as in Yang et al.
+        (2022). `"standard"`: fan-in stds, one rate and one epsilon for all.
+    optimizer
+        `"adam"`, `"sgd"`, or `"muon"` for the matrices in the blocks with Adam for the rest.
+    muon
+        The variant of Muon. Its rows are those before the shape factor, which is no power of one size; the other
+        schemes leave the rate of its groups alone, as recipes do that trust the shape factor.
+    logit_exponent, depth_exponent
+        alpha_A and alpha_L; the other schemes ignore them.
+
+    Examples
+    --------
+    >>> print(scaling_exponents("limits", "sgd", 0.5, 1.0)["query"].learning_rate.plain())
+    N^-1 L γ^2
+    >>> print(scaling_exponents("mup", "adam", 1.0, 1.0)["value"].learning_rate)
+    D^-1
+    """
+    rules: dict[str, str] = dict.fromkeys(standard_initial(), "adam" if optimizer == "muon" else optimizer)
+    if optimizer == "muon":
+        rules |= dict.fromkeys(MUON_ROLES, "muon")
+    if scheme == "standard":
+        return {role: ScalingExponents(start, ONE, ONE, rules[role]) for role, start in standard_initial().items()}
+    alone = scheme == "mup"
+    sizes = consistent_scales(1.0, 1.0) if alone else consistent_scales(logit_exponent, depth_exponent)
+    found = {}
+    for role, each in sizes.items():
+        if rules[role] != "muon":
+            found[role] = _law(each, rules[role], alone)
+        else:
+            found[role] = _muon_law(role, each, muon or Muon(), logit_exponent, depth_exponent, alone)
+    return found
+
+
+def _muon_law(
+    role: str, sizes: ClassScales, muon: Muon, logit_exponent: float, depth_exponent: float, alone: bool
+) -> ScalingExponents:
+    """Return the law of a matrix under Muon, before the shape factor; of width alone, if asked.
+
+    Epsilon is held against the Frobenius norm of the gradient, its entry times the root of the number of entries.
+    """
+    if alone:
+        return ScalingExponents(sizes.initial.without_depth(), ONE, ONE, "muon")
+    block = muon.block(role)
+    queries = Power(key_dim=logit_exponent - 1) if role in ("query", "key", "query_up") else ONE
+    learning_rate = block.learning_rate * queries * Power(depth=depth_exponent - 1)
+    return ScalingExponents(sizes.initial, learning_rate, sizes.gradient * (block.rows * block.cols) ** 0.5, "muon")

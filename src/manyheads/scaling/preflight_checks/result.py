@@ -1,0 +1,256 @@
+"""Result of a preflight: growths of updates, forward factors, settings, learning-rate transfer, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from manyheads._overview import Overview, Shown
+from manyheads.scaling.audit.findings import UNJUDGED, Audit
+from manyheads.scaling.axes import LETTERS, Axis
+from manyheads.scaling.checks.coordinate_check import Growth
+from manyheads.scaling.checks.transfer_check import TransferCheck
+from manyheads.scaling.preflight_checks.training import Membership
+from manyheads.statistics.verdicts import Outcome
+from manyheads.transformer.shape import Shape
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+OPEN = ("not decided", "not audited", "does not move")
+"""Words that mark a note on an open question."""
+State = Literal["unchanged", "applied", "folded", "both", "neither", "other", "unknown"]
+SAID = {
+    "unchanged": "that of the base",
+    "applied": "applied in the forward pass",
+    "folded": "folded into weights",
+    "both": "applied in the forward pass and folded into weights",
+    "neither": "neither applied in the forward pass nor folded into weights",
+    "other": "neither the prescribed number nor the usual one",
+}
+
+
+@dataclass(frozen=True)
+class FactorUse:
+    """One factor that the parametrization asks of the forward pass, at one shape, as it was measured.
+
+    Attributes
+    ----------
+    wanted
+        The factor, relative to the base and to what a usual model multiplies.
+    forward, weights
+        What the forward pass multiplies, measured by function, and by what the weights behind it start, both relative
+        to the base and to what they would have without the factor; None where it could not be measured.
+    """
+
+    name: str  # logit, branch, output or embedding
+    axis: Axis
+    shape: Shape
+    wanted: float
+    forward: float | None
+    weights: float | None
+    state: State
+    reason: str = ""  # why it is not known
+
+    @property
+    def right(self) -> bool:
+        """Whether the factor acts once, or cannot be told."""
+        return self.state in ("unchanged", "applied", "folded", "unknown")
+
+    def sentence(self) -> str:
+        """Say it for people."""
+        sizes = f"(N, H, L) = ({self.shape.key_dim}, {self.shape.heads}, {self.shape.depth})"
+        asked = f"the {self.name} factor {self.wanted:.4g} at {sizes}"
+        if self.state == "unknown":
+            return f"{asked} could not be measured: {self.reason}"
+        behind = "" if self.weights is None else f", weights start at {self.weights:.4g} times what they would"
+        said = "not that of the base" if self.wanted == 1 and self.state == "other" else SAID[self.state]
+        return f"{asked} is {said}: the forward pass multiplies by {self.forward:.4g}{behind}"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a preflight took."""
+
+    trainings: int
+    steps: int
+    cpu_seconds: float
+    seconds: float
+
+    def sentence(self) -> str:
+        """Say it for people."""
+        return f"{self.trainings} trainings, {self.steps:,} steps, {self.cpu_seconds:.0f} CPU s, {self.seconds:.0f} s"
+
+
+@dataclass(frozen=True, repr=False)
+class Preflight(Shown):
+    """All that a preflight measured, and what it judged.
+
+    Attributes
+    ----------
+    growths
+        One for every module and axis, layers joined. Not judged, they are held against a flat one.
+    judged
+        Whether a parametrization was given: without one nothing is called wrong but what no optimizer steps.
+    audits
+        Axis → audit of the largest shape on it.
+    """
+
+    growths: tuple[Growth, ...]
+    judged: bool
+    membership: Membership
+    factors: tuple[FactorUse, ...]
+    audits: Mapping[Axis, Audit]
+    transfers: tuple[TransferCheck, ...]
+    notes: tuple[str, ...]
+    cost: Cost
+
+    @property
+    def broken(self) -> tuple[Growth, ...]:
+        """Growths that certainly differ from the prescribed ones, or without a parametrization from flat ones."""
+        return tuple(each for each in self.growths if each.outcome == "refuted")
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong; `outcome` tells whether all is decided."""
+        return not any(
+            (
+                self.membership.sentences(),
+                self.judged and self.broken,
+                any(each.fit is None for each in self.growths),
+                [each for each in self.factors if not each.right],
+                [each for each in self.audits.values() if not each.passed],
+                [each for each in self.transfers if each.outcome == "refuted"],
+            )
+        )
+
+    @property
+    def outcome(self) -> Outcome:
+        """All of it: refuted when something is wrong, inconclusive when something is open or could not be judged."""
+        return "refuted" if not self.passed else "inconclusive" if self.undecided() else "holds"
+
+    def undecided(self) -> list[str]:
+        """Return findings that are neither right nor wrong, one sentence each."""
+        said = [each.sentence() for each in self.factors if each.state == "unknown"]
+        said += [each.sentence() for each in self.growths if each.outcome == "inconclusive"]
+        said += [each.sentence() for each in self.transfers if each.outcome == "inconclusive"]
+        return said + [note for note in self.notes if any(words in note for words in (UNJUDGED, *OPEN))]
+
+    def faults(self) -> list[str]:
+        """Return what is wrong, one sentence each."""
+        said = self.membership.sentences()
+        said += [each.sentence() for each in self.factors if not each.right]
+        if self.judged:
+            said += [each.sentence() for each in self.broken]
+        said += list(dict.fromkeys(each.sentence() for each in self.growths if each.fit is None and not self.judged))
+        for axis, audit in self.audits.items():
+            said += [f"largest {LETTERS[axis]}: {line}" for line in audit.sentences()]
+        return said + [
+            f"the learning rate along {LETTERS[each.axis]} {each.sentence()}"
+            for each in self.transfers
+            if each.outcome == "refuted"
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, for JSON."""
+        growths = []
+        for each in self.growths:
+            fit = each.fit
+            numbers = (
+                None if fit is None else {"exponent": fit.exponent, "low": fit.interval.low, "high": fit.interval.high}
+            )
+            growths.append(
+                {"module": each.module, "axis": each.axis, "step": each.step, "fit": numbers}
+                | {"least": each.least, "required": each.required, "tolerance": each.tolerance}
+                | {"outcome": each.outcome if self.judged else None, "sentence": say(each, self.judged)}
+            )
+        transfers = [
+            {"axis": each.axis, "sizes": list(each.sizes), "best_rate_factors": each.learning_rates.tolist()}
+            | {"outcome": each.outcome, "sentence": each.sentence()}
+            for each in self.transfers
+        ]
+        return {
+            "passed": self.passed,
+            "outcome": self.outcome if self.judged else None,
+            "undecided": self.undecided() if self.judged else [],
+            "judged": self.judged,
+            "faults": self.faults(),
+            "growths": growths,
+            "factors": [asdict(each) | {"sentence": each.sentence()} for each in self.factors],
+            "optimizer": asdict(self.membership),
+            "audits": {axis: audit.as_dict() for axis, audit in self.audits.items()},
+            "transfers": transfers,
+            "notes": list(self.notes),
+            "cost": asdict(self.cost),
+        }
+
+    def __str__(self) -> str:
+        """Lay out everything, what is wrong first."""
+        faults = self.faults()
+        lines = [self._headline(), *(f"  WRONG  {each}" for each in faults)]
+        lines.append("updates along each axis:" if self.judged else "updates along each axis, beside a flat one:")
+        lines += [f"  {say(each, self.judged)}" for each in sorted(self.growths, key=_worst_first)]
+        lines += [f"factor: {each.sentence()}" for each in self.factors if each.right]
+        lines += [f"learning rate along {LETTERS[each.axis]}: {each.sentence()}" for each in self.transfers]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes), f"took {self.cost.sentence()}"])
+
+    def plot(self) -> Figure:
+        """Draw the fitted exponents with their intervals over the range that was asked for."""
+        from manyheads.study.reporting.charts import Estimate, draw_intervals
+
+        rows = [
+            Estimate(
+                f"{each.module}, {LETTERS[each.axis]}",
+                each.fit.exponent,
+                (each.fit.interval.low, each.fit.interval.high),
+                (each.least - each.tolerance, each.required + each.tolerance),
+            )
+            for each in self.growths
+            if each.fit is not None
+        ]
+        return draw_intervals(f"Preflight: {self._headline()}", "exponent of the size in the update", rows)
+
+    def _headline(self) -> str:
+        if not self.judged:
+            changed = f"{len(self.broken)} of {len(self.growths)} updates change with the size"
+            number = len(self.faults())
+            return f"{changed}, not judged" + (f"; {number} fault{'s' * (number > 1)}" if number else "")
+        word = {"holds": "passed", "refuted": "failed", "inconclusive": "nothing wrong, not all decided"}[self.outcome]
+        counts = f"{len(self.growths)} updates, {len(self.faults())} wrong"
+        return f"{word}: {counts}" + (f", {len(found)} undecided" if (found := self.undecided()) else "")
+
+    def _overview(self) -> Overview:
+        rows = []
+        for each in sorted(self.growths, key=_worst_first):
+            fit = each.fit
+            found = (None,) * 3 if fit is None else (fit.exponent, fit.interval.low, fit.interval.high)
+            outcome = each.outcome if self.judged else describe(each)
+            rows.append((each.module, LETTERS[each.axis], outcome, *found, each.least, each.required))
+        columns = ("update_of", "axis", "outcome", "exponent", "low", "high", "least", "required")
+        said = tuple(self.faults()) + tuple(each.sentence() for each in self.transfers) + self.notes
+        return Overview(f"Preflight {self._headline()}", columns, rows, (*said, self.cost.sentence()))
+
+
+def describe(growth: Growth) -> str:
+    """Say how an update changes with the size, where nothing is prescribed."""
+    if growth.fit is None:
+        return "diverges"
+    if growth.outcome == "holds":
+        return "flat"
+    if growth.outcome == "inconclusive":
+        return "undecided"
+    return "grows" if growth.fit.exponent > growth.required else "vanishes"
+
+
+def say(growth: Growth, judged: bool) -> str:
+    """Say one growth for people."""
+    if judged or growth.fit is None:
+        return growth.sentence()
+    fit, letter = growth.fit, LETTERS[growth.axis]
+    found = f"{growth.module}: {letter}^{fit.exponent:.2f} [{fit.interval.low:.2f}, {fit.interval.high:.2f}]"
+    return f"{found} after {growth.step} steps: {describe(growth)}"
+
+
+def _worst_first(growth: Growth) -> tuple[int, str]:
+    return ("refuted", "inconclusive", "holds").index(growth.outcome), growth.axis

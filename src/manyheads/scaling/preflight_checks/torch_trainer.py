@@ -1,0 +1,271 @@
+r"""Runs of a PyTorch training: how far weights and modules have moved what they compute on the first batch.
+
+*By weights* is the RMS of :math:`f_{W_t}(x_t) - f_{W_0}(x_t)` of a module with weights at its present input, for a
+matrix :math:`(W_t - W_0)\,x`. The *stream* is the output of the last block of a list of blocks, the *outputs* those of
+the model; of both it is the change since the start that counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from manyheads._extras import require
+from manyheads.errors import UsageError
+from manyheads.models.torch.model import unwrap
+from manyheads.scaling.preflight_checks.training import (
+    OUTPUTS,
+    STREAM,
+    Measured,
+    Membership,
+    Training,
+    Update,
+    join_layers,
+    join_updates,
+)
+from manyheads.scaling.torch.optimizer_groups import find_optimizer
+
+RATE_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")
+
+
+class TorchTrainer:
+    """A PyTorch training."""
+
+    def __init__(self, training: Training) -> None:
+        self.torch, self.training = require("torch"), training
+        self.model = unwrap(training.model)
+        given = training.optimizer
+        self.optimizers, self.schedules = [], []
+        for part in given if isinstance(given, list | tuple) else [given]:
+            optimizer, schedules = find_optimizer(part)
+            if not isinstance(optimizer, self.torch.optim.Optimizer):
+                raise UsageError(
+                    f"{type(part).__name__} is no torch optimizer: preflight makes steps, so give the optimizer, a "
+                    "schedule over it, or a list of them"
+                )
+            self.optimizers.append(optimizer)
+            self.schedules += [(part, schedules)] if schedules else []
+        self.example: Any = None
+
+    def weights(self) -> int:
+        """Count the trained numbers."""
+        return sum(tensor.numel() for tensor in self.model.parameters() if tensor.requires_grad)
+
+    def measure(self, steps: int) -> Measured:
+        """Train, and measure how far modules and weights have moved on the first batch."""
+        torch = self.torch
+        start = {name: tensor.detach().clone() for name, tensor in self.model.named_parameters(remove_duplicate=False)}
+        batch = self.training.batch(0)
+        before: dict[str, Any] = {}
+        after: dict[str, Any] = {}
+        with self._watched(self._watch_outputs(before)):
+            self._forward(batch)
+        losses = self.losses(steps, 1.0)
+        rows: dict[str, list[Update]] = {}
+        with self._watched([*self._watch_weights(start, rows), *self._watch_outputs(after)]):
+            self._forward(batch)
+        for name, tensor in after.items():
+            rows[name] = [Update(_rms(tensor - before[name]))]
+        own = {id(t) for module in self._computing() for t in module.parameters(recurse=False)}
+        for name, tensor in self.model.named_parameters():
+            if id(tensor) not in own and tensor.requires_grad:
+                rows.setdefault(join_layers(name), []).append(Update(_rms(_whole(tensor) - start[name])))
+        if not all(torch.isfinite(torch.tensor(losses))):
+            rows = {name: [Update(math.inf)] for name in rows}
+        return Measured(join_updates(rows), losses)
+
+    def losses(self, steps: int, factor: float) -> list[float]:
+        """Train at all learning rates times a factor; a training that is not finite any more ends there."""
+        self._scale_rates(factor)
+        self.model.train()
+        found = []
+        for step in range(steps):
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
+            loss = self._loss(self.training.batch(step))
+            found.append(float(loss.detach()))
+            if not math.isfinite(found[-1]):
+                return found + [math.inf] * (steps - len(found))
+            loss.backward()
+            for optimizer in self.optimizers:
+                optimizer.step()
+            for schedule, _ in self.schedules:
+                schedule.step(*([found[-1]] if type(schedule).__name__ == "ReduceLROnPlateau" else []))
+        return found
+
+    def roles_known(self) -> bool:
+        """Whether every parameter's part is given, or can be read off a configuration."""
+        return self.training.roles is not None or hasattr(getattr(self.model, "config", None), "to_dict")
+
+    def membership(self) -> Membership:
+        """Return the trained parameters that are in no group, or in two."""
+        held = [id(t) for optimizer in self.optimizers for group in optimizer.param_groups for t in group["params"]]
+        trained = {name: id(tensor) for name, tensor in self.model.named_parameters() if tensor.requires_grad}
+        missing = dict.fromkeys(join_layers(name) for name, key in trained.items() if key not in held)
+        doubled = dict.fromkeys(join_layers(name) for name, key in trained.items() if held.count(key) > 1)
+        return Membership(tuple(missing), tuple(doubled))
+
+    def look(self) -> None:
+        """Run the first batch once, to see how the model is called."""
+        self._forward(self.training.batch(0))
+
+    # Losses
+
+    def _loss(self, batch: Any) -> Any:
+        if self.training.loss is not None:
+            loss = self.training.loss(self.training.model, batch)
+        else:
+            model = self.training.model
+            if isinstance(batch, Mapping):
+                result = model(**batch)
+            else:
+                result = model(*batch) if isinstance(batch, tuple | list) else model(batch)
+            loss = _find_loss(self.torch, result)
+        if not isinstance(loss, self.torch.Tensor) or loss.numel() != 1:
+            raise UsageError(
+                f"the loss is {type(loss).__name__}: expected one number; return a loss(model, batch) as the fourth "
+                "value, or let the model return its loss"
+            )
+        return loss.reshape(())
+
+    def _forward(self, batch: Any) -> None:
+        """Run the first batch without dropout and gradients, and remember how the model was called."""
+        modes = {module: module.training for module in self.model.modules()}
+
+        def see(module: Any, arguments: Any, named: Any) -> None:
+            self.example = dict(named) if named and not arguments else tuple(arguments)
+
+        handle = self.model.register_forward_pre_hook(see, with_kwargs=True)
+        try:
+            self.model.eval()
+            with self.torch.no_grad():
+                self._loss(batch)
+        finally:
+            handle.remove()
+            for module, mode in modes.items():
+                module.training = mode
+
+    def _scale_rates(self, factor: float) -> None:
+        """Multiply all learning rates, and those that schedules start from."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group |= {key: group[key] * factor for key in RATE_KEYS if key in group}
+        for _, parts in self.schedules:
+            for part in parts:
+                if hasattr(part, "base_lrs"):
+                    part.base_lrs = [rate * factor for rate in part.base_lrs]
+
+    # Modules
+
+    def _computing(self) -> Iterator[Any]:
+        """Yield the modules that compute with weights of their own alone, and whole attention layers of torch."""
+        attention = self.torch.nn.MultiheadAttention
+        for module in self.model.modules():
+            own = list(module.parameters(recurse=False))
+            if own and (isinstance(module, attention) or not any(True for _ in module.children())):
+                yield module
+
+    @contextmanager
+    def _watched(self, hooks: Any) -> Iterator[None]:
+        torch = self.torch
+        with ExitStack() as stack:
+            for module, hook in list(hooks):
+                stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+            if any(type(module).__name__ == "OptimizedModule" for module in self.training.model.modules()):
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            fast = torch.backends.mha.get_fastpath_enabled()
+            stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
+            torch.backends.mha.set_fastpath_enabled(False)
+            yield
+
+    def _watch_outputs(self, kept: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+        """Keep the outputs of the last block of every list, and those of the model."""
+
+        def keep(name: str) -> Any:
+            def hook(module: Any, arguments: Any, named: Any, output: Any) -> None:
+                if (tensor := _first_array(self.torch, output)) is not None:
+                    kept[name] = tensor.detach().clone()
+
+            return hook
+
+        for name, module in self.model.named_modules():
+            listed = isinstance(module, self.torch.nn.ModuleList | self.torch.nn.Sequential) and len(module)
+            if listed and "*" not in join_layers(name) and any(True for _ in module[-1].children()):
+                yield module[-1], keep(f"{STREAM} after {name}.*")
+        yield self.model, keep(OUTPUTS)
+
+    def _watch_weights(self, start: Mapping[str, Any], rows: dict[str, list[Update]]) -> Iterator[tuple[Any, Any]]:
+        """Compare what modules compute with their weights and with those of the start, at the same input."""
+        torch = self.torch
+        busy: list[Any] = []
+        names = {module: name for name, module in self.model.named_modules()}
+
+        def compare(name: str) -> Any:
+            prefix = f"{name}." if name else ""
+
+            def hook(module: Any, arguments: Any, named: Any, output: Any) -> None:
+                if busy:
+                    return
+                own = {key: start[prefix + key] for key, _ in module.named_parameters(recurse=False)}
+                busy.append(module)
+                try:
+                    old = torch.func.functional_call(module, own, arguments, named)
+                finally:
+                    busy.pop()
+                new, old = (_first_array(torch, each) for each in (output, old))
+                if new is None or old is None:
+                    return
+                random = _random_part(torch, module, arguments)
+                rows.setdefault(join_layers(name), []).append(Update(_rms(new.detach() - old), random))
+
+            return hook
+
+        trained = (m for m in self._computing() if any(t.requires_grad for t in m.parameters(recurse=False)))
+        for module in trained:
+            yield module, compare(names[module])
+
+
+def _whole(tensor: Any) -> Any:
+    """Return a parameter, gathered where it is sharded (DTensor)."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _find_loss(torch: Any, result: Any) -> Any:
+    """Return the loss among the results of a model."""
+    if (loss := getattr(result, "loss", None)) is not None:
+        return loss
+    if isinstance(result, Mapping):
+        return result.get("loss")
+    entries = result if isinstance(result, tuple | list) else [result]
+    return next((each for each in entries if isinstance(each, torch.Tensor) and each.numel() == 1), None)
+
+
+def _first_array(torch: Any, found: Any) -> Any:
+    """Return the first tensor of floating numbers that is no single number."""
+    if isinstance(found, torch.Tensor):
+        return found if found.is_floating_point() and found.dim() else None
+    entries = list(found.values()) if isinstance(found, Mapping) else found
+    for each in entries if isinstance(entries, list | tuple) else ():
+        if (tensor := _first_array(torch, each)) is not None:
+            return tensor
+    return None
+
+
+def _random_part(torch: Any, module: Any, arguments: Any) -> float:
+    """Return n0 / n of a matrix's input: pi/2 times the number of directions of its tokens over its width."""
+    x = arguments[0] if arguments else None
+    matrix = any(t.dim() == 2 for t in module.parameters(recurse=False))
+    if not matrix or not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.dim() < 2:
+        return 0.0
+    x = x.detach().double().flatten(0, -2)
+    kernel = x.T @ x if x.shape[0] > x.shape[1] else x @ x.T
+    squares = float(kernel.square().sum())
+    directions = float(x.square().sum()) ** 2 / squares if squares > 0 else 0.0
+    return math.pi / 2 * directions / x.shape[-1]
+
+
+def _rms(tensor: Any) -> float:
+    return float(tensor.double().square().mean().sqrt())

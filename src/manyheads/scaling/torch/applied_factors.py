@@ -1,0 +1,213 @@
+"""Applied factors: multipliers in the forward pass of a PyTorch model, read off its modules, measured, or given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from manyheads.errors import UsageError
+from manyheads.models.torch.modules import ACCURACY
+from manyheads.scaling.parametrization.targets import (
+    ForwardMultipliers,
+    forward_multipliers,
+    missing_multipliers,
+    usual_multipliers,
+)
+from manyheads.scaling.torch.forward_pass import ForwardPass, measure_forward
+from manyheads.transformer.shape import Shape
+
+if TYPE_CHECKING:
+    from manyheads.models.torch.model import ModelOptions, TorchModel
+    from manyheads.scaling.parametrization.parametrization import Parametrization
+
+WORDS = {name: f"{name}s" for name in ("logit", "output", "embedding", "position")} | {"branch": "branches"}
+GIVE = (
+    "give folded=ForwardMultipliers(branch=..., logit=..., output=...), what the model multiplies relative to the base"
+)
+FOLLOWS = {"logit": "N", "branch": "L", "output": "D", "embedding": "D", "position": "D"}
+KEEP = {"logit": "keep the key dimension of the base", "branch": "keep its depth", "output": "keep its width"}
+
+
+def find_multipliers(
+    p: Parametrization, model: Any, read: TorchModel, reading: ModelOptions
+) -> tuple[ForwardMultipliers, tuple[str, ...]]:
+    """Return what a model multiplies in its forward pass, relative to the base, and what is not known.
+
+    It is measured at every shape but the base, also where the parametrization leaves a multiplier alone, unless it was
+    given, or the model is of a family of transformers whose forward pass is known.
+    """
+    shape, base, folded = read.architecture.shape, p.base, reading.folded
+    if isinstance(folded, ForwardMultipliers):
+        return folded, ()
+    said = usual_multipliers(p, shape) if folded else forward_multipliers(p, shape)
+    if (logit := _find_scaling(p, read, folded)) is not None:
+        said = replace(said, logit=logit)
+    if read.architecture.root_width:
+        said = replace(said, embedding=(shape.width / base.width) ** 0.5)
+    if (folded and reading.roles is None) or (shape == base and p.richness == 1):
+        return said, ()
+    moves = {
+        "logit": shape.key_dim != base.key_dim,
+        "branch": shape.depth != base.depth,
+        "output": shape.width != base.width or p.richness != 1,
+        "embedding": shape.width != base.width,
+        "position": shape.width != base.width,
+    }
+    found, notes = measure_forward(model, read, reading.example), []
+    for name in sorted(moves, key=lambda each: not moves[each]):
+        measured, moved = getattr(found, name), moves[name]
+        if name == "logit" and logit is not None:
+            continue
+        if moved:
+            _refuse_unknown(name, found, said, p, read)
+        elif measured.unknown and _carried(name, read):
+            notes.append(
+                f"{WORDS[name]}: not judged whether the model multiplies them as the base, {measured.unknown[0]}"
+            )
+        choices, values = _choices(name, p, read, folded, moved, measured.normed), measured.values
+        near = {
+            (value, own): [abs(each - value) <= found.accuracy * value for each in values.values()]
+            for value, own in choices
+        }
+        fitting = [choice for choice, fits in near.items() if all(fits)]
+        if values and not fitting:  # the module that leaves the choice of those before it
+            most = max(near.values(), key=lambda fits: [*fits, False].index(False))
+            module, number = list(values.items())[most.index(False)]
+            raise UsageError(_wrong(name, module, number, choices, folded, moved))
+        if values:
+            (value, own), before = fitting[0], base.key_dim**-0.5 if name == "logit" else 1.0
+            if name in ("logit", "embedding") and moved:
+                said = replace(said, **{name: own})
+            if name != "embedding" and abs(value / own - before) > 1e-6 * before:
+                notes.append(
+                    f"{WORDS[name]}: not judged whether the base multiplies them by {value / own:.6g}; here the model "
+                    f"multiplies by {value:.6g}"
+                )
+        if alike := _coincidences(name, list(measured.values.values()), p, shape):
+            notes.append(
+                f"{WORDS[name]}: not judged whether they follow {alike}, which is their multiplier as well at this "
+                "shape; audit another shape, or run preflight"
+            )
+    return said, tuple(dict.fromkeys(notes))
+
+
+def _coincidences(name: str, numbers: Sequence[float], p: Parametrization, shape: Shape) -> str:
+    """Return powers of sizes that a right multiplier does not follow, and that equal it here and not at the base."""
+    sizes = {"N": "key_dim", "H": "heads", "L": "depth", "D": "width"}
+    return " or ".join(
+        f"{letter}^{words}"
+        for letter, size in sizes.items()
+        for words, power in (("-1/2", -0.5), ("-1", -1.0), ("1/2", 0.5))
+        if letter != FOLLOWS[name] and getattr(shape, size) != getattr(p.base, size)
+        if any(abs(each - getattr(shape, size) ** power) <= ACCURACY * each for each in numbers)
+    )
+
+
+def _wrong(name: str, module: str, number: float, choices: list[tuple[float, float]], folded: bool, moved: bool) -> str:
+    """Explain a multiplier that is none of those expected, or not that of the modules before."""
+    expected = " or ".join(dict.fromkeys(f"{value:.6g}" for value, _ in choices))
+    if moved:
+        remedy = "folded=False if it applies all of forward_multipliers(p, shape); or " * folded + GIVE
+        return (
+            f"{module} multiplies its {WORDS[name]} by {number:.6g}, and folded={folded} expects {expected} in every "
+            f"layer: {remedy}"
+        )
+    return (
+        f"{module} multiplies its {WORDS[name]} by {number:.6g}, and {expected} in every layer is expected, as "
+        f"{FOLLOWS[name]} stays: if the base multiplies by this number as well, which preflight tells, {GIVE}"
+    )
+
+
+def logit_scale(p: Parametrization, key_dim: int) -> float:
+    """Return what a parametrization multiplies q . k by, if the base has the usual scale."""
+    return float(p.base.key_dim ** (p.logit_exponent - 0.5) * key_dim**-p.logit_exponent)
+
+
+def _choices(
+    name: str, p: Parametrization, read: TorchModel, folded: bool, moved: bool, normed: bool
+) -> list[tuple[float, float]]:
+    """Return what a multiplier may be, and what that is relative to the base; constants of the base are not known."""
+    shape, asked = read.architecture.shape, forward_multipliers(p, read.architecture.shape)
+    if name == "position":  # a factor there is folded into no weight
+        return [(1.0, 1.0)]
+    own = getattr(asked, name)
+    if name == "logit":
+        n = shape.key_dim
+        usual = [(n**-0.5, usual_multipliers(p, shape).logit)] if folded and not (normed and moved) else []
+        return [*usual, (logit_scale(p, n), own), (n**-p.logit_exponent, own)]
+    if name == "embedding":  # none, or the root of the width (Gemma)
+        return [(1.0, 1.0), (shape.width**0.5, (shape.width / p.base.width) ** 0.5)]
+    if folded:
+        return [(1.0, 1.0)]
+    # Relative to the base, or as a power of the size itself.
+    power = p.branch.ratio(p.base, Shape(1, 1, 1)) if name == "branch" else 1 / p.base.width
+    return [(own, own), (own * power, own)]
+
+
+def _carried(name: str, read: TorchModel) -> bool:
+    """Whether a parameter would carry a factor."""
+    parameters, carries = (*read.architecture.parameters, *read.architecture.frozen), read.architecture.carries
+    carried = {
+        carries.get(part, "output" if part == "unembedding" else "") for each in parameters for part in each.parts
+    }
+    return name in carried or (name == "output" and any(each.tied for each in parameters))
+
+
+def _refuse_unknown(
+    name: str, found: ForwardPass, said: ForwardMultipliers, p: Parametrization, read: TorchModel
+) -> None:
+    """Refuse a multiplier that was not measured, if one is to be folded or was said to be applied."""
+    measured, shape = getattr(found, name), read.architecture.shape
+    if name == "embedding" or not _carried(name, read):  # see `describe_missing_factors`
+        return
+    missing = getattr(missing_multipliers(p, shape, said), name)
+    applied = getattr(forward_multipliers(p, shape), name) / getattr(usual_multipliers(p, shape), name)
+    if measured.normed and not measured.unknown:
+        module, number = next(iter(measured.values.items()))
+        usual = abs(number - shape.key_dim**-0.5) <= found.accuracy * number
+        reason = (
+            f"a norm (QK-norm) stands behind {module}, and no gain of the parts query_gain and key_gain"
+            if usual
+            else ""
+        )
+    else:
+        reason = measured.unknown[0] if measured.unknown else ""
+    if reason and abs(missing - 1) > 1e-9:
+        raise UsageError(
+            f"the factor {missing:.4g} on the {WORDS[name]} would have no known effect in a weight: "
+            f"{reason}; {KEEP[name]}, or multiply in the model and {GIVE}"
+        )
+    if reason and abs(applied - 1) > 1e-9:
+        raise UsageError(
+            f"whether the model multiplies its {WORDS[name]} by {applied:.4g} cannot be told: {reason}; "
+            f"give example=, a batch that it takes, or {GIVE}"
+        )
+
+
+def _find_scaling(p: Parametrization, read: TorchModel, folded: bool) -> float | None:
+    """Return what modules say they multiply their logits by, relative to the base; None where they do not say."""
+    n, n0 = read.architecture.shape.key_dim, p.base.key_dim
+    if read.architecture.fixed_scale:  # a constant of the configuration: as the base has it
+        powers = {n**-0.5: 0.5, logit_scale(p, n): p.logit_exponent}
+        for number, power in powers.items():
+            if read.scales and all(abs(each - number) <= 1e-6 * number for each in read.scales.values()):
+                return float((n / n0) ** -power)
+        return 1.0
+    usual, wanted = n**-0.5, logit_scale(p, n)
+    logit = None
+    for name, scale in read.scales.items():
+        if abs(scale - wanted) <= 1e-6 * wanted:
+            found = (n / n0) ** -p.logit_exponent
+        elif abs(scale - usual) <= 1e-6 * usual and folded:
+            found = (n / n0) ** -0.5
+        else:
+            allowed = f"N^-1/2 = {usual:.6g} or " if folded else ""
+            raise UsageError(
+                f"{name} multiplies its logits by {scale:.6g}, which is not {allowed}the {wanted:.6g} of the "
+                "parametrization: set it by scale_logits(model, parametrization)"
+            )
+        if logit not in (None, found):
+            raise UsageError(f"{name} scales its logits otherwise than the layers before it: use scale_logits on all")
+        logit = found
+    return logit

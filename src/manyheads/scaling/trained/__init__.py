@@ -1,0 +1,1 @@
+"""Transformers of finite size, trained under a parametrization."""

@@ -1,0 +1,348 @@
+"""Transformers of finite size under a parametrization: losses over learning rates and seeds, and RMS updates.
+
+Parametrization and learning rate are traced numbers: one compiled program a shape serves all of them, and every seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from manyheads._arrays import takes_arrays
+from manyheads.errors import UsageError, check_rising
+from manyheads.scaling.parametrization.muon import WHOLE, Muon
+from manyheads.scaling.parametrization.optax_scaling import rescale
+from manyheads.scaling.parametrization.scaling_exponents import Optimizer
+from manyheads.transformer.losses import cross_entropy
+from manyheads.transformer.scaling import Scaling, standard_scaling
+from manyheads.transformer.shape import Shape
+from manyheads.transformer.training import fit, member_bytes
+from manyheads.transformer.transformer import Record, Transformer, initialize, normalize
+from manyheads.transformer.weights import roles
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from numpy.typing import ArrayLike
+
+    from manyheads.scaling.parametrization.parametrization import Parametrization
+    from manyheads.scaling.task import Task
+    from manyheads.transformer.config import TransformerConfig
+
+BUDGET = 16 * 2**20  # bytes trained side by side: beyond the cache it costs memory and saves no time
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of a training, beside the learning rate, which is the base's, and its parametrization's optimizer."""
+
+    steps: int = 100  # updates
+    epsilon: float = 1e-8  # adam's at the base
+    adam_learning_rate: float = 3e-3  # beside Muon, whose rate is the one that is given and swept
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.epsilon < 0:
+            raise UsageError(f"steps={self.steps}, epsilon={self.epsilon}: at least one step, no negative epsilon")
+
+
+class Setting(NamedTuple):
+    """Static settings of a compiled training."""
+
+    config: TransformerConfig
+    optimizer: Optimizer
+    muon: Muon = WHOLE
+
+    @staticmethod
+    def of(task: Task, parametrization: Parametrization, shape: Shape) -> Setting:
+        """Return the settings of a network; Muon's shape factor is a number, and so is not among them."""
+        muon = replace(parametrization.muon, factor="original") if parametrization.optimizer == "muon" else WHOLE
+        return Setting(task.config(shape), parametrization.optimizer, muon)
+
+
+class NetworkFactors(NamedTuple):
+    """Numbers of a parametrization that a network of one shape consumes, as traced float32."""
+
+    scaling: Scaling
+    learning_rates: dict[str, Any]
+    epsilons: dict[str, Any]
+    epsilon: Any  # Adam's at the base
+    adam_learning_rate: Any  # Adam's beside Muon
+
+
+def factors_of(parametrization: Parametrization, shape: Shape, task: Task, recipe: Recipe) -> NetworkFactors:
+    """Return a parametrization's numbers at one shape."""
+    config, table = task.config(shape), parametrization.table(shape)
+    scaling = parametrization.scaling(shape, config.inputs, config.mlp_ratio)
+    learning_rates = table.column("learning_rate")
+    for row in table.rows:
+        if row.rule == "muon":  # optax applies a shape factor of its own, whatever the recipe's
+            own = replace(parametrization.muon, factor="original")
+            growth = own.adjustment(row.role, shape) / own.adjustment(row.role, parametrization.base)
+            learning_rates[row.role] *= row.adjustment / growth
+    numbers = (learning_rates, table.column("epsilon"), recipe.epsilon, recipe.adam_learning_rate)
+    return jax.tree.map(jnp.float32, NetworkFactors(scaling, *numbers))
+
+
+@takes_arrays
+def sweep_losses(
+    task: Task,
+    parametrization: Parametrization,
+    shape: Shape,
+    recipe: Recipe,
+    learning_rates: Float[ArrayLike, " rates"],
+    key: jax.Array,
+) -> Float[np.ndarray, "rates steps"]:
+    """Train one network for each learning rate of the base, from the same weights on the same batches.
+
+    Returned are the losses of every step before its update, in nats; not finite where training diverged.
+    """
+    factors = factors_of(parametrization, shape, task, recipe)
+    setting = Setting.of(task, parametrization, shape)
+    traced = jnp.asarray(learning_rates, jnp.float32)
+    together = side_by_side(setting, task.batches, len(traced))
+    losses = _sweep(setting, (recipe.steps, together), task.batches, factors, traced, key)
+    return np.asarray(losses, np.float64)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _sweep(
+    setting: Setting,
+    counts: tuple[int, int],
+    batches: Any,
+    factors: NetworkFactors,
+    learning_rates: jax.Array,
+    key: jax.Array,
+) -> jax.Array:
+    steps, together = counts
+    for_model, for_batches = jax.random.split(key)
+    model = initialize(setting.config, factors.scaling, for_model, jnp.float32)
+
+    def member(learning_rate: jax.Array) -> jax.Array:
+        tx = optimizer_of(setting, factors, model, learning_rate)
+        return fit(model, cross_entropy, batches, tx, steps, for_batches)[1]
+
+    return jax.lax.map(member, learning_rates, batch_size=together if together > 1 else None)
+
+
+def optimizer_of(
+    setting: Setting, factors: NetworkFactors, model: Transformer, learning_rate: Any
+) -> optax.GradientTransformation:
+    """Return the optimizer with the parametrization's learning rate and epsilon for every class of weights."""
+    if setting.optimizer == "muon":
+        base = optax.contrib.muon(
+            learning_rate,
+            eps=factors.epsilon,
+            adam_learning_rate=factors.adam_learning_rate,
+            muon_weight_dimension_numbers=setting.muon.dimensions(model.weights),
+        )
+    else:
+        adam = setting.optimizer == "adam"
+        base = optax.adam(learning_rate, eps=factors.epsilon) if adam else optax.sgd(learning_rate)
+    return rescale(base, roles(model.weights), factors.learning_rates, factors.epsilons)
+
+
+def make_update(start: Transformer, tx: optax.GradientTransformation, batches: Any, key: jax.Array) -> Any:
+    """Return one update: (step, weights, optimizer state) -> the new weights and state, and the loss before."""
+
+    def update(step: jax.Array, weights: Any, state: Any) -> tuple[Any, Any, jax.Array]:
+        batch = batches(jax.random.fold_in(key, step))
+        loss, gradient = jax.value_and_grad(
+            lambda w: cross_entropy(Transformer(w, start.scaling, start.config), batch)
+        )(weights)
+        change, state = tx.update(gradient, state, weights)
+        return optax.apply_updates(weights, change), state, loss
+
+    return update
+
+
+def side_by_side(setting: Setting, batches: Any, members: int) -> int:
+    """Return how many of the members are trained at once: a divisor of their number, within the budget of bytes."""
+    config = setting.config
+    scaling = standard_scaling(config.shape, config.inputs, config.mlp_ratio)
+    bytes_each = member_bytes(
+        lambda key: initialize(config, scaling, key, jnp.float32),
+        cross_entropy,
+        batches,
+        optax.sgd(1.0) if setting.optimizer == "sgd" else optax.adam(1.0),
+        jax.random.key(0),
+    )
+    most = int(max(1, min(members, BUDGET // bytes_each)))
+    return next(count for count in range(most, 0, -1) if members % count == 0)  # no remainder: one program, not two
+
+
+class Updates(NamedTuple):
+    """Root mean squares over a probe batch, one number a checkpoint unless said otherwise; None if not asked for."""
+
+    outputs: Any  # change of the outputs
+    residual: Any  # change of the stream after the last block
+    logits: Any  # change of the attention logits, all layers
+    query_by_weights: Any  # (W_t - W_0) z_t of the queries, all layers
+    value_by_weights: Any  # the same of the values
+    logits_start: Any  # () attention logits before training
+    head_variance_start: Any  # () variance of the logits over heads before training, mean over layers and pairs
+    kernel_std: Any  # () before training, of the stream's kernel h.h/d on the probe, between independent networks
+    head_variance: Any  # variance of the logits over heads, all layers
+    loss: Any  # on the probe batch
+    key_by_weights: Any = None  # (W_t - W_0) z_t, as for queries
+    output_by_weights: Any = None
+    mlp_in_by_weights: Any = None
+    mlp_out_by_weights: Any = None
+
+
+TWINS = 6
+"""Networks drawn beside each other to see how much they differ before training."""
+
+
+class _Start(NamedTuple):
+    outputs: jax.Array  # (..., outputs)
+    stream: jax.Array  # (..., T, d) after the last block
+    logits: jax.Array  # (L, ..., H, T, T)
+
+
+BY_WEIGHTS = tuple(f"{role}_by_weights" for role in ("query", "key", "value", "output", "mlp_in", "mlp_out"))
+"""What every matrix of the blocks moves by itself."""
+USUAL = tuple(name for name in Updates._fields if name not in BY_WEIGHTS or name.startswith(("query", "value")))
+
+
+def measure_updates(
+    task: Task,
+    parametrization: Parametrization,
+    shape: Shape,
+    recipe: Recipe,
+    learning_rate: float,
+    checkpoints: tuple[int, ...],
+    key: jax.Array,
+    *,
+    fields: tuple[str, ...] = USUAL,
+) -> Updates:
+    """Train one network and measure at some steps how far everything has moved from its start."""
+    if unknown := set(fields) - set(Updates._fields):
+        raise UsageError(f"fields: {', '.join(sorted(unknown))}: choose from {', '.join(Updates._fields)}")
+    check_rising("checkpoints", checkpoints, count=1)
+    factors = factors_of(parametrization, shape, task, recipe)
+    setting = Setting.of(task, parametrization, shape)
+    # Bounds as data: one compiled loop body serves all stretches, and one program all checkpoints of this number.
+    bounds = jnp.asarray([0, *checkpoints], jnp.int32)
+    found = _updates((setting, frozenset(fields)), task.batches, factors, jnp.float32(learning_rate), bounds, key)
+    return jax.tree.map(lambda value: np.asarray(value, np.float64), found)
+
+
+@partial(jax.jit, static_argnums=0)
+def _updates(
+    asked: tuple[Setting, frozenset[str]],
+    batches: Any,
+    factors: NetworkFactors,
+    learning_rate: jax.Array,
+    bounds: jax.Array,
+    key: jax.Array,
+) -> Updates:
+    setting, fields = asked
+    config = setting.config
+    twins = TWINS if fields & {"head_variance_start", "kernel_std"} else 1
+    for_model, for_batches, for_probe = jax.random.split(key, 3)
+    probe = batches(for_probe)
+    others = jax.vmap(lambda number: jax.random.fold_in(for_model, number))(jnp.arange(1, twins))
+    keys = jnp.concatenate([for_model[None], others])
+
+    def begin(key: jax.Array) -> tuple[_Start, Any]:
+        model = initialize(config, factors.scaling, key, jnp.float32)
+        record = model.record(probe[0])
+        return _Start(record.outputs, record.layers.stream[-1], attention_logits(record)), model.weights
+
+    starts, drawn = jax.lax.map(begin, keys)  # one compiled body for all, that draws what is trained as well
+    before, weights = jax.tree.map(lambda value: value[0], (starts, drawn))
+    start = Transformer(weights, factors.scaling, config)
+    tx = optimizer_of(setting, factors, start, learning_rate)
+    update = make_update(start, tx, batches, for_batches)
+
+    def stretch(state: tuple[Any, Any], span: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, Any], Updates]:
+        state = jax.lax.fori_loop(span[0], span[1], lambda step, state: update(step, *state)[:2], state)
+        model = Transformer(state[0], factors.scaling, config)
+        return state, _only(fields, _moved(start, before, model, probe, fields))
+
+    _, moved = jax.lax.scan(stretch, (start.weights, tx.init(start.weights)), (bounds[:-1], bounds[1:]))
+    spread = jnp.sqrt(jnp.var(jax.vmap(_kernel)(starts.stream), axis=0, ddof=1).mean()) if twins > 1 else None
+    whole = moved._replace(
+        logits_start=_rms(before.logits),
+        head_variance_start=jnp.var(starts.logits, axis=-3).mean(),
+        kernel_std=spread,
+    )
+    return _only(fields, whole)
+
+
+def _only(fields: frozenset[str], update: Updates) -> Updates:
+    """Leave out what was not asked for, so that it is not compiled."""
+    return Updates(**{name: value if name in fields else None for name, value in update._asdict().items()})
+
+
+def _kernel(stream: jax.Array) -> jax.Array:
+    """Return h.h/d between all tokens of a probe: stream (..., T, d) -> (tokens, tokens)."""
+    rows = stream.reshape(-1, stream.shape[-1])
+    return rows @ rows.T / rows.shape[-1]
+
+
+def _moved(start: Transformer, before: _Start, model: Transformer, probe: Any, fields: frozenset[str]) -> Updates:
+    now = model.record(probe[0], patterns="output_by_weights" in fields)
+    logits, layers = attention_logits(now), now.layers
+    moved = {}
+    for name in (name for name in BY_WEIGHTS if name in fields):
+        role = name.removesuffix("_by_weights")
+        change = getattr(model.weights.blocks, role) - getattr(start.weights.blocks, role)
+        product, given = inputs_of(role, model, now)
+        moved[name] = _rms(model.scaling.multiplier[role] * jnp.einsum(product, given, change))
+    return Updates(
+        outputs=_rms(now.outputs - before.outputs),
+        residual=_rms(layers.stream[-1] - before.stream),
+        logits=_rms(logits - before.logits),
+        logits_start=None,  # of the start, and put in there
+        head_variance_start=None,
+        kernel_std=None,
+        head_variance=jnp.var(logits, axis=-3).mean(),  # over heads, at every pair of tokens
+        loss=cross_entropy(lambda _: now.outputs, probe),
+        **{"query_by_weights": None, "value_by_weights": None, **moved},
+    )
+
+
+def inputs_of(role: str, model: Transformer, record: Record) -> tuple[str, jax.Array]:
+    """Return what a matrix of all blocks acts on, and the product of the two as `einsum` writes it."""
+    layers = record.layers
+    below = jnp.concatenate([record.start[None], layers.stream[:-1]])
+    if role in ("query", "key", "value"):
+        return "l...td,lhdn->l...htn", _normalized(model, below, "attention")  # (L, ..., T, d)
+    if role == "output":
+        return "l...htn,lhnd->l...td", jnp.einsum("...qk,...kn->...qn", layers.patterns, layers.values)
+    if role == "mlp_in":
+        middle = below + model.scaling.branch * layers.attention
+        return "l...td,ldf->l...tf", _normalized(model, middle, "mlp")
+    assert layers.hidden is not None  # a network without an MLP has no such weights
+    return "l...tf,lfd->l...td", layers.hidden
+
+
+def attention_logits(record: Record) -> jax.Array:
+    """Return the logits of all blocks and heads, masked ones included."""
+    layers = record.layers
+    return record.logit * jnp.einsum("l...qn,l...kn->l...qk", layers.queries, layers.keys)  # (L, ..., H, T, T)
+
+
+def _normalized(model: Transformer, stream: jax.Array, branch: str) -> jax.Array:
+    """Normalize the stream before the branches of all blocks, as a pre-norm transformer does."""
+    if model.config.norm != "pre":
+        return stream
+    gain, shift = (getattr(model.weights.blocks, f"{branch}_{part}") for part in ("gain", "shift"))
+    factor = model.scaling.multiplier["norm"]
+    each = partial(_normalize_layer, config=model.config, factor=factor)
+    return jax.vmap(each)(stream, gain, shift)
+
+
+def _normalize_layer(stream: Any, gain: Any, shift: Any, *, config: Any, factor: Any) -> jax.Array:
+    scaled = [None if part is None else factor * part for part in (gain, shift)]
+    return normalize(stream, scaled[0], scaled[1], config)
+
+
+def _rms(array: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.square(array).mean())

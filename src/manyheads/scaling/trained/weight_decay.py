@@ -1,0 +1,132 @@
+"""AdamW with weight decay on transformers of finite size: losses over learning rates, and relative updates.
+
+Decoupled decay takes the share s = (learning rate) (weight decay) of a weight in every step.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from manyheads._arrays import takes_arrays
+from manyheads.scaling.trained.transformers import (
+    NetworkFactors,
+    Recipe,
+    Setting,
+    factors_of,
+    optimizer_of,
+    side_by_side,
+)
+from manyheads.transformer.losses import cross_entropy
+from manyheads.transformer.transformer import Transformer, initialize
+from manyheads.transformer.weights import roles
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from numpy.typing import ArrayLike
+
+    from manyheads.scaling.parametrization.parametrization import Parametrization
+    from manyheads.scaling.task import Task
+    from manyheads.transformer.shape import Shape
+
+MATRICES = ("query", "key", "value", "output", "mlp_in", "mlp_out")
+"""What decays: the matrices of the blocks; gains, embeddings and read-out do not, as is usual."""
+
+
+class DecayedTrainings(NamedTuple):
+    """Trainings of one network over learning rates.
+
+    Attributes
+    ----------
+    losses
+        (rates, steps), before the update, in nats; not finite where training diverged.
+    relative_updates
+        (rates, steps): norm of Adam's update over the norm of the weight before it, for the value matrices of all
+        blocks together; what decay takes is not counted.
+    """
+
+    losses: np.ndarray
+    relative_updates: np.ndarray
+
+
+@takes_arrays
+def train_with_decay(
+    task: Task,
+    parametrization: Parametrization,
+    shape: Shape,
+    recipe: Recipe,
+    learning_rates: Float[ArrayLike, " rates"],
+    shares: Float[ArrayLike, " rates"],
+    key: jax.Array,
+    *,
+    one_rate: bool = False,
+    coupled: bool = False,
+) -> DecayedTrainings:
+    """Train one network for each learning rate of the base, from the same weights on the same batches.
+
+    Parameters
+    ----------
+    task, parametrization, shape, recipe
+        What is trained, by Adam.
+    learning_rates, shares
+        (rates,) learning rates of the base, and the share of a weight that decay takes in a step at the base.
+    key
+        A JAX random key, for weights and batches.
+    one_rate
+        Every weight keeps the base's rate, whatever the shape; start and forward pass stay the parametrization's.
+    coupled
+        The weight decay of the base is kept, so that the share changes with the rate of each role; otherwise the share
+        is kept ("independent" decay).
+    """
+    factors = factors_of(parametrization, shape, task, recipe)
+    if one_rate:
+        factors = factors._replace(learning_rates={role: jnp.float32(1.0) for role in factors.learning_rates})
+    kept = {role: factors.learning_rates[role] if coupled else jnp.float32(1.0) for role in MATRICES}
+    traced = [jnp.asarray(values, jnp.float32) for values in (learning_rates, shares)]
+    setting = Setting.of(task, parametrization, shape)
+    together = side_by_side(setting, task.batches, len(traced[0]))
+    found = _trainings(setting, (recipe.steps, together), task.batches, (factors, kept), traced, key)
+    return DecayedTrainings(*(np.asarray(values, np.float64) for values in found))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _trainings(
+    setting: Setting,
+    counts: tuple[int, int],
+    batches: Any,
+    numbers: tuple[NetworkFactors, dict[str, jax.Array]],
+    settings: list[jax.Array],
+    key: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    (steps, together), (factors, kept) = counts, numbers
+    for_model, for_batches = jax.random.split(key)
+    start = initialize(setting.config, factors.scaling, for_model, jnp.float32)
+    names = roles(start.weights)
+
+    def member(pair: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
+        learning_rate, share = pair
+        adam = optimizer_of(setting, factors, start, learning_rate)
+
+        def update(state: tuple[Any, Any], step: jax.Array) -> tuple[tuple[Any, Any], tuple[jax.Array, jax.Array]]:
+            weights, inner = state
+            batch = batches(jax.random.fold_in(for_batches, step))
+            loss, gradient = jax.value_and_grad(
+                lambda w: cross_entropy(Transformer(w, start.scaling, start.config), batch)
+            )(weights)
+            change, inner = adam.update(gradient, inner, weights)
+            relative = _norm(change.blocks.value) / _norm(weights.blocks.value)
+            moved = jax.tree.map(lambda w, c, role: w * (1 - share * kept.get(role, 0.0)) + c, weights, change, names)
+            return (moved, inner), (loss, relative)
+
+        return jax.lax.scan(update, (start.weights, adam.init(start.weights)), jnp.arange(steps))[1]
+
+    found: tuple[jax.Array, jax.Array] = jax.lax.map(member, settings, batch_size=together if together > 1 else None)
+    return found
+
+
+def _norm(weights: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.sum(weights**2))

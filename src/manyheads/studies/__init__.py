@@ -1,0 +1,1 @@
+"""Every claim beside a trained system, one file a study."""

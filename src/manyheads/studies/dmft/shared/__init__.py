@@ -1,0 +1,1 @@
+"""Shared by the studies of infinite networks: systems, claims, distributions of logits."""

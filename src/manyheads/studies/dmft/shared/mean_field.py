@@ -1,0 +1,234 @@
+"""Shared parts of the mean-field studies: what is trained, the solved limit, ensembles of networks beside it.
+
+A study solves a limit with `solve_blocks` (or a solution of its own), keeps `summarize` of it, trains networks with
+`train_ensemble`, and measures `distances` between the two. Variables have the same names and dimensions on both sides:
+`output` (step, read_out, class) over training, and at its end `logits` (layer, sample, token, token_too), mean over
+heads, and `pooled` (read_out, read_out_too).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+import xarray as xr
+
+from manyheads.errors import CertificateError, UsageError
+from manyheads.studies.scaling.shared.parametrizations import TASKS
+from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.theory.dmft.branches.branch import Branch, BranchProcess
+from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
+from manyheads.theory.dmft.branches.normals import fewest_heads, fewest_neurons
+from manyheads.theory.dmft.finite.ensembles import Network, train_networks
+from manyheads.theory.dmft.finite.problems import digits_problem, text_problem
+from manyheads.theory.dmft.grids.depth import finite_depth_step
+from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.dmft.recursion import solve_recursion
+from manyheads.theory.dmft.trajectory import Trajectory
+
+QUANTITIES = {
+    "output": "outputs over training",
+    "logits": "attention logits at the end",
+    "pooled": "kernel of the read-outs at the end",
+}
+"""Compared quantity → its name in claims and pictures."""
+
+DIMS: dict[str, tuple[str, ...]] = {
+    "output": ("step", "read_out", "class"),
+    "logits": ("layer", "sample", "token", "token_too"),
+    "pooled": ("read_out", "read_out_too"),
+}
+
+MOST_BYTES = 1e9  # of the networks that are trained at once
+COPIES = 6  # of the weights: themselves, velocity, gradient, and what a step makes of them
+
+
+@lru_cache(maxsize=64)
+def training_problem(task: str, **fields: Any) -> Problem:
+    """Return the digits (pooled, squared loss) or the text (causal, every token, cross-entropy); made once."""
+    if task not in TASKS:
+        raise UsageError(f"task={task!r}: choose one of {', '.join(TASKS)}")
+    if fields.get("steps", 2) == 1:
+        raise UsageError("steps=1: give two or more, the start is the first of them")
+    make = digits_problem if task == "digits" else text_problem
+    return make(**fields)
+
+
+TRAINING = ("steps", "learning_rate", "richness", "depth", "depth_exponent", "norm", "momentum")
+
+
+def problem_of(study: Any, **others: Any) -> Problem:
+    """Return what a study trains: its `task`, those of its fields that are named as in `Problem`, and others."""
+    own = {name: getattr(study, name) for name in TRAINING if name not in others and hasattr(study, name)}
+    return training_problem(study.task, **own, **others)
+
+
+def sampled_blocks(
+    problem: Problem, key_dim: int, logit_exponent: float = 1.0, activation: str = "none", oversampling: int = 1
+) -> tuple[Branch, ...]:
+    """Return the branches of a block with infinitely many heads of key dimension N, and an MLP unless it is "none".
+
+    `oversampling` times as many heads are sampled as moments need to be matched, and as many neurons.
+    """
+    rows = problem.steps * problem.rows
+    heads = oversampling * max(512, fewest_heads(rows, key_dim))
+    attention = InfiniteHeadsAttention(key_dim, heads, logit_exponent)
+    if activation == "none":
+        return (attention,)
+    return attention, InfiniteWidthMLP(activation, oversampling * max(2048, fewest_neurons(2 * rows)))
+
+
+def solve_blocks(
+    problem: Problem,
+    branches: Sequence[Branch] = (InfiniteKeyDimAttention(),),
+    rng: np.random.Generator | None = None,
+    *,
+    responses: bool = True,
+) -> Trajectory:
+    """Solve the limit at the problem's depth, one branch after the other; without responses it is a control."""
+    return solve_recursion(problem, _start(problem, branches, rng), finite_depth_step(problem), responses=responses)
+
+
+def solve_heads(
+    problem: Problem, branches: Sequence[Branch], rng: np.random.Generator | None = None
+) -> tuple[Trajectory, np.ndarray]:
+    """Solve the limit as `solve_blocks` does, and return the logits of all sampled heads at the end, too.
+
+    They are (layer, head, sample, token, token_too), of layers whose heads are sampled.
+    """
+    layers = _start(problem, branches, rng)
+    solved = solve_recursion(problem, layers, finite_depth_step(problem))
+    shown = [process.heads() for layer in layers for process in layer if isinstance(process, SampledHeads)]
+    return solved, np.stack(shown).swapaxes(1, 2)
+
+
+@runtime_checkable
+class SampledHeads(Protocol):
+    """A process that samples single heads."""
+
+    def heads(self) -> np.ndarray:
+        """Logits of the heads at the last moment, (P, heads, T, T)."""
+
+
+def summarize(solved: Trajectory) -> dict[str, np.ndarray]:
+    """Return the `QUANTITIES` of a solved limit; layers without attention have no logits."""
+    logits = np.stack([look["logits"] for look in solved.observables[-1] if "logits" in look])
+    return {"output": solved.outputs, "logits": logits, "pooled": solved.pooled[-1]}
+
+
+def train_ensemble(
+    problem: Problem, network: Network, key: jax.Array, count: int, *, every_head: bool = False
+) -> xr.Dataset:
+    """Train some networks from seeds that follow from a key, all at once.
+
+    Returns
+    -------
+    Dataset over (network, ...): the `QUANTITIES` of each, and `variance_start` and `variance_end`, the variance of the
+    logits over heads before and after training, mean over layers, samples and pairs of tokens. With `every_head` also
+    `head_logits` (layer, head, sample, token, token_too), those of single heads at the end.
+    """
+    trained = train_seeds(problem, network, key, count, every_head=every_head)
+    found = {
+        "output": trained["output"].values,
+        "logits": trained["logits"].values[:, -1],
+        "pooled": trained["pooled"].values[:, -1],
+    }
+    dataset = label(found, lead=("network",))
+    ends = trained["logit_variance"].values[:, [0, -1]].mean(-1)  # (network, 2), mean over layers
+    for place, when in enumerate(("start", "end")):
+        about = {"long_name": f"variance of the logits over heads at the {when}", "units": "1"}
+        dataset[f"variance_{when}"] = (("network",), ends[:, place], about)
+    if every_head:
+        about = {"long_name": "attention logits of single heads at the end", "units": "1"}
+        dims = ("network", "layer", "head", *DIMS["logits"][1:])
+        dataset["head_logits"] = (dims, trained["head_logits"].values[:, -1].swapaxes(2, 3), about)
+    return dataset
+
+
+def train_seeds(problem: Problem, network: Network, key: jax.Array, count: int, **records: bool) -> xr.Dataset:
+    """Train networks as `train_networks` does, from seeds that follow from a key, as many at once as memory holds.
+
+    `records` are its options `every_head` and `movement`.
+    """
+    seeds = np.random.default_rng(np.asarray(jax.random.key_data(key))).integers(0, 2**31, count)
+    chunk = _chunk(problem, network, count)
+    trained = train_networks(problem, network, seeds.tolist(), chunk=chunk, **records)
+    if lost := int((~np.isfinite(trained["loss"].values)).any(-1).sum()):
+        raise CertificateError(
+            f"{lost} of {count} networks with N={network.key_dim}, H={network.heads} diverge, the limit may not: "
+            "take a smaller learning rate or richness, or larger networks",
+            measured=lost / count,
+            threshold=0.0,
+        )
+    return trained
+
+
+def label(
+    values: Mapping[str, np.ndarray],
+    *,
+    lead: tuple[str, ...] = (),
+    dims: Mapping[str, tuple[str, ...]] = DIMS,
+    names: Mapping[str, str] = QUANTITIES,
+) -> xr.Dataset:
+    """Give arrays their dimensions, after `lead`, their names, and the steps as a coordinate."""
+    variables = {
+        name: ((*lead, *dims[name]), value, {"long_name": names[name], "units": "1"}) for name, value in values.items()
+    }
+    dataset = xr.Dataset(variables)
+    steps = np.arange(dataset.sizes["step"])
+    return dataset.assign_coords(step=("step", steps, {"long_name": "updates", "units": "1"}))
+
+
+def along(trained: xr.Dataset, name: str, axis: str, **fixed: Any) -> np.ndarray:
+    """Return a variable along one name of the cells, in rising order, where others are fixed: (replicates, sizes, ...).
+
+    After that comes `network`, if the variable has it, and its own dimensions.
+    """
+    chosen = np.ones(trained.sizes["cell"], bool)
+    for other, value in fixed.items():
+        chosen &= trained[other].values == value
+    places = np.flatnonzero(chosen)
+    places = places[np.argsort(trained[axis].values[places])]
+    own = [dim for dim in trained[name].dims if dim not in ("replicate", "cell")]
+    return trained[name].isel(cell=places).transpose("replicate", "cell", *own).values
+
+
+def distances(values: np.ndarray, wanted: np.ndarray, noise: float = 0.0) -> np.ndarray:
+    """Return root mean square distances of single networks (replicates, sizes, networks, ...) from the limit (...).
+
+    The limit's own mean square `noise` is subtracted; the result is (replicates, sizes).
+    """
+    gaps = (values - wanted) ** 2
+    return np.sqrt(gaps.reshape(*gaps.shape[:2], -1).mean(-1) - noise)
+
+
+def biases(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return how far the mean network of every replicate and size is from the limit, (replicates, sizes).
+
+    What a mean of few networks scatters is in it: see that it is small, or take many.
+    """
+    mean = values.mean(2)  # (replicates, sizes, ...)
+    return np.sqrt(((mean - wanted) ** 2).reshape(*mean.shape[:2], -1).mean(-1))
+
+
+def projection(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return how much of a wanted array is in each of many (replicates, ...): 1 is all of it, 0 none."""
+    return np.asarray((found * wanted).reshape(len(found), -1).sum(-1) / (wanted**2).sum())
+
+
+def _chunk(problem: Problem, network: Network, count: int) -> int:
+    """Return how many networks are trained at once."""
+    layers = 4 if network.activation is None else 6
+    outside = problem.inputs.shape[-1] + problem.classes
+    weights = network.width * (problem.depth * layers * network.width + outside)
+    most = max(1, int(MOST_BYTES / (8 * COPIES * weights)))
+    return -(-count // -(-count // most))  # in equal parts: another number of networks is another program
+
+
+def _start(problem: Problem, branches: Sequence[Branch], rng: np.random.Generator | None) -> list[list[BranchProcess]]:
+    rng = np.random.default_rng(0) if rng is None else rng
+    return [[branch.start(problem, rng)] for _ in range(problem.depth) for branch in branches]

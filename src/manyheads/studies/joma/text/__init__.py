@@ -1,0 +1,1 @@
+"""Studies of transformers trained on real text."""

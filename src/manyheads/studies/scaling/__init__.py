@@ -1,0 +1,1 @@
+"""Studies of hyperparameters across key dimension, heads and depth (Bordelon et al.)."""

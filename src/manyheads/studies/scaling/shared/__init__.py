@@ -1,0 +1,1 @@
+"""Shared by the studies of scaling: parametrizations, optimal learning rates, curves."""

@@ -1,0 +1,92 @@
+"""Settings of a study as data: default, one line, what it may be, and its value in the sizes `small` and `full`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from manyheads._constraints import Bound, Constraint, Order, constrained
+
+UNCHANGED: Any = object()
+Size = Literal["small", "full"]
+
+
+def setting(
+    default: Any,
+    about: str,
+    *,
+    least: Bound = None,
+    most: Bound = None,
+    above: Bound = None,
+    below: Bound = None,
+    multiple: Bound = None,
+    choices: Iterable[Any] = (),
+    count: int = 1,
+    order: Order = "",
+    small: Any = UNCHANGED,
+    full: Any = UNCHANGED,
+) -> Any:
+    """Declare a setting of a study.
+
+    Parameters
+    ----------
+    default
+        Its value in the study's default size.
+    about
+        What it is, in one line without a full stop: the help of its flag, and its entry in the documentation.
+    least, most, above, below, multiple
+        Bounds, the middle two excluded, and what it is a multiple of: numbers, or names of other settings.
+    choices
+        Values among which to choose.
+    count, order
+        Of a tuple: its least number of entries, and "rising", "falling" or "distinct".
+    small, full
+        Its value in these sizes, where it differs from the default.
+    """
+    rule = Constraint(least, most, above, below, multiple, tuple(choices), count, order)
+    return constrained(default, rule, about=about, small=small, full=full)
+
+
+def sweep(
+    default: tuple[Any, ...],
+    about: str,
+    *,
+    least: Bound = None,
+    above: Bound = None,
+    count: int = 2,
+    falling: bool = False,
+    small: Any = UNCHANGED,
+    full: Any = UNCHANGED,
+    **rules: Any,
+) -> Any:
+    """Declare the values along an axis of the grid: two or more, in rising order, each at least one or above `above`.
+
+    Parameters
+    ----------
+    falling
+        Whether they fall.
+    default, about, least, above, count, small, full, **rules
+        As in `setting`.
+    """
+    least = 1 if least is None and above is None else least
+    order: Order = "falling" if falling else "rising"
+    return setting(default, about, least=least, above=above, count=count, order=order, small=small, full=full, **rules)
+
+
+def values_of(kind: type, size: Size) -> dict[str, Any]:
+    """Return the settings that a size changes."""
+    fields = {field.name: field.metadata.get(size, UNCHANGED) for field in dataclasses.fields(kind)}
+    return {name: value for name, value in fields.items() if value is not UNCHANGED}
+
+
+def documented(kind: type) -> str:
+    """Return the docstring of a class of settings, with the section on them that flags and documentation read."""
+    entries = [
+        f"{field.name}\n    {field.metadata['about']}."
+        for field in dataclasses.fields(kind)
+        if "about" in field.metadata
+    ]
+    text = inspect.cleandoc(kind.__doc__ or "")
+    return "\n".join([text, "", "Attributes", "----------", *entries]) if entries else text

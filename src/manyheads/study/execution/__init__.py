@@ -1,0 +1,1 @@
+"""Execution of a study: units of work, executors, assembly of the results."""

@@ -1,0 +1,232 @@
+"""Pictures that follow from a study: series of its claims, predicted and trained variables, and a table of the rest.
+
+`lines`, `trajectories` and `table` make a study's own pictures from arrays with names.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from manyheads.study.claims import Claim, Figure
+from manyheads.study.panels import BAND_NOTE, Curve, Lines, Listing, Panel, Role, spans_decades, spread_curve
+
+SETTLED = 0.02  # of its whole way, from which a trajectory counts as at its end
+
+
+def standard_panels(claims: Iterable[Claim], theory: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
+    """Return the pictures of claims, those of variables both predicted and trained, and the table of single figures."""
+    return (*_series(claims), *_pairs(theory, trained), *_medians(theory, trained))
+
+
+def lines(
+    title: str,
+    x: str,
+    y_label: str,
+    trained: Mapping[str, xr.DataArray],
+    predicted: Mapping[str, xr.DataArray] = {},
+    reference: Mapping[str, xr.DataArray] = {},
+    *,
+    over: tuple[str, ...] = ("replicate", "prediction"),
+    log: str = "",
+    x_label: str = "",
+    **options: Any,
+) -> Lines:
+    """Return curves along one dimension, named by their keys: bands over replicates and draws, references grey.
+
+    Parameters
+    ----------
+    x, y_label
+        The dimension; the label of the vertical axis.
+    trained, predicted, reference
+        Arrays over `x`. One further dimension makes a curve of each of its values. A trained curve and the prediction
+        at the same place share a colour.
+    over
+        Dimensions whose mean is drawn, with a band over the full range.
+    log
+        Logarithmic axes: "x", "y" or "xy".
+    x_label
+        By default the long name of the coordinate.
+    **options
+        Of `Lines`: note, shows, x_ticks.
+    """
+    curves: list[Curve] = []
+    roles: dict[Role, Mapping[str, xr.DataArray]] = {"trained": trained, "predicted": predicted, "reference": reference}
+    for role, arrays in roles.items():
+        parts = [(f"{where}{name}", one) for name, array in arrays.items() for where, one in _parts(array, {x, *over})]
+        for place, (name, values) in enumerate(parts):
+            group = 0 if role == "reference" else place
+            values = values.dropna(x, how="all")
+            rows = values.transpose(..., x).values.reshape(-1, values.sizes[x])
+            curves.append(spread_curve(np.asarray(values[x], float), rows, name, role, group))
+    label = x_label or label_of(next(iter((*trained.values(), *predicted.values())))[x])
+    return Lines(title, label, y_label, tuple(curves), "x" in log, "y" in log, **options)
+
+
+def trajectories(
+    title: str,
+    part: xr.Dataset,
+    x: str,
+    y: str,
+    predicted: str = "",
+    levels: xr.DataArray | None = None,
+    first: int = 3,
+    **options: Any,
+) -> Lines:
+    """Return single replicates with their own predictions, each over its own `x`, until all have settled.
+
+    Parameters
+    ----------
+    part
+        Variables over (replicate, one dimension).
+    x, y, predicted
+        Names of the variables; the last one may be absent.
+    levels
+        Heights of horizontal lines.
+    first
+        Number of replicates that are drawn.
+    **options
+        Of `Lines`: log_x, log_y, note, shows.
+    """
+    curves, end = [], 0.0
+    for row in range(min(first, part.sizes["replicate"])):
+        for name in filter(None, (y, predicted)):
+            at, values = (part[each].isel(replicate=row).values for each in (x, name))
+            if np.isfinite(values).all():
+                moving = np.abs(values - values[-1]) > SETTLED * abs(values[0] - values[-1])
+                end = max(end, 1.25 * float(at[moving].max(initial=0.0)))
+                role: Role = "trained" if name == y else "predicted"
+                label = f"replicate {row}" if name == y else "" if row else "predicted"
+                curves.append(Curve(tuple(at.tolist()), tuple(values.tolist()), label, role, row))
+    curves = [_until(curve, end) for curve in curves]
+    if levels is not None:
+        for number, level in enumerate(np.ravel(levels.values).tolist()):
+            curves.append(Curve((0.0, end), (level, level), "" if number else label_of(levels), "reference"))
+    return Lines(title, label_of(part[x]), label_of(part[y]), tuple(filter(lambda one: one.x, curves)), **options)
+
+
+def table(title: str, rows: Iterable[Mapping[str, str]], note: str = "", shows: tuple[str, ...] = ()) -> Listing:
+    """Return a table of rows that name their columns."""
+    rows = list(rows)
+    return Listing(title, tuple(rows[0]), tuple(tuple(row.values()) for row in rows), note, shows)
+
+
+def label_of(values: xr.DataArray) -> str:
+    """Return the long name of a variable with its unit, or its name."""
+    unit = values.attrs.get("units", "1")
+    return str(values.attrs.get("long_name") or values.name) + ("" if unit in ("", "1") else f" [{unit}]")
+
+
+def _series(claims: Iterable[Claim]) -> Iterator[Lines]:
+    """Yield one picture for all claims on series of the same quantity along the same axis."""
+    groups: dict[tuple[str, str], list[Claim]] = {}
+    for claim in claims:
+        if isinstance(claim.figure, Figure) and (series := claim.figure.series) is not None:
+            groups.setdefault((series.along, label_of(series.measured)), []).append(claim)
+    for (along, label), same in groups.items():
+        yield _series_panel(along, label, same)
+
+
+def _series_panel(along: str, label: str, claims: Sequence[Claim]) -> Lines:
+    """Draw every series once, with its prediction or, without any, the power that the first claim states."""
+    series = [claim.figure.series for claim in claims]
+    curves: list[Curve] = []
+    for group, (name, one) in enumerate({_place(each.measured): each for each in series}.items()):
+        rows = one.measured.transpose(..., along)
+        x = np.asarray(rows[along], float)
+        curves.append(spread_curve(x, np.atleast_2d(rows.values), name or "trained", "trained", group))
+        same = [each.predicted for each in series if _place(each.measured) == name and each.predicted is not None]
+        if same:
+            law = same[0].transpose(..., along)
+            places, values = np.asarray(law[along], float), law.values.reshape(-1, law.sizes[along])
+            curves.append(spread_curve(places, values, "" if group else "predicted", "predicted", group))
+        elif not group:
+            power = claims[0].region.target
+            guide = np.atleast_2d(rows.values).mean(0)[0] * (x / x[0]) ** power
+            curves.append(spread_curve(x, guide[None], f"slope {power:g}", "reference"))
+    heights = np.concatenate([curve.y for curve in curves])
+    log_x, log_y = (spans_decades(np.asarray(values)) for values in (x, heights[np.isfinite(heights)]))
+    shows = tuple(claim.text for claim in claims)
+    return Lines(_title(label), label_of(rows[along]), label, tuple(curves), log_x, log_y, BAND_NOTE, shows)
+
+
+def _pairs(theory: xr.Dataset, trained: xr.Dataset) -> Iterator[Lines]:
+    """Yield curves of what was predicted and trained along an own dimension, at the end of every numeric axis."""
+    axes = _axes(trained)
+    last = {axis: -1 for axis in axes if trained[axis].dtype.kind in "iuf"}
+    for name in (str(name) for name in trained.data_vars if name in theory):
+        measured = trained[name].isel(last, drop=True, missing_dims="ignore")
+        end = {axis: trained[axis].values[-1] for axis in last if axis in theory[name].dims}
+        own = [str(dim) for dim in measured.dims if dim not in ("replicate", *axes)]
+        more = [axis for axis in axes if axis in measured.dims]
+        numeric = measured.dtype.kind in "iuf" and measured.attrs.get("deterministic", True)
+        if len(own) == 1 and len(more) < 2 and own[0] in theory[name].dims and numeric:
+            law = theory[name].sel(end, drop=True)
+            if set(law.dims) <= {own[0], "prediction", *more}:
+                label = label_of(measured)
+                yield lines(_title(label), own[0], label, {"trained": measured}, {"predicted": law}, note=BAND_NOTE)
+
+
+def _medians(theory: xr.Dataset, trained: xr.Dataset) -> Iterator[Listing]:
+    """Yield a table of all single figures by cell: medians over replicates, predictions in brackets."""
+    axes = _axes(trained)
+    names = [
+        str(name)
+        for name, values in trained.data_vars.items()
+        if set(values.dims) <= {"replicate", *axes}
+        and values.dtype.kind in "biuf"
+        and values.attrs.get("deterministic", True)
+    ]
+
+    def entry(name: str, cell: dict[str, Any]) -> str:
+        values = trained[name].sel({axis: cell[axis] for axis in axes if axis in trained[name].dims})
+        if not np.isfinite(values).any():
+            return ""
+        law = theory[name] if name in theory and set(theory[name].dims) <= {*axes, "prediction"} else None
+        at = {} if law is None else {axis: cell[axis] for axis in law.dims if axis in cell}
+        known = law is not None and all((law[axis] == value).any() for axis, value in at.items())
+        stated = float(law.sel(at).mean()) if law is not None and known else math.nan
+        return f"{float(values.median()):.4g}" + (f" ({stated:.4g})" if math.isfinite(stated) else "")
+
+    places = itertools.product(*(trained[axis].values for axis in axes))
+    cells = [dict(zip(axes, place, strict=True)) for place in places]
+    rows = [[*map(str, cell.values()), *(entry(name, cell) for name in names)] for cell in cells]
+    kept = tuple(tuple(row) for row in rows if any(row[len(axes) :]))
+    if kept and names:
+        columns = (*axes, *(label_of(trained[name]) for name in names))
+        yield Listing("Medians over replicates", columns, kept, "In brackets: predicted.")
+
+
+def _parts(array: xr.DataArray, drawn: set[str]) -> list[tuple[str, xr.DataArray]]:
+    """Return an array by the values of the dimension that is not drawn, each with its name."""
+    more = [str(dim) for dim in array.dims if dim not in drawn]
+    if not more:
+        return [("", array)]
+    return [(f"{value}, ", array.sel({more[0]: value})) for value in array[more[0]].values]
+
+
+def _title(label: str) -> str:
+    return label[:1].upper() + label[1:]
+
+
+def _until(curve: Curve, end: float) -> Curve:
+    """Cut a curve at an end of its horizontal axis."""
+    kept = [(a, b) for a, b in zip(curve.x, curve.y, strict=True) if a <= end]
+    return replace(curve, x=tuple(a for a, _ in kept), y=tuple(b for _, b in kept))
+
+
+def _place(values: xr.DataArray) -> str:
+    """Return what tells a series from others of its picture: its place on the grid, and its name if it has one."""
+    places = [str(found.values) for found in values.coords.values() if found.ndim == 0]
+    return ", ".join([*places, *([str(values.name)] if values.name else [])])
+
+
+def _axes(trained: xr.Dataset) -> list[str]:
+    """Return the axes of the grid."""
+    return str(trained.attrs.get("axes", "")).split()

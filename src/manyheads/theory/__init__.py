@@ -1,0 +1,7 @@
+"""Theories of multi-head attention, one package for each family of papers."""
+
+from manyheads._extras import attach_stub
+
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
+
+del attach_stub

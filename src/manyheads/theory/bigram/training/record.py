@@ -1,0 +1,109 @@
+"""Training with records: states every few steps, with exact excess loss and overlaps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from manyheads.errors import UsageError
+from manyheads.theory.bigram.engines.generator import Seed
+from manyheads.theory.bigram.task import BigramTask
+from manyheads.theory.bigram.theorems.population import excess, measure_overlaps
+from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings, descend, initial_state
+from manyheads.theory.bigram.training.rounding import find_support, round_attention
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """Records of a run, the initial state included: arrays of one length.
+
+    Attributes
+    ----------
+    steps
+        Steps done.
+    excess
+        Excess loss over that of the initial state: 1 without knowledge, 0 at the solution.
+    value_signal, attention_signal
+        Overlaps with the task's transition and weights: 1 at the solution.
+    nonzero
+        Share of nonzero attention weights.
+    state
+        The last state.
+    """
+
+    steps: np.ndarray
+    excess: np.ndarray
+    value_signal: np.ndarray
+    attention_signal: np.ndarray
+    nonzero: np.ndarray
+    state: State
+
+
+class TaskDistances(NamedTuple):
+    r"""Distance of a state from the task.
+
+    Attributes
+    ----------
+    value, attention
+        :math:`|W - \tilde P|_\mu` and :math:`|A - Q|_\mu`.
+    support
+        Share of the queries whose Q largest positions are the right ones.
+    excess
+        Excess loss over that of the initial state.
+    """
+
+    value: float
+    attention: float
+    support: float
+    excess: float
+
+
+def trajectory(train: Callable[[S, int], S], state: S, every: int) -> Iterator[tuple[int, S]]:
+    """Yield steps done and state, from the initial one on; `train(state, first_step)` makes the next `every` steps."""
+    for done in count(0, every):
+        yield done, state
+        state = train(state, done)
+
+
+def record(
+    task: BigramTask, init: State, settings: StepSettings, steps: int, records: int, *, seed: Seed
+) -> TrainingRecord:
+    """Train and record at equal distances; `steps` is rounded up to a multiple of `records`."""
+    if records < 1 or steps < 1:
+        raise UsageError(f"steps={steps}, records={records}: give at least one of each")
+    every, rows = -(-steps // records), []
+    zero = excess(task, *initial_state(task))
+
+    def train(state: State, first_step: int) -> State:
+        return descend(task, state, settings, every, seed=seed, first_step=first_step)
+
+    for done, state in islice(trajectory(train, init, every), records + 1):
+        found, nonzero = measure_overlaps(task, *state), np.count_nonzero(state.attention) / state.attention.size
+        rows.append((done, excess(task, *state) / zero, found.value_signal, found.attention_signal, nonzero))
+    steps_done, losses, values, weights, shares = np.array(rows).T
+    return TrainingRecord(steps_done.astype(int), losses, values, weights, shares, state)
+
+
+def measure_distances(task: BigramTask, state: State) -> TaskDistances:
+    """Measure the distance of a state from its task."""
+    mu = task.stationary
+    away = ((np.asarray(state.attention, float) - task.attention) ** 2).sum(1)
+    found = find_support(state.attention, task.sparsity)
+    right = [np.array_equal(row, true) for row, true in zip(found, task.positions, strict=True)]
+    return TaskDistances(
+        float(mu @ ((state.value - task.centred) ** 2).sum(0)) ** 0.5,
+        float(mu @ away) ** 0.5,
+        float(np.mean(right)),
+        excess(task, state.value, state.attention) / excess(task, *initial_state(task)),
+    )
+
+
+def measure_rounded(task: BigramTask, state: State) -> TaskDistances:
+    """Measure the distance of a state from its task after rounding."""
+    return measure_distances(task, round_attention(state, task.stationary))

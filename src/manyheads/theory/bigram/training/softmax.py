@@ -1,0 +1,201 @@
+r"""Softmax attention: weights are a softmax of logits over positions, or over tokens and positions.
+
+The linear model trains the weights :math:`a^{(k)}` themselves. Here they are
+
+.. math:: a^{(k)}_t = \frac{e^{\ell^{(k)}_t + m^{(k)}_{x_t}}}{\sum_s e^{\ell^{(k)}_s + m^{(k)}_{x_s}}},
+
+with logits :math:`\ell` of positions and, optionally, :math:`m` of tokens. With :math:`G` the gradient in :math:`a`,
+the gradient in a logit is :math:`a_t (G_t - \sum_s a_s G_s)`, so a step of size :math:`\eta_\ell` moves the weight by
+:math:`\eta_\ell a_t^2 G_t`. At initialization all :math:`a_t = 1/T` and a constant learning rate is slower than the
+linear model by :math:`T^2`; the learning rate :math:`\eta_A/\max_t a_t^2` moves the largest weight exactly as the
+linear model does.
+
+All other weights move by :math:`a_t^2/\max a^2` of that. A growing weight obeys :math:`\dot a \propto a^2 q`,
+whose solution :math:`1/a = T - c\,q` blows up in finite time, first for the largest :math:`q`; the weight of a second
+position, of :math:`q_2 < q_1`, has then reached only
+
+.. math:: a_2 = \frac{1}{T\,(1 - q_2/q_1)}.
+
+Logits of tokens are scaled alike, by the largest share :math:`\pi_j \propto \mu_j e^{m_j}` that a token has: a share is
+1/N at initialization and not 1/T, and the learning rate of the positions would be :math:`(T/N)^2` times too large for
+them.
+
+So equal weights of a row grow together, and of unequal ones only the largest, for a time that grows with :math:`T`.
+Softmax and linear attention therefore train alike only for equal weights.
+
+Samples are those of `manyheads.theory.bigram.training.proximal_sgd.descend`: the same seed and step give the same
+tokens.
+
+Source: Ren, Wang and Lee, "Learning and transferring sparse contextual bigrams with linear transformers", NeurIPS 2024
+(arXiv 2410.23438), compare both by experiment. The scaled learning rate and the blow-up are derived here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from manyheads._settings import double_precision
+from manyheads.errors import UsageError
+from manyheads.theory.bigram.engines.generator import Seed, sample_keys, scramble
+from manyheads.theory.bigram.engines.reference import Tables, as_jax, draw_block, histogram
+from manyheads.theory.bigram.task import BigramTask
+from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings, check_size, check_steps, make_tables
+
+Rule = Literal["scaled", "constant", "adam"]
+
+
+class SoftmaxState(NamedTuple):
+    r"""Network state: `value`, :math:`W = V - \mu 1^\top`, (N, N) float64; logits float32; the optimizer's state.
+
+    `positions` are :math:`\ell`, (N, T); `tokens` are :math:`m`, (N, N): row k belongs to query k.
+    """
+
+    value: np.ndarray
+    positions: np.ndarray
+    tokens: np.ndarray
+    memory: Any = ()
+
+
+@dataclass(frozen=True)
+class SoftmaxSettings:
+    r"""Settings of a step.
+
+    Attributes
+    ----------
+    batch
+        Samples of a step.
+    value_learning_rate
+        :math:`\eta_W`.
+    attention_learning_rate
+        :math:`\eta_A` of the linear model for "scaled"; the learning rate of the logits for "constant" and "adam".
+    rule
+        "scaled": gradient steps of :math:`\eta_A/\max_t a_t^2`, the maximum of each row's softmax over positions, and
+        of :math:`\eta_A/\max_j \pi_j^2` for the logits of tokens; "constant": gradient steps; "adam": Adam.
+    token_logits
+        Whether :math:`m` is trained as well.
+    """
+
+    batch: int
+    value_learning_rate: float
+    attention_learning_rate: float
+    rule: Rule = "scaled"
+    token_logits: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rule not in ("scaled", "constant", "adam"):
+            raise UsageError(f"rule={self.rule!r}: use scaled, constant or adam")
+        self.linear()  # refuses an invalid batch or learning rate
+
+    def linear(self) -> StepSettings:
+        """Return the linear model's step of the same batch and rates."""
+        return StepSettings(self.batch, self.value_learning_rate, self.attention_learning_rate)
+
+
+def initial_softmax_state(task: BigramTask) -> SoftmaxState:
+    """Return the state without knowledge: zero values and logits."""
+    size = task.vocabulary
+    return SoftmaxState(
+        np.zeros((size, size)), np.zeros((size, task.length), np.float32), np.zeros((size, size), np.float32)
+    )
+
+
+def as_linear(state: SoftmaxState) -> State:
+    """Return values and attention weights as the linear model has them; the logits of tokens are ignored."""
+    grown = np.exp(state.positions - state.positions.max(1, keepdims=True))
+    return State(np.asarray(state.value), (grown / grown.sum(1, keepdims=True)).astype(np.float32))
+
+
+def predict_second_weight(length: int, larger: float, smaller: float) -> float:
+    """Return the second weight at the blow-up of the first: :math:`1/(T(1-q_2/q_1))`, at most a half."""
+    if not 0 < smaller <= larger <= 1 or length < 2:
+        raise UsageError(
+            f"length={length}, larger={larger}, smaller={smaller}: give 0 < smaller <= larger <= 1 and length >= 2"
+        )
+    rest = 1 - smaller / larger
+    return min(0.5, 1 / (length * rest)) if rest > 0 else 0.5
+
+
+def descend_softmax(
+    task: BigramTask,
+    state: SoftmaxState,
+    settings: SoftmaxSettings,
+    steps: int,
+    *,
+    seed: Seed,
+    first_step: int = 0,
+) -> SoftmaxState:
+    """Make `steps` steps on fresh samples, those of `manyheads.theory.bigram.training.proximal_sgd.descend`.
+
+    The seed and the number of a step determine its samples: two calls of 50 steps, the second with ``first_step=50``,
+    are one of 100. Raises `Diverged` if an entry of the value passes a million or is NaN.
+    """
+    check_steps(steps, first_step)
+    static = {"batch": settings.batch, "rule": settings.rule, "token_logits": settings.token_logits}
+    rates = (settings.value_learning_rate, settings.attention_learning_rate)
+    with double_precision():
+        logits = tuple(jnp.asarray(part, np.float32) for part in (state.positions, state.tokens))
+        memory = state.memory or (_adam().init(logits) if settings.rule == "adam" else ())
+        carry = as_jax((np.asarray(state.value, float), logits, memory))
+        span = first_step, first_step + steps
+        done = _descend(*as_jax((make_tables(task), scramble(seed), span, rates)), carry, **static)
+        value, logits, memory = jax.tree.map(np.array, done)
+    check_size(float(np.abs(value).max()), settings.linear(), f"the descent diverged within {steps} steps")
+    return SoftmaxState(value, logits[0], logits[1], memory)
+
+
+@lru_cache(maxsize=1)
+def _adam() -> optax.GradientTransformation:
+    return optax.scale_by_adam()
+
+
+def _gradients(value: Any, logits: Any, samples: Any, mu: Any, token_logits: bool) -> tuple[Any, Any]:
+    """Return the preconditioned gradients in the value and in both kinds of logits."""
+    positions, by_token = logits
+    tokens, queries, targets = samples
+    if token_logits:
+        rows = positions[queries] + jnp.take_along_axis(by_token[queries], tokens, axis=1)  # (B, T)
+        weights = jax.nn.softmax(rows, axis=1)
+    else:
+        weights = jax.nn.softmax(positions, axis=1)[queries]
+    seen = histogram(tokens, weights, len(mu)).astype(jnp.float64)  # (B, N)
+    residual = (mu + seen @ value.T).at[jnp.arange(len(queries)), targets].add(-1.0)
+    by_value = residual.T @ (seen - mu) / (len(queries) * mu)
+    at_token = jnp.take_along_axis((residual @ value).astype(jnp.float32), tokens, axis=1)  # (B, T)
+    at_token = weights * (at_token - (weights * at_token).sum(1, keepdims=True))
+    scale = (1 / (len(queries) * mu)).astype(jnp.float32)[:, None]
+    by_position = scale * jnp.zeros_like(positions).at[queries].add(at_token)
+    if not token_logits:
+        return by_value, (by_position, jnp.zeros_like(by_token))
+    return by_value, (
+        by_position,
+        scale * jnp.zeros_like(by_token).at[queries].add(histogram(tokens, at_token, len(mu))),
+    )
+
+
+@partial(jax.jit, static_argnames=("batch", "rule", "token_logits"))
+def _descend(
+    tables: Tables, roots: Any, span: Any, rates: Any, carry: Any, *, batch: int, rule: str, token_logits: bool
+) -> Any:
+    def step(number: Any, carry: Any) -> Any:
+        value, logits, memory = carry
+        keys = sample_keys(roots, number.astype(jnp.uint32)[None], jnp.arange(batch, dtype=jnp.uint32))
+        samples = draw_block(tables, keys, logits[0].shape[1])
+        by_value, by_logits = _gradients(value, logits, samples, tables.stationary, token_logits)
+        if rule == "adam":
+            by_logits, memory = _adam().update(by_logits, memory)
+        rate = rates[1].astype(jnp.float32)
+        speeds = [rate, rate]
+        if rule == "scaled":  # by the largest weight of a position and the largest share of a token, (N, 1) each
+            shares = logits[0], logits[1] + jnp.log(tables.stationary).astype(jnp.float32)
+            speeds = [rate / jax.nn.softmax(part, axis=1).max(1, keepdims=True) ** 2 for part in shares]
+        logits = tuple(part - by * move for part, by, move in zip(logits, speeds, by_logits, strict=True))
+        return value - rates[0] * by_value, logits, memory
+
+    return jax.lax.fori_loop(span[0], span[1], step, carry)

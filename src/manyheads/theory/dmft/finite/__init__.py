@@ -1,0 +1,1 @@
+"""Networks of finite size beside the limits, and the forecast from both."""

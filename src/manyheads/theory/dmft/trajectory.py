@@ -1,0 +1,87 @@
+"""Solution of the recursion in time: outputs, losses and kernels of every moment, two-time functions if asked for."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from manyheads.theory.dmft.problem import Problem
+
+
+@dataclass(frozen=True)
+class TwoTime:
+    """Two-time correlation and response functions of every layer, (B, n, n) over n = S P T rows t, a.
+
+    Attributes
+    ----------
+    correlation, backward_correlation
+        <z^{l-1}_a(t) z^{l-1}_b(t')> and <g^l_a(t) g^l_b(t')>.
+    response, backward_response
+        RO^l, zero for t' >= t, and RB^l, zero for t' > t: of what the layer writes to g^l, of what it sends to z^{l-1}.
+    """
+
+    correlation: np.ndarray
+    backward_correlation: np.ndarray
+    response: np.ndarray
+    backward_response: np.ndarray
+
+    @staticmethod
+    def of(correlation: np.ndarray, backward_correlation: np.ndarray) -> "TwoTime":
+        """Return these correlation functions beside responses that are still zero."""
+        return TwoTime(correlation, backward_correlation, np.zeros_like(correlation), np.zeros_like(correlation))
+
+
+class Snapshot(NamedTuple):
+    """The solution at one moment; kernels of the levels 0 to B, the last above the last layer."""
+
+    output: np.ndarray  # f (O, C)
+    stream: list[np.ndarray]  # <h^l h^l>/d, (PT, PT) each
+    backward: list[np.ndarray]  # <g^l g^l>/d
+    pooled: np.ndarray  # kernel of the read-outs (O, O)
+    observables: list[dict[str, np.ndarray]]  # of every layer: what its branches show (logits, attention)
+
+
+@dataclass
+class Trajectory:
+    """The solution in time: S moments, B layers.
+
+    Attributes
+    ----------
+    outputs, losses
+        f (S, O, C) and the training loss (S,).
+    stream, backward
+        <h^l h^l>/d and <g^l g^l>/d at equal times (S, B + 1, PT, PT), the last level above the last layer.
+    observables
+        One dictionary a moment and layer: what its branches show (logits, attention).
+    """
+
+    outputs: np.ndarray
+    losses: np.ndarray
+    stream: np.ndarray
+    backward: np.ndarray
+    pooled: np.ndarray  # kernel of the read-outs (S, O, O)
+    observables: list[list[dict[str, np.ndarray]]] = field(default_factory=list)
+    two_time: TwoTime | None = None  # correlation and response functions where they were asked for
+
+    @staticmethod
+    def zeros(problem: Problem, layers: int) -> "Trajectory":
+        """Return a trajectory of zeros over the moments of a problem."""
+        steps, rows, outputs = problem.steps, problem.rows, problem.outputs
+        return Trajectory(
+            outputs=np.zeros((steps, outputs, problem.classes)),
+            losses=np.zeros(steps),
+            stream=np.zeros((steps, layers + 1, rows, rows)),
+            backward=np.zeros((steps, layers + 1, rows, rows)),
+            pooled=np.zeros((steps, outputs, outputs)),
+        )
+
+    def record(self, moment: int, snapshot: Snapshot, loss: float) -> None:
+        """Write the solution at one moment."""
+        self.outputs[moment], self.losses[moment], self.pooled[moment] = snapshot.output, loss, snapshot.pooled
+        self.stream[moment], self.backward[moment] = snapshot.stream, snapshot.backward
+        self.observables.append(snapshot.observables)
+
+    def until(self, moments: int) -> "Trajectory":
+        """Return the first moments, without functions of two times."""
+        names = ("outputs", "losses", "stream", "backward", "pooled", "observables")
+        return Trajectory(**{name: getattr(self, name)[:moments] for name in names})

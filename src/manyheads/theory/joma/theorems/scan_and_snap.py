@@ -1,0 +1,245 @@
+r"""Scan and Snap, theorems 2 to 4 (Tian et al. 2023), solved for exchangeable next tokens.
+
+Dictionary: K next tokens, :math:`\kappa = K/(K-1)`; learning rates :math:`\eta_Y` of the decoder and :math:`\eta_Z` of
+the attention logits z, :math:`\rho = \eta_Z/\eta_Y`; f the normalized mixture of one context, :math:`f_l \propto p_l
+e^{z_l}`, with d for a distinct and c for a common token. Apart from the gain law, the following is derived here.
+
+*Reduction.* When the next tokens are exchangeable, the residual of a context is :math:`a\,w` with :math:`a = 1 -
+p(\text{right})` and a fixed direction w. Then the decoder stays zero on common tokens and :math:`y_d w` on distinct
+ones, with :math:`\dot y_d = (\eta_Y/K)\, a f_d`. All derivatives are proportional to a,
+which only sets the time scale. In the progress :math:`\tau = \sqrt\rho \int (\eta_Y/K)\, a\, dt`, with
+:math:`Y = \sqrt\rho\, y` and :math:`S = \sum_d Y_d f_d`,
+
+.. math:: Y_d' = f_d, \qquad z_d' = \kappa f_d (Y_d - f_d S), \qquad z_c' = -\kappa K f_c^2 S:
+
+**one trajectory for every ratio of the learning rates.** Logits of common tokens decrease, as S is positive.
+
+*Time.* The logit margin of the right next token is :math:`\kappa S/\sqrt\rho`, so that
+
+.. math:: t(\tau) = \frac{K}{\eta_Y \sqrt\rho} \Big[\tau + \frac1{K-1} \int_0^\tau e^{\kappa S/\sqrt\rho}\, d\tau'\Big].
+
+As S grows like tau, each unit of progress takes about :math:`e^{\kappa/\sqrt\rho}` times as long as the previous one.
+
+*Gain law.* The paper compares distinct tokens by the relative gain :math:`r = f_l^2/f_{l'}^2 - 1` and finds
+:math:`r(t) = r(0)\, e^{2 z_l(t)}`. It follows from :math:`Y_d \propto f_d`: then :math:`z_d' e^{-2 z_d}/p_d^2` is the
+same for all d, hence :math:`(1 - e^{-2z_d})/p_d^2`, which is the law. But the decoder is
+:math:`Y_d = \int f_d\,d\tau`, proportional to :math:`f_d` only while f is constant. So the law holds to first order in
+z, with a relative error that grows as :math:`\tau^2` at any ratio of the learning rates.
+
+*Limit.* Under the law the gap between distinct tokens grows as :math:`\ln\tau`. In the flow the memory of the decoder
+relaxes f to the direction of Y at rate :math:`\kappa \tau f^2`, while common tokens, which drive the gap, decay as
+:math:`f_c^2 < 1/(\kappa K \tau^2)`: f converges as :math:`\tau^{-2}`, without a winner that takes all. The gap may
+overshoot its limit.
+
+Source: Tian, Wang, Chen, Du, "Scan and Snap" (arXiv 2305.16380), theorems 2 to 4.
+"""
+
+from typing import Any, NamedTuple
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import ArrayLike, Float
+
+from manyheads._arrays import takes_arrays
+from manyheads._settings import double_precision
+from manyheads.errors import CertificateError, ShapeError, UsageError
+from manyheads.theory.joma.systems.one_layer_attention import check_learning_rates
+
+PRECISION = 1e-12  # local errors of the integrator, relative and absolute
+STEPS = 100_000  # largest number of integrator steps
+
+
+class ReducedTrajectory(NamedTuple):
+    """Reduced trajectory at some values of progress tau: logits of the tokens of one next token, and the margin S.
+
+    The logit margin of the right next token is kappa S / sqrt(rho).
+    """
+
+    progress: Float[np.ndarray, " progress"]
+    distinct: Float[np.ndarray, "progress distinct"]
+    common: Float[np.ndarray, "progress common"]
+    margin: Float[np.ndarray, " progress"]
+
+
+@takes_arrays
+def reduced_trajectory(
+    distinct: Float[ArrayLike, " distinct"],
+    common: Float[ArrayLike, " common"],
+    classes: int,
+    progress: Float[ArrayLike, " progress"],
+    *,
+    aligned: bool = False,
+) -> ReducedTrajectory:
+    """Integrate the reduced trajectory of exchangeable next tokens from their co-occurrence, up to a common factor.
+
+    `aligned` assumes a decoder in the direction of f, as the gain law of the paper does, instead of its memory.
+
+    Raises
+    ------
+    ShapeError, UsageError
+        Arrays that are not vectors, co-occurrence that is not positive, fewer than two next tokens, progress that does
+        not rise.
+    CertificateError
+        The integrator does not reach the last progress.
+
+    Examples
+    --------
+    >>> path = reduced_trajectory([0.4, 0.2], [0.4], 2, [0.0, 3.0, 30.0, 300.0])
+    >>> gaps = path.distinct[:, 0] - path.distinct[:, 1]
+    >>> bool(gaps[1] > 0), bool(abs(gaps[3] - gaps[2]) < 1e-2 * gaps[2]), bool((path.common[1:] < 0).all())
+    (True, True, True)
+    """
+    own, shared, moments = _checked(distinct, common, classes, progress)
+    with double_precision():
+        z, margin, _ = _certified(
+            _follow(own, shared, moments, jnp.array([classes, np.inf, aligned], jnp.float64)), moments
+        )
+    return ReducedTrajectory(np.asarray(moments), z[:, : len(own)], z[:, len(own) :], margin)
+
+
+@takes_arrays
+def training_time(
+    distinct: Float[ArrayLike, " distinct"],
+    common: Float[ArrayLike, " common"],
+    classes: int,
+    progress: Float[ArrayLike, " progress"],
+    *,
+    decoder_learning_rate: float = 1.0,
+    attention_learning_rate: float = 1.0,
+) -> Float[np.ndarray, " progress"]:
+    r"""Compute the times :math:`t(\tau)` at which training reaches some progress.
+
+    Raises
+    ------
+    ShapeError, UsageError
+        As for `reduced_trajectory`; learning rates that are not positive; a time beyond the largest double, because
+        the ratio of the learning rates is too small for this progress.
+
+    Examples
+    --------
+    >>> times = training_time([0.4, 0.2], [0.4], 2, [0.0, 1.0, 2.0], attention_learning_rate=0.1)
+    >>> bool(times[0] == 0), bool(times[2] > 10 * times[1])
+    (True, True)
+    """
+    own, shared, moments = _checked(distinct, common, classes, progress)
+    check_learning_rates(decoder_learning_rate, attention_learning_rate)
+    root = float(attention_learning_rate / decoder_learning_rate) ** 0.5
+    with double_precision():
+        logarithm = _certified(_follow(own, shared, moments, jnp.array([classes, root, 0.0], jnp.float64)), moments)[2]
+    factor = classes / (decoder_learning_rate * root)
+    with np.errstate(over="ignore"):
+        times = factor * (np.asarray(moments) + np.expm1(logarithm) / (classes - 1))
+    if not np.isfinite(times).all():
+        raise UsageError(
+            f"a progress of {float(moments[-1])} at a ratio of rates of {root**2:.3g} takes longer than "
+            "the largest double: ask for less progress or a larger attention_learning_rate"
+        )
+    return times
+
+
+@takes_arrays
+def relative_gain(
+    start: Float[ArrayLike, " distinct"], logits: Float[ArrayLike, "... distinct"], first: int, second: int
+) -> Float[np.ndarray, "..."]:
+    r"""Compute the relative gain :math:`r = f_l^2/f_{l'}^2 - 1 = (p_l/p_{l'})^2 e^{2(z_l - z_{l'})} - 1` of two tokens.
+
+    From their co-occurrence p at the start and logits z; first and second are l and l'.
+
+    Examples
+    --------
+    >>> relative_gain([0.4, 0.2], [[0.0, 0.0]], 0, 1).tolist()
+    [3.0]
+    """
+    p, z = np.asarray(start, np.float64), np.asarray(logits, np.float64)
+    return (p[first] / p[second]) ** 2 * np.exp(2 * (z[..., first] - z[..., second])) - 1
+
+
+@takes_arrays
+def relative_gain_law(
+    start: Float[ArrayLike, " distinct"], logits: Float[ArrayLike, "... distinct"], first: int, second: int
+) -> Float[np.ndarray, "..."]:
+    r"""Compute the gain law of the paper for `relative_gain`: :math:`r(0)\, e^{2 z_l}`.
+
+    Examples
+    --------
+    >>> relative_gain_law([0.4, 0.2], [[0.0, 0.0]], 0, 1).tolist()
+    [3.0]
+    """
+    z = np.asarray(logits, np.float64)
+    return relative_gain(start, np.zeros_like(z), first, second) * np.exp(2 * z[..., first])
+
+
+def _checked(distinct: Any, common: Any, classes: int, progress: Any) -> tuple[Any, Any, Any]:
+    own, shared, moments = (np.asarray(each, np.float64) for each in (distinct, common, progress))
+    if own.ndim != 1 or shared.ndim != 1 or moments.ndim != 1:
+        raise ShapeError(f"arrays of shapes {own.shape}, {shared.shape}, {moments.shape}: expected (D,), (C,) and (n,)")
+    if not len(own) or not (own > 0).all() or not (shared > 0).all():
+        raise UsageError("co-occurrence: expected one distinct token or more, and positive numbers for all tokens")
+    if classes < 2:
+        raise UsageError(f"classes={classes}: expected two next tokens or more")
+    if not len(moments) or moments[0] < 0 or (np.diff(moments) <= 0).any():
+        raise UsageError("progress: expected one or more values, rising and nonnegative")
+    return own, shared, moments
+
+
+def _certified(state: tuple[jax.Array, ...], moments: Any) -> tuple[np.ndarray, ...]:
+    if not bool(state[-1]):
+        raise CertificateError(
+            f"{STEPS:,} steps do not reach a progress of {float(moments[-1]):g}: the flow becomes stiff beyond some "
+            "hundreds, ask for less progress",
+            measured=0.0,
+            threshold=1.0,
+        )
+    return tuple(np.asarray(part) for part in state[:-1])
+
+
+@eqx.filter_jit
+def _follow(own: jax.Array, shared: jax.Array, moments: jax.Array, numbers: jax.Array) -> tuple[jax.Array, ...]:
+    """Integrate logits (n, D + C), margin (n,), ln(1 + integral of e^(kappa S / root)) for the time; and success.
+
+    `numbers` are K, root and 1 for an aligned decoder, traced: one program serves trajectories and times.
+    """
+    classes, root, aligned = numbers
+    count, kappa = len(own), classes / (classes - 1)
+    start = jnp.concatenate([jnp.asarray(own), jnp.asarray(shared)])
+    moments = jnp.asarray(moments)
+
+    def features(z: jax.Array) -> jax.Array:
+        raised = start * jnp.exp(z - z.max())
+        return raised / jnp.linalg.norm(raised)
+
+    def memory(y: jax.Array, f: jax.Array, progress: Any) -> jax.Array:
+        return jnp.where(aligned > 0, progress * f[:count], y)
+
+    def field(progress: Any, state: tuple[jax.Array, ...], _: Any) -> tuple[jax.Array, ...]:
+        y, z, logarithm = state
+        f = features(z)
+        held = memory(y, f, progress)
+        margin = (held * f[:count]).sum()
+        slopes = jnp.concatenate([f[:count] * (held - f[:count] * margin), -classes * f[count:] ** 2 * margin])
+        tick = jnp.exp(kappa * margin / root - logarithm)
+        return f[:count], kappa * slopes, tick
+
+    zero = (jnp.zeros(count, jnp.float64), jnp.zeros(len(start), jnp.float64), jnp.zeros((), jnp.float64))
+    found = diffrax.diffeqsolve(
+        diffrax.ODETerm(field),
+        diffrax.Dopri8(),
+        0.0,
+        moments[-1] * (1 + 1e-12) + 1e-300,
+        1e-3,
+        zero,
+        saveat=diffrax.SaveAt(ts=moments),
+        stepsize_controller=diffrax.PIDController(rtol=PRECISION, atol=PRECISION),
+        max_steps=STEPS,
+        throw=False,
+    )
+    y, z, logarithm = found.ys
+
+    def margin(y: jax.Array, z: jax.Array, progress: jax.Array) -> jax.Array:
+        f = features(z)
+        return (memory(y, f, progress) * f[:count]).sum()
+
+    return z, jax.vmap(margin)(y, z, moments), logarithm, found.result == diffrax.RESULTS.successful

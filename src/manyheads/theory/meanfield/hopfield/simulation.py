@@ -1,0 +1,88 @@
+"""Exact simulation of finite self-attention networks with 1-bit tokens, at a cost independent of the number of neurons.
+
+Neurons of a type have equal fields and independent bits, so the sum over the N_k neurons of type k is
+2 Binomial(N_k, p_k) - N_k: the same distribution as with explicit bits. The simulation by types is derived here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import ArrayLike, Float, Int
+
+from manyheads._arrays import as_integers, check_generator, takes_arrays
+from manyheads.errors import ShapeError, UsageError, check_integer
+from manyheads.theory.meanfield.hopfield.dynamics import (
+    append_token,
+    first_state,
+    mean_spins,
+    read_initial,
+    read_sweep,
+    read_weights,
+)
+from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
+
+
+@takes_arrays
+def simulate_network(
+    network: OneBitNetwork,
+    beta: Float[ArrayLike, "*systems"],
+    steps: int,
+    neurons: Int[ArrayLike, "*systems"],
+    rng: np.random.Generator,
+    gain: Float[ArrayLike, "*systems"] | None = None,
+    initial: Float[ArrayLike, " type"] | None = None,
+) -> Float[np.ndarray, "*systems step feature"]:
+    """Run finite networks from a single token; the context grows from 1 to L tokens.
+
+    Parameters
+    ----------
+    network
+        Weights and shares of the types of neurons.
+    beta, neurons, gain
+        Inverse temperatures and sizes N, of shapes that broadcast; every system is an independent run. The shares
+        times N must be whole (`OneBitNetwork.with_neurons`).
+    steps
+        Number of tokens after the first one.
+    rng
+        Source of the bits.
+    initial
+        Spins of the first token by type; those of the first feature, W^o_1, if None.
+
+    Returns
+    -------
+    Overlaps <W^o_c s_t> of tokens 1 to `steps` with the output weights, between -1 and 1.
+
+    Raises
+    ------
+    UsageError
+        Shares that are no whole numbers of neurons, inverse temperatures that are negative or infinite, or an `rng`
+        that is no generator.
+
+    Examples
+    --------
+    >>> sizes = np.full(8, 300)
+    >>> simulate_network(OneBitNetwork.published(), 0.5, 20, sizes, np.random.default_rng(0)).shape
+    (8, 20, 3)
+    """
+    steps, rng = check_integer("steps", steps), check_generator(rng)
+    sizes = as_integers(neurons, "neurons")
+    if (sizes < 1).any():
+        raise UsageError("neurons: expected integers of at least 1")
+    sweep, weights = read_sweep(network, beta, gain), read_weights(network)
+    try:
+        shape = np.broadcast_shapes(sweep.shape, sizes.shape)
+    except ValueError as error:
+        raise ShapeError(f"beta and gain {sweep.shape} and neurons {sizes.shape} do not broadcast") from error
+    spread = [np.broadcast_to(part.reshape(sweep.shape), shape).ravel() for part in sweep[:2]]
+    sweep = sweep._replace(beta=spread[0], gain=spread[1], shape=shape)
+    known = {int(size): network.counts(int(size)) for size in np.unique(sizes)}
+    counts = np.stack([known[int(size)] for size in np.broadcast_to(sizes, shape).ravel()], axis=1)  # (C, B)
+    state = first_state(weights, read_initial(network, initial), sweep)
+    overlaps = np.empty((steps, network.features, sweep.beta.size))
+    for place in range(steps):
+        chance = (1 + mean_spins(weights, state.attended, sweep.beta)) / 2
+        spins = 2 * rng.binomial(counts, np.clip(chance, 0, 1)) / np.maximum(counts, 1) - 1
+        overlaps[place] = weights.overlap @ spins
+        position = weights.positions[(place + 1) % network.context]
+        state = append_token(weights, position, state.keys, state.values, spins, sweep.gain)
+    return np.moveaxis(overlaps, 2, 0).reshape(*shape, steps, network.features)

@@ -1,0 +1,126 @@
+"""Gradient flow: SciPy's adaptive integrators, explicit or implicit, and Runge-Kutta steps of fixed size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Float
+
+from manyheads._runge_kutta import runge_kutta_step
+from manyheads.errors import CertificateError, UsageError
+from manyheads.theory.meanfield.initial_value import solve_initial_value
+
+Derivative = Callable[[Any, Any], Any]
+
+
+def _flat(derivative: Derivative, flat: jax.Array, like: Any, args: Any) -> jax.Array:
+    """Return the derivative of a state that is given as one vector."""
+    return ravel_pytree(derivative(ravel_pytree(like)[1](flat), args))[0]
+
+
+@partial(jax.jit, static_argnums=0)
+def _slope(derivative: Derivative, flat: jax.Array, like: Any, args: Any) -> jax.Array:
+    return _flat(derivative, flat, like, args)
+
+
+@partial(jax.jit, static_argnums=0)
+def _jacobian(derivative: Derivative, flat: jax.Array, like: Any, args: Any) -> jax.Array:
+    return jax.jacfwd(_flat, argnums=1)(derivative, flat, like, args)
+
+
+@partial(jax.jit, static_argnums=0)
+def _observed(observe: Derivative, flat: jax.Array, like: Any, args: Any) -> Any:
+    return observe(ravel_pytree(like)[1](flat), args)
+
+
+def integrate(
+    derivative: Derivative,
+    observe: Derivative,
+    state: Any,
+    args: Any,
+    times: Float[np.ndarray, " times"],
+    tolerance: float,
+    stiff: bool = False,
+) -> tuple[Any, Any]:
+    """Integrate ``derivative(state, args)`` from time 0; return ``observe(state, args)`` at rising times, and the end.
+
+    Called in double precision. `derivative` and `observe` are functions of a module, so that they compile once. The
+    method is DOP853, or Radau with the exact Jacobian where the flow is stiff; the tolerance is that of a step,
+    relative, and a thousandth of it absolute.
+
+    Raises
+    ------
+    UsageError
+        A tolerance that is not between 0 and 1: steps of a NaN tolerance never end.
+    CertificateError
+        The step size vanishes on the way, or values are not finite.
+    """
+    if not 0 < tolerance < 1:
+        raise UsageError(f"tolerance={tolerance}: expected a relative error between 0 and 1")
+    start, unravel = ravel_pytree(state)
+    implicit = {"jac": lambda time, flat: np.asarray(_jacobian(derivative, flat, state, args))} if stiff else {}
+    path = solve_initial_value(
+        lambda time, flat: np.asarray(_slope(derivative, flat, state, args)),
+        np.asarray(start),
+        times,
+        "the gradient flow cannot be integrated to the last time: end earlier, raise the tolerance, or start from "
+        "particles whose mean map has full rank",
+        method="Radau" if stiff else "DOP853",
+        rtol=tolerance,
+        atol=tolerance * 1e-3,
+        **implicit,
+    )
+    found = [jax.tree.map(np.asarray, _observed(observe, flat, state, args)) for flat in path]
+    return jax.tree.map(lambda *each: np.stack(each), *found), jax.tree.map(np.asarray, unravel(jnp.asarray(path[-1])))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _steps(
+    derivative: Derivative, observe: Derivative, state: Any, args: Any, plan: tuple[jax.Array, jax.Array]
+) -> Any:
+    """Scan over the intervals between records, each of a number of steps of one size."""
+
+    def interval(state: Any, counted: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
+        count, size = counted
+        step = lambda _, now: runge_kutta_step(lambda each: derivative(each, args), now, size)  # noqa: E731
+        state = jax.lax.fori_loop(0, count, step, state)
+        return state, observe(state, args)
+
+    return jax.lax.scan(interval, state, plan)
+
+
+def integrate_in_steps(
+    derivative: Derivative, observe: Derivative, state: Any, args: Any, times: Float[np.ndarray, " times"], step: float
+) -> tuple[Any, Any]:
+    """Integrate as `integrate` does, by the classical Runge-Kutta method with steps of at most `step`.
+
+    For flows that are not smooth, where steps of controlled error vanish: ReLU neurons have a kink whenever one of
+    them crosses a node. One program, compiled once for a number of records.
+
+    Raises
+    ------
+    UsageError
+        A step that is not positive and finite.
+    CertificateError
+        Values that are not finite.
+    """
+    if not 0 < step < np.inf:
+        raise UsageError(f"step={step}: expected a positive, finite step in mean-field time")
+    lengths = np.diff(times, prepend=0.0)
+    counts = np.maximum(np.ceil(lengths / step), 1).astype(np.int32)
+    end, found = _steps(derivative, observe, state, args, (jnp.asarray(counts), jnp.asarray(lengths / counts)))
+    finite = [np.isfinite(leaf).reshape(len(leaf), -1).all(1) for leaf in jax.tree.leaves(found)]
+    whole = np.logical_and.reduce([np.asarray(each) for each in finite])
+    if not whole.all():
+        raise CertificateError(
+            "the gradient flow leaves the finite numbers: take a smaller step",
+            measured=float(times[np.argmin(whole)]),
+            threshold=float(times[-1]),
+        )
+    return jax.tree.map(np.asarray, found), jax.tree.map(np.asarray, end)

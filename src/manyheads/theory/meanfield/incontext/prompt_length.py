@@ -1,0 +1,220 @@
+r"""Prompt length: loss of the linear-attention transformer at n pairs, exactly, and the limit of infinite prompts.
+
+With the representation :math:`h = \int a\,\sigma(w^\top x)\,d\mu(a, w)` the transformer answers a query with
+
+.. math:: \hat y = \frac1n \sum_{i \le n} y_i\, h(x_i)^\top W\, h(x_q).
+
+Write :math:`S = E[h h^\top]`, :math:`C = E[f° h^\top]`, :math:`S_\circ = E[f° f°^\top]`, :math:`\Gamma = C^\top C` and
+:math:`A = E[(|f°|^2 + s^2) h h^\top]`, with s² the variance of the labels' noise. A prompt enters through
+:math:`F_n = \frac1n\sum y_i h(x_i)` only, whose mean is :math:`C^\top v` and whose second moment, averaged over v, is
+
+.. math:: P_n = \Gamma + \frac{A - \Gamma}{n},
+
+so that for every n, mu and W
+
+.. math:: L_n(\mu, W) = \tfrac12 \operatorname{tr} S_\circ - \operatorname{tr} C W C^\top
+          + \tfrac12 \operatorname{tr} W S W^\top P_n
+          = L(\mu, W) + \frac{1}{2n} \operatorname{tr} W S W^\top (A - \Gamma).
+
+Its minimum over W is :math:`W = P_n^{-1} \Gamma S^{-1}`, with the loss :math:`\frac12\operatorname{tr} S_\circ -
+\frac12 \operatorname{tr} \Gamma S^{-1} \Gamma P_n^{-1}`; for :math:`n \to \infty` any W with :math:`C W = C S^{-1}`.
+At :math:`W = S^{-1}` the correction is at most :math:`k \max(|f°|^2 + s^2) / 2n`, for every mu.
+
+The paper (Kim and Suzuki, arXiv 2402.01258) states :math:`|L_n - L| \lesssim \sqrt{\log k / n}`; the formulas are
+derived here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float
+from scipy.linalg import cho_factor, cho_solve
+
+from manyheads._arrays import as_floats
+from manyheads._settings import double_precision
+from manyheads.errors import CertificateError, ShapeError, UsageError, check_integer
+from manyheads.theory.meanfield.incontext.task import FeatureTask
+
+LARGEST_CONDITION = 1e12  # of the second moments of the representation: four digits are left in double precision
+
+
+class Moments(NamedTuple):
+    """Second moments of a representation h with itself and with the target features."""
+
+    representation: Float[Array, "k k"]  # S
+    cross: Float[Array, "k k"]  # C, one row a target
+    weighted: Float[Array, "k k"]  # A
+    power: Float[Array, ""]  # trace of S_o
+
+    @classmethod
+    def of(
+        cls, h: Float[Array, "nodes k"], targets: Float[Array, "nodes k"], label_noise: Float[ArrayLike, ""] = 0.0
+    ) -> Moments:
+        """Average over the nodes."""
+        squares = (targets**2).sum(1)
+        weights = (squares + label_noise)[:, None]
+        return cls(h.T @ h / len(h), targets.T @ h / len(h), (weights * h).T @ h / len(h), squares.mean())
+
+    def second_moment(self, length: Float[ArrayLike, ""] | None) -> Float[Array, "k k"]:
+        """Return P_n, that of the prompt's average; of infinitely many pairs for None."""
+        square = self.cross.T @ self.cross
+        return square if length is None else square + (self.weighted - square) / length
+
+
+def joint_loss(
+    moments: Moments, attention: Float[Array, "k k"], length: Float[ArrayLike, ""] | None = None
+) -> Float[Array, ""]:
+    """Return L_n(mu, W) in `jax.numpy`."""
+    inner = attention @ moments.representation @ attention.T
+    linear = (moments.cross @ attention * moments.cross).sum()
+    return 0.5 * moments.power - linear + 0.5 * (inner * moments.second_moment(length)).sum()
+
+
+def reduced_loss(moments: Moments, length: Float[ArrayLike, ""] | None = None) -> Float[Array, ""]:
+    """Return the minimum of L_n(mu, W) over W in `jax.numpy`: NaN where a matrix is not positive definite."""
+    factor = jax.scipy.linalg.cho_factor(moments.representation)
+    explained = moments.cross @ jax.scipy.linalg.cho_solve(factor, moments.cross.T)  # C S^-1 C^T
+    if length is None:
+        return 0.5 * (moments.power - jnp.trace(explained))
+    inner = moments.cross.T @ explained @ moments.cross  # Gamma S^-1 Gamma
+    prompt = jax.scipy.linalg.cho_factor(moments.second_moment(length))
+    return 0.5 * (moments.power - jnp.trace(jax.scipy.linalg.cho_solve(prompt, inner)))
+
+
+class OptimalAttention(NamedTuple):
+    """The attention matrix of least loss, its loss, and the condition numbers on the way."""
+
+    weights: Float[np.ndarray, "k k"]
+    loss: float
+    condition: float  # of S
+    prompt_condition: float  # of P_n; 1 for infinite prompts, where it is not inverted
+
+
+def solve_attention(
+    task: FeatureTask, representation: Float[ArrayLike, "nodes k"], length: int | None = None
+) -> OptimalAttention:
+    r"""Solve the two-timescale limit: the attention matrix of least loss for a fixed representation.
+
+    Parameters
+    ----------
+    representation
+        h at the task's nodes, as many columns as target features.
+    length
+        Pairs n of a prompt; None for infinitely many, where :math:`W = S^{-1}` is returned, which satisfies the
+        paper's :math:`C W = C S^{-1}` (:math:`\Sigma_{\mu^\circ\mu} W_\mu = \Sigma_{\mu^\circ\mu}
+        \Sigma_{\mu\mu}^{-1}`) also where C is singular and W is not unique.
+
+    Raises
+    ------
+    ShapeError
+        A representation of another shape than the targets.
+    CertificateError
+        Second moments of the representation, or of the prompt's average, whose condition number exceeds 1e12.
+
+    Examples
+    --------
+    >>> from manyheads.theory.meanfield.incontext.task import circle_task
+    >>> task = circle_task()
+    >>> found = solve_attention(task, 2.0 * task.targets)
+    >>> (found.weights.round(9) + 0.0).tolist(), round(found.condition, 9), abs(found.loss) < 1e-12
+    ([[0.25, 0.0], [0.0, 0.25]], 1.0, True)
+    """
+    h = check_representation(task, representation)
+    with double_precision():
+        moments = _moments(task, h)
+        condition = check_condition(moments.representation, "the representation")
+        weights, prompt_condition = cho_solve(cho_factor(moments.representation), np.eye(task.features)), 1.0
+        if length is not None:
+            prompt = moments.second_moment(check_integer("length", length))
+            prompt_condition = check_condition(prompt, "the prompt's average")
+            weights = cho_solve(cho_factor(prompt), moments.cross.T @ moments.cross @ weights)
+        return OptimalAttention(weights, float(reduced_loss(moments, length)), condition, prompt_condition)
+
+
+def prompt_loss(
+    task: FeatureTask,
+    representation: Float[ArrayLike, "nodes k"],
+    attention: Float[ArrayLike, "k k"],
+    length: int | None = None,
+) -> float:
+    r"""Return the exact loss of prompts of a length, averaged over tasks, prompts and queries.
+
+    Parameters
+    ----------
+    representation, attention
+        h at the task's nodes; W.
+    length
+        Pairs n of a prompt; None for infinitely many.
+
+    Returns
+    -------
+    float
+        Half the mean squared error of the answer to a query, in squared units of the labels.
+
+    Raises
+    ------
+    ShapeError
+        Arrays that do not fit the task.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from manyheads.theory.meanfield.incontext.task import circle_task
+    >>> task = circle_task()
+    >>> [round(prompt_loss(task, task.targets, np.eye(2), length), 6) for length in (1, 10, None)]
+    [1.0, 0.1, 0.0]
+    """
+    h = check_representation(task, representation)
+    weights = check_attention(task, attention)
+    length = None if length is None else check_integer("length", length)
+    return float(joint_loss(_moments(task, h), weights, length))  # type: ignore[arg-type]
+
+
+def length_coefficient(
+    task: FeatureTask, representation: Float[ArrayLike, "nodes k"], attention: Float[ArrayLike, "k k"]
+) -> float:
+    """Return c of the exact loss L + c/n at n pairs a prompt."""
+    single = prompt_loss(task, representation, attention, 1)
+    return single - prompt_loss(task, representation, attention)
+
+
+def check_representation(task: FeatureTask, representation: Float[ArrayLike, "nodes k"]) -> np.ndarray:
+    """Return h as float64, of the shape of the targets."""
+    h = as_floats(representation, "representation")
+    if h.shape != task.targets.shape:
+        raise ShapeError(f"representation: shape {h.shape}, expected {task.targets.shape} as the targets")
+    if not np.isfinite(h).all():
+        raise UsageError("representation: expected finite numbers")
+    return h
+
+
+def check_attention(task: FeatureTask, attention: Float[ArrayLike, "k k"]) -> np.ndarray:
+    """Return W as float64, with a row and a column for every feature."""
+    weights = as_floats(attention, "attention")
+    if weights.shape != (task.features, task.features):
+        raise ShapeError(f"attention: shape {weights.shape}, expected {(task.features, task.features)}")
+    if not np.isfinite(weights).all():
+        raise UsageError("attention: expected finite numbers")
+    return weights
+
+
+def _moments(task: FeatureTask, h: np.ndarray) -> Moments:
+    """Return the moments as NumPy arrays: nothing is compiled for a single loss."""
+    return Moments.of(h, task.targets, task.label_noise)  # type: ignore[arg-type]
+
+
+def check_condition(moments: Float[ArrayLike, "k k"], of: str) -> float:
+    """Return the condition number of second moments, or raise where a solve would leave no digits."""
+    levels = np.linalg.eigvalsh(np.asarray(moments))
+    condition = float(levels[-1] / levels[0]) if levels[0] > 0 else float("inf")
+    if not condition <= LARGEST_CONDITION:
+        raise CertificateError(
+            f"the second moments of {of} are singular: start from particles whose mean map has full rank",
+            measured=condition,
+            threshold=LARGEST_CONDITION,
+        )
+    return condition
