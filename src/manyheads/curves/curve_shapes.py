@@ -12,19 +12,23 @@ is stated if a strict and a lenient level agree on it; otherwise it is "undecide
 `ACCEPTANCE.md`, row shapes.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 from collections import Counter
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import ArrayLike, Float
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from scipy.signal import lfilter
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
+
+if TYPE_CHECKING:
+    from jaxtyping import ArrayLike, Float
 
 Array = NDArray[np.float64]
 Label = Literal[

@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -21,11 +20,16 @@ from manyheads.statistics.exponents import ExponentFit
 from manyheads.study.claims import Figure, Region, SampledFigure, Series
 from manyheads.study.verdicts import LEVEL
 
+if TYPE_CHECKING:
+    import jax
+
 Data = xr.Dataset
 
 
 def generator(key: jax.Array) -> np.random.Generator:
     """Return NumPy's generator for the key of a replicate."""
+    import jax
+
     return np.random.default_rng(np.asarray(jax.random.key_data(key)))
 
 
