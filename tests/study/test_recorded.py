@@ -58,6 +58,8 @@ def test_study(name):
             continue
         assert [[each[key] for key in TEXTS] for each in new] == [[each[key] for key in TEXTS] for each in old]
         for one, other in zip(old, new, strict=True):
+            if "CPU time" in one["claim"]:
+                continue
             assert not (apart := _differing_numbers(one, other, close)), f"{one['claim']}: {apart}"
 
 

@@ -1,12 +1,11 @@
 """Coordinate check: the RMS update of every quantity as a power of N, H or L, against its prescribed exponent.
 
-Networks of several shapes are trained from several seeds. Of every quantity a power of the size is fitted to each seed,
-and its interval is held against the power that a consistent scaling prescribes.
+Networks of several shapes are trained from several seeds. The power of the size is fitted
+to each seed, and its interval compared with the power that a consistent scaling prescribes.
 
-Three effects, all seen here, mislead a naive check. A few steps are not enough: a wrong parametrization may look flat
-at first, so the last checkpoint is to lie where the outputs have moved by order one. A consistent parametrization may
-look too slow: a sum that is random at initialization is aligned later, and so has two powers (`least_growth`). And at
-the edge of stability everything grows with the size: repeat a failed check at half the learning rate.
+Three effects mislead a naive check. A wrong parametrization may look flat for a few steps: the last checkpoint is to
+lie where the outputs have moved by order one. A consistent one may look too slow: a sum that is random at first is
+aligned later (`least_growth`). And at the edge of stability everything grows: repeat at half the learning rate.
 """
 
 from __future__ import annotations
@@ -38,12 +37,9 @@ if TYPE_CHECKING:
     from manyheads.scaling.trained.transformers import Recipe
 
 TOLERANCE: dict[Axis, float] = dict.fromkeys(AXES, 0.25)
-"""Allowed deviation of an exponent along each axis. Powers of the theory are a half apart, and so are those of the
-usual mistakes (a forgotten root of a size): a quarter is the middle between the right one and the nearest wrong one.
-What finite size does to a right one is less as long as corrections are 1 + c n^(-1/2) with c of one: the slope moves by
-0.11 over n = 4, 8, 32 and by 0.15 over n = 2, 4, 16 or 2, 8, 16 (`finite_size_bias`). Larger c exist: what Adam does
-first to queries on text has (N H)^(-1) times fifty (docs/scaling.md, "Which sizes suffice?"); check larger sizes then.
-"""
+"""Allowed deviation of an exponent along each axis: half of the half that separates right powers from usual mistakes.
+Finite size moves a right one by less if corrections are 1 + c n^(-1/2) with c of one (`finite_size_bias`): .11 over
+n = 4, 8, 32. Larger c exist (docs/scaling.md, "Which sizes suffice?"); check larger sizes then."""
 
 
 def finite_size_bias(sizes: Sequence[int]) -> float:

@@ -25,7 +25,7 @@ from manyheads.theory.bigram.engines.generator import draw_step_batch
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings, initial_state
 from manyheads.theory.bigram.training.record import record, trajectory
-from manyheads.theory.bigram.training.softmax import (
+from manyheads.theory.bigram.training.softmax_training import (
     SoftmaxSettings,
     SoftmaxState,
     as_linear,

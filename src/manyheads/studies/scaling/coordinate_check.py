@@ -318,8 +318,7 @@ class CoordinateCheckStudy(Study):
 
 
 # Learning rate, batch and checkpoints. Gradient descent: after training of order one, and away from the edge of
-# stability. After 20 steps the largest N has hardly started (loss 2.05 of 2.30 at N=32), and what queries learn looks
-# like N^-0.5.
+# stability. After 20 steps the largest N has hardly started: queries seem to move as N^-0.5.
 OWN: dict[str, tuple[float, int, tuple[int, ...]]] = {"adam": (0.003, 16, (4, 25)), "sgd": (0.3, 96, (4, 60))}
 
 

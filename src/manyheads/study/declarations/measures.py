@@ -50,7 +50,9 @@ def distance(first: xr.DataArray, second: xr.DataArray | float, over: Dims = Non
     return squares.mean(over) ** 0.5
 
 
-def exponent(values: xr.DataArray, along: str, letter: str = "", what: str = "") -> Figure:
+def exponent(
+    values: xr.DataArray, along: str, letter: str = "", what: str = "", predicted: xr.DataArray | None = None
+) -> Figure:
     """Return the exponent of a power law along one axis of the grid, fitted to every replicate.
 
     Parameters
@@ -61,8 +63,10 @@ def exponent(values: xr.DataArray, along: str, letter: str = "", what: str = "")
         The axis in the quantity, "exponent of n"; its name if empty.
     what
         Name of the values in the picture; their long name if empty.
+    predicted
+        What the theory says of the values: drawn instead of the claimed power.
     """
-    return _exponent(fit_exponent, values, along, letter, what)
+    return _exponent(fit_exponent, values, along, letter, what, predicted)
 
 
 def exponent_of_mean(values: xr.DataArray, along: str, letter: str = "", what: str = "") -> Figure:
@@ -75,14 +79,21 @@ def exponent_of_mean(values: xr.DataArray, along: str, letter: str = "", what: s
     return _exponent(fit, values, along, letter, what)
 
 
-def _exponent(fit: Callable[..., ExponentFit], values: xr.DataArray, along: str, letter: str, what: str) -> Figure:
+def _exponent(
+    fit: Callable[..., ExponentFit],
+    values: xr.DataArray,
+    along: str,
+    letter: str,
+    what: str,
+    predicted: xr.DataArray | None = None,
+) -> Figure:
     rows = values.transpose(..., along).dropna(along, how="all")
     try:
         found: Any = fit(np.asarray(rows[along], float), np.asarray(rows.values, float))
     except UsageError:  # values without a logarithm
         found = math.nan, Interval(-math.inf, math.inf, LEVEL)
     rows = rows.assign_attrs(long_name=what) if what else rows.rename(None)
-    return Figure(found, f"exponent of {letter or along}", Series(along, rows))
+    return Figure(found, f"exponent of {letter or along}", Series(along, rows, predicted))
 
 
 def slope(values: xr.DataArray, along: str, x: Any = None) -> xr.DataArray:

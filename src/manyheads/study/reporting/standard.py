@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,6 +41,8 @@ def lines(
 ) -> Lines:
     """Return curves along one dimension, named by their keys: bands over replicates and draws, references grey.
 
+    A prediction that is named as a trained curve has no entry of its own in the legend.
+
     Parameters
     ----------
     x, y_label
@@ -64,7 +67,8 @@ def lines(
             group = 0 if role == "reference" else place
             values = values.dropna(x, how="all")
             rows = values.transpose(..., x).values.reshape(-1, values.sizes[x])
-            curves.append(spread_curve(np.asarray(values[x], float), rows, name, role, group))
+            label = "" if role == "predicted" and any(curve.label == name for curve in curves) else name
+            curves.append(spread_curve(np.asarray(values[x], float), rows, label, role, group))
     label = x_label or label_of(next(iter((*trained.values(), *predicted.values())))[x])
     return Lines(title, label, y_label, tuple(curves), "x" in log, "y" in log, **options)
 
@@ -137,8 +141,9 @@ def _series_panel(along: str, label: str, claims: Sequence[Claim]) -> Lines:
     """Draw every series once, with its prediction or, without any, the power that the first claim states."""
     series = [claim.figure.series for claim in claims]
     curves: list[Curve] = []
-    for group, (name, one) in enumerate({_place(each.measured): each for each in series}.items()):
-        rows = one.measured.transpose(..., along)
+    for group, name in enumerate(dict.fromkeys(_place(each.measured) for each in series)):
+        parts = [each.measured for each in series if _place(each.measured) == name]  # perhaps of different ranges
+        rows = functools.reduce(xr.DataArray.combine_first, parts).transpose(..., along)
         x = np.asarray(rows[along], float)
         curves.append(spread_curve(x, np.atleast_2d(rows.values), name or "trained", "trained", group))
         same = [each.predicted for each in series if _place(each.measured) == name and each.predicted is not None]
@@ -151,7 +156,7 @@ def _series_panel(along: str, label: str, claims: Sequence[Claim]) -> Lines:
             guide = np.atleast_2d(rows.values).mean(0)[0] * (x / x[0]) ** power
             curves.append(spread_curve(x, guide[None], f"slope {power:g}", "reference"))
     heights = np.concatenate([curve.y for curve in curves])
-    log_x, log_y = (spans_decades(np.asarray(values)) for values in (x, heights[np.isfinite(heights)]))
+    log_x, log_y = (bool((values > 0).all()) for values in (x, heights[np.isfinite(heights)]))
     shows = tuple(claim.text for claim in claims)
     return Lines(_title(label), label_of(rows[along]), label, tuple(curves), log_x, log_y, BAND_NOTE, shows)
 
@@ -166,11 +171,14 @@ def _pairs(theory: xr.Dataset, trained: xr.Dataset) -> Iterator[Lines]:
         own = [str(dim) for dim in measured.dims if dim not in ("replicate", *axes)]
         more = [axis for axis in axes if axis in measured.dims]
         numeric = measured.dtype.kind in "iuf" and measured.attrs.get("deterministic", True)
+        numeric = numeric and bool(np.isfinite(measured).any())  # where the grid has such a cell
         if len(own) == 1 and len(more) < 2 and own[0] in theory[name].dims and numeric:
             law = theory[name].sel(end, drop=True)
             if set(law.dims) <= {own[0], "prediction", *more}:
-                label = label_of(measured)
-                yield lines(_title(label), own[0], label, {"trained": measured}, {"predicted": law}, note=BAND_NOTE)
+                label, log = label_of(measured), "y" if spans_decades(measured.values) else ""
+                yield lines(
+                    _title(label), own[0], label, {"trained": measured}, {"predicted": law}, log=log, note=BAND_NOTE
+                )
 
 
 def _medians(theory: xr.Dataset, trained: xr.Dataset) -> Iterator[Listing]:

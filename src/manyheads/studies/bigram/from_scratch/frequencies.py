@@ -14,11 +14,11 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.studies.bigram.screening import GROWTH as SAMPLE_GROWTH
-from manyheads.studies.bigram.screening import geometric_mean, search
 from manyheads.study import Cell, Claim, Lines, Listing, Study
 from manyheads.study.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell, select_cells
+from manyheads.theory.bigram.searches import GROWTH as SAMPLE_GROWTH
+from manyheads.theory.bigram.searches import geometric_mean, search
 from manyheads.theory.bigram.setups import (
     balanced_steps,
     replicate_seed,

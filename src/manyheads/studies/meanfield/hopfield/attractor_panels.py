@@ -1,12 +1,12 @@
 """Pictures of `meanfield/attractors`: bifurcation diagrams, attractors, exponents and the phase diagram."""
 
-from __future__ import annotations
+from collections.abc import Iterator
 
 import numpy as np
 import xarray as xr
 
-from manyheads.study import Curve, Lines, Listing
-from manyheads.study.panels import Panel, Picture, Scatter, spread_curve
+import manyheads.study as st
+from manyheads.study.panels import Picture, Scatter
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
 
 Rows = tuple[tuple[float, ...], ...]
@@ -18,19 +18,28 @@ DRAWN = (1.2, 1.255, 1.26451, 1.266, 1.27, 1.4, 3.0)  # temperatures whose attra
 PLACES = 4  # digits of a coordinate
 
 
-def attractor_panels(predicted: xr.Dataset, coexisting: np.ndarray, starts: int) -> tuple[Panel, ...]:
+def attractor_panels(theory: st.Data, coexisting: xr.DataArray, starts: int) -> Iterator[st.Panel]:
     """Draw the mean field; `coexisting` is the share of random starts with another period, by temperature."""
-    return (
-        _bifurcations(predicted.sel(scan="fixed start")),
-        _onset(predicted.sel(scan=["up", "down"])),
-        _attractors(predicted),
-        _table(predicted, coexisting, starts),
-        _spectrum(predicted.sel(scan="fixed start")),
-        _phases(predicted),
+    scan = theory.sel(scan="fixed start")
+    spectrum = scan["scanned"].assign_coords(place=scan["beta"].values)
+    chaotic = _chaotic(spectrum.values[:, 0])
+    yield _bifurcations(scan)
+    yield _onset(theory.sel(scan=["up", "down"]))
+    yield _attractors(theory)
+    yield _table(theory, coexisting, starts)
+    yield st.lines(
+        f"Lyapunov spectrum, the {spectrum.sizes['order']} largest exponents",
+        "place",
+        EXPONENT,
+        {f"λ{at + 1}": spectrum.isel(order=at, drop=True) for at in range(spectrum.sizes["order"])},
+        reference={"": 0 * spectrum.isel(order=0, drop=True)},
+        x_label=BETA,
+        note=f"The largest exponent is above {CHAOTIC:g} at {chaotic} of the temperatures.",
     )
+    yield _phases(theory)
 
 
-def _bifurcations(scan: xr.Dataset) -> Scatter:
+def _bifurcations(scan: st.Data) -> Scatter:
     betas, visited, largest = scan["beta"].values, scan["visited"].values, scan["scanned"].values[:, 0]
     return Scatter(
         f"Bifurcation diagram: chaos at {_chaotic(largest)} of the temperatures",
@@ -45,7 +54,7 @@ def _bifurcations(scan: xr.Dataset) -> Scatter:
     )
 
 
-def _onset(scans: xr.Dataset) -> Scatter:
+def _onset(scans: st.Data) -> Scatter:
     columns = [_points(scans.sel(scan=name)) for name in scans["scan"].values]
     x, y, values = (tuple(row for (row,) in column) for column in zip(*columns, strict=True))
     count, late = scans.sizes["place"], scans.sizes["late"]
@@ -73,14 +82,14 @@ def _hysteresis(periods: np.ndarray, largest: np.ndarray) -> np.ndarray:
     return (kinds[0] != kinds[1]) & (kinds != 0).all(0)
 
 
-def _points(scan: xr.Dataset) -> tuple[Rows, Rows, Rows]:
+def _points(scan: st.Data) -> tuple[Rows, Rows, Rows]:
     """Return temperatures, overlaps and largest exponents of one scan, as one row of points each."""
     visited = scan["visited"].values
     betas, largest = (np.repeat(each, visited.shape[1]) for each in (scan["beta"].values, scan["scanned"].values[:, 0]))
     return _rows(betas), _rows(visited.ravel()), _rows(largest)
 
 
-def _attractors(predicted: xr.Dataset) -> Scatter:
+def _attractors(predicted: st.Data) -> Scatter:
     context = OneBitNetwork.published().context
     free = predicted.isel(temperature=0).sel(network="no positions")
     driven = [predicted.sel(network="published", temperature=beta) for beta in DRAWN]
@@ -107,28 +116,20 @@ def _attractors(predicted: xr.Dataset) -> Scatter:
     )
 
 
-def _table(predicted: xr.Dataset, coexisting: np.ndarray, starts: int) -> Listing:
+def _table(theory: st.Data, coexisting: xr.DataArray, starts: int) -> st.Listing:
     rows = []
-    for at, beta in enumerate(predicted["temperature"].values):
-        chosen = predicted.sel(network="published", temperature=beta)
+    for beta in theory["temperature"].values:
+        chosen = theory.sel(network="published", temperature=beta)
         exponents, kind, period = chosen["exponents"].values, str(chosen["kind"].values), int(chosen["period"])
-        dimension = f"{_kaplan_yorke(exponents):.2f}" if kind == "chaotic" else ""
-        rows.append(
-            (
-                f"{beta:g}",
-                f"{kind}, {period}" if period else kind,
-                f"{exponents[0].round(4) + 0.0:.4f} ± {float(chosen['error']):.1g}",
-                *(f"{exponent:.3f}" for exponent in exponents[1:]),
-                dimension,
-                f"{coexisting[at]:.0%}",
-            )
-        )
-    orders = predicted.sizes["order"]
-    return Listing(
+        row = {"β": f"{beta:g}", "attractor, period": f"{kind}, {period}" if period else kind}
+        row["λ1"] = f"{exponents[0].round(4) + 0.0:.4f} ± {float(chosen['error']):.1g}"
+        row |= {f"λ{at}": f"{exponent:.3f}" for at, exponent in enumerate(exponents[1:], 2)}
+        row["dimension"] = f"{_kaplan_yorke(exponents):.2f}" if kind == "chaotic" else ""
+        rows.append(row | {"other period": f"{float(coexisting.sel(temperature=beta)):.0%}"})
+    return st.table(
         "Attractors and Lyapunov exponents (nat/step)",
-        ("β", "attractor, period", *(f"λ{at + 1}" for at in range(orders)), "dimension", "other period"),
-        tuple(rows),
-        note="From the first token W^o_1; ± is the standard error over blocks of the orbit. Dimension: Kaplan-Yorke, "
+        rows,
+        "From the first token W^o_1; ± is the standard error over blocks of the orbit. Dimension: Kaplan-Yorke, "
         f"of chaotic attractors. Other period: share of {starts} random first tokens that lead to another.",
     )
 
@@ -142,23 +143,7 @@ def _kaplan_yorke(exponents: np.ndarray) -> float:
     return float(positive + (sums[positive - 1] / abs(exponents[positive]) if positive else 0.0))
 
 
-def _spectrum(scan: xr.Dataset) -> Lines:
-    betas, exponents = scan["beta"].values.tolist(), scan["scanned"].values
-    curves = [
-        Curve(tuple(betas), tuple(exponents[:, at].tolist()), f"λ{at + 1}", group=at)
-        for at in range(exponents.shape[1])
-    ]
-    zero = Curve((betas[0], betas[-1]), (0.0, 0.0), "", "reference")
-    return Lines(
-        f"Lyapunov spectrum, the {exponents.shape[1]} largest exponents",
-        BETA,
-        "exponent (nat/step)",
-        (*curves, zero),
-        note=f"The largest exponent is above {CHAOTIC:g} at {_chaotic(exponents[:, 0])} of the temperatures.",
-    )
-
-
-def _phases(predicted: xr.Dataset) -> Picture:
+def _phases(predicted: st.Data) -> Picture:
     betas, gains = predicted["phase_beta"].values, predicted["gain"].values[::-1]
     values = predicted["phases"].values[::-1]
     return Picture(
@@ -172,29 +157,6 @@ def _phases(predicted: xr.Dataset) -> Picture:
         note=f"Every orbit from the first token W^o_1. Chaos: a largest exponent above {CHAOTIC:g}.",
         limits=COLOURED,
         diverging=True,
-    )
-
-
-def distance_panel(distances: dict[float, np.ndarray], neurons: tuple[int, ...], note: str) -> Lines:
-    """Draw the distances of finite networks, (replicates, sizes) by temperature."""
-    sizes = np.asarray(neurons, float)
-    curves = [
-        spread_curve(sizes, values, f"β = {beta:g}", group=group)
-        for group, (beta, values) in enumerate(distances.items())
-    ]
-    lowest = min(values.mean(0)[0] for values in distances.values())
-    guide = Curve(
-        tuple(sizes.tolist()), tuple((0.7 * lowest * (sizes / sizes[0]) ** -0.5).tolist()), "N^(-1/2)", "reference"
-    )
-    return Lines(
-        "Distance of two finite networks from one token",
-        "neurons N",
-        "rms distance of overlaps",
-        (*curves, guide),
-        log_x=True,
-        log_y=True,
-        note=note,
-        shows=("distance of two finite networks",),
     )
 
 
