@@ -37,7 +37,15 @@ test-all: $(VENV)/.extras  ## the whole suite with every extra installed
 	$(SUITE)
 
 # The tools without JAX and zarr: a test that cannot be imported there is an error.
-LIGHT := tests/attention/test_namespaces.py
+LIGHT := tests/test_light.py tests/test_house.py tests/test_packaging.py tests/test_reader.py \
+  $(addprefix tests/attention/test_,namespaces.py conversion.py merged.py multihead.py) \
+  tests/cli/test_extract.py tests/cli/test_probe.py tests/cli/test_words.py tests/cli/test_slurm.py \
+  tests/curves tests/models tests/probe tests/statistics \
+  $(addprefix tests/recovery/,fit/test_gauss_newton.py layers oracle planted queries result) \
+  $(addprefix tests/scaling/,audit test_checks.py preflight/test_factors.py preflight/test_preflight.py) \
+  $(addprefix tests/scaling/torch/test_,families.py forward_pass.py gpt_transfer.py groups.py) \
+  $(addprefix tests/scaling/parametrization/test_,parametrization.py muon.py) \
+  $(addprefix tests/spectra/test_,bidiagonal.py coherences.py levels.py outliers.py ranks.py) tests/theory/bigram/test_lags.py
 test-light: VENV := $(VENV)-light
 test-light: BIN := $(VENV)/bin
 test-light: TESTS := $(LIGHT)
