@@ -74,7 +74,7 @@ def _lags(scene: Scene) -> Study:
 
     most = len(load_text(scene.text).content)  # pieces of a short text overlap
     sizes = tuple(sorted({min(size, most) for size in (3000, 12_000)}))
-    return PlantedLags(text=scene.text, sizes=sizes, lags=16)  # type: ignore[call-arg]
+    return PlantedLags(text=scene.text, sizes=sizes, lags=16)
 
 
 def _scaling(scene: Scene) -> Study:
