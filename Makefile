@@ -1,7 +1,7 @@
 # Two commands on a fresh clone: `make demo` and `make test`. Every target does its own set-up.
 PYTHON ?= python3
 VENV   ?= .venv
-EXTRAS ?= dev,fast,torch,cluster,training
+EXTRAS ?= dev,all,training
 TORCH  ?= torch==2.13.0  # with a version, so that a folder of wheels for the processor alone is found
 TESTS  ?= tests
 # At both ends of the bounds: all but the studies and pages whose libraries the other tests call; ENDS=tests for all.
@@ -11,23 +11,23 @@ PIP     = $(BIN)/pip install --quiet --disable-pip-version-check
 PINNED  = $(PIP) -c constraints.txt
 SUITE   = $(BIN)/pytest -n 2 --dist worksteal $(TESTS)
 
-.PHONY: demo test test-all test-oldest test-newest docs gallery lint format acceptance bench clean
+.PHONY: demo test test-all test-light test-oldest test-newest docs gallery lint format acceptance bench clean
 
-$(VENV)/.core: pyproject.toml constraints.txt
+$(VENV)/.studies: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PINNED) -e .
+	$(PINNED) -e '.[jax,store]'
 	@touch $@
-$(VENV)/.dev: $(VENV)/.core
+$(VENV)/.dev: $(VENV)/.studies
 	$(PINNED) -e '.[dev]'
 	@touch $@
-$(VENV)/.docs: $(VENV)/.core
+$(VENV)/.docs: $(VENV)/.studies
 	$(PINNED) -e '.[docs]'
 	@touch $@
 $(VENV)/.extras: $(VENV)/.dev
 	$(PINNED) $(TORCH) -e '.[$(EXTRAS)]'
 	@touch $@
 
-demo: $(VENV)/.core  ## train a small transformer on real text and write a report
+demo: $(VENV)/.studies  ## train a small transformer on real text and write a report
 	$(BIN)/manyheads demo
 
 test: $(VENV)/.dev  ## the suite on what is installed, without the slow tests; those of an absent extra are skipped by name
@@ -35,6 +35,24 @@ test: $(VENV)/.dev  ## the suite on what is installed, without the slow tests; t
 
 test-all: $(VENV)/.extras  ## the whole suite with every extra installed
 	$(SUITE)
+
+# The tools without JAX and zarr: a test that cannot be imported there is an error.
+LIGHT := tests/test_light.py tests/test_house.py tests/test_packaging.py tests/test_reader.py \
+  $(addprefix tests/attention/test_,namespaces.py conversion.py merged.py multihead.py) \
+  tests/cli/test_extract.py tests/cli/test_probe.py tests/cli/test_words.py tests/cli/test_slurm.py \
+  tests/curves tests/models tests/probe tests/statistics \
+  $(addprefix tests/recovery/,fit/test_gauss_newton.py layers oracle planted queries result) \
+  $(addprefix tests/scaling/,audit test_checks.py preflight/test_factors.py preflight/test_preflight.py) \
+  $(addprefix tests/scaling/torch/test_,families.py forward_pass.py gpt_transfer.py groups.py) \
+  $(addprefix tests/scaling/parametrization/test_,parametrization.py muon.py) \
+  $(addprefix tests/spectra/test_,bidiagonal.py coherences.py levels.py outliers.py ranks.py) tests/theory/bigram/test_lags.py
+test-light: VENV := $(VENV)-light
+test-light: BIN := $(VENV)/bin
+test-light: TESTS := $(LIGHT)
+test-light:  ## the tests of what needs neither JAX nor zarr, in an environment without them
+	$(PYTHON) -m venv $(VENV)
+	$(PINNED) $(TORCH) -e '.[dev,torch]'
+	$(SUITE) -m "not slow"
 
 # Both ends of what pyproject.toml admits, each in an environment of its own.
 test-oldest: VENV := $(VENV)-oldest
@@ -56,7 +74,7 @@ test-newest:  ## the suite on the newest versions that can be installed
 docs: $(VENV)/.docs  ## the site, offline, in docs/_build/site; a warning is an error
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/site
 
-gallery: $(VENV)/.core  ## data of the gallery from stored runs, missing ones at their smallest size: make gallery STORE=runs
+gallery: $(VENV)/.studies  ## data of the gallery from stored runs, missing ones at their smallest size: make gallery STORE=runs
 	$(BIN)/python docs/_ext/collect_gallery.py $(or $(STORE),runs)
 
 lint: $(VENV)/.dev
@@ -75,4 +93,4 @@ bench: $(VENV)/.extras  ## one performance claim, ours beside its peer: make ben
 	$(BIN)/python benchmarks/$(NAME).py
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build docs/api docs/gallery/*.md docs/gallery/*.svg
+	rm -rf $(VENV) $(VENV)-light $(VENV)-oldest $(VENV)-newest .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build docs/api docs/gallery/*.md docs/gallery/*.svg

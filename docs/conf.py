@@ -23,6 +23,7 @@ extensions = [
     "api_pages",
     "gallery_pages",
     "coverage_verdicts",
+    "results_page",
 ]
 exclude_patterns = ["_build", "gallery/*.json"]
 nitpicky = False
@@ -67,7 +68,6 @@ html_sidebars = {"index": [], "choose": [], "compare": []}
 
 OUTSIDE = {  # files of the repository that are pages of the site
     "../NOTEBOOK.md": "notebook.md",
-    "../ACCEPTANCE.md": "acceptance.md",
     "../CHANGELOG.md": "changelog.md",
     "../CONTRIBUTING.md": "contributing.md",
 }

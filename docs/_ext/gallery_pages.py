@@ -6,7 +6,8 @@ import math
 import re
 from pathlib import Path
 
-from api_pages import ROOT, write
+from api_pages import write
+from results_page import results
 
 from manyheads.study.panels import Drawn, Multiples, Scatter, panel_from_json
 from manyheads.study.registry import STUDIES, load
@@ -24,11 +25,10 @@ WINGS = {
     "demo": "Text",
 }
 OUTCOMES = ("holds", "refuted", "inconclusive")
-COMMAND = re.compile(  # of a figure of the acceptance lane: a study with its default settings
-    r"^\* command: `(manyheads study run (\S+) --replicates \d+(?: --seed \d+)?)(?: --workers \d+)? --store",
-    re.MULTILINE,
-)
-ROW = re.compile(rf"^\| (.*): ({'|'.join(OUTCOMES)}), (\S+)(?: \(\d+ s\))? \| (.*) \|$", re.MULTILINE)
+COMMAND = re.compile(
+    r"(manyheads study run (\S+) --replicates \d+(?: --seed \d+)?)(?: --workers \d+)? --store"
+)  # default size
+ROW = re.compile(rf"(.*): ({'|'.join(OUTCOMES)}), (\S+)")
 HEAD = """# Gallery
 
 Every registered study: its claim, a picture of what was measured beside what the theory predicts, and how many of
@@ -101,11 +101,14 @@ def default_rows(name, entry):
 @functools.cache
 def accepted():
     """Return the verdicts that the acceptance lane has measured with default settings, by study."""
-    text, found = (ROOT / "ACCEPTANCE.md").read_text(encoding="utf-8"), {}
-    for block in re.split(r"^(?=\*\*)", text, flags=re.MULTILINE):
-        command, rows = COMMAND.search(block), ROW.findall(block)
-        if command and rows:
-            shown = [(escape(claim), badge(word, word), f"{figure} {extent}") for claim, word, figure, extent in rows]
+    found = {}
+    for row in results():
+        command = COMMAND.match(row["command"])
+        rows = [(ROW.fullmatch(text), extent) for text, extent in row["measured"]]
+        shown = [
+            (escape(match[1]), badge(match[2], match[2]), f"{match[3]} {extent}") for match, extent in rows if match
+        ]
+        if command and shown:
             found.setdefault(command[2], (shown, command[1]))
     return found
 

@@ -5,6 +5,9 @@ Every public function that takes arrays carries one of these decorators. They pa
 
 * `takes_arrays`, for functions written in NumPy: whatever NumPy's error state, it computes under the default one;
   `takes_labels` does the same and admits text and objects;
+* `follows_arrays`, for functions written once for NumPy, PyTorch and JAX: with an array of JAX among the arguments they
+  compute in JAX as the caller has set it up; else, with a tensor, in PyTorch on its device, NumPy arrays being moved
+  there; else in NumPy;
 * `follows_caller`, for functions written once in `jax.numpy`. If all arrays are NumPy arrays or Python numbers, it
   runs in double precision whatever JAX's configuration, and its arrays come back as NumPy arrays. If one of them is
   a JAX array or a tracer, it runs as the caller has set JAX up, and differentiates and compiles there.
@@ -16,7 +19,7 @@ NumPy, pandas, xarray, PyTorch        an `ndarray` of native byte order; extende
 PyTorch on a device, narrow floats    copied to the host; bfloat16 and float8 become float32, which holds them exactly
 JAX                                   unchanged
 masked, complex, objects, text, time  refused, unless the function says that it takes them; complex numbers in lists too
-PyTorch that requires a gradient      refused: the result would not pass the gradient on
+PyTorch that requires a gradient      refused: the result would not pass the gradient on (kept by `follows_arrays`)
 PyTorch, sparse, quantized, nested    refused, with the call that makes an ordinary tensor of it
 lists of unequal lengths              refused where the function needs an array of them
 ====================================  ==================================================================
@@ -24,14 +27,15 @@ lists of unequal lengths              refused where the function needs an array 
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from manyheads._namespaces import is_a, is_jax, is_torch, like
 from manyheads._settings import default_numpy_errors, double_precision
+from manyheads._trees import Tree, leaves_of, map_leaves, register_trees
 from manyheads.errors import ShapeError, UsageError
 
 P = ParamSpec("P")
@@ -53,7 +57,7 @@ REMEDIES = {
 }
 
 
-def as_native(value: Any, name: str = "an array", kinds: str = REAL) -> Any:
+def as_native(value: Any, name: str = "an array", kinds: str = REAL, *, tensors: bool = False) -> Any:
     """Return an array that NumPy and JAX compute with as it stands; anything that is no array is returned unchanged.
 
     Parameters
@@ -64,6 +68,8 @@ def as_native(value: Any, name: str = "an array", kinds: str = REAL) -> Any:
         What it is called in errors.
     kinds
         The kinds of NumPy dtypes that are admitted.
+    tensors
+        Whether tensors of PyTorch stay tensors, but for floats of 8 bits and less.
 
     Raises
     ------
@@ -76,7 +82,7 @@ def as_native(value: Any, name: str = "an array", kinds: str = REAL) -> Any:
         raise ShapeError(f"{name} is complex: {REMEDIES['c']}")
     if not hasattr(value, "__array__") and not hasattr(value, "__array_interface__"):
         return as_native(np.asarray(value), name, kinds) if isinstance(value, memoryview) else value
-    if _is_a(value, "jax", "Array"):
+    if is_jax(value):
         _check_kind(value.dtype, name, kinds)
         return value
     if isinstance(value, np.ma.MaskedArray) and kinds == LABELS:
@@ -91,7 +97,12 @@ def as_native(value: Any, name: str = "an array", kinds: str = REAL) -> Any:
     if isinstance(value, np.generic):
         _check_kind(value.dtype, name, kinds)
         return value
-    array = np.asarray(_from_torch(value, name) if _is_a(value, "torch", "Tensor") else value)
+    if is_torch(value):
+        _check_tensor(value, name, kinds)
+        if tensors and (value.dtype.itemsize > 1 or not value.is_floating_point()):
+            return value
+        value = _from_torch(value, name)
+    array = np.asarray(value)
     _check_kind(array.dtype, name, kinds)
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         return array.astype(np.float64)
@@ -169,27 +180,29 @@ def check_generator(rng: Any) -> np.random.Generator:
     return rng
 
 
-def check_arrays(value: Any, name: str = "an array", kinds: str = REAL) -> Any:
+def check_arrays(value: Any, name: str = "an array", kinds: str = REAL, *, tensors: bool = False) -> Any:
     """Pass every array in `value` through `as_native`; what holds none is returned as the same object."""
     if type(value) in PLAIN:
         return value
     if isinstance(value, list | tuple):
         if all(type(item) in PLAIN for item in value):
             return value
-        items = [check_arrays(item, f"{name}[{place}]", kinds) for place, item in enumerate(value)]
+        items = [check_arrays(item, f"{name}[{place}]", kinds, tensors=tensors) for place, item in enumerate(value)]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
-        return {key: check_arrays(item, f"{name}[{key!r}]", kinds) for key, item in value.items()}
-    if _is_a(value, "equinox", "Module"):
+        return {key: check_arrays(item, f"{name}[{key!r}]", kinds, tensors=tensors) for key, item in value.items()}
+    if isinstance(value, Tree):
+        return map_leaves(lambda leaf: as_native(leaf, f"a part of {name}", kinds, tensors=tensors), value)
+    if is_a(value, "equinox", "Module"):
         import jax
 
         leaves, structure = jax.tree.flatten(value)
         checked = [as_native(leaf, f"a part of {name}", kinds) for leaf in leaves]
         same = all(new is old for new, old in zip(checked, leaves, strict=True))
         return value if same else jax.tree.unflatten(structure, checked)
-    return as_native(value, name, kinds)
+    return as_native(value, name, kinds, tensors=tensors)
 
 
 def takes_arrays(function: Callable[P, R]) -> Callable[P, R]:
@@ -207,6 +220,23 @@ def _takes_arrays(function: Callable[P, R], kinds: str) -> Callable[P, R]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         args, kwargs = _checked(function, args, kwargs, kinds)
         with default_numpy_errors(), _ragged_lists_named(function, args, kwargs):
+            return function(*args, **kwargs)
+
+    return wrapper
+
+
+def follows_arrays(function: Callable[P, R]) -> Callable[P, R]:
+    """Run `function` on arguments, `self` included, whose arrays have the same namespace."""
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        register_trees()
+        args, kwargs = _checked(function, args, kwargs, REAL, tensors=True)
+        arrays = list(leaves_of((args, kwargs)))
+        if tensors := list(filter(is_torch, arrays)):
+            move = as_native if any(map(is_jax, arrays)) else functools.partial(like, tensors[0])
+            args, kwargs = map_leaves(move, (args, kwargs))
+        with np.errstate(all="ignore"), _ragged_lists_named(function, args, kwargs):
             return function(*args, **kwargs)
 
     return wrapper
@@ -248,9 +278,9 @@ def to_numpy(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
 
 
-def _checked(function: Any, args: Any, kwargs: Any, kinds: str) -> tuple[Any, Any]:
-    args = tuple(check_arrays(value, name, kinds) for name, value in _named(function, args))
-    return args, {name: check_arrays(value, name, kinds) for name, value in kwargs.items()}
+def _checked(function: Any, args: Any, kwargs: Any, kinds: str, tensors: bool = False) -> tuple[Any, Any]:
+    args = tuple(check_arrays(value, name, kinds, tensors=tensors) for name, value in _named(function, args))
+    return args, {name: check_arrays(value, name, kinds, tensors=tensors) for name, value in kwargs.items()}
 
 
 def _named(function: Any, args: Any) -> list[tuple[str, Any]]:
@@ -282,12 +312,6 @@ def _is_ragged(value: list[Any] | tuple[Any, ...]) -> bool:
     return False
 
 
-def _is_a(value: Any, module: str, name: str) -> bool:
-    """Tell whether a value is of a class of a module, without importing the module."""
-    loaded = sys.modules.get(module)
-    return loaded is not None and isinstance(value, getattr(loaded, name, ()))
-
-
 def _check_kind(dtype: Any, name: str, kinds: str) -> None:
     kind = getattr(dtype, "kind", "")
     if kind in kinds or not isinstance(dtype, np.dtype):  # the keys of JAX have dtypes of their own
@@ -297,11 +321,9 @@ def _check_kind(dtype: Any, name: str, kinds: str) -> None:
     raise ShapeError(f"{name} of dtype {dtype}: {REMEDIES.get(kind, 'give numbers')}")
 
 
-def _from_torch(tensor: Any, name: str) -> Any:
+def _check_tensor(tensor: Any, name: str, kinds: str) -> None:
     import torch
 
-    if tensor.requires_grad:
-        raise ShapeError(f"{name} is a tensor that requires a gradient, which would stop here: give `{name}.detach()`")
     if tensor.is_meta:
         raise ShapeError(f"{name} is a meta tensor, which holds no values: load them first")
     for kind, holds, remedy in (
@@ -311,6 +333,15 @@ def _from_torch(tensor: Any, name: str) -> Any:
     ):
         if holds:
             raise ShapeError(f"{name} is a {kind} tensor, which is no NumPy array: give `{name}.{remedy}`")
+    if tensor.is_complex() and "c" not in kinds:
+        raise ShapeError(f"{name} of dtype {tensor.dtype}: {REMEDIES['c']}")
+
+
+def _from_torch(tensor: Any, name: str) -> Any:
+    import torch
+
+    if tensor.requires_grad:
+        raise ShapeError(f"{name} is a tensor that requires a gradient, which would stop here: give `{name}.detach()`")
     try:
         if tensor.is_floating_point() and tensor.dtype.itemsize < 4 and tensor.dtype != torch.float16:
             tensor = tensor.float()

@@ -1,11 +1,17 @@
 """Optional dependencies: imported where they are needed, and named when they are absent."""
 
 import importlib
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
+
+import lazy_loader
 
 from manyheads.errors import ExtraMissing
 
 EXTRA_OF = {
+    **dict.fromkeys(("jax", "jaxlib", "jaxtyping", "equinox", "optax", "diffrax", "optimistix"), "jax"),
+    "zarr": "store",
     "numba": "fast",
     "torch": "torch",
     "transformers": "torch",
@@ -22,12 +28,31 @@ def require(module: str) -> ModuleType:
     ExtraMissing
         `module` is not installed.
     """
-    extra = EXTRA_OF[module.partition(".")[0]]
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != module.partition(".")[0]:
             raise
-        raise ExtraMissing(
-            f"{module} is not installed: pip install 'manyheads[{extra}]' brings it", name=module
-        ) from error
+        raise name_extra(error, module) from error
+
+
+def attach_stub(package: str, filename: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a package whose stub lists what is imported on first use."""
+    load, names, exported = lazy_loader.attach_stub(package, filename)
+
+    def load_or_name_extra(name: str) -> Any:
+        try:
+            return load(name)
+        except ModuleNotFoundError as error:
+            raise name_extra(error, f"{package}.{name}") from error
+
+    return load_or_name_extra, names, exported
+
+
+def name_extra(error: Exception, user: str) -> Exception:
+    """Return the error that says which extra `user` needs, or the same error if no extra brings what is missing."""
+    if not isinstance(error, ModuleNotFoundError) or (module := (error.name or "").partition(".")[0]) not in EXTRA_OF:
+        return error
+    subject = user if user.partition(".")[0] == module else f"{user} needs {module}, which"
+    message = f"{subject} is not installed: pip install 'manyheads[{EXTRA_OF[module]}]' brings it"
+    return ExtraMissing(message, name=error.name)

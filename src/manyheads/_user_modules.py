@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
+from manyheads._extras import name_extra
 from manyheads.errors import ManyheadsError, UsageError
 
 FILES: dict[str, str] = {}  # files given by path and imported, as typed, by the name of their module
@@ -24,6 +25,8 @@ def import_module(module: str) -> ModuleType:
         absent = error.name if isinstance(error, ModuleNotFoundError) else None
         if absent is not None and f"{module}.".startswith(f"{absent}."):
             raise
+        if (named := name_extra(error, module)) is not error:
+            raise named from error
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = "" if isinstance(error, SyntaxError) else f" ({place.filename}, line {place.lineno})"
         raise UsageError(f"{module} cannot be imported: {type(error).__name__}: {error}{where}") from error

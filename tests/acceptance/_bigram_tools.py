@@ -12,7 +12,7 @@ from tests.acceptance._studies import study, words_of
 
 from manyheads.errors import CertificateError
 from manyheads.studies.bigram.lags import prepare
-from manyheads.studies.bigram.screening import ScreeningCost, draw_uniform_batch, search
+from manyheads.studies.bigram.screening import ScreeningCost
 from manyheads.studies.bigram.transfer import TransferCost
 from manyheads.theory.bigram import (
     LagSettings,
@@ -29,7 +29,8 @@ from manyheads.theory.bigram.lags.held_out import Additive
 from manyheads.theory.bigram.lags.initial_tables import initial_values, minimize
 from manyheads.theory.bigram.lags.streams import information_of, read_streams
 from manyheads.theory.bigram.screening import chi_square
-from manyheads.theory.bigram.task import Batch, draw_correlated
+from manyheads.theory.bigram.searches import draw_uniform_batch, search
+from manyheads.theory.bigram.task import draw_correlated
 
 LEAST = 0.795  # recall of a single start without a test: 0.550, 0.875 and 0.963 where 30%, 60% and 100% follow the lags
 
@@ -235,7 +236,7 @@ def estimates(folder: Path, correlations: list[float], length: int, size: int, s
     for seed in range(seeds):
         rng = np.random.default_rng([seed, length])
         task = bench._task(length, rng)
-        batch = Batch(*draw_uniform_batch(rng, task, size))
+        batch = draw_uniform_batch(rng, task, size)
         settings = TransferSettings(squared_norm=task.transition_squared_norm)
         tests = [transfer_test(draw_correlated(rng, task, rho), batch, 2, settings=settings) for rho in correlations]
         rows.append([test.correlation for test in tests])

@@ -1,4 +1,4 @@
-"""A store of many small units: what it costs to write, to look through, to open and to compact, beside format 1."""
+"""A store of many small units: what it costs to write, to look through, to open and to compact."""
 
 import os
 import shutil
@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 import xarray as xr
 from tests.acceptance._lane import Measured
-from tests.study.format1 import downgrade
 from tests.study.toys import Still
 
 from manyheads.study.cells import grid
@@ -78,8 +77,8 @@ def fill(runs: RunStore, replicates: int, rng: np.random.Generator, shapes: int 
     return spent + seconds(writer.close)[0]
 
 
-def scale(folder: Path, cells: int, replicates: int, old: int, seed: int) -> Measured:
-    """Measure a store of cells x replicates units, and one of `old` units in format 1 for its cost a unit."""
+def scale(folder: Path, cells: int, replicates: int, seed: int) -> Measured:
+    """Measure a store of cells x replicates units."""
     rng, study = np.random.default_rng(seed), Many(count=cells)
     runs = RunStore.create(folder / "new", study, seed)
     shutil.rmtree(runs.path)
@@ -101,29 +100,13 @@ def scale(folder: Path, cells: int, replicates: int, old: int, seed: int) -> Mea
     RunStore(ragged.path).compact()
     uneven = seconds(lambda: assemble(RunStore(ragged.path), replicates))[0]
 
-    first = RunStore.create(folder / "old", study, seed)
-    shutil.rmtree(first.path)
-    first = RunStore.create(folder / "old", study, seed)
-    few = max(1, old // cells)
-    fill(first, few, rng)
-    new = first.load()
-    cost = seconds(lambda: downgrade(first.path))[0]
-    last = RunStore(first.path)
-    reading = seconds(lambda: assemble(last, few))[0]
-    ratio = inodes(last.path) / last.layout.count(few)
-    assert sum(len(part.numbers) for part in new) == last.layout.count(few)
-
     print(*faults, sep="\n")
     figure = (
         f"{1e3 * written:.2f} ms a unit to write; nothing to do: {nothing:.2f} s ({at_work:.2f} s at work); open "
         f"{again:.2f} s ({opened:.2f}; {uneven:.2f} of {SHAPES} shapes); compact {compacted:.2f} s; "
         f"{inodes(runs.path)} inodes"
     )
-    units = last.layout.count(few)
-    extent = (
-        f"{count:,} units, CPU seconds, {size:,.0f} bytes a unit; format 1 in the same run, over {units} units: "
-        f"{1e3 * cost / units:.0f} ms to write, {1e3 * reading / units:.0f} ms to open, {ratio:.0f} inodes a unit"
-    )
+    extent = f"{count:,} units, CPU seconds, {size:,.0f} bytes a unit"
     met = (
         written <= 3e-4
         and nothing <= 0.2

@@ -186,7 +186,7 @@ FIGURES = (
         "at most .3 ms of CPU to write a unit, .2 s to find that nothing is missing, 1.2 s to open, 2.4 s to compact; "
         "at most 10 inodes",
         _scale.scale,
-        {"cells": 25, "replicates": 800, "old": 200, "seed": 0},
+        {"cells": 25, "replicates": 800, "seed": 0},
     ),
     Figure(
         "kills",

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.attention.masks import causal, evaluate, masked_softmax, padding, sliding_window
+from manyheads.attention.masks import causal, evaluate, padding, sliding_window
+from manyheads.attention.softmax import masked_softmax
 from manyheads.errors import ShapeError, UsageError
 
 shapes = st.integers(1, 6).flatmap(lambda m: st.tuples(st.integers(1, m), st.just(m)))

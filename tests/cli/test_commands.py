@@ -9,12 +9,10 @@ import sys
 import jax
 import numpy as np
 import pytest
-from tests.study.format1 import downgrade
 from tests.study.toys import Walk
 
 from manyheads.cli import main
 from manyheads.cli.study import print_verdicts
-from manyheads.errors import UsageError
 from manyheads.study import open_run, run
 from manyheads.study.registry import STUDIES
 from manyheads.study.store.equality import differences
@@ -135,34 +133,9 @@ def test_status_says_what_is_stored_claimed_and_missing(call, store):
         assert row["launches"][0]["pid"] == os.getpid()
         out = call("runs", "status")[1]
         assert "at work: " in out
-        for words in (("clean", "--unfinished"), ("upgrade",)):
-            (path / "summary.json").unlink(missing_ok=True)
-            status, _, err = call("runs", *words)
-            assert (status, "is at work here" in err) == ((3, True) if words[0] == "clean" else (0, False))
-
-
-def test_a_run_of_format_1_opens_and_upgrades_to_the_same_bits(call, store):
-    (path,) = store.glob("toy/walk/*")
-    new = open_run(path)
-    downgrade(path)
-    summary = (path / "summary.json").read_bytes()
-    old = open_run(path)
-    assert differences(old, new) == []
-    assert differences(run(Walk(), 2, store=store, progress=False), new) == []  # nothing to do
-    with pytest.raises(UsageError, match="runs upgrade"):
-        run(Walk(), 3, store=store, progress=False)
-    with Launch(path):
-        status, _, err = call("runs", "upgrade")
-        assert status == 3
-        assert "is at work here" in err
-    assert "7 units" in call("runs", "upgrade")[1]
-    assert differences(open_run(path), old) == []
-    assert open_run(path)["trained"]["wall_seconds"].identical(old["trained"]["wall_seconds"])
-    assert (path / "summary.json").read_bytes() == summary
-    assert (path / ".format1/units").is_dir()
-    assert call("runs", "upgrade")[1] == "no run in runs is of an older format\n"
-    more = run(Walk(), 3, store=store, progress=False)["trained"].to_dataset().isel(replicate=slice(2))
-    assert differences(more, new["trained"].to_dataset()) == []
+        (path / "summary.json").unlink()
+        status, _, err = call("runs", "clean", "--unfinished")
+        assert (status, "is at work here" in err) == (3, True)
 
 
 def test_a_damaged_run_is_repaired_and_run_again(call, store):
@@ -185,9 +158,6 @@ def test_compact_and_export_say_what_they_wrote(call, store):
     assert call("runs", "compact")[1] == f"{name}: 7 units\n"
     assert call("runs", "export", name, "walk.zarr")[:2] == (0, "walk.zarr\n")
     assert call("runs", "export", name, "walk.zarr")[0] == 2
-    downgrade(path)
-    status, _, err = call("runs", "compact")
-    assert (status, "manyheads runs upgrade" in err) == (3, True)
 
 
 def test_a_run_under_other_versions_is_refused_when_asked(call, store, monkeypatch):

@@ -123,7 +123,6 @@ LISTINGS = (
     ("study", "run", "attention/costs", "--dry-run"),
     ("runs", "list", "store"),
     ("runs", "clean", "store", "--dry-run"),
-    ("runs", "upgrade", "store"),
     ("count", "--layers", "12", "--width", "768", "--heads", "12", "--vocabulary", "50257", "--compare"),
     ("scale", "--base", "64,4,4", "--to", "64,12,12", "--learning-rate", "3e-3", "--weight-decay", "0.1"),
 )

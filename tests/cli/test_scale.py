@@ -12,9 +12,9 @@ import pytest
 from manyheads.cli import main
 from manyheads.cli.scale.scaling_table import Scale
 from manyheads.scaling import Parametrization, audit_model
+from manyheads.scaling.checks.growth_powers import QUANTITIES
 from manyheads.scaling.parametrization.parametrization import FORMS
 from manyheads.scaling.parametrization.scaling_exponents import OPTIMIZERS, SCHEMES
-from manyheads.scaling.trained.transformers import QUANTITIES
 from manyheads.transformer import Shape
 
 FROM_TO = ("--base", "8,4,2", "--to", "8,8,6")

@@ -7,9 +7,10 @@ from manyheads.errors import CertificateError, UsageError
 from manyheads.scaling import Parametrization, coordinate_check, transfer_check
 from manyheads.scaling.axes import shapes_along
 from manyheads.scaling.checks import transfer_check as transfer
-from manyheads.scaling.checks.coordinate_check import check_growth, finite_size_bias, least_growth, required_growth
+from manyheads.scaling.checks.coordinate_check import check_growth, finite_size_bias
+from manyheads.scaling.checks.growth_powers import QUANTITIES, least_growth, required_growth
 from manyheads.scaling.checks.transfer_check import decide_drift, find_optimum, search_optimum
-from manyheads.scaling.trained.transformers import QUANTITIES
+from manyheads.scaling.trained import transformers
 from manyheads.transformer import Shape
 
 BASE = Shape(8, 4, 2)
@@ -201,9 +202,9 @@ def test_a_final_loss_is_the_mean_of_the_last_eighth_in_pieces_of_three(monkeypa
         calls.append(len(learning_rates))
         return np.outer(learning_rates, np.arange(recipe.steps))
 
-    monkeypatch.setattr(transfer, "sweep_losses", sweep)
+    monkeypatch.setattr(transformers, "sweep_losses", sweep)
     learning_rates = np.array([1.0, 2.0, 4.0, 8.0])
-    found = transfer.final_losses(None, None, BASE, transfer.Recipe(16), learning_rates, None)
+    found = transfer.final_losses(None, None, BASE, transformers.Recipe(16), learning_rates, None)
     np.testing.assert_allclose(found, 14.5 * learning_rates)
     assert calls == [3, 3]
 

@@ -2,18 +2,13 @@
 
 import functools
 import json
-import shutil
 
 import pytest
-from tests.study.format1 import downgrade
 
 from manyheads.cli.flags import Flag
 from manyheads.cli.help.descriptions import DESCRIPTIONS, Description, description_to_keep, kept_description
 from manyheads.study.contract import CHECKS, Trial, check_identity, start_trial
-from manyheads.study.execution.runner import open_run
 from manyheads.study.registry import STUDIES, load
-from manyheads.study.store.equality import unequal_bits
-from manyheads.study.store.maintenance.upgrade import upgrade
 
 # Studies whose contract takes two or three CPU seconds, with compilation: those that `make test` holds to it.
 QUICK = {
@@ -37,23 +32,10 @@ def trials(tmp_path_factory, seed):
     return trial
 
 
-def check_formats(trial):
-    """Check that a run opens in format 1, joined unit by unit, and upgraded, joined at once, to the same bits."""
-    path = trial.store / "other-format"
-    shutil.copytree(trial.tree.attrs["path"], path)
-    downgrade(path)
-    old = open_run(path)
-    assert upgrade(path, drop=True)
-    new = open_run(path)
-    for node in ("predicted", "trained", "verdicts"):
-        for other in (old, new):
-            assert unequal_bits(trial.tree[node].to_dataset(), other[node].to_dataset()) == []
-
-
 # The lower decorator is the outer loop: all checks of a study follow each other, in one worker, on one run of it.
 @pytest.mark.parametrize(
     "check",
-    [*(check for check in CHECKS if check is not check_identity), check_formats],
+    [check for check in CHECKS if check is not check_identity],
     ids=lambda check: check.__name__,
 )
 @pytest.mark.parametrize("name", NAMES)

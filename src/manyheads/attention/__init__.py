@@ -1,7 +1,7 @@
 """Attention layers in merged and factored form, masks, and streaming attention entropy."""
 
-import lazy_loader
+from manyheads._extras import attach_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
 
-del lazy_loader
+del attach_stub

@@ -5,25 +5,22 @@ Row r attends with p_j = exp(s_j - lse), s_j = scale q_r . k_j. With the row's l
     Z = sum_j exp(s_j - max),    lse = max + log Z,    H = log Z - sum_j exp(s_j - max) (s_j - max) / Z,
 
 both terms of H are non-negative, so nothing cancels. The shorter formula lse - E_p[s] cancels at large logits; the
-common -sum p log(p + 1e-8) is biased downwards. With Z = z 2^k, 1 <= z < 2, the whole part k log 2 is added last and
-without error of its own: a long row, whose entropy is large, is rounded once.
+common -sum p log(p + 1e-8) is biased downwards.
 
-Keys that a rule hides from a band of rows are left out: with `BANDS` bands a causal mask costs (1 + 1/BANDS) / 2 of
-what no mask costs.
+Keys that a rule hides from all rows of a block are left out: a causal mask costs little more than half of what no mask
+costs.
 """
 
 import math
-from collections.abc import Callable
-from functools import partial
-from itertools import pairwise
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from manyheads._arrays import follows_caller
-from manyheads.attention.masks import Mask, add_bias, as_rule, evaluate, shift_rows
+from manyheads._arrays import follows_arrays
+from manyheads._namespaces import cast, in_common_dtype, is_torch, kind, like, namespace
+from manyheads.attention.masks import Mask, as_array, as_rule, cut, evaluate, part_of
+from manyheads.attention.row_entropy import align, batch_of, reduce_rows
 from manyheads.errors import ShapeError, check_integer
 
 if TYPE_CHECKING:
@@ -33,18 +30,7 @@ if TYPE_CHECKING:
     from manyheads.attention.masks import MaskLike
 
 
-# log 2 in two parts: the first has 16 bits, so that its product with a whole number below 256 is exact in float32.
-LOG2_HIGH = 45426 / 65536
-LOG2_LOW = math.log(2) - LOG2_HIGH
-
-BANDS = 7
-"""Most bands of rows, each with the keys that a rule lets it see; each is compiled on its own."""
-
-PIECES = 4
-"""Fewest blocks of rows in a band."""
-
-
-@follows_caller
+@follows_arrays
 def attention_entropy(
     q: "Float[ArrayLike, '... n key_dim']",
     k: "Float[ArrayLike, '... m key_dim']",
@@ -104,135 +90,102 @@ def attention_entropy(
     >>> np.exp(entropy).round(12)
     array([1., 2., 3.])
     """
-    q, k = (array if isinstance(array, jax.Array) else np.asarray(array) for array in (q, k))
-    rule = as_rule(mask)
-    _check(q, k, rule, block)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return _compiled(q, k, scale, rule, int(block))
+    queries, of_keys, rule = as_array(q, "queries"), as_array(k, "keys"), as_rule(mask)
+    _check(queries, of_keys, rule, block)
+    scale = queries.shape[-1] ** -0.5 if scale is None else scale
+    if namespace(queries, of_keys, scale, rule).__name__ == "jax.numpy":
+        from manyheads.attention.traced_entropy import traced_entropy
+
+        return traced_entropy(queries, of_keys, scale, rule, int(block))
+    return _stream(queries, of_keys, scale, rule, int(block))
 
 
 def _check(q: Any, k: Any, rule: Mask | None, block: int) -> None:
     if q.ndim < 2 or k.ndim < 2 or q.shape[-1] != k.shape[-1] or 0 in (q.shape[-1], k.shape[-2]):
-        raise ShapeError(f"queries {q.shape} and keys {k.shape}: expected (..., n, N) and (..., m, N) with m, N >= 1")
-    if not (jnp.issubdtype(q.dtype, jnp.floating) and jnp.issubdtype(k.dtype, jnp.floating)):
+        raise ShapeError(
+            f"queries {tuple(q.shape)} and keys {tuple(k.shape)}: expected (..., n, N) and (..., m, N) with m, N >= 1"
+        )
+    if kind(q) != "f" or kind(k) != "f":
         raise ShapeError(f"queries of dtype {q.dtype} and keys of dtype {k.dtype}: give real floating-point arrays")
     check_integer("block", block)
-    batch_shapes = [q.shape[:-2], k.shape[:-2], *([] if rule is None else [rule.batch_shape])]
     try:
-        np.broadcast_shapes(*batch_shapes)
+        batch_of(q, k, rule)
     except ValueError as error:
+        shapes = [tuple(q.shape[:-2]), tuple(k.shape[:-2]), *([] if rule is None else [rule.batch_shape])]
         raise ShapeError(
-            f"leading axes of queries, keys and mask {batch_shapes} do not broadcast; a mask for (batch, heads, n, m) "
+            f"leading axes of queries, keys and mask {shapes} do not broadcast; a mask for (batch, heads, n, m) "
             "needs an axis of size 1 for the heads"
         ) from error
     evaluate(rule, (q.shape[-2], k.shape[-2]), np.arange(1))  # refuses a mask that does not fit
 
 
-@partial(jax.jit, static_argnames="block")
-def _compiled(q: Any, k: Any, scale: Any, rule: Mask | None, block: int) -> tuple[Any, Any]:
-    dtype = jnp.promote_types(jnp.result_type(q, k), jnp.float32)
-    batch = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], () if rule is None else rule.batch_shape)
-    depth = len(batch)
-    q, k = (array.astype(dtype).reshape((1,) * (depth + 2 - array.ndim) + array.shape) for array in (q, k))
-    rule = None if rule is None else rule.align(depth)
+def _stream(q: Any, k: Any, scale: Any, rule: Mask | None, block: int) -> tuple[Any, Any]:
+    """Loop over blocks of rows of one head, or of several heads that are shorter than a block."""
+    batch, pattern, xp = batch_of(q, k, rule), (q.shape[-2], k.shape[-2]), namespace(q)
+    (q, k), dtype = in_common_dtype(q, k)
+    q, k, rule = align(q, k, rule, xp.promote_types(dtype, xp.float32))
+    scale = cast(scale, q.dtype)
 
-    def one_head(operands: Any) -> tuple[Any, Any]:
-        q, k, rule = operands
-        shape = q.shape[0], k.shape[0]
-        parts = []
-        for band, keys in _bands(rule, shape, block):
-
-            def reduce(q_rows: Any, rows: Any, keys: range = keys) -> tuple[Any, Any]:
-                added = None if rule is None else rule.bias(rows, shape)
-                return _reduce(q_rows, k, scale, (evaluate(rule, shape, rows), added), keys)
-
-            parts.append(_over_rows(reduce, q, band, block))
-        return jax.tree.map(lambda *pieces: pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces), *parts)
-
-    found: tuple[Any, Any] = _over_leading(one_head, (q, k, rule), batch, max(1, block // max(1, q.shape[-2])))
-    return found
-
-
-def _over_leading(function: Callable[..., Any], operands: Any, batch: tuple[int, ...], together: int) -> Any:
-    """Apply `function` over leading axes that broadcast, at most `together` members at a time.
-
-    Every leaf of `operands` carries one axis per entry of `batch`, of that size or of size 1. What has size 1 is
-    shared by the loop and not copied.
-    """
-    if not batch:
-        return function(operands)
-    size, inner = batch[0], batch[1:]
-    leaves, structure = jax.tree.flatten(operands)
-    moving = [leaf.shape[0] == size for leaf in leaves]
-
-    def member(parts: list[Any]) -> Any:
-        fresh = iter(parts)
-        chosen = [next(fresh) if moves else leaf[0] for leaf, moves in zip(leaves, moving, strict=True)]
-        return _over_leading(function, jax.tree.unflatten(structure, chosen), inner, together)
-
-    parts = [leaf for leaf, moves in zip(leaves, moving, strict=True) if moves]
-    chunk = together // max(1, math.prod(inner))
-    if chunk >= size:
-        return jax.vmap(member)(parts)
-    return jax.lax.map(member, parts, batch_size=chunk if chunk > 1 else None)
+    reduce: Callable[..., Any] = _reduce
+    if xp is np and (rule is None or rule.bias(np.arange(1), pattern) is None):
+        k = np.ascontiguousarray(k.swapaxes(-1, -2)).swapaxes(-1, -2)  # as products read it
+        reduce = _InPlace(np.empty((2, min(block, math.prod(batch) * pattern[0]) * pattern[1]), q.dtype))
+    elif is_torch(q) and xp.is_grad_enabled():
+        reduce = _reduce_again
+    found = []
+    for *index, rows in _parts((*batch, pattern[0]), block):
+        span = range(*rows.indices(pattern[0]))
+        reach = range(pattern[1]) if rule is None else rule.reach(span, pattern)
+        keys = slice(reach.start, max(reach.stop, reach.start + 1))
+        queries = cut(q, tuple(index))[..., rows, :] * scale
+        place = part_of(rule, tuple(index)), span, pattern, keys
+        found.append(reduce(queries, cut(k, tuple(index))[..., keys, :].swapaxes(-1, -2), *place))
+    entropy, logsumexp = (xp.concat([each.reshape(-1) for each in parts]) for parts in zip(*found, strict=True))
+    return entropy.reshape(*batch, pattern[0]), logsumexp.reshape(*batch, pattern[0])
 
 
-def _bands(rule: Mask | None, shape: tuple[int, int], block: int) -> list[tuple[range, range]]:
-    """Return bands of consecutive rows with the keys that they may see; one band if all may see every key."""
-    n, m = shape
-    count = min(BANDS, n // (PIECES * block))
-    edges = [n * band // count for band in range(count + 1)] if count else []
-    bands = [range(start, stop) for start, stop in pairwise(edges)]
-    reached = [(band, range(m) if rule is None else rule.reach(band, shape)) for band in bands]
-    return reached if any(len(keys) < m for _, keys in reached) else [(range(n), range(m))]
+def _parts(sizes: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...]]:
+    """Yield slices of axes, at most `most` entries at a time, in the order of the entries."""
+    if not sizes:
+        yield ()
+        return
+    step = max(1, most // max(1, math.prod(sizes[1:])))
+    for start in range(0, max(1, sizes[0]), step):
+        for rest in _parts(sizes[1:], most):
+            yield slice(start, min(start + step, sizes[0])), *rest
 
 
-def _over_rows(function: Callable[..., Any], q: Any, band: range, block: int) -> Any:
-    """Apply `function(q rows, row numbers)` to equal pieces of at most `block` rows of a band of q (n, N).
-
-    Equal pieces waste fewer rows on padding than full ones and a remainder: less than one row per piece.
-    """
-    # The checkpoint makes the backward pass compute a piece again instead of keeping all n x m exponentials.
-    function = jax.checkpoint(_tied(function))
-    n, q = len(band), q[band.start : band.stop]
-    pieces = max(1, -(-n // block))
-    if pieces == 1:
-        return function(q, np.arange(band.start, band.stop))
-    height = -(-n // pieces)
-    padded = jnp.pad(q, ((0, pieces * height - n), (0, 0)))
-    # Rows beyond the last are cut off below.
-    rows = np.minimum(np.arange(band.start, band.start + pieces * height), band.stop - 1)
-    operands = padded.reshape(pieces, height, -1), rows.reshape(pieces, height)
-    results = jax.lax.map(lambda piece: function(*piece), operands)
-    return jax.tree.map(lambda result: result.reshape(pieces * height)[:n], results)
+def _reduce(q: Any, k: Any, rule: Mask | None, span: range, pattern: tuple[int, int], keys: slice) -> tuple[Any, Any]:
+    logits, rows = q @ k, np.arange(span.start, span.stop, dtype=np.int32)
+    masks = (None, None) if rule is None else (rule.allowed(rows, pattern, keys), rule.bias(rows, pattern, keys))
+    return reduce_rows(logits, *(like(logits, mask) for mask in masks))
 
 
-def _tied(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the row numbers depend on the queries, as differentiation sees it.
+def _reduce_again(q: Any, k: Any, *place: Any) -> tuple[Any, Any]:
+    """Reduce a block, and once more in the backward pass instead of keeping all n x m exponentials."""
+    import torch.utils.checkpoint as checkpoint
 
-    It would otherwise compute the mask of all rows once for the backward pass of all heads: n x m booleans.
-    """
-    return lambda q, rows: function(*jax.lax.optimization_barrier((q, rows)))
-
-
-def _reduce(q: Any, k: Any, scale: Any, masks: tuple[Any, Any], keys: range) -> tuple[Any, Any]:
-    """Return entropy and log-sum-exp of some rows, from the keys that they may see and what is added to the logits."""
-    allowed, bias = (
-        mask if mask is None or mask.shape[-1] == 1 else mask[..., keys.start : keys.stop] for mask in masks
-    )
-    k = k[keys.start : keys.stop]
-    # The highest precision: accelerators otherwise round float32 factors to ten bits.
-    logits = jnp.matmul(q, k.T, precision=jax.lax.Precision.HIGHEST) * jnp.asarray(scale, q.dtype)  # (rows, m)
-    logits, level = add_bias(logits, bias, allowed)
-    row = shift_rows(logits, True if allowed is None else allowed)
-    total = row.safe_total[:, 0]
-    entropy = _add_log(-jnp.sum(row.exponentials * row.shifted, axis=-1) / total, total)
-    return entropy, jnp.where(row.empty[:, 0], -jnp.inf, (level + row.shift)[:, 0] + jnp.log(total))
+    return checkpoint.checkpoint(_reduce, q, k, *place, use_reentrant=False)
 
 
-def _add_log(term: Any, total: Any) -> Any:
-    """Return term + log(total) for total >= 1, rounded once where the logarithm is large."""
-    mantissa, exponent = jax.lax.stop_gradient(jnp.frexp(total))
-    unit = 2 * mantissa / total  # a power of two, exactly; total * unit lies in [1, 2), and log(1) = 0 stays exact
-    whole = (exponent - 1).astype(total.dtype)
-    return whole * LOG2_HIGH + (jnp.log(total * jax.lax.stop_gradient(unit)) + whole * LOG2_LOW + term)
+class _InPlace:
+    """Reduction of NumPy arrays: logits and exponentials of every block lie in the same place."""
+
+    def __init__(self, space: np.ndarray):
+        self.space = space
+
+    def __call__(
+        self, q: Any, k: Any, rule: Mask | None, span: range, pattern: tuple[int, int], keys: slice
+    ) -> tuple[Any, Any]:
+        batches = q.shape[:-2], k.shape[:-2], () if rule is None else rule.batch_shape
+        shape = (*np.broadcast_shapes(*batches), q.shape[-2], k.shape[-1])
+        logits, room = (each[: math.prod(shape)].reshape(shape) for each in self.space)
+        np.matmul(q, k, out=logits)
+        if rule is not None:
+            free, first = rule.free(span, pattern), keys.start
+            if free.start <= first:
+                first = min(max(first, free.stop), keys.stop)
+            rows = np.arange(span.start, span.stop, dtype=np.int32)
+            allowed = rule.allowed(rows, pattern, slice(first, keys.stop))
+            np.copyto(logits[..., first - keys.start :], -np.inf, where=~allowed)
+        return reduce_rows(logits, None, None, room)

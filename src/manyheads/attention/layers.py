@@ -5,16 +5,19 @@ forms of a layer (`manyheads.attention.multihead`) are the same function, biases
 """
 
 import abc
+import functools
 import math
+import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from manyheads._arrays import check_arrays, follows_caller
-from manyheads.attention.masks import Mask, add_bias, as_rule, causal, evaluate, masked_softmax
+from manyheads._arrays import check_arrays, follows_arrays
+from manyheads._namespaces import cast, in_common_dtype, kind, like, namespace
+from manyheads._trees import Tree, leaf_names
+from manyheads.attention.masks import Mask, as_rule, causal, cut, evaluate, part_of
+from manyheads.attention.softmax import add_bias, softmax
 from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
@@ -24,19 +27,20 @@ if TYPE_CHECKING:
     from manyheads.attention.masks import MaskLike
 
 
-class Layer(eqx.Module):
+class Layer(Tree, abc.ABC):
     """Attention on sequences (..., k, d): logits, a softmax over the allowed keys, and what is read with it.
 
     Self-attention unless keys are given: then queries, keys and values come from sequences of their own
     (cross-attention).
 
-    Called on NumPy arrays with NumPy weights, a layer computes in their precision (float64 stays float64) whatever
-    JAX's configuration, and returns NumPy; with a JAX array on either side, and under `jit`, `grad` or `vmap`, it
-    follows the caller. It compiles once per shape. The patterns of all heads, (..., heads, k, k), are held at once.
-    """
+    NumPy in, NumPy out, in the precision of the arrays, a few sequences at a time. With a tensor of PyTorch among
+    tokens and weights the result is a tensor on its device, with derivatives. With a JAX array on either side, and
+    under `jit`, `grad` or `vmap`, a layer follows the caller and compiles once per shape. For tensors and JAX arrays
+    the patterns of all heads, (..., heads, k, k), are held at once.
 
-    bias: eqx.AbstractVar[Any]
-    causal: eqx.AbstractVar[bool]
+    Subclasses are frozen dataclasses with the fields `bias`, (d,) or None, and `causal`, a bool. They are pytrees once
+    JAX is imported; if a layer was made before, call or make any layer first.
+    """
 
     @property
     @abc.abstractmethod
@@ -58,7 +62,7 @@ class Layer(eqx.Module):
     def read(self, pattern: "Float[Array, '... heads k m']", x: "Float[Array, '... m d']") -> "Float[Array, '... k d']":
         """Sum over heads of what a pattern (..., heads, k, m) reads from x, without the output bias, traced."""
 
-    @follows_caller
+    @follows_arrays
     def __call__(
         self,
         x: "Num[ArrayLike, '... k d']",
@@ -99,9 +103,9 @@ class Layer(eqx.Module):
         >>> average(np.ones((1, 2)), keys=np.zeros((3, 2)), values=np.array([[0.0, 0.0], [3.0, 0.0], [0.0, 6.0]]))
         array([[1., 2.]])
         """
-        return _apply(self, *self._operands(x, mask, keys, values))
+        return _run(_apply, self, *self._operands(x, mask, keys, values))
 
-    @follows_caller
+    @follows_arrays
     def weights(
         self,
         x: "Num[ArrayLike, '... k d']",
@@ -113,25 +117,22 @@ class Layer(eqx.Module):
 
         Arguments and errors are those of the call.
         """
-        x, keys, _, rule = self._operands(x, mask, keys, None)
-        return _pattern(self, x, keys, rule)[0]
+        return _run(_weights, self, *self._operands(x, mask, keys, None))
 
     def _operands(self, x: Any, mask: Any, keys: Any, values: Any) -> tuple[Any, Any, Any, Mask | None]:
         x, keys, values = (as_array(tokens, "tokens") for tokens in (x, keys, values))
         for tokens in (x, keys, values):
-            if tokens is not None and (
-                tokens.ndim < 2 or tokens.shape[-1] != self.dim or jnp.issubdtype(tokens.dtype, jnp.complexfloating)
-            ):
+            if tokens is not None and (tokens.ndim < 2 or tokens.shape[-1] != self.dim or kind(tokens) == "c"):
                 raise ShapeError(
-                    f"tokens of shape {tokens.shape} and dtype {tokens.dtype}: this layer takes real sequences "
+                    f"tokens of shape {tuple(tokens.shape)} and dtype {tokens.dtype}: this layer takes real sequences "
                     f"(..., k, {self.dim})"
                 )
         of_keys = x if keys is None else keys
         for name, tokens, shape in (("keys", keys, x.shape[:-2]), ("values", values, of_keys.shape[:-1])):
             if tokens is not None and tokens.shape[: len(shape)] != shape:
                 raise ShapeError(
-                    f"{name} of shape {tokens.shape} with queries {x.shape} and keys {of_keys.shape}: give equal "
-                    "leading axes, and a value for every key"
+                    f"{name} of shape {tuple(tokens.shape)} with queries {tuple(x.shape)} and keys "
+                    f"{tuple(of_keys.shape)}: give equal leading axes, and a value for every key"
                 )
         rule = as_rule(mask)
         if rule is not None:
@@ -140,38 +141,70 @@ class Layer(eqx.Module):
                 np.broadcast_shapes(x.shape[:-2], rule.batch_shape)
             except ValueError as error:
                 raise ShapeError(
-                    f"leading axes {rule.batch_shape} of the mask do not broadcast with {x.shape[:-2]} of the tokens; "
-                    "a layer's mask has no axis for the heads"
+                    f"leading axes {rule.batch_shape} of the mask do not broadcast with {tuple(x.shape[:-2])} of the "
+                    "tokens; a layer's mask has no axis for the heads"
                 ) from error
-        if self.causal:
+        if getattr(self, "causal", False):
             rule = causal if rule is None else causal & rule
         return x, keys, values, rule
 
 
-@jax.jit
-def _apply(layer: Layer, x: Any, keys: Any, values: Any, rule: Mask | None) -> Any:
+def _run(function: Callable[..., Any], layer: Layer, x: Any, keys: Any, values: Any, rule: Mask | None) -> Any:
+    """Compile in JAX; in NumPy and PyTorch cast to one dtype, and in NumPy take a few sequences at a time."""
+    if (xp := namespace(layer, x, keys, values, rule)).__name__ == "jax.numpy":
+        return _compiled(function)(layer, x, keys, values, rule)
+    (layer, x, keys, values), dtype = in_common_dtype(layer, x, keys, values)
+    depth = 0 if rule is None else len(rule.batch_shape)
+    pairs = layer.heads * x.shape[-2] * (x if keys is None else keys).shape[-2]
+    together = max(1, AT_ONCE // max(1, pairs * math.prod(x.shape[1:-2])))
+    if xp is not np or x.ndim < 3 or depth > x.ndim - 2 or together >= len(x):
+        return cast(function(layer, x, keys, values, rule), dtype)
+    rule = None if rule is None else rule.align(x.ndim - 2)
+    found = []
+    for first in range(0, len(x), together):
+        part = (slice(first, first + together),)
+        tokens = (None if each is None else cut(each, part) for each in (x, keys, values))
+        found.append(cast(function(layer, *tokens, part_of(rule, part)), dtype))
+    return np.concat(found)
+
+
+AT_ONCE = 2**16
+"""Entries of patterns that NumPy computes at once: they stay in a processor's cache."""
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any]) -> Any:
+    return sys.modules["jax"].jit(function)
+
+
+def _apply(layer: Any, x: Any, keys: Any, values: Any, rule: Mask | None) -> Any:
     pattern, allowed = _pattern(layer, x, keys, rule)
     read_from = next(tokens for tokens in (values, keys, x) if tokens is not None)
     y = layer.read(pattern, read_from)
     if layer.bias is not None:
         y = y + layer.bias
-    return y if allowed is None else jnp.where(jnp.any(allowed, axis=-1, keepdims=True), y, 0)
+    xp = namespace(y)
+    return y if allowed is None else xp.where(xp.any(allowed, axis=-1, keepdims=True), y, 0)
 
 
-@jax.jit
-def _pattern(layer: Layer, x: Any, keys: Any, rule: Mask | None) -> tuple[Any, Any]:
+def _weights(layer: Any, x: Any, keys: Any, _: Any, rule: Mask | None) -> Any:
+    return _pattern(layer, x, keys, rule)[0]
+
+
+def _pattern(layer: Any, x: Any, keys: Any, rule: Mask | None) -> tuple[Any, Any]:
     shape = x.shape[-2], (x if keys is None else keys).shape[-2]
-    allowed, logits = evaluate(rule, shape), layer.logits(x, keys)  # (..., k, m), (..., heads, k, m)
+    logits = layer.logits(x, keys)  # (..., heads, k, m)
     if rule is None:
-        return masked_softmax(logits), None
-    bias, by_head = rule.bias(None, shape), allowed[..., None, :, :]
+        return softmax(logits), None
+    allowed, bias = (like(logits, mask) for mask in (evaluate(rule, shape), rule.bias(None, shape)))  # (..., k, m)
+    by_head = allowed[..., None, :, :]
     logits, _ = add_bias(logits, None if bias is None else bias[..., None, :, :], by_head)
-    return masked_softmax(logits, by_head), allowed
+    return softmax(logits, by_head), allowed
 
 
 def as_array(value: Any, name: str = "a weight") -> Any:
     """Keep None and make an array native; lists and numbers become float64."""
-    value = check_arrays(value, name)
+    value = check_arrays(value, name, tensors=True)
     return value if value is None or hasattr(value, "dtype") else np.asarray(value, dtype=np.float64)
 
 
@@ -189,15 +222,35 @@ def check_weights(layer: Layer, expected: dict[str, tuple[int, ...]]) -> None:
         weight = getattr(layer, name)
         if weight is None:
             continue
-        if weight.shape != shape:
-            raise ShapeError(f"{name} of shape {weight.shape}: {shape} would fit the other weights")
-        if not jnp.issubdtype(weight.dtype, jnp.floating):
+        if tuple(weight.shape) != shape:
+            raise ShapeError(f"{name} of shape {tuple(weight.shape)}: {shape} would fit the other weights")
+        if kind(weight) != "f":
             raise ShapeError(f"{name} of dtype {weight.dtype}: give real floating-point weights")
 
 
 def check_axes(name: str, weight: Any, axes: str) -> tuple[int, ...]:
     """Return the shape of a weight that must have the axes named, e.g. "(H, d, N)", none of them empty."""
     if weight is None or weight.ndim != axes.count(",") + 1 or 0 in weight.shape:
-        found = "missing" if weight is None else f"of shape {weight.shape}"
+        found = "missing" if weight is None else f"of shape {tuple(weight.shape)}"
         raise ShapeError(f"{name} {found}: expected {axes}, every axis at least 1")
-    return weight.shape
+    return tuple(weight.shape)
+
+
+def keep_arrays(layer: Layer) -> None:
+    """Make the weights of a new layer native arrays."""
+    for name in leaf_names(layer):
+        object.__setattr__(layer, name, as_array(getattr(layer, name)))
+
+
+def per_head(x: Any, weight: Any) -> Any:
+    """Multiply tokens (..., k, d) by a matrix a head (H, d, n), all tokens in one product: (..., H, k, n)."""
+    heads, dim, size = weight.shape
+    flat = x.reshape(-1, dim) @ weight.swapaxes(0, 1).reshape(dim, heads * size)
+    return flat.reshape(*x.shape[:-1], heads, size).swapaxes(-2, -3)
+
+
+def over_heads(x: Any, weight: Any) -> Any:
+    """Sum over heads of x (..., H, k, n) times weight (H, n, d), all tokens in one product: (..., k, d)."""
+    side_by_side = x.swapaxes(-2, -3).reshape(-1, weight.shape[0] * weight.shape[1])
+    product = side_by_side @ weight.reshape(-1, weight.shape[-1])
+    return product.reshape(*x.shape[:-3], x.shape[-2], weight.shape[-1])

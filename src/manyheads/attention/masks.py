@@ -1,4 +1,4 @@
-"""Attention masks: boolean arrays and rules, and the softmax over the allowed keys.
+"""Attention masks: boolean arrays, additive arrays and rules.
 
 A mask is a boolean array that broadcasts to (..., n, m), True where query row r may attend to key j, an additive array
 (below), or a rule that is evaluated on indices, so that streaming code never holds n x m booleans. Rules combine with
@@ -15,28 +15,29 @@ aligns the first query with the first key instead; the two agree for n = m.)
 """
 
 import abc
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from manyheads._arrays import check_arrays, follows_caller
+from manyheads._arrays import check_arrays
+from manyheads._namespaces import is_jax, is_traced, kind, like, lowest, namespace
+from manyheads._trees import Tree, map_leaves, static
 from manyheads.errors import ShapeError, check_integer
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
-    from jaxtyping import Array, Bool, Float, Int
+    from jaxtyping import Int
 
     MaskLike: TypeAlias = "Mask | ArrayLike | None"
 
+ALL = slice(None)
 
-class Mask(eqx.Module):
+
+class Mask(Tree, abc.ABC):
     """A rule that says which key positions a query may attend to.
 
-    Rules are pytrees: they pass through `jax.jit`, and the arrays that they hold may be traced. An array inside a rule
-    may carry leading batch axes, which broadcast against those of the logits.
+    Rules are pytrees: they pass through `jax.jit`, and the arrays that they hold may be traced, or tensors. An array
+    inside a rule may carry leading batch axes, which broadcast against those of the logits.
     """
 
     # NumPy then leaves `array & rule` to the rule.
@@ -52,16 +53,20 @@ class Mask(eqx.Module):
         """Give every array that the rule holds exactly `depth` leading axes, the new ones of size 1."""
 
     @abc.abstractmethod
-    def allowed(self, rows: Any, shape: tuple[int, int]) -> Any:
-        """Evaluate on query rows (r,) of an (n, m) pattern, None for all: booleans that broadcast to (..., r, m)."""
+    def allowed(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
+        """Evaluate on query rows (r,), None for all, and some keys of an (n, m) pattern: broadcasts to (..., r, m)."""
 
-    def bias(self, rows: Any, shape: tuple[int, int]) -> Any:
+    def bias(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
         """Evaluate what is added to the logits, finite where attending is allowed; None for nothing."""
         return None
 
     def reach(self, rows: range, shape: tuple[int, int]) -> range:
         """Return keys outside of which consecutive query rows of an (n, m) pattern may attend to nothing."""
         return range(shape[1])
+
+    def free(self, rows: range, shape: tuple[int, int]) -> range:
+        """Return keys that consecutive query rows of an (n, m) pattern may all attend to, not necessarily every one."""
+        return range(0)
 
     def __and__(self, other: Any) -> "Mask":
         """Allow what both allow."""
@@ -71,16 +76,16 @@ class Mask(eqx.Module):
         return _Both(_rule(other), self)
 
 
-def _positions(rows: Any, shape: tuple[int, int]) -> tuple[Any, Any]:
-    """Return the positions of queries (r, 1) and keys (m,) on the common axis of length m."""
+def _positions(rows: Any, shape: tuple[int, int], keys: slice) -> tuple[Any, Any]:
+    """Return the positions of queries (r, 1) and of keys on the common axis of length m."""
     n, m = shape
     if n > m:
         raise ShapeError(
             f"{n} queries and {m} keys: a rule about positions takes the queries for the last n of the m keys, so it "
             "needs n <= m; for queries and keys on different axes, give a boolean array"
         )
-    rows = np.arange(n) if rows is None else rows
-    return rows[:, None] + (m - n), np.arange(m)
+    rows = np.arange(n, dtype=np.int32) if rows is None else rows
+    return rows[:, None] + (m - n), np.arange(m, dtype=np.int32)[keys]
 
 
 @final
@@ -92,18 +97,22 @@ class _Causal(Mask):
     def align(self, depth: int) -> Mask:
         return self
 
-    def allowed(self, rows: Any, shape: tuple[int, int]) -> Any:
-        query, key = _positions(rows, shape)
+    def allowed(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
+        query, key = _positions(rows, shape, keys)
         return key <= query
 
     def reach(self, rows: range, shape: tuple[int, int]) -> range:
         n, m = shape
         return range(rows.stop + m - n)
 
+    def free(self, rows: range, shape: tuple[int, int]) -> range:
+        n, m = shape
+        return range(rows.start + m - n + 1)
+
 
 @final
 class _SlidingWindow(Mask):
-    width: int = eqx.field(static=True)
+    width: int = static()
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -112,13 +121,17 @@ class _SlidingWindow(Mask):
     def align(self, depth: int) -> Mask:
         return self
 
-    def allowed(self, rows: Any, shape: tuple[int, int]) -> Any:
-        query, key = _positions(rows, shape)
+    def allowed(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
+        query, key = _positions(rows, shape, keys)
         return abs(query - key) < self.width
 
     def reach(self, rows: range, shape: tuple[int, int]) -> range:
         n, m = shape
         return range(max(0, rows.start + m - n - self.width + 1), min(m, rows.stop + m - n + self.width - 1))
+
+    def free(self, rows: range, shape: tuple[int, int]) -> range:
+        n, m = shape
+        return range(max(0, rows.stop + m - n - self.width), min(m, rows.start + m - n + self.width))
 
 
 @final
@@ -127,13 +140,13 @@ class _Padding(Mask):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        return self.lengths.shape
+        return tuple(self.lengths.shape)
 
     def align(self, depth: int) -> Mask:
         return _Padding(_prepend_axes(self.lengths, depth - self.lengths.ndim))
 
-    def allowed(self, rows: Any, shape: tuple[int, int]) -> Any:
-        return np.arange(shape[1]) < self.lengths[..., None, None]
+    def allowed(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
+        return like(self.lengths, np.arange(shape[1])[keys]) < self.lengths[..., None, None]
 
 
 class _Table(Mask):
@@ -141,28 +154,29 @@ class _Table(Mask):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        return self.table.shape[:-2]
+        return tuple(self.table.shape[:-2])
 
     def align(self, depth: int) -> Mask:
         return type(self)(_prepend_axes(self.table, depth - (self.table.ndim - 2)))
 
-    def allowed(self, rows: Any, shape: tuple[int, int]) -> Any:
+    def allowed(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
         table = self.table
         if any(have not in (1, want) for have, want in zip(table.shape[-2:], shape, strict=True)):
-            raise ShapeError(f"a mask of shape {table.shape} does not broadcast to (..., {shape[0]}, {shape[1]})")
+            given = tuple(table.shape)
+            raise ShapeError(f"a mask of shape {given} does not broadcast to (..., {shape[0]}, {shape[1]})")
         if rows is not None and table.shape[-2] > 1:
-            table = jnp.take(table, rows, axis=-2)
-        return table
+            table = like(rows, table)[..., rows, :]
+        return table[..., keys] if table.shape[-1] > 1 else table
 
 
 @final
 class _Additive(_Table):
-    def allowed(self, rows: Any, shape: tuple[int, int]) -> Any:
-        return ~_forbids(super().allowed(rows, shape))
+    def allowed(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
+        return ~_forbids(super().allowed(rows, shape, keys))
 
-    def bias(self, rows: Any, shape: tuple[int, int]) -> Any:
-        table = super().allowed(rows, shape)
-        return jnp.where(_forbids(table), 0, table)
+    def bias(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
+        table = super().allowed(rows, shape, keys)
+        return namespace(table).where(_forbids(table), 0, table)
 
 
 @final
@@ -177,16 +191,23 @@ class _Both(Mask):
     def align(self, depth: int) -> Mask:
         return _Both(self.first.align(depth), self.second.align(depth))
 
-    def allowed(self, rows: Any, shape: tuple[int, int]) -> Any:
-        return self.first.allowed(rows, shape) & self.second.allowed(rows, shape)
+    def allowed(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
+        first, second = self.first.allowed(rows, shape, keys), self.second.allowed(rows, shape, keys)
+        return like(second, first) & like(first, second)
 
-    def bias(self, rows: Any, shape: tuple[int, int]) -> Any:
-        found = [bias for each in (self.first, self.second) if (bias := each.bias(rows, shape)) is not None]
-        return sum(found[1:], start=found[0]) if found else None
+    def bias(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
+        found = [bias for each in (self.first, self.second) if (bias := each.bias(rows, shape, keys)) is not None]
+        return sum((like(found[-1], bias) for bias in found[1:]), start=like(found[-1], found[0])) if found else None
 
     def reach(self, rows: range, shape: tuple[int, int]) -> range:
-        first, second = self.first.reach(rows, shape), self.second.reach(rows, shape)
-        return range(max(first.start, second.start), min(first.stop, second.stop))
+        return _both_ranges(self.first.reach(rows, shape), self.second.reach(rows, shape))
+
+    def free(self, rows: range, shape: tuple[int, int]) -> range:
+        return _both_ranges(self.first.free(rows, shape), self.second.free(rows, shape))
+
+
+def _both_ranges(first: range, second: range) -> range:
+    return range(max(first.start, second.start), min(first.stop, second.stop))
 
 
 causal: Mask = _Causal()
@@ -240,8 +261,8 @@ def padding(lengths: "Int[ArrayLike, '...']") -> Mask:
     <BLANKLINE>
            [[1, 1, 1]]])
     """
-    counts = _as_array(lengths, "lengths")
-    if not jnp.issubdtype(counts.dtype, jnp.integer):
+    counts = as_array(lengths, "lengths")
+    if kind(counts) not in "iu":
         raise ShapeError(f"lengths of dtype {counts.dtype}: a length is a whole number of keys, so give integers")
     return _Padding(counts)
 
@@ -271,99 +292,47 @@ def evaluate(mask: "MaskLike", shape: tuple[int, int], rows: Any = None) -> Any:
     return None if rule is None else rule.allowed(rows, shape)
 
 
-@follows_caller
-def masked_softmax(
-    logits: "Float[ArrayLike, '... m']", allowed: "Bool[ArrayLike, '... m'] | None" = None
-) -> "Float[Array, '... m']":
-    """Softmax over the allowed keys, exactly zero on the others and on a row that may attend to nothing.
-
-    p_j = exp(s_j) / sum_{l allowed} exp(s_l) for allowed j, else 0. The derivative is finite everywhere; it is zero on
-    a row without any key, and a forbidden logit, even an infinite one, does not reach the result.
-
-    Parameters
-    ----------
-    logits
-        Floating array (..., m).
-    allowed
-        Booleans that broadcast to (..., m); None allows everything.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> masked_softmax(np.zeros((2, 2)), np.array([[True, False], [False, False]])).tolist()
-    [[1.0, 0.0], [0.0, 0.0]]
-    """
-    if allowed is None:
-        return jax.nn.softmax(logits, axis=-1)
-    row = shift_rows(logits, allowed)
-    return row.exponentials / row.safe_total
-
-
-class ShiftedRows(NamedTuple):
-    """The pieces of a softmax over the allowed keys, as every reduction over a row needs them."""
-
-    shift: Any  # (..., 1) largest allowed logit, or 0 without any; no derivative flows through it
-    shifted: Any  # (..., m) logits - shift, 0 on forbidden keys
-    exponentials: Any  # (..., m) exp(shifted), 0 on forbidden keys
-    empty: Any  # (..., 1) True where nothing may be attended to
-    safe_total: Any  # (..., 1) sum of the exponentials, 1 where the row is empty
-
-
-def shift_rows(logits: Any, allowed: Any = True) -> ShiftedRows:
-    """Subtract from each row its largest allowed logit and exponentiate.
-
-    A softmax does not depend on the shift, hence the stopped derivative. Both `where` are needed: without the inner one
-    a forbidden logit that overflows turns the derivative into 0 * inf.
-    """
-    # A logit that overflowed to -inf has no weight; as an allowed key it would make 0 * inf of p log p.
-    allowed = allowed & (logits != -jnp.inf)
-    peak = jnp.max(jnp.where(allowed, logits, -jnp.inf), axis=-1, keepdims=True, initial=-jnp.inf)
-    shift = jax.lax.stop_gradient(jnp.where(peak == -jnp.inf, 0, peak))
-    shifted = jnp.where(allowed, logits - shift, 0)
-    exponentials = jnp.where(allowed, jnp.exp(shifted), 0)
-    total = jnp.sum(exponentials, axis=-1, keepdims=True)
-    empty = total == 0
-    return ShiftedRows(shift, shifted, exponentials, empty, jnp.where(empty, 1, total))
-
-
-def add_bias(logits: Any, bias: Any, allowed: Any) -> tuple[Any, Any]:
-    """Add a bias minus its row maximum over the allowed keys, to limit rounding; return the maximum too."""
-    if bias is None:
-        return logits, jnp.zeros((1, 1), logits.dtype)
-    bias = bias.astype(jnp.promote_types(bias.dtype, logits.dtype))
-    level = jax.lax.stop_gradient(jnp.max(jnp.where(allowed, bias, -jnp.inf), axis=-1, keepdims=True))
-    level = jnp.where(level == -jnp.inf, 0, level)
-    return logits + (bias - level).astype(logits.dtype), level.astype(logits.dtype)
-
-
 def _rule(mask: Any) -> Mask:
     if isinstance(mask, Mask):
         return mask
-    mask = _as_array(mask, "mask")
-    additive = jnp.issubdtype(mask.dtype, jnp.floating)
-    if mask.dtype != np.bool_ and not additive:
+    mask = as_array(mask, "mask")
+    additive = kind(mask) == "f"
+    if kind(mask) != "b" and not additive:
         raise ShapeError(
             f"a mask of dtype {mask.dtype}: give booleans, True where a query may attend to a key, or floats that are "
             "added to the logits"
         )
     if mask.ndim < 2:
-        raise ShapeError(f"a mask of shape {mask.shape}: give (..., n, m), queries by keys")
-    if additive and not isinstance(mask, jax.core.Tracer):
-        forbidden = np.asarray(_forbids(mask))
-        if (forbidden | (np.asarray(mask) == 0)).all():
+        raise ShapeError(f"a mask of shape {tuple(mask.shape)}: give (..., n, m), queries by keys")
+    if additive and not is_traced(mask) and not getattr(mask, "requires_grad", False):
+        given = np.asarray(mask) if is_jax(mask) else mask
+        forbidden = _forbids(given)
+        if (forbidden | (given == 0)).all():
             return _Table(~forbidden)
     return _Additive(mask) if additive else _Table(mask)
 
 
 def _forbids(bias: Any) -> Any:
     """Tell which entries of an additive array stand for a key that may not be attended to."""
-    return bias <= max(float(jnp.finfo(bias.dtype).min), float(jnp.finfo(jnp.float32).min)) / 2
+    return bias <= max(lowest(bias.dtype), float(np.finfo(np.float32).min)) / 2
 
 
-def _as_array(value: Any, name: str) -> Any:
-    value = check_arrays(value, name)
+def as_array(value: Any, name: str) -> Any:
+    """Make an array of numbers or lists, native if it is one."""
+    value = check_arrays(value, name, tensors=True)
     return value if hasattr(value, "shape") and hasattr(value, "dtype") else np.asarray(value)
 
 
 def _prepend_axes(array: Any, count: int) -> Any:
-    return array.reshape((1,) * count + array.shape)
+    return array.reshape((1,) * count + tuple(array.shape))
+
+
+def part_of(rule: Mask | None, index: tuple[slice, ...]) -> Mask | None:
+    """Return an aligned rule for a part of its leading axes; axes of size 1 stay."""
+    return None if rule is None else map_leaves(lambda leaf: cut(leaf, index), rule)
+
+
+def cut(array: Any, index: tuple[slice, ...]) -> Any:
+    """Take slices of the leading axes, but for those of size 1."""
+    whole = slice(None)
+    return array[tuple(part if size > 1 else whole for part, size in zip(index, array.shape, strict=False))]

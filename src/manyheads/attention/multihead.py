@@ -1,14 +1,22 @@
 """Multi-head attention in two forms: query, key, value and output matrices, and merged circuits W_QK and W_OV."""
 
+from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, Any, final
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
-
-from manyheads._arrays import follows_caller
+from manyheads._arrays import as_native, follows_arrays
+from manyheads._namespaces import cast, in_common_dtype, is_torch, like
+from manyheads._trees import map_leaves, static
 from manyheads.attention.conversion import factor_weights
-from manyheads.attention.layers import Layer, as_array, check_axes, check_weights, logit_scale
+from manyheads.attention.layers import (
+    Layer,
+    as_array,
+    check_axes,
+    check_weights,
+    keep_arrays,
+    logit_scale,
+    over_heads,
+    per_head,
+)
 from manyheads.errors import ShapeError, check_integer
 
 if TYPE_CHECKING:
@@ -65,34 +73,17 @@ class MultiHeadAttention(Layer):
     key: Any
     value: Any
     output: Any
-    query_bias: Any
-    key_bias: Any
-    value_bias: Any
-    bias: Any
-    scale: float = eqx.field(static=True)
-    causal: bool = eqx.field(static=True)
+    _: KW_ONLY
+    query_bias: Any = None
+    key_bias: Any = None
+    value_bias: Any = None
+    bias: Any = None
+    scale: Any = static(default=None)  # a number, once made
+    causal: bool = static(default=False)
 
-    def __init__(
-        self,
-        query: "Float[ArrayLike, 'heads d key_dim']",
-        key: "Float[ArrayLike, 'groups d key_dim']",
-        value: "Float[ArrayLike, 'groups d value_dim']",
-        output: "Float[ArrayLike, 'heads value_dim d']",
-        *,
-        query_bias: "Float[ArrayLike, 'heads key_dim'] | None" = None,
-        key_bias: "Float[ArrayLike, 'groups key_dim'] | None" = None,
-        value_bias: "Float[ArrayLike, 'groups value_dim'] | None" = None,
-        bias: "Float[ArrayLike, ' d'] | None" = None,
-        scale: float | None = None,
-        causal: bool = False,
-    ):
-        self.query, self.key, self.value, self.output = map(as_array, (query, key, value, output))
-        self.query_bias, self.key_bias, self.value_bias = map(as_array, (query_bias, key_bias, value_bias))
-        self.bias = as_array(bias)
-        self.scale = logit_scale(scale, check_axes("query", self.query, "(H, d, N)")[-1])
-        self.causal = causal
-
-    def __check_init__(self) -> None:
+    def __post_init__(self) -> None:
+        keep_arrays(self)
+        object.__setattr__(self, "scale", logit_scale(self.scale, check_axes("query", self.query, "(H, d, N)")[-1]))
         heads, dim, key_dim = self.query.shape
         groups = check_axes("key", self.key, "(H_kv, d, N)")[0]
         value_dim = check_axes("value", self.value, "(H_kv, d, N_v)")[-1]
@@ -180,7 +171,7 @@ class MultiHeadAttention(Layer):
         """Token dimension d."""
         return self.query.shape[1]
 
-    @follows_caller
+    @follows_arrays
     def merged(self) -> "AttentionLayer":
         """Multiply the factors out: the same function with merged weights.
 
@@ -189,20 +180,22 @@ class MultiHeadAttention(Layer):
         The key bias disappears: it adds the same number to all logits of a row, which a softmax does not see. Of value
         biases only the sum over a row's weights counts, which is one.
         """
-        query, key, value = (self._grouped(weight) for weight in (self.query, self.key, self.value))
-        output = self._grouped(self.output)
-        theta = self.scale * jnp.einsum("ghdn,gjen->ghde", query, key)
-        projection = jnp.einsum("gjdv,ghve->ghde", value, output)
-        key_bias, bias = None, self.bias
+        (same,), dtype = in_common_dtype(self)
+        return map_leaves(lambda weight: cast(weight, dtype), same._multiplied())
+
+    def _multiplied(self) -> "AttentionLayer":
+        weights = self.query, self.key, self.value, self.output
+        query, key, value, output = map(self._grouped, weights)
+        key_bias, bias, size = None, self.bias, (self.heads, self.dim)
         if self.query_bias is not None:
-            key_bias = self.scale * jnp.einsum("gjdn,ghn->ghd", key, self._grouped(self.query_bias))
+            key_bias = self.scale * (key @ self._grouped(self.query_bias)[..., None]).reshape(size)
         if self.value_bias is not None:
-            carried = jnp.einsum("gjv,ghvd->d", self._grouped(self.value_bias), output)
+            carried = (self._grouped(self.value_bias)[..., None, :] @ output).reshape(size).sum(0)
             bias = carried if bias is None else bias + carried
         return AttentionLayer(
-            theta=theta.reshape(self.heads, self.dim, self.dim),
-            projection=projection.reshape(self.heads, self.dim, self.dim),
-            key_bias=None if key_bias is None else key_bias.reshape(self.heads, self.dim),
+            theta=self.scale * (query @ key.swapaxes(-1, -2)).reshape(*size, self.dim),
+            projection=(value @ output).reshape(*size, self.dim),
+            key_bias=key_bias,
             bias=bias,
             causal=self.causal,
         )
@@ -211,23 +204,23 @@ class MultiHeadAttention(Layer):
         self, x: "Float[Array, '... k d']", keys: "Float[Array, '... m d'] | None" = None
     ) -> "Float[Array, '... heads k m']":
         """Logits scale (x W_Q + b_Q) (x W_K + b_K)^T, (..., H, k, m), the second x being `keys` if given."""
-        queries = jnp.einsum("...kd,ghdn->...ghkn", x, self._grouped(self.query))
-        keys = jnp.einsum("...ld,gdn->...gln", x if keys is None else keys, self.key)
+        queries, keys = per_head(x, self.query), per_head(x if keys is None else keys, self.key)
         if self.query_bias is not None:
-            queries = queries + self._grouped(self.query_bias)[:, :, None, :]
+            queries = queries + self.query_bias[:, None, :]
         if self.key_bias is not None:
             keys = keys + self.key_bias[:, None, :]
-        logits = self.scale * jnp.einsum("...ghkn,...gln->...ghkl", queries, keys)
-        return logits.reshape(*x.shape[:-2], self.heads, *logits.shape[-2:])
+        grouped = queries.reshape(*queries.shape[:-3], self.groups, -1, *queries.shape[-2:])
+        logits = self.scale * (grouped @ keys[..., None, :, :].swapaxes(-1, -2))
+        return logits.reshape(*queries.shape[:-1], keys.shape[-2])
 
     def read(self, pattern: "Float[Array, '... heads k m']", x: "Float[Array, '... m d']") -> "Float[Array, '... k d']":
         """Sum over heads of pattern_h (x W_V + b_V) W_O,h, (..., k, d)."""
-        values = jnp.einsum("...ld,gdv->...glv", x, self.value)
+        values = per_head(x, self.value)
         if self.value_bias is not None:
             values = values + self.value_bias[:, None, :]
         grouped = pattern.reshape(*pattern.shape[:-3], self.groups, -1, *pattern.shape[-2:])
-        mixed = jnp.einsum("...ghkl,...glv->...ghkv", grouped, values)
-        return jnp.einsum("...ghkv,ghvd->...kd", mixed, self._grouped(self.output))
+        mixed = grouped @ values[..., None, :, :]
+        return over_heads(mixed.reshape(*pattern.shape[:-1], values.shape[-1]), self.output)
 
     def _grouped(self, weight: Any) -> Any:
         """Split the heads of a weight (H or H_kv, ...) into (H_kv, heads per group or 1, ...)."""
@@ -280,22 +273,12 @@ class AttentionLayer(Layer):
 
     theta: Any
     projection: Any
-    key_bias: Any
-    bias: Any
-    causal: bool = eqx.field(static=True)
+    key_bias: Any = None
+    bias: Any = None
+    causal: bool = static(default=False)
 
-    def __init__(
-        self,
-        theta: "Float[ArrayLike, 'heads d d']",
-        projection: "Float[ArrayLike, 'heads d d']",
-        key_bias: "Float[ArrayLike, 'heads d'] | None" = None,
-        bias: "Float[ArrayLike, ' d'] | None" = None,
-        causal: bool = False,
-    ):
-        self.theta, self.projection, self.key_bias, self.bias = map(as_array, (theta, projection, key_bias, bias))
-        self.causal = causal
-
-    def __check_init__(self) -> None:
+    def __post_init__(self) -> None:
+        keep_arrays(self)
         heads, dim, _ = check_axes("theta", self.theta, "(m, d, d)")
         square = (heads, dim, dim)
         check_weights(self, {"theta": square, "projection": square, "key_bias": (heads, dim), "bias": (dim,)})
@@ -350,24 +333,24 @@ class AttentionLayer(Layer):
         manyheads.attention.conversion.RankTooSmall: rank 1 does not hold the layer's matrices: ...
         """
         scale = logit_scale(scale, check_integer("rank", rank))
-        weights = factor_weights(self.theta, self.projection, self.key_bias, rank, scale, tolerance)
-        if isinstance(self.theta, jax.Array):
-            weights = jax.tree.map(jnp.asarray, weights)
+        merged = (self.theta, self.projection, self.key_bias)
+        theta, projection, beta = (as_native(weight.detach()) if is_torch(weight) else weight for weight in merged)
+        factors = factor_weights(theta, projection, beta, rank, scale, tolerance)
+        weights = map_leaves(lambda factor: like(self.theta, factor), factors)
         return MultiHeadAttention(**weights, bias=self.bias, scale=scale, causal=self.causal)
 
     def logits(
         self, x: "Float[Array, '... k d']", keys: "Float[Array, '... m d'] | None" = None
     ) -> "Float[Array, '... heads k m']":
         """Logits x Theta_i x^T + 1 (x beta_i)^T, (..., heads, k, m), the second x being `keys` where they are given."""
-        reads = jnp.einsum("...kd,mde->...mke", x, self.theta)
+        reads = per_head(x, self.theta)
         if self.key_bias is not None:
             reads = reads + self.key_bias[:, None, :]
-        return jnp.einsum("...mke,...le->...mkl", reads, x if keys is None else keys)
+        return reads @ (x if keys is None else keys)[..., None, :, :].swapaxes(-1, -2)
 
     def read(self, pattern: "Float[Array, '... heads k m']", x: "Float[Array, '... m d']") -> "Float[Array, '... k d']":
         """Sum over heads of pattern_i x W_i, (..., k, d)."""
-        values = jnp.einsum("...ld,mde->...mle", x, self.projection)
-        return jnp.einsum("...mkl,...mle->...ke", pattern, values)
+        return over_heads(pattern @ x[..., None, :, :], self.projection)
 
 
 def _split(name: str, flat: Any, heads: int) -> Any:

@@ -100,11 +100,6 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "keep the good units of damaged files",
         ("manyheads runs repair runs/joma/clouds/0a1b2c3d",),
     ),
-    ("runs", "upgrade"): Command(
-        "manyheads.cli.runs:Upgrade",
-        "rewrite runs of an older format, bit for bit the same",
-        ("manyheads runs upgrade runs --drop",),
-    ),
     ("report",): Command(
         "manyheads.cli.report:Report",
         "write one HTML file over stored runs",
@@ -222,7 +217,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output has closed it, which is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-    except Exception as error:
+    except Exception as raised:
+        from manyheads._extras import name_extra
+
+        error = name_extra(raised, "this command")
         known = _status_of(error)
         if known is None or os.environ.get("MANYHEADS_TRACEBACK"):
             import traceback

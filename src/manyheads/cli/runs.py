@@ -1,4 +1,4 @@
-"""`manyheads runs`: what is stored, and its care: clean, compact, export, repair, upgrade."""
+"""`manyheads runs`: what is stored, and its care: clean, compact, export, repair."""
 
 from __future__ import annotations
 
@@ -99,31 +99,6 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Upgrade:
-    """Rewrite runs of an older format in the present one, compared bit for bit with the old units."""
-
-    store: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[STORE]")] = Path("runs")
-    """Root folder of the store."""
-    drop: Switch = False
-    """Remove the old units; by default they are kept in the run's folder .format1."""
-
-    def run(self) -> int:
-        """Upgrade and print one line for each run that was of an older format."""
-        from manyheads.study.store.disk import printable
-        from manyheads.study.store.maintenance.upgrade import upgrade
-        from manyheads.study.store.run_store import find_paths
-
-        upgraded = 0
-        for path in find_paths(_no_linked_run(self.store)):
-            if count := upgrade(path, self.drop):
-                print(f"upgraded {printable(path)}: {count} units")
-                upgraded += 1
-        if not upgraded:
-            print(f"no run in {printable(self.store)} is of an older format")
-        return 0
-
-
-@dataclass(frozen=True)
 class Compact:
     """Move all units of each run into one table, as 'manyheads study run' does when a run is finished."""
 
@@ -166,7 +141,7 @@ class Repair:
     def run(self) -> int:
         """Repair and print for each damaged file what was kept and what is lost."""
         from manyheads.study.store.disk import printable
-        from manyheads.study.store.maintenance.repair import repair
+        from manyheads.study.store.repair import repair
         from manyheads.study.store.run_store import RunStore
 
         found = repair(_no_linked_run(self.path))

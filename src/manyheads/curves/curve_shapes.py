@@ -9,22 +9,26 @@ first sample, the last one, and any of two and more: a drop between the first tw
 The shape is the longest alternating sequence of falls and rises, each from where the one before it ended. The level q
 is a quantile of pure noise whose autocorrelation and standard deviation s are estimated as those of the curve. A shape
 is stated if a strict and a lenient level agree on it; otherwise it is "undecided". Wrong answers are counted in
-`ACCEPTANCE.md`, row shapes.
+`python -m tests.acceptance probe shapes`.
 """
+
+from __future__ import annotations
 
 import functools
 import math
 from collections import Counter
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import ArrayLike, Float
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from scipy.signal import lfilter
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
+
+if TYPE_CHECKING:
+    from jaxtyping import ArrayLike, Float
 
 Array = NDArray[np.float64]
 Label = Literal[

@@ -5,23 +5,27 @@ alone: `drop_and_rise` measures a curve with that bias, `replicated_drop_and_ris
 of each replicate on the mean of the others. The definitions are not from the paper, which shows curves.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from jaxtyping import ArrayLike, Float, Int
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
+
+if TYPE_CHECKING:
+    from jaxtyping import ArrayLike, Float, Int
 
 
 class DropAndRise(NamedTuple):
     """Heights of both ends of curves above their minimum."""
 
-    drop: Float[np.ndarray, "..."]
+    drop: Float[np.ndarray, ...]
     """First value minus minimum."""
-    rise: Float[np.ndarray, "..."]
+    rise: Float[np.ndarray, ...]
     """Last value minus minimum."""
-    argmin: Int[np.ndarray, "..."]
+    argmin: Int[np.ndarray, ...]
     """Index of the minimum along time, the first one of several."""
 
 

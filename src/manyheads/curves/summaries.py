@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
-from jaxtyping import ArrayLike, Float, Shaped
 from numpy.typing import NDArray
 from scipy import stats
 
 from manyheads._arrays import as_floats, takes_labels
 from manyheads.curves.drop_and_rise import DropAndRise, drop_and_rise, forward_fill, replicated_drop_and_rise
 from manyheads.errors import ShapeError, UsageError
+
+if TYPE_CHECKING:
+    from jaxtyping import ArrayLike, Float, Shaped
 
 Array = NDArray[np.float64]
 

@@ -12,10 +12,11 @@ import xarray as xr
 
 from manyheads.data import TextWindows, read_characters
 from manyheads.demo.text import TextTraining
-from manyheads.scaling.checks.coordinate_check import TOLERANCE, least_growth, required_growth
+from manyheads.scaling.checks.coordinate_check import TOLERANCE
+from manyheads.scaling.checks.growth_powers import QUANTITIES, least_growth, required_growth
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.task import Task
-from manyheads.scaling.trained.transformers import QUANTITIES, Recipe, measure_updates
+from manyheads.scaling.trained.transformers import Recipe, measure_updates
 from manyheads.studies.scaling.shared.parametrizations import bordelon
 from manyheads.study import Cell, Claim, Curve, Listing, Source, Study
 from manyheads.study.claims import Measure

@@ -1,7 +1,7 @@
 """Models from outside: families, configurations, safetensors files, and the roles of parameters."""
 
-import lazy_loader
+from manyheads._extras import attach_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
 
-del lazy_loader
+del attach_stub

@@ -12,8 +12,8 @@ from numbers import Real
 from typing import Literal
 
 from manyheads.errors import UsageError
+from manyheads.transformer.scaling import ROLE_OF
 from manyheads.transformer.shape import Shape
-from manyheads.transformer.weights import ROLE_OF
 
 HIDDEN = "hidden"
 """A matrix of d inputs and d outputs above the blocks: no branch, so it scales with width as W_V does, not with L."""

@@ -1,7 +1,7 @@
 """Recovery of a multi-head attention layer: from examples (Chen, Li), and by queries; assumptions; hard instances."""
 
-import lazy_loader
+from manyheads._extras import attach_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
 
-del lazy_loader
+del attach_stub

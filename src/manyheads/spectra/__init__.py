@@ -3,8 +3,8 @@
 Dense linear algebra in float64 on the host; `traced_stable_rank` is the twin for use under `jax.jit`.
 """
 
-import lazy_loader
+from manyheads._extras import attach_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
 
-del lazy_loader
+del attach_stub

@@ -5,8 +5,8 @@ Benjamini-Hochberg, `chisquare`, `permutation_test` for pairs); here stands what
 verdict needs: **for normal data every interval covers at least its level, for any number of replicates from two on.**
 """
 
-import lazy_loader
+from manyheads._extras import attach_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
 
-del lazy_loader
+del attach_stub

@@ -18,7 +18,7 @@ from manyheads._constraints import check_fields
 from manyheads._user_modules import load_file
 from manyheads.errors import UsageError
 from manyheads.study.cells import Cell, Value
-from manyheads.study.declarations.fields import documented, setting, sweep, values_of
+from manyheads.study.declarations.fields import documented, values_of
 from manyheads.study.sources import Source
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from manyheads.study.verdicts import Verdict
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(setting, sweep))
+@dataclass_transform(frozen_default=True)
 class Study(abc.ABC):
     """A theory's prediction beside a finite system that is really trained.
 
@@ -133,7 +133,8 @@ class Study(abc.ABC):
         """Yield the claims with what was measured: a generator ``claims(self, theory, trained)``.
 
         `theory` is the prediction; `trained` is over (replicate, axes of the grid, own dimensions), and NaN where the
-        grid has no cell. Text, region and basis of a claim do not depend on `trained`.
+        grid has no cell. A prediction over the slugs of all cells is over the axes of the grid too. Text, region and
+        basis of a claim do not depend on `trained`.
         """
         return ()
 
@@ -154,10 +155,10 @@ class Study(abc.ABC):
 
             return paired_panels(predicted, trained)
         from manyheads.study.reporting.standard import standard_panels
-        from manyheads.study.tables import keeping_labels, on_grid
+        from manyheads.study.tables import keeping_labels, on_grid, theory_on_grid
 
         with keeping_labels():
-            data = predicted, on_grid(trained)
+            data = theory_on_grid(predicted, self.cells()), on_grid(trained, predicted)
             return (*self.pictures(*data), *standard_panels(self.claims(*data), *data))
 
     def inputs(self) -> dict[str, str]:
@@ -174,10 +175,10 @@ class Study(abc.ABC):
 
 def evaluated_claims(study: Study, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Claim, ...]:
     """Return the claims of a study with what was measured; arithmetic keeps long names and units."""
-    from manyheads.study.tables import keeping_labels, on_grid
+    from manyheads.study.tables import keeping_labels, on_grid, theory_on_grid
 
     with keeping_labels():
-        return tuple(study.claims(predicted, on_grid(trained)))
+        return tuple(study.claims(theory_on_grid(predicted, study.cells()), on_grid(trained, predicted)))
 
 
 def is_old(study: Study) -> bool:

@@ -100,7 +100,7 @@ class Claim:
         What the figure is, with its unit in round brackets: "escape time (steps)"; that of a measure if empty.
     expected, derived
         The outcome known beforehand: "holds", or "refuted" for a claim that is known to fail. It belongs to the study's
-        default configurations and is dropped elsewhere, unless it is `derived` from the prediction.
+        default configurations and is dropped elsewhere, unless it is `derived` from the prediction. None if unknown.
     bounds
         Values that the quantity can take: (0, 1) for an accuracy; its interval ends there.
     resolution, prediction_error, prediction_dof
@@ -122,7 +122,7 @@ class Claim:
     region: Region
     basis: str
     quantity: str = ""
-    expected: Expected = "holds"
+    expected: Expected | None = "holds"
     derived: bool = False
     bounds: tuple[float, float] = (-math.inf, math.inf)
     resolution: float = 0.0
@@ -146,7 +146,7 @@ class Claim:
             "region": isinstance(self.region, Region) and _is_number(self.region.target) and _is_width(self.region),
             "basis": isinstance(self.basis, str),
             "quantity": isinstance(self.quantity, str),
-            "expected": self.expected in get_args(Expected),
+            "expected": self.expected in (*get_args(Expected), None),
             "bounds": isinstance(self.bounds, tuple) and len(self.bounds) == 2 and self.bounds[0] < self.bounds[1],
             "resolution": _is_number(self.resolution, 0),
             "prediction_error": _is_number(self.prediction_error, 0),

@@ -325,8 +325,8 @@ def _paired_panel(name: str, predicted: xr.DataArray, trained: xr.DataArray) -> 
 
 
 def spans_decades(values: np.ndarray) -> bool:
-    """Tell whether an axis of these values is better logarithmic."""
-    return bool(values.size and values.min() > 0 and values.max() >= 8 * values.min())
+    """Return whether values are positive and so far apart that they belong on a logarithmic axis."""
+    return bool(values.min() > 0 and values.max() >= 8 * values.min())
 
 
 BAND_NOTE = "Lines are means over replicates, bands reach from the smallest to the largest replicate."

@@ -45,11 +45,11 @@ def record(values: Any, cells: Sequence[Cell] = ()) -> Any:
     return found
 
 
-def on_grid(trained: xr.Dataset) -> xr.Dataset:
+def on_grid(trained: xr.Dataset, theory: xr.Dataset) -> xr.Dataset:
     """Return trained systems over (replicate, axes of the grid, own dimensions) instead of over cells.
 
     Where the grid is no product of its axes, numbers are NaN and texts empty: `.dropna(axis)`. The axes are named in
-    the attribute `axes`. Where it is one, arrays are views.
+    the attribute `axes`, and labelled as the prediction labels them. Where it is one, arrays are views.
     """
     import numpy as np
     import xarray as xr
@@ -60,7 +60,8 @@ def on_grid(trained: xr.Dataset) -> xr.Dataset:
     values = {name: list(dict.fromkeys(trained[name].values.tolist())) for name in names}
     places = tuple(np.array([values[name].index(one) for one in trained[name].values.tolist()]) for name in names)
     shape = tuple(map(len, values.values()))
-    coords = {name: (name, list(places), trained[name].attrs) for name, places in values.items()}
+    labels = {name: theory[name].attrs if name in theory.coords else {} for name in names}
+    coords = {name: (name, list(places), labels[name]) for name, places in values.items()}
 
     def spread(array: xr.Variable) -> tuple[Any, ...]:
         rows = array.transpose("cell", ...)
@@ -77,6 +78,16 @@ def on_grid(trained: xr.Dataset) -> xr.Dataset:
     data = {str(name): found[str(name)] for name in plain.data_vars}
     coords |= {str(name): found[str(name)] for name in plain.coords}
     return xr.Dataset(data, coords, trained.attrs | {"axes": " ".join(names)})
+
+
+def theory_on_grid(predicted: xr.Dataset, cells: Sequence[Cell]) -> xr.Dataset:
+    """Return a prediction over the axes of the grid where it has a dimension of the names of all cells."""
+    slugs = [cell.slug for cell in cells]
+    for name, places in predicted.coords.items():
+        if places.dims == (name,) and places.values.tolist() == slugs:
+            axes = {axis: ("cell", [cell[axis] for cell in cells]) for axis in cells[0]}
+            return on_grid(predicted.rename({name: "cell"}).assign_coords(axes), predicted)
+    return predicted
 
 
 def _on_axes(rows: np.ndarray, places: tuple[np.ndarray, ...], shape: tuple[int, ...]) -> np.ndarray:

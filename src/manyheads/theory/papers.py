@@ -72,3 +72,14 @@ MENG = Source(
     2024,
     identifier="2406.06909",
 )
+
+JORDAN = Source(
+    "jordan2024muon",
+    "Muon: An optimizer for hidden layers in neural networks",
+    "Keller Jordan and Yuchen Jin and Vlado Boza and Jiacheng You and Franz Cesista and Laker Newhouse and "
+    "Jeremy Bernstein",
+    2024,
+    "kellerjordan.github.io/posts/muon",
+    kind="misc",
+    locus="the optimizer; the exponents in N, H, L and D are derived here",
+)

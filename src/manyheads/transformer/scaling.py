@@ -6,8 +6,7 @@ consumes them, so one compiled training step serves every scheme.
 
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
-
+from manyheads._trees import Tree
 from manyheads.errors import UsageError
 from manyheads.transformer.inputs import Input
 from manyheads.transformer.shape import Shape
@@ -37,7 +36,34 @@ ROLES = (
 )
 
 
-class Scaling(eqx.Module):
+ROLE_OF = {
+    "embedding": "embedding",
+    "positional": "positional",
+    "query": "query",
+    "key": "key",
+    "value": "value",
+    "output": "output",
+    "mlp_in": "mlp_in",
+    "mlp_out": "mlp_out",
+    "attention_gain": "norm",
+    "attention_shift": "norm",
+    "mlp_gain": "norm",
+    "mlp_shift": "norm",
+    "query_bias": "logit_bias",
+    "key_bias": "logit_bias",
+    "value_bias": "bias",
+    "output_bias": "bias",
+    "mlp_in_bias": "bias",
+    "mlp_out_bias": "bias",
+    "final_gain": "final_norm",
+    "final_shift": "final_norm",
+    "unembedding": "unembedding",
+    "unembedding_bias": "unembedding_bias",
+}
+"""Array of the transformer → role."""
+
+
+class Scaling(Tree):
     r"""The scales of one transformer, numbers or traced scalars.
 
     A weight of role :math:`c` starts as :math:`W \sim \mathcal N(0, s_c^2)` and acts as :math:`m_c W`; gains of role
@@ -73,7 +99,7 @@ class Scaling(eqx.Module):
     branch: Number = 1.0
     output: Number = 1.0
 
-    def __check_init__(self) -> None:
+    def __post_init__(self) -> None:
         for name in ("initial", "multiplier"):
             given = set(getattr(self, name))
             if given != set(ROLES):

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from manyheads._arrays import follows_caller
-from manyheads.attention.masks import causal, masked_softmax
+from manyheads.attention.masks import causal
+from manyheads.attention.softmax import masked_softmax
 from manyheads.errors import ShapeError
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import TokenInput, embed

@@ -12,7 +12,7 @@ from manyheads.data.draws import draw_vectors
 from manyheads.errors import UsageError
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import VectorInput
-from manyheads.transformer.scaling import Scaling
+from manyheads.transformer.scaling import ROLE_OF, Scaling
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -51,32 +51,6 @@ class Weights(NamedTuple):
     final_gain: Optional = None  # (d,)
     final_shift: Optional = None  # (d,)
     unembedding_bias: Optional = None  # (outputs,)
-
-
-ROLE_OF = {
-    "embedding": "embedding",
-    "positional": "positional",
-    "query": "query",
-    "key": "key",
-    "value": "value",
-    "output": "output",
-    "mlp_in": "mlp_in",
-    "mlp_out": "mlp_out",
-    "attention_gain": "norm",
-    "attention_shift": "norm",
-    "mlp_gain": "norm",
-    "mlp_shift": "norm",
-    "query_bias": "logit_bias",
-    "key_bias": "logit_bias",
-    "value_bias": "bias",
-    "output_bias": "bias",
-    "mlp_in_bias": "bias",
-    "mlp_out_bias": "bias",
-    "final_gain": "final_norm",
-    "final_shift": "final_norm",
-    "unembedding": "unembedding",
-    "unembedding_bias": "unembedding_bias",
-}
 
 
 CONSTANT = ("gain", "shift", "bias")  # endings of the names of arrays that do not start at random

@@ -7,8 +7,7 @@ from scipy.special import k0
 
 from manyheads.errors import UsageError
 from manyheads.studies.dmft.initialization import EXPONENTS, Initialization
-from manyheads.studies.dmft.shared.logit_distributions import LEVELS
-from manyheads.studies.dmft.shared.product_logits import excess_kurtosis, product_below
+from manyheads.studies.dmft.shared.logit_distributions import LEVELS, excess_kurtosis, product_below
 
 
 def test_the_law_of_one_pair_is_a_bessel_function():

@@ -13,6 +13,7 @@ from manyheads.studies.dmft.infinite_heads import InfiniteHeads
 from manyheads.studies.dmft.infinite_key_dim import InfiniteKeyDim
 from manyheads.studies.dmft.key_dim_stability import KeyDimStability, amplification
 from manyheads.studies.dmft.lazy_to_rich import LazyToRich
+from manyheads.study.tables import on_grid
 from manyheads.theory.dmft.finite.problems import digits_problem
 
 
@@ -195,8 +196,9 @@ def test_the_variance_over_heads_grows_as_in_the_whole_theory(rng):
         return in_cells(study, {name: (("network",), lambda cell, name=name: at(cell, name)) for name in parts})
 
     def control(grown):
-        trained = networks(grown)
-        return [study._growth(exponent).verdict(predicted, trained).outcome for exponent in (1.0, 0.5)]
+        trained = on_grid(networks(grown))
+        parts = [[data.sel(logit_exponent=exponent) for data in (predicted, trained)] for exponent in (1.0, 0.5)]
+        return [study._growth(1.0, *part).verdict().outcome for part in parts]
 
     assert control(0.4) == ["holds"] * 2
     assert control(0.3) == ["refuted"] * 2

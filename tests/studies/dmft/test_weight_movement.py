@@ -7,6 +7,7 @@ import xarray as xr
 
 from manyheads.errors import UsageError
 from manyheads.studies.dmft.weight_movement import EXPONENTS, WeightMovement
+from manyheads.study.execution.units import predict
 from manyheads.theory.dmft.finite.ensembles import MATRICES, Network, train_networks
 from manyheads.theory.dmft.finite.problems import digits_problem
 from manyheads.theory.dmft.problem import Problem
@@ -46,10 +47,10 @@ def made_up(study, rng, powers, stream):
             "movement": (("replicate", "cell", "matrix"), values(powers, len(MATRICES))),
             "stream": (("replicate", "cell"), values(stream)),
         },
-        coords={name: ("cell", [cell[name] for cell in cells]) for name in cells[0]},
+        coords={name: ("cell", [cell[name] for cell in cells]) for name in cells[0]} | {"matrix": list(MATRICES)},
     )
     with jax.enable_x64(True):
-        return study.predict(jax.random.key(0)), trained
+        return predict(study, jax.random.key(0)), trained
 
 
 @pytest.mark.parametrize(("powers", "outcome"), [({1.0: 0.0, 0.5: -0.5}, "holds"), ({1.0: -0.5, 0.5: 0.0}, "refuted")])

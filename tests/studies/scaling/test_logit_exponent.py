@@ -7,6 +7,7 @@ import xarray as xr
 
 from manyheads.errors import UsageError
 from manyheads.studies.scaling.text.logit_exponent import LogitExponent
+from manyheads.study.execution.units import predict
 
 
 def made_up(study, rng, gaps):
@@ -25,7 +26,7 @@ def made_up(study, rng, gaps):
         coords={name: ("cell", [cell[name] for cell in cells]) for name in cells[0]},
     )
     with jax.enable_x64(True):
-        return study.predict(jax.random.key(0)), trained
+        return predict(study, jax.random.key(0)), trained
 
 
 def outcome(study, results, word):

@@ -35,7 +35,7 @@ def test_equal_networks_are_trained_once():
 def test_a_cell_is_trained_with_its_own_scheme_and_shape():
     plan = Plan(BASE, SIZES, ("standard",), "sgd")
     for cell in plan.cells():
-        parametrization, shape = plan.train_with(cell)
+        parametrization, shape = plan.train_with(**cell)
         assert (parametrization.scheme, parametrization.optimizer) == ("standard", "sgd")
         assert shape.key_dim == cell["key_dim"]
 

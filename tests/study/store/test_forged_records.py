@@ -12,7 +12,7 @@ import tracemalloc
 import zipfile
 
 import pytest
-from tests.study.store.test_foreign import BOMBS, CODECS, DROP, OTHER_TYPES, TYPES, Payload, Small
+from tests.study.store.test_foreign import DROP, Small
 
 from manyheads.cli import main
 from manyheads.errors import FileRefused
@@ -21,6 +21,53 @@ from manyheads.study.store.disk import read_json, write_signed
 from manyheads.study.store.equality import differences
 from manyheads.study.store.records.schema import identify
 from manyheads.study.store.run_store import RunStore, StoreDamaged
+
+CODECS = """
+    numcodecs.adler32 numcodecs.astype numcodecs.bitround numcodecs.blosc numcodecs.bz2 numcodecs.crc32 numcodecs.delta
+    numcodecs.fixedscaleoffset numcodecs.fletcher32 numcodecs.gzip numcodecs.jenkins_lookup3 numcodecs.json2
+    numcodecs.lz4 numcodecs.lzma numcodecs.msgpack2 numcodecs.packbits numcodecs.pcodec numcodecs.pickle
+    numcodecs.quantize numcodecs.shuffle numcodecs.zfpy numcodecs.zlib pickle json2 msgpack2 gzip blosc crc32c
+    sharding_indexed transpose vlen-utf8 vlen-bytes cast_value os.system
+"""
+TYPES = """
+    object O |O string str bytes variable_length_bytes null_terminated_bytes raw_bytes r8 r64 struct structured
+    numpy.datetime64 numpy.timedelta64 datetime64[ns] fixed_length_utf32 float128 int128 complex256 bfloat16
+    <f8 |b1 >f8 float int complex unknown V8 FLOAT64
+"""
+OTHER_TYPES = (
+    {"name": "numpy.datetime64", "configuration": {"unit": "ns", "scale_factor": 1}},
+    {"name": "structured", "configuration": {"fields": [["a", "float64"]]}},
+    {"name": "fixed_length_utf32", "configuration": {"length_bytes": 4}},
+    None,
+    3,
+    [],
+)
+BOMBS = [
+    [10**12],
+    [3, 10**9],
+    [2**40, 2**40],
+    [2**63],
+    [10**30],
+    [-1],
+    [1.5],
+    ["3"],
+    [True],
+    3,
+    None,
+    [0] * 40,
+    [10**9] * 3,
+]
+
+
+class Payload:
+    """Runs code when it is unpickled: it leaves a file."""
+
+    def __init__(self, canary):
+        self.canary = str(canary)
+
+    def __reduce__(self):
+        return (open, (self.canary, "w"))
+
 
 ARRAY, GROUP, ROOT = "0/square/zarr.json", "0/zarr.json", "zarr.json"
 CHUNK = "0/square/c/0/0"

@@ -1,4 +1,4 @@
-"""Care of stored runs: repair, export, compaction, upgrades that were killed."""
+"""Care of stored runs: repair, export, compaction."""
 
 import importlib.util
 import json
@@ -7,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 import xarray as xr
-from tests.study.format1 import downgrade
 from tests.study.toys import Averages, Walk
 
 from manyheads.errors import ExtraMissing, FileRefused, UsageError
@@ -15,12 +14,11 @@ from manyheads.study import open_run, run
 from manyheads.study.execution import export as exporting
 from manyheads.study.execution.export import export
 from manyheads.study.execution.runner import require_same_versions
+from manyheads.study.store.disk import write_signed
 from manyheads.study.store.equality import differences, unequal_bits
 from manyheads.study.store.leases import AtWork, Launch
-from manyheads.study.store.maintenance import upgrade as upgrading
-from manyheads.study.store.maintenance.repair import repair
-from manyheads.study.store.maintenance.upgrade import upgrade
 from manyheads.study.store.records.segments import Frame, SegmentWriter
+from manyheads.study.store.repair import repair
 from manyheads.study.store.run_store import RunStore, StoreDamaged
 
 
@@ -200,16 +198,17 @@ def test_repair_refuses_a_run_at_work_and_leaves_a_good_one_untouched(finished):
     assert table.exists()
 
 
-def test_repair_refuses_newer_files_and_older_runs(at_work, good, tmp_path):
+def test_repair_refuses_newer_files_and_older_runs(at_work):
     (file,) = at_work.path.glob("segments/*")
     file.write_bytes(file.read_bytes().replace(b'"format":2', b'"format":3'))
     with pytest.raises(FileRefused, match="newer manyheads"):
         repair(at_work.path)
     assert file.exists()
-    old = downgrade(shutil.copytree(good.path, tmp_path / "old"))
-    for change in (repair, lambda path: RunStore(path).compact()):
-        with pytest.raises(FileRefused, match="runs upgrade"):
-            change(old)
+    header = json.loads((at_work.path / "run.json").read_text())
+    del header["sha256"], header["format"]
+    write_signed(at_work.path / "run.json", header)
+    with pytest.raises(FileRefused, match="format 1, which is no longer read"):
+        repair(at_work.path)
 
 
 def unequal(ours, theirs, suffix):
@@ -284,25 +283,6 @@ def test_what_cannot_be_exported_is_refused_by_name(good, tmp_path, monkeypatch)
     with pytest.raises(UsageError, match="folder of one run"):
         export(good.path.parent, tmp_path / "walk.zarr")
     assert not list(tmp_path.iterdir())
-
-
-def test_an_upgrade_that_was_killed_is_finished(good, tmp_path, monkeypatch):
-    old = downgrade(shutil.copytree(good.path, tmp_path / "toy/walk" / good.path.name))
-
-    def killed(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(upgrading, "_put_away", killed)
-    with pytest.raises(KeyboardInterrupt):
-        upgrade(old)
-    monkeypatch.undo()
-    assert RunStore(old).format == 2
-    assert (old / "units").exists()
-    assert upgrade(old) == 0
-    assert not (old / "units").exists()
-    assert not (old / "predicted").exists()
-    assert (old / ".format1/units").is_dir()
-    assert differences(open_run(old), open_run(good.path)) == []
 
 
 def test_other_versions_are_refused_when_asked(tmp_path, monkeypatch):

@@ -325,7 +325,7 @@ def test_leftovers_of_the_dead_are_swept_and_those_of_the_living_kept(finished):
     host = _host()
     process = subprocess.Popen([sys.executable, "-c", "pass"])
     process.wait()
-    places = [finished.path, finished.path / "predicted", finished.path / "units" / "a"]
+    places = [finished.path, finished.path / "leases", finished.path / "failures"]
     dead = [place / f".0.{host}.{process.pid}.deadbeef.tmp" for place in places]
     alive = [place / f".1.{host}.{os.getppid()}.deadbeef.tmp" for place in places]
     elsewhere = [place / ".2.another-machine.1.deadbeef.tmp" for place in places]

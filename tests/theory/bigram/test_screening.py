@@ -5,9 +5,10 @@ import pytest
 from scipy.stats import chi2_contingency
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.studies.bigram.screening import ScreeningCost, draw_uniform_batch, ranks_first, search
+from manyheads.studies.bigram.screening import ScreeningCost
 from manyheads.theory.bigram import draw_bigram_task, predict_screening, screen
 from manyheads.theory.bigram.screening import chi_square, count_pairs, measure_unevenness
+from manyheads.theory.bigram.searches import draw_uniform_batch, ranks_first, search
 from manyheads.theory.bigram.transfer import transfer_scores
 
 

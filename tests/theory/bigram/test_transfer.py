@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.studies.bigram.screening import draw_uniform_batch, search
 from manyheads.studies.bigram.transfer import TransferCost
 from manyheads.theory.bigram import TransferSettings, draw_bigram_task, predict_transfer, transfer_test
+from manyheads.theory.bigram.searches import draw_uniform_batch, search
 from manyheads.theory.bigram.task import Batch, draw_correlated
 
 
@@ -19,7 +19,7 @@ def task(rng):
 
 
 def pilot(rng, task, size):
-    return Batch(*draw_uniform_batch(rng, task, size))
+    return draw_uniform_batch(rng, task, size)
 
 
 @pytest.mark.parametrize("rho", [1.0, 0.7, -0.7])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from itertools import groupby
 from pathlib import Path
@@ -42,6 +41,8 @@ def description_to_keep(name: str) -> dict[str, Any]:
 
 def hash_of_file(name: str) -> str:
     """Return the hash of the file that defines a registered study."""
+    import hashlib  # takes longer than what `study list` reads
+
     module = STUDIES[name].place.partition(":")[0].split(".")[1:]
     path = Path(__file__).parents[2].joinpath(*module).with_suffix(".py")
     return hashlib.sha256(path.read_text(encoding="utf-8").encode()).hexdigest()[:16]

@@ -14,10 +14,10 @@ def init_is_right(start: str, expected: float, actual: float, count: int, roundi
     >>> [init_is_right("random", 1.0, std, count=400, rounding=1e-7) for std in (0.9, 1.1, 1.4)]
     [True, True, False]
     """
-    from scipy.stats import chi2
+    from scipy.special import gammaincinv  # the quantile, without half a second for `scipy.stats`
 
     if start == "random" and expected:
         # Sum of squares over the variance: chi-square with as many degrees of freedom as entries, their mean being 0.
-        low, high = (math.sqrt(chi2.ppf(q, count) / count) for q in (FALSE_ALARM / 2, 1 - FALSE_ALARM / 2))
+        low, high = (math.sqrt(2 * gammaincinv(count / 2, q) / count) for q in (FALSE_ALARM / 2, 1 - FALSE_ALARM / 2))
         return bool(low - rounding <= actual / expected <= high + rounding)
     return abs(actual - expected) <= 4 * rounding * abs(expected)

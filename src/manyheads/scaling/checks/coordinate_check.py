@@ -1,12 +1,11 @@
 """Coordinate check: the RMS update of every quantity as a power of N, H or L, against its prescribed exponent.
 
-Networks of several shapes are trained from several seeds. Of every quantity a power of the size is fitted to each seed,
-and its interval is held against the power that a consistent scaling prescribes.
+Networks of several shapes are trained from several seeds. The power of the size is fitted
+to each seed, and its interval compared with the power that a consistent scaling prescribes.
 
-Three effects, all seen here, mislead a naive check. A few steps are not enough: a wrong parametrization may look flat
-at first, so the last checkpoint is to lie where the outputs have moved by order one. A consistent parametrization may
-look too slow: a sum that is random at initialization is aligned later, and so has two powers (`least_growth`). And at
-the edge of stability everything grows with the size: repeat a failed check at half the learning rate.
+Three effects mislead a naive check. A wrong parametrization may look flat for a few steps: the last checkpoint is to
+lie where the outputs have moved by order one. A consistent one may look too slow: a sum that is random at first is
+aligned later (`least_growth`). And at the edge of stability everything grows: repeat at half the learning rate.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ from manyheads._overview import Overview, Shown
 from manyheads._settings import default_rules
 from manyheads.errors import UsageError, check_call, check_rising
 from manyheads.scaling.axes import AXES, LETTERS, Axis, check_seeds, find_axis
+from manyheads.scaling.checks.growth_powers import QUANTITIES, least_growth, required_growth
 from manyheads.scaling.parametrization.parametrization import Parametrization
-from manyheads.scaling.parametrization.power_laws import ONE, Power
-from manyheads.scaling.task import Task
-from manyheads.scaling.trained.transformers import QUANTITIES, Recipe, measure_updates
 from manyheads.statistics import decide, fit_exponent, replicates_to_decide
 from manyheads.statistics.exponents import ExponentFit
 from manyheads.statistics.verdicts import Outcome
@@ -36,13 +33,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
 
+    from manyheads.scaling.task import Task
+    from manyheads.scaling.trained.transformers import Recipe
+
 TOLERANCE: dict[Axis, float] = dict.fromkeys(AXES, 0.25)
-"""Allowed deviation of an exponent along each axis. Powers of the theory are a half apart, and so are those of the
-usual mistakes (a forgotten root of a size): a quarter is the middle between the right one and the nearest wrong one.
-What finite size does to a right one is less as long as corrections are 1 + c n^(-1/2) with c of one: the slope moves by
-0.11 over n = 4, 8, 32 and by 0.15 over n = 2, 4, 16 or 2, 8, 16 (`finite_size_bias`). Larger c exist: what Adam does
-first to queries on text has (N H)^(-1) times fifty (docs/scaling.md, "Which sizes suffice?"); check larger sizes then.
-"""
+"""Allowed deviation of an exponent along each axis: half of the half that separates right powers from usual mistakes.
+Finite size moves a right one by less if corrections are 1 + c n^(-1/2) with c of one (`finite_size_bias`): .11 over
+n = 4, 8, 32. Larger c exist (docs/scaling.md, "Which sizes suffice?"); check larger sizes then."""
 
 
 def finite_size_bias(sizes: Sequence[int]) -> float:
@@ -157,63 +154,6 @@ class CoordinateCheck(Shown):
         axis = self.growths[0].axis
         title = f"Coordinate check along {LETTERS[axis]}: {self.outcome}, {len(self.broken)} of {len(rows)} break"
         return Overview(title, columns, rows)
-
-
-def required_growth(parametrization: Parametrization) -> dict[str, Power]:
-    """Return the power of every quantity that a consistent scaling with these exponents prescribes.
-
-    The updates of outputs, stream and logits are independent of size. Queries move by N^(alpha_A - 1), so that a
-    logit, N products of moved queries with keys over N^alpha_A, moves by one: that holds for every logit exponent, also
-    where the parametrization does not provide for it. In each of L blocks weights move what they compute by
-    L^(alpha_L - 1), which together move the stream by one; parametrizations without a depth exponent are asked for one.
-
-    Examples
-    --------
-    >>> required = required_growth(Parametrization(0.5, 1.0))
-    >>> print(required["query_by_weights"], required["residual"])
-    N^-1/2 1
-    """
-    moves = Power(depth=parametrization.depth_exponent - 1) if parametrization.scheme == "limits" else ONE
-    queries = Power(key_dim=parametrization.logit_exponent - 1)
-    found = dict.fromkeys(QUANTITIES, ONE)
-    return found | {"query_by_weights": moves * queries, "value_by_weights": moves}
-
-
-def least_growth(parametrization: Parametrization, early: bool = False) -> dict[str, Power]:
-    """Return the lowest power of every quantity that a consistent scaling may show at finite size or short time.
-
-    * A logit moves by an aligned sum, of order one, and by a random sum of N terms over N^alpha_A. At alpha_A = 1 the
-      random one is N^(-1/2): while it counts, the power lies between. And it moves because the stream does, by one, and
-      because its own weights do, by L^(alpha_L - 1).
-    * The stream moves by L aligned contributions of L^(-alpha_L) L^(alpha_L - 1) and by L random ones of L^(-alpha_L),
-      which make L^(1/2 - alpha_L).
-    * At the start values and backward signals are independent, and the gradient of a logit, their product over N, is
-      N^(-1/2) instead of one. Gradient descent then moves queries and logits by N^(-1/2) of what is prescribed, until
-      training of order one has aligned them; Adam divides the gradient by its size and does not wait.
-    * Parametrizations without a depth exponent may move a block's quantities like any exponent between 1/2 and 1.
-
-    Derived here.
-
-    Examples
-    --------
-    >>> least = least_growth(Parametrization(1.0, 1.0))
-    >>> print(least["logits"], least["residual"], least["outputs"])
-    N^-1/2 L^-1/2 1
-    """
-    required = required_growth(parametrization)
-    consistent = parametrization.scheme == "limits"
-    waits = Power(key_dim=-0.5) if early and parametrization.optimizer == "sgd" else ONE
-    blocks = ONE if consistent else Power(depth=-0.5)
-    random = Power(depth=0.5 - (parametrization.depth_exponent if consistent else 1.0))
-    return required | {
-        # Both reasons for slow logits are one N^(-1/2) each, and the slower part is not seen beside the other.
-        "logits": (waits if waits != ONE else Power(key_dim=0.5 - parametrization.logit_exponent))
-        * Power(depth=required["query_by_weights"].depth)
-        * blocks,
-        "residual": random,
-        "query_by_weights": required["query_by_weights"] * waits * blocks,
-        "value_by_weights": required["value_by_weights"] * blocks,
-    }
 
 
 @takes_arrays
@@ -379,6 +319,8 @@ def measure_task(
         Numbers of updates.
     """
     import jax
+
+    from manyheads.scaling.trained.transformers import measure_updates
 
     def measure(shape: Shape, seed: int) -> Mapping[str, Any]:
         steps, followed = tuple(checkpoints), tuple(QUANTITIES)

@@ -20,8 +20,6 @@ from manyheads._settings import default_rules
 from manyheads.errors import CertificateError, UsageError, check_call
 from manyheads.scaling.axes import LETTERS, WORDS, Axis, check_seeds, find_axis
 from manyheads.scaling.parametrization.parametrization import Parametrization
-from manyheads.scaling.task import Task
-from manyheads.scaling.trained.transformers import Recipe, sweep_losses
 from manyheads.statistics import drift_test
 from manyheads.statistics.exponents import DriftTest
 from manyheads.statistics.verdicts import Outcome
@@ -31,6 +29,9 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
+
+    from manyheads.scaling.task import Task
+    from manyheads.scaling.trained.transformers import Recipe
 
 ALLOWED_DECADES = 0.25
 """Drift of the optimal learning rate, in decades over a factor of eight in size, that still counts as transfer. The
@@ -248,6 +249,8 @@ def final_losses(
 
     Arguments are those of `sweep_losses`.
     """
+    from manyheads.scaling.trained.transformers import sweep_losses
+
     learning_rates = np.asarray(learning_rates, np.float64)
     missing = -len(learning_rates) % PIECE
     pieces = np.concatenate([learning_rates, learning_rates[-1:].repeat(missing)]).reshape(-1, PIECE)

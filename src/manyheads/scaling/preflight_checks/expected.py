@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from manyheads.errors import UsageError
 from manyheads.models.parts import LATENT, PARTS, ROUTER, SINK
-from manyheads.scaling.checks.coordinate_check import least_growth, required_growth
+from manyheads.scaling.checks.growth_powers import least_growth, required_growth
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters, MuonHyperparameters
 from manyheads.scaling.parametrization.power_laws import Power
 from manyheads.scaling.parametrization.targets import ForwardMultipliers, parameter_targets, role_factors

@@ -208,15 +208,6 @@ BY_WEIGHTS = tuple(f"{role}_by_weights" for role in ("query", "key", "value", "o
 """What every matrix of the blocks moves by itself."""
 USUAL = tuple(name for name in Updates._fields if name not in BY_WEIGHTS or name.startswith(("query", "value")))
 
-QUANTITIES: dict[str, str] = {
-    "outputs": "outputs",
-    "residual": "residual stream after the last block",
-    "logits": "attention logits",
-    "query_by_weights": "queries, moved by their own weights",
-    "value_by_weights": "values, moved by their own weights",
-}
-"""The quantities that a coordinate check follows, and the module in which each stands."""
-
 
 def measure_updates(
     task: Task,

@@ -98,7 +98,7 @@ class Costs(st.Study):
             return jnp.square(eqx.tree_at(lambda tree: tree.weights, network, weights)(inputs)).sum()
 
         training = count(jax.value_and_grad(loss, argnums=(0, 1)), network.weights, x)
-        found: dict[str, tuple[Any, ...]] = {
+        found: dict[str, Any] = {
             "flops": ((), np.int64(count(network, x).flops), FLOPS["flops"], "FLOP"),
             "training_flops": ((), np.int64(training.flops), FLOPS["training_flops"], "FLOP"),
             "chain": ((), np.int64(longest_chain(network, x)), CHAIN),

@@ -1,39 +1,25 @@
 """`limits/head-diversity`: variance and distribution of attention logits over heads against the key dimension N."""
 
-from __future__ import annotations
-
 import copy
 import math
-from dataclasses import dataclass, fields, replace
-from functools import partial
-from typing import ClassVar, NamedTuple
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.errors import UsageError, check_rising
+import manyheads.study as st
 from manyheads.scaling.checks.coordinate_check import finite_size_bias
 from manyheads.scaling.trained.transformers import Recipe, measure_updates
+from manyheads.statistics.distances import squared_distance
 from manyheads.studies.dmft.shared import mean_field
-from manyheads.studies.dmft.shared.claims import caption_claim, distance_claim
-from manyheads.studies.dmft.shared.logit_distributions import pool_logits
-from manyheads.studies.dmft.shared.logits_over_heads import (
-    EXPONENTS,
-    WHENS,
-    LogitsOverHeads,
-    densities_panel,
-    distances_panel,
-    exponents_panel,
-    variances_panel,
-)
-from manyheads.studies.scaling.shared.parametrizations import bordelon, parametrization_of, task_of
-from manyheads.study import Cell, Claim, Source, Study, grid
-from manyheads.study.claims import FromPrediction
-from manyheads.study.panels import Panel
-from manyheads.study.verdicts import Expected
+from manyheads.studies.dmft.shared.logit_distributions import LEVELS, densities, hold_against_gaussian, pool_logits
+from manyheads.studies.scaling.shared.parametrizations import parametrization_of, task_of
 from manyheads.theory.dmft.finite.ensembles import Network
 from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.papers import BORDELON
 from manyheads.transformer.shape import Shape
 
 
@@ -54,19 +40,13 @@ OWN = {
 }
 BATCHES = {"sgd": {"digits": 96, "text": 48}, "adam": {"digits": 16, "text": 8}}
 OPTIMIZERS = {"sgd": "SGD", "adam": "Adam"}
+EXPONENTS = {1.0: "logit exponent 1", 0.5: "logit exponent 1/2"}
 BY_EXPONENT = {1.0: "limits", 0.5: "half-logit"}  # names of parametrizations
+# Derived: descent keeps the exponent, and Adam's first steps move each head in its own direction.
+KNOWN = {("sgd", 1.0): "holds", ("sgd", 0.5): "holds", ("adam", 1.0): "refuted"}
+CAPTION = -2  # exponent of N in the caption of figure 2b
 GAUSSIAN = 0.01  # of probability: an excess kurtosis of 0.93
 MOVES = 0.23  # how far two per cent of a std move probabilities, over two per cent
-
-DIMS: dict[str, tuple[str, ...]] = {
-    "variance_start": (),
-    "variance_end": (),
-    "variance_without": (),
-    "mean": (),
-    "square": (),
-    "update": (),
-    "below": ("level",),
-}
 NAMES = {
     "variance_start": "variance of the logits over heads before training",
     "variance_end": "variance of the logits over heads after training",
@@ -78,36 +58,13 @@ NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class HeadDiversity(Study):
+class HeadDiversity(st.Study):
     """Variance of attention logits over heads against N, and their distribution, for both logit exponents.
 
     With gradient descent (``"gd"``, full batches) the limit of infinitely many heads is sampled at every N and compared
     with networks. In mild training the exponents of N are those of the init; `--richness 1.5` is strongly rich, where
     at these sizes they are not, and the solver predicts that. With ``"sgd"`` and ``"adam"`` transformers are trained on
     mini-batches, for which no limit is solved.
-
-    Attributes
-    ----------
-    task
-        ``"digits"`` or ``"text"``; with gradient descent four images (pooled, squared loss) or a few windows (causal,
-        every token reads out, cross-entropy).
-    optimizer
-        ``"gd"``, ``"sgd"`` or ``"adam"``.
-    key_dims, heads, depth
-        Sizes of the networks; none or 0 takes the optimizer's own.
-    steps, learning_rate
-        Of the training; 0 takes the optimizer's own.
-    base_key_dim
-        With mini-batches: N at which both logit exponents are one network.
-    theory_key_dims
-        With gradient descent, as the following: further N at which the limit is solved.
-    depth_exponent, norm, richness, momentum
-        Exponent of the branch multiplier, whether streams are normalized, richness and momentum.
-    networks
-        Networks of one replicate.
-    oversampling
-        How many times as many heads are sampled as moments need to be matched.
 
     Notes
     -----
@@ -119,70 +76,60 @@ class HeadDiversity(Study):
     logits.
     """
 
-    name: ClassVar[str] = "limits/head-diversity"
-    revision: ClassVar[int] = 2
-    claim: ClassVar[str] = "The variance of logits over heads goes as 1/N at logit exponent 1, N^0 at 1/2"
-    source: ClassVar[Source] = bordelon(
-        "figures 2b and 3 and their captions, table 3; the solution and the exponents of N are derived here"
+    name = "limits/head-diversity"
+    revision = 2
+    claim = "The variance of logits over heads goes as 1/N at logit exponent 1, N^0 at 1/2"
+    source = BORDELON.at(
+        "figures 2b and 3 and their captions, table 3; the solution and the exponents are derived here"
     )
-    predictions: ClassVar[int | None] = 8
+    predictions = 8
 
-    task: str = "digits"
-    optimizer: str = "gd"
-    key_dims: tuple[int, ...] = ()
-    heads: int = 0
-    depth: int = 0
-    steps: int = 0
-    learning_rate: float = 0.0
-    base_key_dim: int = 8
-    theory_key_dims: tuple[int, ...] = (1, 32)
-    depth_exponent: float = 1.0
-    norm: bool = False
-    richness: float = 0.75
-    momentum: float = 0.0
-    networks: int = 8
-    oversampling: int = 3
+    task: str = st.setting("digits", "digits or text; with gradient descent four images or a few windows")
+    optimizer: Literal["gd", "sgd", "adam"] = st.setting("gd", "gradient descent, or SGD and Adam on mini-batches")
+    key_dims: tuple[int, ...] = st.setting(
+        (), "key dimensions N; none for the optimizer's own, as 0 below", least=1, count=0, order="rising", small=(1, 2)
+    )
+    heads: int = st.setting(0, "number of heads H", least=0, small=4)
+    depth: int = st.setting(0, "blocks", least=0, full=2)
+    steps: int = st.setting(0, "steps of the training", least=0, small=2)
+    learning_rate: float = st.setting(0.0, "its learning rate", least=0)
+    base_key_dim: int = st.setting(8, "with mini-batches, N at which both logit exponents are one network")
+    theory_key_dims: tuple[int, ...] = st.setting(
+        (1, 32), "with gradient descent, as all below: further N of the limit", least=1, count=0, small=()
+    )
+    depth_exponent: float = st.setting(1.0, "exponent of the branch multiplier")
+    norm: bool = st.setting(False, "whether streams are normalized")
+    richness: float = st.setting(0.75, "richness of the training")
+    momentum: float = st.setting(0.0, "its momentum")
+    networks: int = st.setting(8, "networks of one replicate", least=3, small=3, full=16)
+    oversampling: int = st.setting(3, "sampled heads over those that moments need", least=1, small=1, full=4)
 
-    def __post_init__(self) -> None:
-        if self.optimizer not in OWN:
-            raise UsageError(f"optimizer={self.optimizer!r}: choose one of {', '.join(OWN)}")
-        check_rising("key_dims", self.training.key_dims)
+    def check(self) -> None:
+        if len(self.training.key_dims) < 2:
+            raise st.UsageError(f"key_dims={self.key_dims}: expected two or more, or none")
         if self.training.heads < 2:
-            raise UsageError(f"heads={self.heads}: a variance over heads needs two heads or more")
+            raise st.UsageError(f"heads={self.heads}: a variance over heads needs two heads or more")
         if self._solved:
-            if self.networks < 3 or self.oversampling < 1 or min(self.theory_key_dims, default=1) < 1:
-                raise UsageError(
-                    f"networks={self.networks}, oversampling={self.oversampling}, theory_key_dims="
-                    f"{self.theory_key_dims}: expected at least 3, 1 and 1"
-                )
             self.problem()
             return
         own = ("theory_key_dims", "depth_exponent", "norm", "richness", "momentum", "networks", "oversampling")
-        if changed := [
-            each.name for each in fields(self) if each.name in own and getattr(self, each.name) != each.default
-        ]:
-            raise UsageError(f"{changed[0]} with optimizer={self.optimizer!r}: it belongs to gradient descent, 'gd'")
-        if not 0 < self.training.learning_rate < math.inf:
-            raise UsageError(
-                f"learning_rate={self.learning_rate}: expected a positive number, or 0 for the optimizer's"
-            )
+        for each in fields(self):
+            if each.name in own and getattr(self, each.name) != each.default:
+                raise st.UsageError(
+                    f"{each.name} with optimizer={self.optimizer!r}: it belongs to gradient descent, 'gd'"
+                )
         Recipe(self.training.steps)
         task_of(self.task, 1)
-
-    @classmethod
-    def full(cls) -> HeadDiversity:
-        """Return the study with two blocks, more networks and more sampled heads."""
-        return cls(depth=2, networks=16, oversampling=4)
-
-    @classmethod
-    def small(cls) -> HeadDiversity:
-        """Return the smallest configuration in which every claim can change."""
-        return cls(key_dims=(1, 2), theory_key_dims=(), heads=4, steps=2, networks=3, oversampling=1)
 
     @property
     def training(self) -> Training:
         """Sizes and training, as given or the optimizer's own."""
         return Training(*(getattr(self, name) or own for name, own in OWN[self.optimizer]._asdict().items()))
+
+    @property
+    def _solved(self) -> bool:
+        """Whether there is a limit."""
+        return self.optimizer == "gd"
 
     def problem(self) -> Problem:
         """Return the training problem of gradient descent."""
@@ -194,69 +141,74 @@ class HeadDiversity(Study):
         """Return every N at which the limit is solved."""
         return tuple(sorted({*self.training.key_dims, *self.theory_key_dims}))
 
-    def cells(self) -> tuple[Cell, ...]:
-        """Return all key dimensions at both logit exponents."""
-        return grid(logit_exponent=tuple(EXPONENTS), key_dim=self.training.key_dims)
+    def cells(self) -> tuple[st.Cell, ...]:
+        return st.grid(logit_exponent=tuple(EXPONENTS), key_dim=self.training.key_dims)
 
-    def predict(self, key: jax.Array) -> xr.Dataset:
+    def predict(self, key: jax.Array) -> st.Record:
         """Return the exponents of N; with gradient descent, solve the limit at every N with heads of its own."""
-        about = {"long_name": "exponent of N in the variance of logits over heads", "units": "1"}
-        exponents = xr.Dataset(
-            {"exponent": ("logit_exponent", [1 - 2 * exponent for exponent in EXPONENTS], about)},
-            coords={"logit_exponent": list(EXPONENTS)},
-        )
-        if not self._solved:
-            return exponents
-        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-        cases = [(exponent, size) for exponent in EXPONENTS for size in self.sizes()]
-        solved = [self._solve(*case, stream) for case, stream in zip(cases, rng.spawn(len(cases)), strict=True)]
-        shape = (len(EXPONENTS), len(self.sizes()))
-        found = {name: np.array([one[name] for one in solved]) for name in solved[0]}
-        variables = {
-            name: (("logit_exponent", "key_dim", *DIMS[name]), value.reshape(*shape, *value.shape[1:]), _about(name))
-            for name, value in found.items()
+        powers = [1 - 2 * exponent for exponent in EXPONENTS]
+        found: dict[str, tuple[Any, ...]] = {
+            "exponent": ("logit_exponent", powers, "exponent of N in the variance of logits over heads")
         }
-        solved_limit = xr.Dataset(variables, coords={"key_dim": list(self.sizes())})
-        return exponents.merge(solved_limit)
+        if not self._solved:
+            return found
+        cases = [(exponent, size) for exponent in EXPONENTS for size in self.sizes()]
+        streams = st.generator(key).spawn(len(cases))
+        solved = [self._solve(*case, stream) for case, stream in zip(cases, streams, strict=True)]
+        for name in solved[0]:
+            values = np.array([one[name] for one in solved])
+            values = values.reshape(len(EXPONENTS), len(self.sizes()), *values.shape[1:])
+            found[name] = (("logit_exponent", "key_dim", *("level",)[: values.ndim - 2]), values, NAMES[name])
+        return found | {"key_dim": ("key_dim", list(self.sizes()), "key dimension")}
 
-    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+    def train(self, key: jax.Array, logit_exponent: float, key_dim: int) -> st.Record:
         """Train some networks of one size and measure the logits of their heads."""
-        exponent, size = float(cell["logit_exponent"]), int(cell["key_dim"])
-        found = self._train_transformer(key, exponent, size) if not self._solved else self._train(key, exponent, size)
-        return xr.Dataset({name: (("network", *DIMS[name]), value, _about(name)) for name, value in found.items()})
+        train = self._train if self._solved else self._train_transformer
+        found = train(key, logit_exponent, key_dim)
+        return {name: (("network", "level")[: value.ndim], value, NAMES[name]) for name, value in found.items()}
 
-    def claims(self) -> tuple[Claim, ...]:
-        """Test exponents of N before and after training, of networks and of the theory, and distributions."""
-        claims: list[Claim] = []
-        for exponent in EXPONENTS:
-            claims += [self._before(exponent), self._after(exponent)]
-            claims += [self._change(exponent)] if self._solved else []
-        claims.append(caption_claim(lambda predicted, trained: self.data(predicted, trained).fit(1.0, "end")))
-        if self._solved:
-            sizes = self.training.key_dims
-            for exponent in EXPONENTS:
-                claims += [claim for size in (sizes[0], sizes[-1]) for claim in self._distributions(exponent, size)]
-                claims.append(self._growth(exponent))
-        return tuple(claims)
+    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+        parts = {exponent: [data.sel(logit_exponent=exponent) for data in (theory, trained)] for exponent in EXPONENTS}
+        for exponent, (limit, found) in parts.items():
+            yield from self._exponents(exponent, limit, found)
+        yield st.Claim(
+            "The variance of attention logits over heads scales as N^-2 after training (caption of figure 2)",
+            self._exponent("end", *parts[1.0]),
+            st.near(CAPTION, 0.5),
+            "half way to N^-1, which is derived here",
+            expected="refuted",
+        )
+        for exponent, (limit, found) in parts.items() if self._solved else ():
+            for size in (self.training.key_dims[0], self.training.key_dims[-1]):
+                yield from self._distributions(exponent, size, limit.sel(key_dim=size), found.sel(key_dim=size))
+            yield self._growth(exponent, limit, found)
 
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show the variance against N; beside a limit also densities, and tables of exponents and distances."""
-        data = self.data(predicted, trained)
-        if self._solved:
-            variances = variances_panel(data, f"Networks with H={self.training.heads}; dashed: infinitely many heads.")
-            return variances, densities_panel(data), exponents_panel(data), distances_panel(data)
-        updates = trained["update"].values
-        note = f"Root mean square updates of the logits are {updates.min():.2g} to {updates.max():.2g}."
-        return (variances_panel(data, note),)
-
-    def data(self, predicted: xr.Dataset, trained: xr.Dataset) -> LogitsOverHeads:
-        """Return the results by logit exponent and key dimension."""
-        return LogitsOverHeads(predicted, trained, self.training.key_dims)
-
-    @property
-    def _solved(self) -> bool:
-        """Whether there is a limit."""
-        return self.optimizer == "gd"
+    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+        if not self._solved:
+            yield st.lines(
+                "Update of the attention logits",
+                "key_dim",
+                "root mean square",
+                {words: trained["update"].sel(logit_exponent=one).mean("network") for one, words in EXPONENTS.items()},
+                log="xy",
+                x_label="key dimension N",
+            )
+            return
+        plots = {}
+        for exponent, words in EXPONENTS.items():
+            for size in self.training.key_dims:
+                limit, found = (data.sel(logit_exponent=exponent, key_dim=size) for data in (theory, trained))
+                plots[words, f"N={size}"] = {
+                    "networks": found["below"],
+                    "limit": limit["below"],
+                    "Gaussian of their variance": xr.DataArray(_beside_gaussian(found)[1], dims="level"),
+                }
+        yield densities(
+            "Logits of single heads after training",
+            "logit over its std before training",
+            plots,
+            "Heads, samples and pairs of tokens together; bands range over replicates and over draws of the limit.",
+        )
 
     def _solve(self, exponent: float, size: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         problem = self.problem()
@@ -274,12 +226,11 @@ class HeadDiversity(Study):
     def _train(self, key: jax.Array, exponent: float, size: int) -> dict[str, np.ndarray]:
         """Train networks by gradient descent in the normalization of the limit."""
         heads = self.training.heads
-        trained = mean_field.train_ensemble(
-            self.problem(), Network(size, heads, exponent), key, self.networks, every_head=True
-        )
+        network = Network(size, heads, exponent)
+        trained = mean_field.train_ensemble(self.problem(), network, key, self.networks, every_head=True)
         share = heads / (heads - 1)  # H heads vary about their own mean by 1 - 1/H as much
-        found = {f"variance_{when}": share * trained[f"variance_{when}"].values for when in WHENS}
-        return found | pool_logits(trained["head_logits"].values, self._units(exponent, size))
+        found = {name: share * trained[name][1] for name in ("variance_start", "variance_end")}
+        return found | pool_logits(trained["head_logits"][1], self._units(exponent, size))
 
     def _train_transformer(self, key: jax.Array, exponent: float, size: int) -> dict[str, np.ndarray]:
         """Train one transformer on mini-batches."""
@@ -304,97 +255,104 @@ class HeadDiversity(Study):
             lengths = np.ones_like(lengths)
         return size ** (0.5 - exponent) * lengths[:, :, None] * lengths[:, None, :]
 
-    def _before(self, exponent: float) -> Claim:
-        return Claim(
-            f"{EXPONENTS[exponent]}: before training the variance of attention logits over heads scales as "
-            f"N^{1 - 2 * exponent:g}",
-            lambda predicted, trained: self.data(predicted, trained).fit(exponent, "start"),
-            quantity="exponent of N",
-            target=lambda predicted: _exponent(predicted, exponent),
-            tolerance=0.1,
-            basis="exact in the first layer; corrections of relative size 1/(N H) above it",
-        )
+    def _exponent(self, when: str, limit: st.Data, found: st.Data) -> st.Figure:
+        """Fit the exponent of N in the variance of the networks' logits."""
+        name = f"variance_{when}"
+        return st.exponent(found[name].mean("network"), "key_dim", "N", predicted=limit.get(name))
 
-    def _after(self, exponent: float) -> Claim:
-        bias = -2 * finite_size_bias(self.training.key_dims)
-        # Descent keeps the exponent, derived; Adam's first steps move each head in its own direction.
-        outcomes: dict[tuple[str, float], Expected] = {
-            ("sgd", 1.0): "holds",
-            ("sgd", 0.5): "holds",
-            ("adam", 1.0): "refuted",
-        }
-        known = outcomes.get((self.optimizer, exponent))
-        expected: Expected | FromPrediction[Expected] = "holds"
-        if known is not None:  # of any configuration
-            expected = partial(_known, known)
+    def _exponents(self, exponent: float, limit: st.Data, found: st.Data) -> Iterator[st.Claim]:
+        """Test exponents of N before and after training, and their change."""
+        sizes, words, power = self.training.key_dims, EXPONENTS[exponent], limit["exponent"].mean()
+        yield st.Claim(
+            f"{words}: before training the variance of attention logits over heads scales as N^{1 - 2 * exponent:g}",
+            self._exponent("start", limit, found),
+            st.near(power, 0.1),
+            "exact in the first layer; corrections of relative size 1/(N H) above it",
+        )
+        bias = -2 * finite_size_bias(sizes)
         training = f"gradient descent at richness {self.richness:g}"
         if not self._solved:
             training = f"{self.training.steps} steps of {OPTIMIZERS[self.optimizer]}"
-        return Claim(
-            f"{EXPONENTS[exponent]}: after {training} the variance of attention logits over heads scales as "
-            f"N^{1 - 2 * exponent:g}",
-            lambda predicted, trained: self.data(predicted, trained).fit(exponent, "end"),
-            quantity="exponent of N",
-            target=lambda predicted: _exponent(predicted, exponent),
-            tolerance=bias,
-            basis=f"a correction 1 + N^(-1/2) of the std moves that of its square by {bias:.2f} over these sizes",
-            expected=expected,
+        yield st.Claim(
+            f"{words}: after {training} the variance of attention logits over heads scales as N^{1 - 2 * exponent:g}",
+            self._exponent("end", limit, found),
+            st.near(power, bias),
+            f"a correction 1 + N^(-1/2) of the std moves that of its square by {bias:.2f} over these sizes",
+            expected=KNOWN.get((self.optimizer, exponent), "holds"),
+            derived=(self.optimizer, exponent) in KNOWN,
         )
+        if self._solved:
+            theirs = limit.sel(key_dim=list(sizes))
+            change, wanted = (
+                st.slope(st.log(after), "key_dim", np.log(sizes)) - st.slope(st.log(before), "key_dim", np.log(sizes))
+                for before, after in (
+                    (found["variance_start"].mean("network"), found["variance_end"].mean("network")),
+                    (theirs["variance_start"], theirs["variance_end"]),
+                )
+            )
+            yield st.Claim(
+                f"{words}: training changes the exponent of N in the variance over heads as the mean-field solution "
+                "predicts",
+                change,
+                st.near(wanted.mean(), 5 / self.training.heads / math.log(sizes[-1] / sizes[0])),
+                "2.5 / H at either end: corrections of relative size 1/H to what training adds",
+                "change of the exponent of N",
+                prediction_error=float(wanted.std(ddof=1)) / math.sqrt(wanted.size),
+                prediction_dof=wanted.size - 1,
+            )
 
-    def _change(self, exponent: float) -> Claim:
-        sizes = self.training.key_dims
-        return Claim(
-            f"{EXPONENTS[exponent]}: training changes the exponent of N in the variance over heads as the mean-field "
-            "solution predicts",
-            lambda predicted, trained: self.data(predicted, trained).measured_change(exponent),
-            quantity="change of the exponent of N",
-            target=lambda predicted: float(self.data(predicted, predicted).change(exponent).mean()),
-            tolerance=5 / self.training.heads / math.log(sizes[-1] / sizes[0]),
-            basis="2.5 / H at either end: corrections of relative size 1/H to what training adds",
-        )
-
-    def _distributions(self, exponent: float, size: int) -> list[Claim]:
-        where = f"{EXPONENTS[exponent]}, N={size}"
+    def _distributions(self, exponent: float, size: int, limit: st.Data, found: st.Data) -> Iterator[st.Claim]:
+        """Test the distribution of the logits of single heads of one size."""
         rich = exponent == 1 and self.richness > 1  # at exponent 1/2 the initial std stays the larger part
-        return [
-            distance_claim(
-                f"{where}: the distribution of the logits of single heads is that of the mean-field limit",
-                lambda predicted, trained: self.data(predicted, trained).limit_distance(exponent, size),
-                MOVES * 1.28 / self.training.heads,
-                self.networks,
-                basis="root mean square over levels: a mean and a std that are each off by 1.28 / H stds move "
-                "probabilities by 0.23 times as much",
-            ),
-            distance_claim(
-                f"{where}: the distribution of the logits of single heads is a Gaussian of their variance",
-                lambda predicted, trained: self.data(predicted, trained).gaussian_distance(exponent, size),
-                GAUSSIAN,
-                self.networks,
-                basis="one per cent: excess kurtosis 6/N of a product of N pairs moves probabilities by 0.064/N, as "
-                "long as features have not moved by their own size",
-                expected="holds" if 0.064 / size < GAUSSIAN and not rich else "refuted",
-            ),
-        ]
+        shares, gaussian = _beside_gaussian(found)
+        draws = limit["below"].transpose("prediction", "level").values
+        where = f"{EXPONENTS[exponent]}, N={size}: the distribution of the logits of single heads is"
+        yield st.Claim(
+            f"{where} that of the mean-field limit",
+            st.Root.of(squared_distance(found["below"].values.reshape(-1, len(LEVELS)), draws), self.networks),
+            st.near(0, (math.inf, MOVES * 1.28 / self.training.heads)),
+            "root mean square over levels: a mean and a std that are each off by 1.28 / H stds move probabilities by "
+            "0.23 times as much",
+            "distance of the means",
+        )
+        yield st.Claim(
+            f"{where} a Gaussian of their variance",
+            st.Root.of(squared_distance(shares, gaussian[None]), self.networks),
+            st.near(0, (math.inf, GAUSSIAN)),
+            "one per cent: excess kurtosis 6/N of a product of N pairs moves probabilities by 0.064/N, as long as "
+            "features have not moved by their own size",
+            "distance of the means",
+            "holds" if 0.064 / size < GAUSSIAN and not rich else "refuted",
+        )
 
-    def _growth(self, exponent: float) -> Claim:
-        return Claim(
-            f"{EXPONENTS[exponent]}, N={self.training.key_dims[-1]}: training increases the variance over heads as in "
-            "the limit (0: without response functions, 1: limit)",
-            lambda predicted, trained: self.data(predicted, trained).growth(exponent),
-            quantity="log growth of the variance (0 without responses, 1 in the limit)",
-            target=1.0,
-            tolerance=(0.5, 0.5),
-            basis="at 1/2 the theory without responses is as near as the whole; error of the draws by the jackknife",
+    def _growth(self, exponent: float, limit: st.Data, found: st.Data) -> st.Claim:
+        """Test the growth of the variance at the largest N; the error of the draws by the jackknife."""
+        size = self.training.key_dims[-1]  # where training adds most; corrections are of size 1/H at any N
+        here = found.sel(key_dim=size)
+        grown = st.log(here["variance_end"] / here["variance_start"]).mean("network")
+        start, end, without = (
+            st.log(limit[f"variance_{when}"].sel(key_dim=size)) for when in ("start", "end", "without")
+        )
+
+        def between(draws: np.ndarray) -> xr.DataArray:
+            low, high = ((each - start).isel(prediction=draws).mean() for each in (without, end))
+            return (grown - low) / (high - low)
+
+        draws = np.arange(start.sizes["prediction"])
+        rest = [float(between(np.delete(draws, one)).mean()) for one in draws]
+        return st.Claim(
+            f"{EXPONENTS[exponent]}, N={size}: training increases the variance over heads as in the limit (0: without "
+            "response functions, 1: limit)",
+            between(draws),
+            st.near(1, 0.5),
+            "at 1/2 the theory without responses is as near as the whole; error of the draws by the jackknife",
+            "log growth of the variance (0 without responses, 1 in the limit)",
+            prediction_error=math.sqrt(len(draws) - 1) * float(np.std(rest)),
+            prediction_dof=len(draws) - 1,
         )
 
 
-def _known(outcome: Expected, predicted: xr.Dataset) -> Expected:
-    return outcome
-
-
-def _exponent(predicted: xr.Dataset, exponent: float) -> float:
-    return float(predicted["exponent"].sel(logit_exponent=exponent).mean())
-
-
-def _about(name: str) -> dict[str, str]:
-    return {"long_name": NAMES[name], "units": "1"}
+def _beside_gaussian(found: st.Data) -> tuple[np.ndarray, np.ndarray]:
+    """Return shares of networks of one size and of the Gaussian of their mean and variance, to be compared."""
+    mean, square = (found[name].values.ravel() for name in ("mean", "square"))
+    return hold_against_gaussian(found["below"].values.reshape(-1, len(LEVELS)), mean, square)

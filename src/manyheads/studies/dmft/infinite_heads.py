@@ -9,7 +9,6 @@ import numpy as np
 import xarray as xr
 
 import manyheads.study as st
-from manyheads.scaling.checks.coordinate_check import finite_size_bias
 from manyheads.statistics.distances import (
     SquaredDistance,
     distance_exponent,
@@ -18,14 +17,14 @@ from manyheads.statistics.distances import (
     squared_distance,
 )
 from manyheads.studies.dmft.shared import mean_field
-from manyheads.studies.dmft.shared.mean_field import DIMS, QUANTITIES
-from manyheads.studies.scaling.shared.parametrizations import bordelon
+from manyheads.studies.dmft.shared.mean_field import QUANTITIES
 from manyheads.theory.dmft.finite.ensembles import Network
 from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.papers import BORDELON
 
 LOGITS = {1.0: "logit exponent 1", 0.5: "logit exponent 1/2"}
 FASTER = 0.25  # middle between H^(-1/2) and 1/H
-ENDS = {"variance_start": "variance of the logits over heads at the start", "variance_end": "the same at the end"}
+ENDS = ("variance_start", "variance_end")
 
 
 class InfiniteHeads(st.Study):
@@ -45,27 +44,27 @@ class InfiniteHeads(st.Study):
 
     name = "limits/infinite-heads"
     claim = "Training converges to its mean-field limit as H grows, at both logit exponents"
-    source = bordelon("the limit of infinitely many heads; its solution and the rates are derived here")
+    source = BORDELON.at("the limit of infinitely many heads; its solution and the rates are derived here")
     predictions = 8
 
-    task: str = st.setting("digits", "pooled with squared loss, or text: causal, every token, cross-entropy")
+    task: str = st.setting("digits", "Pooled with squared loss, or text: causal, every token, cross-entropy")
     heads_counts: tuple[int, ...] = st.sweep(
-        (4, 16, 64), "numbers of heads H", least=2, small=(2, 4), full=(16, 64, 256)
+        (4, 16, 64), "Numbers of heads H", least=2, small=(2, 4), full=(16, 64, 256)
     )
-    key_dim: int = st.setting(4, "key dimension N of the heads", small=2)
+    key_dim: int = st.setting(4, "Key dimension N of the heads", small=2)
     logit_exponents: tuple[float, ...] = st.setting(
-        (1.0, 0.5), "one or both", choices=LOGITS, small=(0.5,), full=(1.0,)
+        (1.0, 0.5), "One or both", choices=LOGITS, small=(0.5,), full=(1.0,)
     )
-    depth: int = st.setting(2, "blocks", small=1, full=4)
-    depth_exponent: float = st.setting(1.0, "exponent of the branch multiplier")
-    norm: bool = st.setting(False, "whether streams are normalized")
-    activation: str = st.setting("none", "activation of an MLP after every attention; none for no MLP")
-    steps: int = st.setting(8, "steps of gradient descent", small=3, full=10)
-    learning_rate: float = st.setting(0.3, "its learning rate", full=0.15)
-    richness: float = st.setting(0.75, "richness of the training", full=1.5)
-    momentum: float = st.setting(0.0, "its momentum")
-    networks: int = st.setting(48, "networks of one replicate", least=4, small=4, full=128)
-    oversampling: int = st.setting(4, "sampled heads over those that moments need", least=1, small=1)
+    depth: int = st.setting(2, "Blocks", small=1, full=4)
+    depth_exponent: float = st.setting(1.0, "Exponent of the branch multiplier")
+    norm: bool = st.setting(False, "Whether streams are normalized")
+    activation: str = st.setting("none", "Activation of an MLP after every attention; none for no MLP")
+    steps: int = st.setting(8, "Steps of gradient descent", small=3, full=10)
+    learning_rate: float = st.setting(0.3, "Its learning rate", full=0.15)
+    richness: float = st.setting(0.75, "Richness of the training", full=1.5)
+    momentum: float = st.setting(0.0, "Its momentum")
+    networks: int = st.setting(48, "Networks of one replicate", least=4, small=4, full=128)
+    oversampling: int = st.setting(4, "Sampled heads over those that moments need", least=1, small=1)
 
     def check(self) -> None:
         self._network(self.heads_counts[0], self.logit_exponents[0])
@@ -78,17 +77,14 @@ class InfiniteHeads(st.Study):
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(logit_exponent=self.logit_exponents, heads=self.heads_counts)
 
-    def predict(self, key: jax.Array) -> st.Data:
+    def predict(self, key: jax.Array) -> st.Record:
         """Solve the limit with heads of its own, and, to see what they are worth, without response functions."""
         streams = st.generator(key).spawn(len(self.logit_exponents))
         solutions = [self._solve(exponent, rng) for exponent, rng in zip(self.logit_exponents, streams, strict=True)]
         found = {name: np.stack([solution[name] for solution in solutions]) for name in solutions[0]}
-        dims = DIMS | {"output_without": DIMS["output"]} | dict.fromkeys(ENDS, ())
-        names = QUANTITIES | {"output_without": "outputs without response functions"} | ENDS
-        limit = mean_field.label(found, lead=("logit_exponent",), dims=dims, names=names)
-        return limit.assign_coords(logit_exponent=list(self.logit_exponents))
+        return mean_field.record(found, "logit_exponent")
 
-    def train(self, key: jax.Array, logit_exponent: float, heads: int) -> st.Data:
+    def train(self, key: jax.Array, logit_exponent: float, heads: int) -> st.Record:
         """Train some networks of one size, and keep what the limit predicts about each."""
         network = self._network(heads, logit_exponent)
         return mean_field.train_ensemble(self.problem(), network, key, self.networks)
@@ -101,14 +97,13 @@ class InfiniteHeads(st.Study):
     def _claims(self, where: str, limit: st.Data, found: st.Data) -> Iterator[st.Claim]:
         """Test the convergence of single networks and of their mean, and the std of logits over heads."""
         first, heads = self.heads_counts[0], self.heads_counts[-1]
-        bias, most = -finite_size_bias(self.heads_counts), 1.28 / heads
+        most = 1.28 / heads
         for name, words in QUANTITIES.items():
             scatter = limit[name].var("prediction", ddof=1).mean()
             yield st.Claim(
                 f"{where}: the distance of single networks from the limit scales as H^(-1/2) ({words})",
                 st.over_draws(partial(_single_networks, found[name], scatter), limit[name]),
-                st.near(-0.5, bias),
-                f"a correction 1 + H^(-1/2) moves the exponent by {bias:.2f} over these sizes",
+                *mean_field.root_law("H", self.heads_counts),
             )
         mean = found["output"].sel(heads=heads).mean("network")
         yield st.Claim(
@@ -118,9 +113,7 @@ class InfiniteHeads(st.Study):
                 lambda one, _: st.log(_rms(mean - one["output"]) / _rms(mean - one["output_without"])),
                 limit[["output", "output_without"]],
             ),
-            st.below(0),
-            "the logarithm of a ratio of distances is negative where the first is the smaller one",
-            "first over second distance (ln)",
+            *mean_field.NEARER,
         )
         near, nearest = (_bias(limit["output"], found["output"].sel(heads=size)) for size in (first, heads))
         yield st.Claim(
@@ -155,18 +148,13 @@ class InfiniteHeads(st.Study):
         )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        first = {"read_out": 0, "class": 0}
         for exponent in self.logit_exponents:
-            limit, found = (data.sel(logit_exponent=exponent) for data in (theory, trained))
-            output = found["output"].isel(first)
-            yield st.lines(
-                f"Output of the first read-out over training, {LOGITS[exponent]}",
-                "step",
-                "output",
-                {f"H={heads}": output.sel(heads=heads) for heads in self.heads_counts},
-                {"limit": limit["output"].isel(first)},
-                over=("replicate", "prediction", "network"),
-                note="Means over networks; bands range over all of them. Dashed: the limit, all draws.",
+            limit, found = (data["output"].sel(logit_exponent=exponent) for data in (theory, trained))
+            yield mean_field.first_output(
+                limit,
+                {f"H={heads}": found.sel(heads=heads) for heads in self.heads_counts},
+                "Means over networks; bands range over all of them. Dashed: the limit, all draws.",
+                f", {LOGITS[exponent]}",
             )
 
     def _network(self, heads: int, logit_exponent: float) -> Network:

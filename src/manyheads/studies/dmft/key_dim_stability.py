@@ -1,24 +1,17 @@
 """`limits/key-dim-stability`: growth of the backward signal with the key dimension at logit exponent 1/2."""
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
-import xarray as xr
 
-from manyheads.errors import UsageError, check_rising
-from manyheads.studies.dmft.shared.mean_field import along, problem_of, solve_blocks, train_seeds
-from manyheads.studies.scaling.shared.parametrizations import bordelon
-from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
-from manyheads.study.claims import Measure
-from manyheads.study.panels import Panel, spread_curve
-from manyheads.study.verdicts import Expected
+import manyheads.study as st
+from manyheads.studies.dmft.shared.mean_field import problem_of, solve_blocks, train_seeds
 from manyheads.theory.dmft.finite.ensembles import Network
 from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.papers import BORDELON
 
 MOST = 64  # networks at once
 FLAT = 1.1  # over all sizes
@@ -26,8 +19,7 @@ GROWN = 1.5
 NAMES = {1.0: "1", 0.5: "1/2"}
 
 
-@dataclass(frozen=True)
-class KeyDimStability(Study):
+class KeyDimStability(st.Study):
     """Backward signal below attention against the key dimension, before and after training.
 
     With e the backward signal behind W_O and M_ab = sigma_ab (e_a . v_b - e_a . u_a)/N, a block adds to the backward
@@ -38,198 +30,141 @@ class KeyDimStability(Study):
 
     Measured is the root mean square of the backward variable below all blocks over that above them, which is free of
     the size of the error; over tokens in the loss only.
-
-    Attributes
-    ----------
-    task
-        ``"digits"`` or ``"text"``.
-    key_dims, heads_counts
-        Sizes N, and numbers of heads H.
-    depth, norm
-        Blocks, and whether streams are normalized.
-    steps, learning_rate, richness
-        Of the training by gradient descent.
-    networks
-        Of the largest size, in one replicate.
     """
 
-    name: ClassVar[str] = "limits/key-dim-stability"
-    claim: ClassVar[str] = "At logit exponent 1/2 gradients below attention grow with N during training"
-    source: ClassVar[Source] = bordelon("table 3, the two logit exponents; that training breaks 1/2 is derived here")
+    name = "limits/key-dim-stability"
+    claim = "At logit exponent 1/2 gradients below attention grow with N during training"
+    source = BORDELON.at("table 3, the two logit exponents; that training breaks 1/2 is derived here")
 
-    task: str = "digits"
-    key_dims: tuple[int, ...] = (4, 16, 64)
-    heads_counts: tuple[int, ...] = (4, 16)
-    depth: int = 1
-    norm: bool = False
-    steps: int = 32
-    learning_rate: float = 0.15
-    richness: float = 1.5
-    networks: int = 4
+    task: str = st.setting("digits", "digits or text")
+    key_dims: tuple[int, ...] = st.sweep((4, 16, 64), "key dimensions N", small=(4, 8), full=(4, 16, 64, 256))
+    heads_counts: tuple[int, ...] = st.setting((4, 16), "numbers of heads H", least=1, small=(4,), full=(1, 4))
+    depth: int = st.setting(1, "blocks")
+    norm: bool = st.setting(False, "whether streams are normalized")
+    steps: int = st.setting(32, "steps of gradient descent", small=3)
+    learning_rate: float = st.setting(0.15, "its learning rate")
+    richness: float = st.setting(1.5, "richness of the training")
+    networks: int = st.setting(4, "networks of the largest size, in one replicate", least=1, small=16, full=8)
 
-    def __post_init__(self) -> None:
-        check_rising("key_dims", self.key_dims)
-        if not self.heads_counts or min(self.heads_counts) < 1 or self.networks < 1:
-            raise UsageError(f"heads_counts={self.heads_counts}, networks={self.networks}: from 1 head and 1 network")
+    def check(self) -> None:
         self.problem()
-
-    @classmethod
-    def full(cls) -> KeyDimStability:
-        """Return the study with a larger key dimension and more networks."""
-        return cls(key_dims=(4, 16, 64, 256), heads_counts=(1, 4), networks=8)
-
-    @classmethod
-    def small(cls) -> KeyDimStability:
-        """Return the smallest configuration in which every claim can change."""
-        return cls(key_dims=(4, 8), heads_counts=(4,), steps=3, networks=16)
 
     def problem(self) -> Problem:
         """Return what is trained."""
         return problem_of(self)
 
-    def cells(self) -> tuple[Cell, ...]:
-        """Return both exponents with all sizes."""
-        return grid(logit_exponent=tuple(NAMES), key_dim=self.key_dims, heads=self.heads_counts)
+    def cells(self) -> tuple[st.Cell, ...]:
+        return st.grid(logit_exponent=tuple(NAMES), key_dim=self.key_dims, heads=self.heads_counts)
 
-    def predict(self, key: jax.Array) -> xr.Dataset:
+    def predict(self, key: jax.Array) -> st.Record:
         """Solve the limit of infinite key dimension at exponent 1, the only one that has it; also without responses."""
-        dataset, without = (
-            self._label(amplification(self.problem(), np.einsum("tlaa->tla", solved.backward)))
-            for solved in (solve_blocks(self.problem(), responses=responses) for responses in (True, False))
-        )
-        return dataset.assign(backward_without=without["backward"])
+        return {
+            name: self._signal(solve_blocks(self.problem(), responses=responses).backward)
+            for name, responses in (("backward", True), ("backward_without", False))
+        } | {
+            "logit_exponent": ((), 1.0, "logit exponent"),
+            "step": ("step", np.arange(self.steps), "updates"),
+        }
 
-    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+    def train(self, key: jax.Array, logit_exponent: float, key_dim: int, heads: int) -> st.Record:
         """Train some networks of one size, and more of the smaller ones, whose noise is larger; keep their mean."""
-        network = Network(int(cell["key_dim"]), int(cell["heads"]), float(cell["logit_exponent"]))
+        network = Network(key_dim, heads, logit_exponent)
         count = min(MOST, self.networks * self.key_dims[-1] * max(self.heads_counts) // network.width)
         trained = train_seeds(self.problem(), network, key, count)
-        sizes = amplification(self.problem(), np.einsum("stlaa->stla", trained["backward"].values))
-        dataset = self._label(np.exp(np.log(sizes).mean(0)))
         logits = trained["logits"].values
-        moved = np.sqrt(((logits[:, -1] - logits[:, 0]) ** 2).mean())
-        dataset["update"] = ((), moved, {"long_name": "change of the attention logits", "units": "1"})
-        dataset["loss"] = (("step",), trained["loss"].values.mean(0), {"long_name": "loss", "units": "1"})
-        return dataset
+        return {
+            "backward": self._signal(trained["backward"].values),
+            "update": ((), np.sqrt(((logits[:, -1] - logits[:, 0]) ** 2).mean()), "change of the attention logits"),
+            "loss": ("step", trained["loss"].values.mean(0), "loss"),
+            "step": ("step", np.arange(self.steps), "updates"),
+        }
 
-    def claims(self) -> tuple[Claim, ...]:
-        """Compare the smallest with the largest key dimension, before and after training, and with the limit."""
-        claims: list[Claim] = []
-        for exponent, name in NAMES.items():
+    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+        first, last = self.key_dims[0], self.key_dims[-1]
+        grown = st.log(trained["backward"].sel(key_dim=last) / trained["backward"].sel(key_dim=first))
+        quantity = "backward signal, largest over smallest N (ln)"
+        for exponent in NAMES:
             for heads in self.heads_counts:
-                where = f"logit exponent {name}, H={heads}"
-                claims += [self._flat(exponent, heads, where, place) for place in ("before", "after")]
-                if exponent == 1:
-                    claims += self._beside_the_limit(heads, where)
-                else:
-                    claims.append(self._growth(heads, where))
-        return tuple(claims)
+                where = f"logit exponent {NAMES[exponent]}, H={heads}"
+                ratio = grown.sel(logit_exponent=exponent, heads=heads)
+                for step, when in ((0, "before"), (-1, "after")):
+                    yield st.Claim(
+                        f"{where}: {when} training the backward signal below attention changes by at most 10% from "
+                        f"N={first} to N={last} (log ratio)",
+                        ratio.isel(step=step),
+                        st.near(0, math.log(FLAT)),
+                        f"corrections are of relative size 1/N, at most a tenth at N={first} where M^2 is 1/N",
+                        quantity,
+                        "refuted" if when == "after" and exponent < 1 else "holds",
+                    )
+                if exponent < 1:
+                    yield st.Claim(
+                        f"{where}: after training the backward signal below attention grows by half or more from "
+                        f"N={first} to N={last} (log ratio)",
+                        ratio.isel(step=-1),
+                        st.above(math.log(GROWN)),
+                        "its square is a + c N: from N=4 to 64 it grows by 1.5^2 where the part that grows is a tenth "
+                        "of the rest at N=4",
+                        quantity,
+                    )
+                    continue
+                found = trained["backward"].sel(logit_exponent=exponent, heads=heads, key_dim=last).isel(step=-1)
+                for words, name, expected in (
+                    ("of the limit", "backward", "holds"),
+                    ("of the limit without response functions", "backward_without", "refuted"),
+                ):
+                    yield st.Claim(
+                        f"{where}: after training the backward signal at N={last} is that {words} to 10% (log ratio)",
+                        st.log(found / float(theory[name][-1])),
+                        st.near(0, math.log(FLAT)),
+                        "corrections are of relative size 1/N, and at most a tenth at the smallest",
+                        "backward signal, measured over predicted (ln)",
+                        expected,
+                    )
 
-    def _flat(self, exponent: float, heads: int, where: str, when: str) -> Claim:
-        return Claim(
-            f"{where}: {when} training the backward signal below attention changes by at most 10% from "
-            f"N={self.key_dims[0]} to N={self.key_dims[-1]} (log ratio)",
-            lambda predicted, trained: self._log_ratio(trained, exponent, heads)[:, 0 if when == "before" else -1],
-            quantity="backward signal, largest over smallest N (ln)",
-            target=0.0,
-            tolerance=math.log(FLAT),
-            basis=f"corrections are of relative size 1/N, at most a tenth at N={self.key_dims[0]} where M^2 is 1/N",
-            expected="refuted" if when == "after" and exponent < 1 else "holds",
-        )
-
-    def _growth(self, heads: int, where: str) -> Claim:
-        return Claim(
-            f"{where}: after training the backward signal below attention grows by half or more from "
-            f"N={self.key_dims[0]} to N={self.key_dims[-1]} (log ratio)",
-            lambda predicted, trained: self._log_ratio(trained, 0.5, heads)[:, -1],
-            quantity="backward signal, largest over smallest N (ln)",
-            target=math.log(GROWN),
-            tolerance=(0.0, math.inf),
-            basis="its square is a + c N: from N=4 to 64 it grows by 1.5^2 where the part that grows is a tenth of the "
-            "rest at N=4",
-        )
-
-    def _beside_the_limit(self, heads: int, where: str) -> list[Claim]:
-        """Compare the largest key dimension with the limit, and with the limit without responses, which must fail."""
-
-        def measure(name: str) -> Measure:
-            def ratio(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
-                found = along(trained, "backward", "key_dim", logit_exponent=1.0, heads=heads)[:, -1, -1]
-                return np.log(found / float(predicted[name].values[-1]))
-
-            return ratio
-
-        cases: tuple[tuple[str, str, Expected], ...] = (
-            ("of the limit", "backward", "holds"),
-            ("of the limit without response functions", "backward_without", "refuted"),
-        )
-        return [
-            Claim(
-                f"{where}: after training the backward signal at N={self.key_dims[-1]} is that {text} to 10% "
-                "(log ratio)",
-                measure(name),
-                quantity="backward signal, measured over predicted (ln)",
-                target=0.0,
-                tolerance=math.log(FLAT),
-                basis="corrections are of relative size 1/N, and at most a tenth at the smallest",
-                expected=expected,
+    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+        limit, label = theory["backward"], "root mean square, over that above attention"
+        for exponent, name in NAMES.items():
+            found = trained["backward"].sel(logit_exponent=exponent)
+            flat = {
+                f"infinite N, {when}": limit.isel(step=step).expand_dims(key_dim=list(self.key_dims))
+                for step, when in ((0, "before training"), (-1, "after"))
+            }
+            yield st.lines(
+                f"Backward signal below attention, logit exponent {name}",
+                "key_dim",
+                label,
+                {
+                    f"H={heads}, {when}": found.sel(heads=heads).isel(step=step)
+                    for heads in self.heads_counts
+                    for step, when in ((0, "before training"), (-1, "after"))
+                },
+                flat if exponent == 1 else {},
+                log="xy",
+                x_label="key dimension N",
+                note="Means over networks and replicates; bands range over replicates.",
+                shows=(f"logit exponent {name},",),
             )
-            for text, name, expected in cases
-        ]
-
-    def _log_ratio(self, trained: xr.Dataset, exponent: float, heads: int) -> np.ndarray:
-        """Return the logarithm of the signal at the largest N over that at the smallest, (replicates, steps)."""
-        sizes = along(trained, "backward", "key_dim", logit_exponent=exponent, heads=heads)
-        return np.asarray(np.log(sizes[:, -1] / sizes[:, 0]))
-
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show the backward signal against N, and over training at the largest N."""
-        sizes = (self._sizes(predicted, trained, exponent) for exponent in NAMES)
-        return (*sizes, self._trajectory(predicted, trained))
-
-    def _label(self, values: np.ndarray) -> xr.Dataset:
-        about = {"long_name": "backward variable below attention over that above", "units": "1"}
-        steps = ("step", np.arange(self.steps), {"long_name": "updates", "units": "1"})
-        return xr.Dataset({"backward": ("step", values, about)}, coords={"step": steps})
-
-    def _sizes(self, predicted: xr.Dataset, trained: xr.Dataset, exponent: float) -> Panel:
-        sizes = np.asarray(self.key_dims, float)
-        curves: list[Curve] = []
-        for place, when in ((0, "before training"), (-1, "after")):
-            for heads in self.heads_counts:
-                found = along(trained, "backward", "key_dim", logit_exponent=exponent, heads=heads)
-                curves.append(spread_curve(sizes, found[..., place], f"H={heads}, {when}", group=len(curves)))
-            if exponent == 1:
-                flat = np.full(len(sizes), predicted["backward"].values[place])
-                group = len(curves) - len(self.heads_counts)  # the colour of the first of those that it predicts
-                curves.append(spread_curve(sizes, flat, f"infinite N, {when}", "predicted", group))
-        return Lines(
-            f"Backward signal below attention, logit exponent {NAMES[exponent]}",
-            "key dimension N",
-            "root mean square, over that above attention",
-            tuple(curves),
-            log_x=True,
-            log_y=True,
-            note="Means over networks and replicates; bands range over replicates.",
-            shows=(f"logit exponent {NAMES[exponent]},",),
-        )
-
-    def _trajectory(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:
-        steps = np.arange(self.steps)
-        curves = [spread_curve(steps, predicted["backward"].values, "limit at exponent 1", "predicted")]
-        heads = self.heads_counts[-1]
-        for exponent, name in NAMES.items():
-            found = along(trained, "backward", "key_dim", logit_exponent=exponent, heads=heads)
-            for place, size in enumerate(self.key_dims):
-                label = f"exponent {name}, N={size}"
-                curves.append(spread_curve(steps, found[:, place], label, group=len(curves) - 1))
-        return Lines(
-            f"Backward signal below attention over training, H={heads}",
-            "updates",
-            "root mean square, over that above attention",
-            tuple(curves),
+        found = trained["backward"].isel(heads=-1)
+        yield st.lines(
+            f"Backward signal below attention over training, H={self.heads_counts[-1]}",
+            "step",
+            label,
+            {
+                f"exponent {name}, N={size}": found.sel(logit_exponent=exponent, key_dim=size)
+                for exponent, name in NAMES.items()
+                for size in self.key_dims
+            },
+            {"limit at exponent 1": limit},
             note="Means over networks; bands range over replicates.",
         )
+
+    def _signal(self, backward: np.ndarray) -> tuple[Any, ...]:
+        """Return the signal over training; of networks the geometric mean."""
+        sizes = amplification(self.problem(), np.einsum("...laa->...la", backward))
+        if sizes.ndim > 1:
+            sizes = np.exp(np.log(sizes).mean(0))
+        return "step", sizes, "backward variable below attention over that above"
 
 
 def amplification(problem: Problem, sizes: np.ndarray) -> np.ndarray:

@@ -5,25 +5,17 @@ forms that are not equalities, the quantity of a single query among several and 
 are refuted with the size of their error.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from manyheads.errors import UsageError
-from manyheads.statistics import fit_exponent
-from manyheads.studies.joma.invariant_panels import DRIFTING, drifting_cell, invariant_panels, softmax_relations
-from manyheads.study import Cell, Claim, Source, Study, grid
-from manyheads.study.claims import Measure
-from manyheads.study.panels import Panel
-from manyheads.study.tables import dataset, select_cells
-from manyheads.theory.joma.systems.gradient_flow import FixedSteps, FlowTrajectory, gradient_descent, gradient_flow
+import manyheads.study as st
+from manyheads.theory.joma.systems.gradient_flow import FixedSteps, gradient_descent, gradient_flow
 from manyheads.theory.joma.systems.layer import (
     CrossEntropy,
     LayerParameters,
@@ -32,144 +24,108 @@ from manyheads.theory.joma.systems.layer import (
     draw_upper,
     token_weights,
 )
-from manyheads.theory.joma.task import JomaTask, Sizes, UpdateRule, draw_joma_task
+from manyheads.theory.joma.task import Attention, JomaTask, Sizes, UpdateRule, draw_joma_task
 from manyheads.theory.joma.theorems.invariants import (
+    SoftmaxRelation,
     conserved_quantity,
     decayed_quantity,
     drift,
     per_query_quantity,
+    softmax_relation,
 )
 from manyheads.theory.papers import TIAN
 
 DIAGONAL = ("linear", "exp")  # attention whose derivative in the logits is diagonal
+DRIFTING = "gelu"  # activation of the cells with descent and decay
 SMOOTH_LIMIT, KINK_LIMIT, INTEGRAL_LIMIT = 1e-10, 1e-4, 1e-4
 UNRELATED = 0.708  # 99% quantile of the absolute correlation of twelve independent pairs
 
 
-@dataclass(frozen=True)
-class Invariants(Study):
-    """Drift of the quantities that theorem 1 conserves, and error of its softmax form.
+class Invariants(st.Study):
+    """Drift of the quantities that theorem 1 conserves, and error of its softmax form."""
 
-    Attributes
-    ----------
-    activations
-        Of the hidden layer, including gelu.
-    tokens, queries, contexts, neurons
-        Size of the task; `queries` is the larger of two numbers of queries, the other is one.
-    horizon, step, records
-        End time, step length, and number of states kept.
-    learning_rates
-        Of gradient descent, over the same horizon.
-    weight_decay
-        Of the flow with weight decay.
-    """
-
-    name: ClassVar[str] = "joma/invariants"
-    claim: ClassVar[str] = "Gradient flow conserves z^2 - |v|^2 (linear) and z - |v|^2/2 (exp attention)"
-    source: ClassVar[Source] = replace(
-        TIAN,
-        locus="theorem 1; the sum over queries, the law under decay and the exact softmax form are derived here",
-    )
-    revision: ClassVar[int] = 2
+    name = "joma/invariants"
+    claim = "Gradient flow conserves z^2 - |v|^2 (linear) and z - |v|^2/2 (exp attention)"
+    source = TIAN.at("theorem 1; the sum over queries, the law under decay and the exact softmax form are derived here")
+    revision = 2
     # Not vectorized: one program per attention and activation serves all cells and replicates, while a vectorized study
     # compiles one per cell, which takes longer than running them.
-    activations: tuple[str, ...] = ("identity", "gelu", "relu")
-    tokens: int = 12
-    queries: int = 3
-    contexts: int = 40
-    neurons: int = 24
-    horizon: float = 40.0
-    step: float = 0.02
-    records: int = 2000  # every step: splines through fewer have relative errors of 1e-4 at the kinks of a ReLU
-    learning_rates: tuple[float, ...] = (0.4, 0.2, 0.1, 0.05, 0.025)
-    weight_decay: float = 0.02
+    activations: tuple[str, ...] = st.setting(
+        ("identity", "gelu", "relu"),
+        "activations of the hidden layer, gelu among them",
+        small=("gelu",),
+        full=("identity", "gelu", "square", "relu"),
+    )
+    tokens: int = st.setting(12, "tokens", least=1, small=3)
+    queries: int = st.setting(3, "the larger of two numbers of queries, the other is one", least=2, small=2)
+    contexts: int = st.setting(40, "the larger of two numbers of contexts, the other is one", least=2, small=4)
+    neurons: int = st.setting(24, "hidden neurons", least=1, small=2)
+    horizon: float = st.setting(40.0, "end time", above=0, small=2.0)
+    step: float = st.setting(0.02, "step length", above=0, small=0.25, full=0.01)
+    # Every step: splines through fewer have relative errors of 1e-4 at the kinks of a ReLU.
+    records: int = st.setting(2000, "number of states kept", least=3, small=8)
+    learning_rates: tuple[float, ...] = st.setting(
+        (0.4, 0.2, 0.1, 0.05, 0.025), "of gradient descent, over the same horizon", above=0, count=2, small=(0.2, 0.1)
+    )
+    weight_decay: float = st.setting(0.02, "of the flow with weight decay", least=0)
 
-    def __post_init__(self) -> None:
-        if DRIFTING not in self.activations or self.queries < 2 or self.contexts < 2 or len(self.learning_rates) < 2:
-            raise UsageError(
-                f"activations={self.activations}, queries={self.queries}, contexts={self.contexts}, learning_rates="
-                f"{self.learning_rates}: expected {DRIFTING} among the activations, and two or more of the others"
-            )
+    def check(self) -> None:
+        if DRIFTING not in self.activations:
+            raise st.UsageError(f"activations={self.activations}: expected {DRIFTING} among the activations")
 
-    @classmethod
-    def full(cls) -> Invariants:
-        """Return the study with steps half as long and one more activation."""
-        return cls(activations=("identity", "gelu", "square", "relu"), step=0.01)
-
-    @classmethod
-    def small(cls) -> Invariants:
-        """Return the smallest configuration in which every claim can change."""
-        return cls(
-            activations=("gelu",),
-            tokens=3,
-            queries=2,
-            contexts=4,
-            neurons=2,
-            horizon=2.0,
-            step=0.25,
-            records=8,
-            learning_rates=(0.2, 0.1),
-        )
-
-    def cells(self) -> tuple[Cell, ...]:
+    def cells(self) -> tuple[st.Cell, ...]:
         """Return linear and exp attention with one and several queries, softmax with one context and with many."""
-        diagonal = grid(
-            attention=DIAGONAL,
-            activation=self.activations,
-            queries=(1, self.queries),
-            contexts=(self.contexts,),
-        )
-        normalized = grid(
-            attention=("softmax",), activation=self.activations, queries=(1,), contexts=(1, self.contexts)
-        )
-        return diagonal + normalized
+        activations, several = self.activations, (self.contexts,)
+        diagonal = st.grid(attention=DIAGONAL, activation=activations, queries=(1, self.queries), contexts=several)
+        return diagonal + st.grid(attention=("softmax",), activation=activations, queries=(1,), contexts=(1, *several))
 
-    def predict(self, key: jax.Array) -> xr.Dataset:
-        """Return the drift under gradient flow, zero, and its order in the learning rate under gradient descent."""
-        return dataset(
-            {
-                "drift": ((), 0.0, "drift of the conserved quantity"),
-                "order": ((), 1.0, "order of the drift in the learning rate"),
-            }
-        )
+    def predict(self, key: jax.Array) -> st.Record:
+        return {
+            "drift": ((), 0.0, "drift of the conserved quantity"),
+            "order": ((), 1.0, "order of the drift in the learning rate"),
+        }
 
-    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+    def train(self, key: jax.Array, attention: Attention, activation: str, queries: int, contexts: int) -> st.Record:
         """Train one layer by gradient flow, with weight decay, and by gradient descent at every learning rate."""
-        rule = UpdateRule(str(cell["attention"]), str(cell["activation"]))  # type: ignore[arg-type]
-        problem = self._problem(rule, key, int(cell["queries"]), int(cell["contexts"]))
-        task = problem[1]
-        path = gradient_flow(*problem, rule, FixedSteps.until(self.horizon, self.step, self.records))
-        weights, logits = token_weights(task, path.network.weights), path.network.logits
+        rule = UpdateRule(attention, activation)
+        problem = self._problem(rule, key, queries, contexts)
+        path = gradient_flow(*problem, rule, self._steps())
+        weights, logits = token_weights(problem[1], path.network.weights), path.network.logits
         alone = per_query_quantity(rule, logits, weights)
         squares = (weights**2).sum(-1)  # (S, M)
-        quadratic = 1 if rule.attention == "linear" else 2
-        square_change = _largest(squares - squares[:1]) / quadratic
-        descent_drift, decay_error = self._unsteady(problem, rule, int(cell["queries"]))
-        largest, alone_drift = _largest(drift(rule, path.times, logits, weights)), _largest(alone - alone[:1])
-        return dataset(
-            {
-                "drift": ((), largest, "largest drift of the conserved quantity"),
-                "per_query_drift": ((), alone_drift, "largest drift of the quantity of one query alone"),
-                "logit_change": ((), _largest(logits - logits[:1]), "largest change of a logit"),
-                "square_change": ((), square_change, "largest change of the squared weights in the quantity"),
-                "loss_decrease": ((), path.losses[0] - path.losses[-1], "decrease of the loss", "nat"),
-                "descent_drift": ("learning_rate", descent_drift, "drift under gradient descent"),
-                "decay_error": ((), decay_error, "largest distance from exponential decay"),
-                **self._states(rule, task, path, squares),
-            },
-            coords={
-                "time": (np.linspace(0, self.horizon, self.records + 1), "time"),
-                "token": (np.arange(self.tokens), "token"),
-                "learning_rate": (np.asarray(self.learning_rates), "learning rate"),
-            },
-        )
+        square_change = _largest(squares - squares[:1]) / (1 if attention == "linear" else 2)
+        largest = _largest(drift(rule, path.times, logits, weights))
+        # The terms of the softmax form; NaN for other attention.
+        states: list[Any] = [np.full(squares.shape, np.nan)] * 3
+        if attention == "softmax":
+            mean = np.asarray(attend(rule, jnp.asarray(logits[:, :1]), jnp.asarray(problem[1].contexts)).mean(1))
+            states = [logits[:, 0], squares, mean]
+        descent, decay = np.full(len(self.learning_rates), np.nan), np.nan
+        if attention != "softmax" and activation == DRIFTING and queries == 1:
+            descent, decay = self._descent(problem, rule), self._decay(problem, rule)
+        in_time = ("time", "token")
+        return {
+            "time": ("time", np.linspace(0, self.horizon, self.records + 1), "time"),
+            "token": ("token", np.arange(self.tokens), "token"),
+            "learning_rate": ("learning_rate", np.asarray(self.learning_rates), "learning rate"),
+            "drift": ((), largest, "largest drift of the conserved quantity"),
+            "per_query_drift": ((), _largest(alone - alone[:1]), "largest drift of the quantity of one query alone"),
+            "logit_change": ((), _largest(logits - logits[:1]), "largest change of a logit"),
+            "square_change": ((), square_change, "largest change of the squared weights in the quantity"),
+            "loss_decrease": ((), path.losses[0] - path.losses[-1], "decrease of the loss", "nat"),
+            "descent_drift": ("learning_rate", descent, "drift under gradient descent"),
+            "decay_error": ((), decay, "largest distance from exponential decay"),
+            "state_logits": (in_time, states[0], "logits under softmax attention"),
+            "state_squares": (in_time, states[1], "squares of token weights, summed over neurons"),
+            "state_attention": (in_time, states[2], "attention, mean over contexts"),
+        }
 
     def _problem(
         self, rule: UpdateRule, key: jax.Array, queries: int, contexts: int
     ) -> tuple[LayerParameters, JomaTask, CrossEntropy]:
         """Draw a problem in arrays of one size: a single query stands in all contexts, a single context is repeated."""
         sizes = Sizes(self.tokens, self.queries, self.contexts, neurons=self.neurons, width=self.tokens + self.queries)
-        for_setting, for_network, for_upper = np.random.default_rng(np.asarray(jax.random.key_data(key))).spawn(3)
+        for_setting, for_network, for_upper = st.generator(key).spawn(3)
         drawn = draw_joma_task(sizes, for_setting)
         rows = np.zeros(self.contexts, int) if contexts == 1 else np.arange(self.contexts)
         query_tokens = drawn.queries if queries > 1 else np.zeros(self.contexts, int)
@@ -177,206 +133,185 @@ class Invariants(Study):
         task = JomaTask(drawn.contexts[rows], query_tokens, drawn.labels[rows], *frame)
         return draw_parameters(sizes, rule, for_network), task, draw_upper(sizes, for_upper)
 
-    def _unsteady(
-        self, problem: tuple[LayerParameters, JomaTask, CrossEntropy], rule: UpdateRule, queries: int
-    ) -> tuple[np.ndarray, float]:
-        """Measure the drift under descent and the error under decay; NaN in the cells that do without."""
-        if rule.attention == "softmax" or rule.activation != DRIFTING or queries != 1:
-            return np.full(len(self.learning_rates), np.nan), np.nan
-        paths = [
-            gradient_descent(*problem, rule, FixedSteps(rate, round(self.horizon / rate), 1))
-            for rate in self.learning_rates
-        ]
-        drifts = np.stack([_drift(rule, problem[1], path) for path in paths])
-        falling = replace(rule, weight_decay=self.weight_decay)
-        path = gradient_flow(*problem, falling, FixedSteps.until(self.horizon, self.step, self.records))
+    def _steps(self) -> FixedSteps:
+        return FixedSteps.until(self.horizon, self.step, self.records)
+
+    def _descent(self, problem: tuple[LayerParameters, JomaTask, CrossEntropy], rule: UpdateRule) -> np.ndarray:
+        """Return the drift under gradient descent, by learning rate."""
+        drifts = []
+        for rate in self.learning_rates:
+            path = gradient_descent(*problem, rule, FixedSteps(rate, round(self.horizon / rate), 1))
+            weights = token_weights(problem[1], path.network.weights)
+            drifts.append(_largest(drift(rule, path.times, path.network.logits, weights)))
+        return np.stack(drifts)
+
+    def _decay(self, problem: tuple[LayerParameters, JomaTask, CrossEntropy], rule: UpdateRule) -> float:
+        """Return the distance from exponential decay under weight decay."""
+        path = gradient_flow(*problem, replace(rule, weight_decay=self.weight_decay), self._steps())
         # The library has no law for exp attention: its quantity is compared with the law of linear attention.
         relation = conserved_quantity(rule, path.network.logits, token_weights(problem[1], path.network.weights))
         law = decayed_quantity(UpdateRule("linear", weight_decay=self.weight_decay), relation[0], path.times)
-        return drifts, _largest(relation - law)
+        return _largest(relation - law)
 
-    def _states(self, rule: UpdateRule, task: JomaTask, path: FlowTrajectory, squares: np.ndarray) -> dict[str, Any]:
-        """Return the terms of the softmax form: logits, summed squares, mean attention; NaN for other attention."""
-        states: list[Any] = [np.full(squares.shape, np.nan)] * len(STATES)
-        if rule.attention == "softmax":
-            logits = path.network.logits[:, 0]  # (S, M)
-            mean = np.asarray(attend(rule, jnp.asarray(logits[:, None]), jnp.asarray(task.contexts)).mean(1))
-            states = [logits, squares, mean]
-        return {
-            name: (("time", "token"), value, text) for (name, text), value in zip(STATES.items(), states, strict=True)
-        }
-
-    def claims(self) -> tuple[Claim, ...]:
-        """Test equalities to rounding, forms that are no equalities to a tenth, and shapes against chance."""
-        return (*self._equalities(), *self._descent_and_decay(), *self._softmax())
-
-    def _equalities(self) -> tuple[Claim, ...]:
-        def drift(relu: bool) -> Measure:
-            def largest(predicted: xr.Dataset, trained: xr.Dataset) -> float:
-                kept = [name for name in self.activations if (name == "relu") == relu]
-                return float(select_cells(trained, attention=DIAGONAL, activation=kept)["drift"].max())
-
-            return largest
-
-        def per_query(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            several = select_cells(trained, attention=DIAGONAL, queries=self.queries)
-            return (several["per_query_drift"] / several["square_change"]).min("cell").values
-
-        claims = [
-            Claim(
-                "Gradient flow conserves sum_q z_q^2 - |v|^2 (linear attention) and sum_q z_q - |v|^2/2 (exp "
-                "attention) for smooth activations",
-                drift(relu=False),
-                quantity="relative drift",
-                target=_no_drift,
-                tolerance=SMOOTH_LIMIT,
-                basis="an equality: rounding, and the fourth power of the step, leave less",
-            ),
-            Claim(
-                "Each of several queries with shared weights conserves its own quantity",
-                per_query,
-                quantity="relative drift",
-                target=_no_drift,
-                tolerance=0.1,
-                expected="refuted",
-                resolution=SMOOTH_LIMIT,
-                basis="a tenth of the change of the squared weights, in the cell of the smallest drift",
-            ),
-        ]
+    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+        none, relative = float(theory["drift"]), "relative drift"
+        diagonal = trained.sel(attention=list(DIAGONAL), contexts=self.contexts)
+        yield st.Claim(
+            "Gradient flow conserves sum_q z_q^2 - |v|^2 (linear attention) and sum_q z_q - |v|^2/2 (exp "
+            "attention) for smooth activations",
+            diagonal["drift"].sel(activation=[name for name in self.activations if name != "relu"]).max(),
+            st.near(none, SMOOTH_LIMIT),
+            "an equality: rounding, and the fourth power of the step, leave less",
+            relative,
+        )
+        several = diagonal.sel(queries=self.queries)
+        yield st.Claim(
+            "Each of several queries with shared weights conserves its own quantity",
+            (several["per_query_drift"] / several["square_change"]).min(("attention", "activation")),
+            st.near(none, 0.1),
+            "a tenth of the change of the squared weights, in the cell of the smallest drift",
+            relative,
+            "refuted",
+            resolution=SMOOTH_LIMIT,
+        )
         if "relu" in self.activations:
-            claims.append(
-                Claim(
-                    "With ReLU the quantity is conserved up to the error of fixed steps at the kinks",
-                    drift(relu=True),
-                    quantity="relative drift",
-                    target=_no_drift,
-                    tolerance=KINK_LIMIT,
-                    basis="the error of a step over a kink is a multiple of its square",
-                )
+            yield st.Claim(
+                "With ReLU the quantity is conserved up to the error of fixed steps at the kinks",
+                diagonal["drift"].sel(activation="relu").max(),
+                st.near(none, KINK_LIMIT),
+                "the error of a step over a kink is a multiple of its square",
+                relative,
             )
-        return tuple(claims)
-
-    def _descent_and_decay(self) -> tuple[Claim, ...]:
-        def order(attention: str) -> Measure:
-            def fitted(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-                drifts = drifting_cell(trained, attention)["descent_drift"].values  # (replicates, learning rates)
-                fit = fit_exponent(np.asarray(self.learning_rates), np.maximum(drifts, 1e-300))
-                return fit.exponent, fit.interval
-
-            return fitted
-
-        def decay_error(attention: str) -> Callable[[xr.Dataset], np.ndarray]:
-            return lambda trained: drifting_cell(trained, attention)["decay_error"].values
-
-        linear, exp = decay_error("linear"), decay_error("exp")
+        drifting = diagonal.sel(activation=DRIFTING, queries=1, drop=True).drop_vars("contexts")
+        for attention in DIAGONAL:
+            yield st.Claim(
+                f"The drift under gradient descent is proportional to the learning rate ({attention} attention)",
+                st.exponent(
+                    drifting["descent_drift"].sel(attention=attention).clip(1e-300),
+                    "learning_rate",
+                    "the learning rate",
+                ),
+                st.near(theory["order"], 0.05),
+                "order one; the next order changes the slope by a multiple of the learning rate",
+            )
         decay = "Under weight decay lambda the conserved quantity of {} attention decays as exp(-2 lambda t)"
-        return (
-            *(
-                Claim(
-                    f"The drift under gradient descent is proportional to the learning rate ({attention} attention)",
-                    order(attention),
-                    quantity="exponent of the learning rate",
-                    target=lambda predicted: float(predicted["order"]),
-                    tolerance=0.05,
-                    basis="order one; the next order changes the slope by a multiple of the learning rate",
-                )
-                for attention in DIAGONAL
-            ),
-            Claim(
-                decay.format("linear"),
-                lambda predicted, trained: float(linear(trained).max()),
-                quantity="relative drift",
-                target=_no_drift,
-                tolerance=SMOOTH_LIMIT,
-                basis="an equality: both sides are quadratic and shrink together",
-            ),
-            Claim(
-                decay.format("exp"),
-                lambda predicted, trained: exp(trained),
-                quantity="relative drift",
-                target=_no_drift,
-                tolerance=0.01,
-                expected="refuted",
-                resolution=SMOOTH_LIMIT,
-                basis="one side is linear and shrinks at half the rate of the other; logits are of size 0.2",
-            ),
+        linear, exp = (drifting["decay_error"].sel(attention=name) for name in DIAGONAL)
+        yield st.Claim(
+            decay.format("linear"),
+            linear.max(),
+            st.near(none, SMOOTH_LIMIT),
+            "an equality: both sides are quadratic and shrink together",
+            relative,
+        )
+        yield st.Claim(
+            decay.format("exp"),
+            exp,
+            st.near(none, 0.01),
+            "one side is linear and shrinks at half the rate of the other; logits are of size 0.2",
+            relative,
+            "refuted",
+            resolution=SMOOTH_LIMIT,
+        )
+        yield from self._softmax(none, trained.sel(attention="softmax", queries=1))
+
+    def _softmax(self, none: float, trained: st.Data) -> Iterator[st.Claim]:
+        yield st.Claim(
+            "Softmax attention conserves the sum of the logits of each query",
+            trained["drift"].max(),
+            st.near(none, SMOOTH_LIMIT),
+            "an equality: attention is invariant under a shift of all logits",
+            "relative drift",
+        )
+        yield st.Claim(
+            "With a single context and a moving mean attention, theorem 1 is exact for softmax attention",
+            self._figures(trained, 1, "relative_error", "moving_mean").max(),
+            st.near(none, INTEGRAL_LIMIT),
+            "an equality up to the splines of the integral, whose error is of order two at a kink",
+            "relative error",
+        )
+        yield st.Claim(
+            "With many contexts theorem 1 gives the change of the logits of softmax attention",
+            self._figures(trained, self.contexts, "relative_error", "fixed_mean").mean("activation"),
+            st.near(none, 0.1),
+            "a tenth of the change",
+            "relative error",
+            "refuted",
+            resolution=INTEGRAL_LIMIT,
+        )
+        yield st.Claim(
+            "With many contexts theorem 1 gives the direction of the change of the logits of softmax attention",
+            self._figures(trained, self.contexts, "correlation", "fixed_mean").mean("activation"),
+            st.near(1, (1 - UNRELATED, np.inf)),
+            f"a correlation over tokens above {UNRELATED}, the 99% quantile for independent vectors of twelve numbers",
+            "correlation over tokens",
+            bounds=(-1.0, 1.0),
+            resolution=INTEGRAL_LIMIT,
         )
 
-    def _softmax(self) -> tuple[Claim, ...]:
-        def sum_drift(predicted: xr.Dataset, trained: xr.Dataset) -> float:
-            return float(select_cells(trained, attention="softmax")["drift"].max())
-
-        def single_context(predicted: xr.Dataset, trained: xr.Dataset) -> float:
-            return max(form.relative_error("moving_mean") for form in softmax_relations(trained, 1).ravel())
-
-        def errors(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            forms = softmax_relations(trained, self.contexts)  # (activations, replicates)
-            return np.vectorize(lambda form: form.relative_error("fixed_mean"))(forms).mean(0)
-
-        def correlations(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            forms = softmax_relations(trained, self.contexts)
-            return np.vectorize(lambda form: form.correlation("fixed_mean"))(forms).mean(0)
-
-        return (
-            Claim(
-                "Softmax attention conserves the sum of the logits of each query",
-                sum_drift,
-                quantity="relative drift",
-                target=_no_drift,
-                tolerance=SMOOTH_LIMIT,
-                basis="an equality: attention is invariant under a shift of all logits",
-            ),
-            Claim(
-                "With a single context and a moving mean attention, theorem 1 is exact for softmax attention",
-                single_context,
-                quantity="relative error",
-                target=_no_drift,
-                tolerance=INTEGRAL_LIMIT,
-                basis="an equality up to the splines of the integral, whose error is of order two at a kink",
-            ),
-            Claim(
-                "With many contexts theorem 1 gives the change of the logits of softmax attention",
-                errors,
-                quantity="relative error",
-                target=_no_drift,
-                tolerance=0.1,
-                expected="refuted",
-                resolution=INTEGRAL_LIMIT,
-                basis="a tenth of the change",
-            ),
-            Claim(
-                "With many contexts theorem 1 gives the direction of the change of the logits of softmax attention",
-                correlations,
-                quantity="correlation over tokens",
-                bounds=(-1.0, 1.0),
-                target=1.0,
-                tolerance=(1 - UNRELATED, np.inf),
-                resolution=INTEGRAL_LIMIT,
-                basis=f"a correlation over tokens above {UNRELATED}, the 99% quantile for independent vectors of "
-                "twelve numbers",
-            ),
+    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+        softmax = trained.sel(attention="softmax", queries=1)
+        logit: dict[str, xr.DataArray] = {}
+        law: dict[str, xr.DataArray] = {}
+        for contexts in (1, self.contexts):
+            part = softmax.sel(contexts=contexts, activation=DRIFTING).isel(replicate=0)
+            form, name = _relation(part, DRIFTING), f"{contexts} context{'s' * (contexts > 1)}"
+            token, every = int(np.abs(form.change[-1]).argmax()), max(1, len(form.change) // 20)
+            for curves, words, values in ((logit, "logit", form.change), (law, "theorem", form.fixed_mean)):
+                at = xr.DataArray(values[::every, token], {"time": part["time"][::every]}, dims="time")
+                curves[f"{name}, {words}"] = at
+        yield st.lines(
+            f"Softmax attention, {DRIFTING}: change of one logit",
+            "time",
+            "change since the start",
+            logit,
+            law,
+            note="Token of the largest change, first replicate. Dashed: theorem 1 with the initial mean attention.",
+        )
+        columns = {
+            "moving mean: error": ("relative_error", "moving_mean"),
+            "fixed mean: error": ("relative_error", "fixed_mean"),
+            "its correlation": ("correlation", "fixed_mean"),
+            "squares alone": ("correlation", "squares"),
+        }
+        yield st.table(
+            "Theorem 1 for softmax attention",
+            [
+                {"contexts": str(contexts), "activation": activation}
+                | {
+                    name: _extent(self._figures(softmax, contexts, *of).sel(activation=activation).values)
+                    for name, of in columns.items()
+                }
+                for contexts in (1, self.contexts)
+                for activation in self.activations
+            ],
+            "Relative errors, and correlations over tokens; median and range over replicates. Squares alone: "
+            "correlation without the mean-attention term.",
         )
 
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show the drift by cell and by learning rate, and theorem 1 for softmax attention."""
-        return invariant_panels(trained)
+    def _figures(self, softmax: st.Data, contexts: int, measure: str, form: str) -> xr.DataArray:
+        """Return the error or the correlation of a form of theorem 1 at the end."""
+        part = softmax.sel(contexts=contexts)
+        found = [
+            [
+                getattr(_relation(part.isel(replicate=run).sel(activation=name), name), measure)(form)
+                for name in self.activations
+            ]
+            for run in range(part.sizes["replicate"])
+        ]
+        return xr.DataArray(found, {"activation": list(self.activations)}, ("replicate", "activation"))
 
 
-STATES = {
-    "state_logits": "logits under softmax attention",
-    "state_squares": "squares of token weights, summed over neurons",
-    "state_attention": "attention, mean over contexts",
-}
+def _relation(one: st.Data, activation: str) -> SoftmaxRelation:
+    """Compute theorem 1 along one trajectory; only sums over neurons enter, so one neuron with their root suffices."""
+    rule = UpdateRule("softmax", activation)
+    logits, weights = one["state_logits"].values[:, None], np.sqrt(np.abs(one["state_squares"].values))[..., None]
+    return softmax_relation(rule, one["time"].values, logits, weights, one["state_attention"].values)
 
 
-def _no_drift(predicted: xr.Dataset) -> float:
-    return float(predicted["drift"])
+def _extent(values: np.ndarray) -> str:
+    low, middle, high = np.quantile(values, [0, 0.5, 1])
+    return f"{middle:.2g} ({low:.2g} to {high:.2g})"
 
 
 def _largest(values: np.ndarray) -> float:
     return float(np.abs(values).max())
-
-
-def _drift(rule: UpdateRule, task: JomaTask, path: FlowTrajectory) -> float:
-    weights = token_weights(task, path.network.weights)
-    return _largest(drift(rule, path.times, path.network.logits, weights))

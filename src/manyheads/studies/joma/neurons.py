@@ -4,20 +4,13 @@ The correlation of each latent with its best hidden neuron is compared with that
 random labels, with the latents of another label, and in the other layers.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from collections.abc import Iterator
 
 import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.errors import UsageError
-from manyheads.study import Cell, Claim, Lines, Listing, Source, Study
-from manyheads.study.claims import Measure
-from manyheads.study.panels import Panel, spread_curve
-from manyheads.study.tables import dataset, select_cells
+import manyheads.study as st
 from manyheads.theory.joma.systems.hidden_neurons import LatentTask, train_and_score
 from manyheads.theory.joma.systems.token_hierarchy import HierarchyShape
 from manyheads.theory.papers import TIAN
@@ -29,207 +22,154 @@ SCORES = {
     "permuted": "latents of another label",
     "other_layers": "other layers, trained",
 }
+LAYERS = ("first", "second")
 RISE = 0.1  # the smallest difference that a table of two digits with standard deviations up to 0.05 can show
 
 
-@dataclass(frozen=True)
-class Neurons(Study):
-    """Statistic of Table 1 after training, with its controls.
+class Neurons(st.Study):
+    """Statistic of Table 1 after training, with its controls."""
 
-    Attributes
-    ----------
-    lower, upper
-        Latents of the lowest and of the next level, one entry per hierarchy.
-    labels, parts, leaves
-        Labels, parts of a token, and tokens of the data.
-    keeps
-        Transition probabilities of an edge; those below one are applied to the first hierarchy.
-    width, layers, steps, batch, learning_rate
-        The transformer and its training with Adam.
-    tested
-        Sequences on which the correlations are measured.
-    """
+    name = "joma/neurons"
+    claim = "Training does not raise the correlation of hidden neurons with latents (Table 1)"
+    source = TIAN.at("table 1; its controls are added here")
+    revision = 3
 
-    name: ClassVar[str] = "joma/neurons"
-    claim: ClassVar[str] = "Training does not raise the correlation of hidden neurons with latents (Table 1)"
-    source: ClassVar[Source] = replace(TIAN, locus="table 1; its controls are added here")
-    revision: ClassVar[int] = 3
+    lower: tuple[int, ...] = st.setting((10, 20), "latents of the lowest level, one entry per hierarchy", small=(8,))
+    upper: tuple[int, ...] = st.setting((20, 30), "latents of the next level", small=(8,))
+    labels: int = st.setting(20, "labels", small=6)
+    parts: int = st.setting(2, "parts of a token", full=3)
+    leaves: int = st.setting(39, "tokens of the data", small=9)
+    keeps: tuple[float, ...] = st.setting(
+        (1.0, 0.8),
+        "transition probabilities of an edge; those below one are applied to the first hierarchy",
+        small=(1.0,),
+    )
+    width: int = st.setting(32, "width of the transformer", small=8, full=1024)
+    layers: int = st.setting(3, "layers of the transformer", small=2)
+    steps: int = st.setting(200, "updates of Adam", small=150, full=5000)
+    batch: int = st.setting(32, "sequences of an update", small=12, full=128)
+    learning_rate: float = st.setting(1e-3, "learning rate of Adam", small=0.01, full=1e-4)
+    tested: int = st.setting(480, "sequences on which the correlations are measured", small=12, full=1280)
 
-    lower: tuple[int, ...] = (10, 20)
-    upper: tuple[int, ...] = (20, 30)
-    labels: int = 20
-    parts: int = 2
-    leaves: int = 39
-    keeps: tuple[float, ...] = (1.0, 0.8)
-    width: int = 32
-    layers: int = 3
-    steps: int = 200
-    batch: int = 32
-    learning_rate: float = 1e-3
-    tested: int = 480
+    def check(self) -> None:
+        if len(self.lower) != len(self.upper):
+            raise st.UsageError(f"lower={self.lower}, upper={self.upper}: expected one entry per hierarchy in both")
+        if self.keeps[0] != 1.0:
+            raise st.UsageError(f"keeps={self.keeps}: expected 1 first, as in the published data")
+        for place in self._places():
+            self._task(*place)  # checks the sizes
 
-    def __post_init__(self) -> None:
-        if not self.lower or len(self.lower) != len(self.upper):
-            raise UsageError(f"lower={self.lower}, upper={self.upper}: expected one entry per hierarchy in both")
-        if not self.keeps or self.keeps[0] != 1.0:
-            raise UsageError(f"keeps={self.keeps}: expected 1 first, as in the published data")
-        for cell in self.cells():
-            self._task(cell)  # checks the sizes
+    def cells(self) -> tuple[st.Cell, ...]:
+        return tuple(st.Cell(hierarchy=hierarchy, keep=keep) for hierarchy, keep in self._places())
 
-    @classmethod
-    def full(cls) -> Neurons:
-        """Return the study at the published width and rate."""
-        return cls(width=1024, steps=5000, batch=128, learning_rate=1e-4, parts=3, tested=1280)
-
-    @classmethod
-    def small(cls) -> Neurons:
-        """Return the smallest configuration in which every claim can change."""
-        return cls(
-            (8,), (8,), 6, leaves=9, keeps=(1.0,), width=8, layers=2, steps=150, batch=12, learning_rate=0.01, tested=12
-        )
-
-    def cells(self) -> tuple[Cell, ...]:
+    def _places(self) -> list[tuple[int, float]]:
         """Return every hierarchy, and the first one with transition probabilities below one."""
-        cells = [Cell(hierarchy=position, keep=1.0) for position in range(len(self.lower))]
-        return (*cells, *(Cell(hierarchy=0, keep=keep) for keep in self.keeps[1:]))
+        return [(hierarchy, 1.0) for hierarchy in range(len(self.lower))] + [(0, keep) for keep in self.keeps[1:]]
 
-    def predict(self, key: jax.Array) -> xr.Dataset:
-        """Return the smallest rise by training that the reading of the published table implies."""
-        return dataset({"rise": ((), RISE, "smallest rise by training that the table can show")})
+    def predict(self, key: jax.Array) -> st.Record:
+        return {"rise": ((), RISE, "smallest rise by training that the table can show")}
 
-    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+    def train(self, key: jax.Array, hierarchy: int, keep: float) -> st.Record:
         """Train one network on its labels and one on random labels, and score both."""
-        scores = train_and_score(self._task(cell), key)
+        scores = train_and_score(self._task(hierarchy, keep), key)
         values = {name: ("level", np.asarray(getattr(scores, name), np.float64), text) for name, text in SCORES.items()}
-        return dataset(
-            {**values, "accuracy": ((), float(scores.accuracy), "accuracy")},
-            coords={"level": ([0, 1], "level of latents")},
+        accuracy = {"accuracy": ((), float(scores.accuracy), "accuracy")}
+        return {"level": ("level", [0, 1], "level of latents")} | values | accuracy
+
+    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+        rise, cells = float(theory["rise"]), ("hierarchy", "keep")
+        yield st.Claim(
+            "The networks learn the published task",
+            trained["accuracy"].sel(keep=1.0).mean("hierarchy"),
+            st.near(1, (0.2, 1 / self.labels)),
+            f"four labels of five, where chance is one of {self.labels}: the effects of training are present",
+            "accuracy",
+            bounds=(0.0, 1.0),
+            resolution=1 / (self.labels * len(self.lower)),
         )
-
-    def claims(self) -> tuple[Claim, ...]:
-        """Compare the trained network with its controls, seed by seed, averaged over the cells."""
-
-        def gap(level: int, control: str) -> Measure:
-            return lambda predicted, trained: (
-                (trained["trained"] - trained[control]).sel(level=level).mean("cell").values
-            )
-
-        def rise(predicted: xr.Dataset) -> float:
-            return float(predicted["rise"])
-
-        def implied(level: int, control: str, claim: str) -> Claim:
-            return Claim(
-                claim,
-                gap(level, control),
-                quantity="difference of correlations",
-                bounds=(-2.0, 2.0),
-                target=rise,
-                tolerance=(0.0, np.inf),
-                expected="refuted",
-                basis="a table of two digits with standard deviations up to 0.05 shows differences from a tenth on",
-            )
-
-        def equal(level: int, claim: str) -> Claim:
-            basis = "the smallest difference that the table can show, either way"
-            return Claim(
-                claim,
-                gap(level, "untrained"),
-                quantity="difference of correlations",
-                bounds=(-2.0, 2.0),
-                target=0.0,
-                tolerance=rise,
-                basis=basis,
-            )
-
-        def above(level: int, claim: str) -> Claim:
-            basis = "an inequality, replicate by replicate: both are maxima over the same neurons"
-            return Claim(
-                claim,
-                gap(level, "permuted"),
-                quantity="difference of correlations",
-                bounds=(-2.0, 2.0),
-                target=0.0,
-                tolerance=(0.0, np.inf),
-                basis=basis,
-            )
-
-        def accuracy(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            return select_cells(trained, keep=1.0)["accuracy"].mean("cell").values
-
-        return (
-            Claim(
-                "The networks learn the published task",
-                accuracy,
-                quantity="accuracy",
-                bounds=(0.0, 1.0),
-                target=1.0,
-                tolerance=(0.2, 0.0 + 1 / self.labels),
-                resolution=1 / (self.labels * len(self.lower)),
-                basis=f"four labels of five, where chance is one of {self.labels}: the effects of training are present",
-            ),
-            implied(
-                0, "untrained", "Training raises the correlation of neurons of the first layer with latents of level 0"
-            ),
-            implied(
-                1, "untrained", "Training raises the correlation of neurons of the second layer with latents of level 1"
-            ),
-            implied(0, "shuffled", "Training on the labels, not on random ones, raises the correlation with level 0"),
-            implied(1, "shuffled", "Training on the labels, not on random ones, raises the correlation with level 1"),
-            equal(0, "Before training the correlation with level 0 is the same to a tenth"),
-            equal(1, "Before training the correlation with level 1 is the same to a tenth"),
-            above(0, "The correlation with latents of level 0 exceeds that with the latents of another label"),
-            above(1, "The correlation with latents of level 1 exceeds that with the latents of another label"),
-            implied(1, "other_layers", "The second layer correlates with level 1 more than the other layers do"),
+        implied = (
+            st.above(rise),
+            ("a table of two digits with standard deviations up to 0.05 shows differences from a tenth on"),
         )
-
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show correlations beside those of the controls, as curves and as tables over replicates."""
-
-        def entry(values: xr.DataArray) -> str:
-            std = float(values.std("replicate", ddof=1)) if values.sizes["replicate"] > 1 else 0.0
-            return f"{float(values.mean('replicate')):.2f} ± {std:.2f}"
-
-        tables: list[Panel] = []
-        for level, ordinal in enumerate(("first", "second")):
-            tables.append(self._curves(trained, level, ordinal))
-            rows = []
-            for position, cell in enumerate(self.cells()):
-                here = trained.isel(cell=position)
-                sizes = self._task(cell).hierarchy.sizes
-                values = (entry(here[name].sel(level=level)) for name in SCORES)
-                rows.append((f"{sizes[0]}, {sizes[1]}", f"{cell['keep']:g}", entry(here["accuracy"]), *values))
-            tables.append(
-                Listing(
-                    f"Correlation of latents of level {level} with their best neuron",
-                    ("latents", "keep", "accuracy", *SCORES.values()),
-                    tuple(rows),
-                    note=f"Layer {level} of {self.layers}, {4 * self.width} neurons; mean and standard deviation over "
-                    "replicates. The published table has the column of trained networks.",
+        equal = st.near(0, rise), "the smallest difference that the table can show, either way"
+        above = st.above(0), "an inequality, replicate by replicate: both are maxima over the same neurons"
+        for control, expected, region, text in (
+            (
+                "untrained",
+                "refuted",
+                implied,
+                "Training raises the correlation of neurons of the {ordinal} layer with latents of level {level}",
+            ),
+            (
+                "shuffled",
+                "refuted",
+                implied,
+                "Training on the labels, not on random ones, raises the correlation with level {level}",
+            ),
+            ("untrained", "holds", equal, "Before training the correlation with level {level} is the same to a tenth"),
+            (
+                "permuted",
+                "holds",
+                above,
+                "The correlation with latents of level {level} exceeds that with the latents of another label",
+            ),
+            (
+                "other_layers",
+                "refuted",
+                implied,
+                "The {ordinal} layer correlates with level {level} more than the other layers do",
+            ),
+        ):
+            for level in (1,) if control == "other_layers" else (0, 1):
+                yield st.Claim(
+                    text.format(ordinal=LAYERS[level], level=level),
+                    (trained["trained"] - trained[control]).sel(level=level).mean(cells),
+                    *region,
+                    "difference of correlations",
+                    expected,
+                    bounds=(-2.0, 2.0),
                 )
+
+    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+        """Show correlations beside those of the controls, by cell and as a table over replicates."""
+        places = self._places()
+        hierarchies, keeps = (xr.DataArray(list(of), dims="place") for of in zip(*places, strict=True))
+        found = trained.sel(hierarchy=hierarchies, keep=keeps).assign_coords(place=range(len(places)))
+        ticks = tuple(f"{self.lower[h]}, {self.upper[h]}; keep {keep:g}" for h, keep in places)
+        for level, ordinal in enumerate(LAYERS):
+            part = found.sel(level=level)
+            yield st.lines(
+                f"Neurons of the {ordinal} layer",
+                "place",
+                "correlation with the best neuron",
+                {label: part[name] for name, label in SCORES.items()},
+                x_label="latents of the levels, and share that is kept",
+                note=f"Latents of level {level}. Bars range over replicates.",
+                shows=(f"Training raises the correlation of neurons of the {ordinal} layer",),
+                x_ticks=ticks,
             )
-        return tuple(tables)
+            yield st.table(
+                f"Correlation of latents of level {level} with their best neuron",
+                [
+                    {"latents and share that is kept": tick}
+                    | {
+                        label: _mean_and_std(part[name].isel(place=place))
+                        for name, label in ({"accuracy": "accuracy"} | SCORES).items()
+                    }
+                    for place, tick in enumerate(ticks)
+                ],
+                f"Layer {level} of {self.layers}, {4 * self.width} neurons; mean and standard deviation over "
+                "replicates. The published table has the column of trained networks.",
+            )
 
-    def _curves(self, trained: xr.Dataset, level: int, ordinal: str) -> Panel:
-        sizes = [self._task(cell).hierarchy.sizes for cell in self.cells()]
-        names = [f"{size[0]}, {size[1]}; keep {cell['keep']:g}" for size, cell in zip(sizes, self.cells(), strict=True)]
-        values = {name: trained[name].sel(level=level).transpose("replicate", "cell").values for name in SCORES}
-        return Lines(
-            f"Neurons of the {ordinal} layer",
-            "latents of the levels, and share that is kept",
-            "correlation with the best neuron",
-            tuple(
-                spread_curve(range(len(names)), values[name], label, group=group)
-                for group, (name, label) in enumerate(SCORES.items())
-            ),
-            note=f"Latents of level {level}. Bars range over replicates.",
-            shows=(f"Training raises the correlation of neurons of the {ordinal} layer",),
-            x_ticks=tuple(names),
-        )
-
-    def _task(self, cell: Cell) -> LatentTask:
-        position = int(cell["hierarchy"])
-        sizes = (self.lower[position], self.upper[position], self.labels)
-        shape = HierarchyShape(sizes, self.parts, self.leaves, keep=float(cell["keep"]))
+    def _task(self, hierarchy: int, keep: float) -> LatentTask:
+        sizes = (self.lower[hierarchy], self.upper[hierarchy], self.labels)
+        shape = HierarchyShape(sizes, self.parts, self.leaves, keep=keep)
         return LatentTask(
             shape, self.width, self.layers, self.steps, self.batch, learning_rate=self.learning_rate, tested=self.tested
         )
+
+
+def _mean_and_std(values: xr.DataArray) -> str:
+    std = float(values.std("replicate", ddof=1)) if values.sizes["replicate"] > 1 else 0.0
+    return f"{float(values.mean('replicate')):.2f} ± {std:.2f}"

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import jax
+from typing import TYPE_CHECKING
+
 import numpy as np
 import xarray as xr
+
+if TYPE_CHECKING:
+    import jax
 
 
 def generator(key: jax.Array) -> np.random.Generator:
     """Return the generator of a replicate."""
+    import jax
+
     return np.random.default_rng(np.asarray(jax.random.key_data(key)))
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -21,11 +20,16 @@ from manyheads.statistics.exponents import ExponentFit
 from manyheads.study.claims import Figure, Region, SampledFigure, Series
 from manyheads.study.verdicts import LEVEL
 
+if TYPE_CHECKING:
+    import jax
+
 Data = xr.Dataset
 
 
 def generator(key: jax.Array) -> np.random.Generator:
     """Return NumPy's generator for the key of a replicate."""
+    import jax
+
     return np.random.default_rng(np.asarray(jax.random.key_data(key)))
 
 
@@ -106,8 +110,23 @@ def log_ratio(measured: xr.DataArray, predicted: xr.DataArray, along: str = "", 
 
     With `along` both are drawn along that axis.
     """
-    logs = log(measured / predicted)
-    each = logs.mean([dim for dim in logs.dims if dim != "replicate"])
+    return _compared(log(measured / predicted), measured, predicted, along, quantity)
+
+
+def ratio(measured: xr.DataArray, predicted: xr.DataArray, along: str = "", quantity: str = "") -> Figure:
+    """Return measured / predicted of every replicate, as `log_ratio` does."""
+    return _compared(measured / predicted, measured, predicted, along, quantity)
+
+
+def gap(measured: xr.DataArray, predicted: xr.DataArray, along: str = "", quantity: str = "") -> Figure:
+    """Return measured - predicted of every replicate, as `log_ratio` does."""
+    return _compared(measured - predicted, measured, predicted, along, quantity)
+
+
+def _compared(
+    values: xr.DataArray, measured: xr.DataArray, predicted: xr.DataArray, along: str, quantity: str
+) -> Figure:
+    each = values.mean([dim for dim in values.dims if dim != "replicate"])
     return Figure(each, quantity, Series(along, measured.rename(None), predicted) if along else None)
 
 

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 def assemble(runs: RunStore, replicates: int) -> tuple[xr.Dataset, xr.Dataset]:
     """Read a complete run back, everything checked: its predictions and its trained systems."""
     layout = runs.layout
-    if runs.format == 1:
-        units = {runs.layout.number(unit): unit for unit in layout.units(replicates)}
-        return _joined(layout, replicates, lambda number: runs.read(units[number]))
     numbers = range(layout.count(replicates))
     if missing := runs.missing(replicates):
         raise StoreDamaged(f"{runs.path}: {layout.unit(missing[0])} is missing; run the same command again")
@@ -77,7 +74,7 @@ def _predicted(layout: Layout, read: Callable[[int], xr.Dataset]) -> xr.Dataset:
 
 
 def _joined(layout: Layout, replicates: int, read: Callable[[int], xr.Dataset]) -> tuple[xr.Dataset, xr.Dataset]:
-    """Join units one by one: of different schemas, or of format 1."""
+    """Join units one by one: of different schemas."""
     draws, cells = layout.predictions or 1, len(layout.cells)
     end = layout.count(replicates)
     parts = [

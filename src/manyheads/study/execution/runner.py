@@ -24,7 +24,7 @@ from manyheads.study.store.declaration import check_run
 from manyheads.study.store.disk import printable
 from manyheads.study.store.identity import fingerprint
 from manyheads.study.store.provenance import versions
-from manyheads.study.store.run_store import OLD, RunStore, find_runs
+from manyheads.study.store.run_store import RunStore, find_runs
 from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -155,9 +155,8 @@ def finish(
             verdicts = tuple(each.at_any_time(first, replicates) for each in verdicts) if most else verdicts
     with _comparison_errors(study):
         panels = state_findings(study.panels(predicted, trained), verdicts)
-    if runs.format != 1:
-        runs.write_summary(Summary(replicates, verdicts, panels))
-        runs.compact()
+    runs.write_summary(Summary(replicates, verdicts, panels))
+    runs.compact()
     return Finished(runs, predicted, trained, verdicts)
 
 
@@ -167,8 +166,6 @@ def _compute_missing(
     """Compute the units that a run of so many replicates lacks."""
     missing, count = runs.missing(replicates), runs.layout.count(replicates)
     if missing:
-        if runs.format == 1:
-            raise UsageError(f"{runs.path}: {len(missing)} of {count} units are missing, and {OLD}")
         runs.verify()  # before any work: a damaged run is left as it is
     announce(_announcement(study, count, [runs.layout.unit(number) for number in missing], runs), progress)
     with progress_bar(study.name, count, count - len(missing), progress) as advance:

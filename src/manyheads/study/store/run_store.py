@@ -1,6 +1,6 @@
 """The store: one folder a run.
 
-Layout of format 2::
+Layout::
 
     runs/<study>/<hash>/run.json      identity, layout, settings, source, versions; signed
                         segments/     a run at work: JSON lines, one file for each process that writes
@@ -9,7 +9,7 @@ Layout of format 2::
                         failures/     the last failure of units that failed
                         summary.json  verdicts and panels of the last completed comparison; signed
 
-Units are stored by the process that computed them. Format 1 (a Zarr folder a unit) is read, and never written.
+Units are stored by the process that computed them.
 """
 
 from __future__ import annotations
@@ -45,12 +45,11 @@ from manyheads.study.store.disk import (
     write_json,
     write_signed,
 )
-from manyheads.study.store.format1.folders import Folders
 from manyheads.study.store.identity import fingerprint, fingerprint_of, identity
 from manyheads.study.store.leases import Launch
 from manyheads.study.store.provenance import class_path, command_of, versions
 from manyheads.study.store.records.index import Index
-from manyheads.study.store.records.segments import FORMAT, refuse_newer
+from manyheads.study.store.records.segments import FORMAT, refuse_other_format
 from manyheads.study.store.records.table import Pack
 
 if TYPE_CHECKING:
@@ -61,7 +60,6 @@ __all__ = ["RunStore", "StoreDamaged", "StoreFull", "find_paths", "find_runs"]
 HEADER = ("study", "revision", "configuration", "inputs", "seed", "class", "command", "claim", "source", "versions")
 TABLES = ("configuration", "inputs", "source", "versions")
 CLAIMS = "claims"  # in run.json: the number of claims; absent in runs of older versions
-NAMED = "named"  # in run.json of format 1: every unit of this run has its name; older runs lack it
 
 
 class RunStore:
@@ -82,8 +80,7 @@ class RunStore:
         self.path = Path(path)
         remedy = "move this file away and run the same command again: stored units are kept"
         self.header = read_signed(self.path / "run.json", "no run is stored here", remedy, LARGEST_HEADER)
-        self.format = self.header.get("format", 1)
-        refuse_newer(self.format, self.path / "run.json", remedy)
+        refuse_other_format(self.header.get("format", 1), self.path / "run.json", remedy)
         with trusting_nothing(self.path / "run.json", remedy):
             self.layout = _check(self.header)
             self.run = fingerprint_of(self.header)
@@ -112,7 +109,7 @@ class RunStore:
                 path.mkdir(parents=True, exist_ok=True)
                 write_signed(path / "run.json", header)
         run = cls(path)
-        asked = identity(study, seed) | ({"settings": NUMBERS} if run.format == FORMAT else {})
+        asked = identity(study, seed) | {"settings": NUMBERS}
         other = [name for name, value in asked.items() if run.header.get(name) != value]
         other += ["layout"] if run.layout != Layout.of(study) else []
         if other:
@@ -122,63 +119,42 @@ class RunStore:
 
     @cached_property
     def index(self) -> Index:
-        """The stored units of format 2."""
+        """The stored units."""
         return Index(self.path, self.run)
-
-    @cached_property
-    def folders(self) -> Folders:
-        """The stored units of format 1."""
-        study = f"{self.header['study']} {self.run}"
-        return Folders(self.path, self.layout, study, self.header.get("units") == NAMED)
 
     def numbers(self) -> set[int]:
         """Return the numbers of all stored units."""
-        if self.format == 1:
-            return {self.layout.number(unit) for unit in self.folders.units()}
         return set(self.index.refresh().units)
 
     def missing(self, replicates: int) -> list[int]:
         """Return the numbers of the units that a run of so many replicates lacks; no values are read."""
-        stored = self.numbers() if self.format == 1 else self.index.refresh().units
+        stored = self.index.refresh().units
         return [number for number in range(self.layout.count(replicates)) if number not in stored]
 
     def __contains__(self, unit: Unit) -> bool:
-        if self.format == 1:
-            return unit in self.folders
         number = self.layout.number(unit)
         return number in self.index.units or number in self.index.refresh().units
 
     def read(self, unit: Unit) -> xr.Dataset:
         """Return a stored unit after checking it."""
-        if self.format == 1:
-            return self.folders.read(unit)
         self._require(unit)
         (pack,) = self.load([self.layout.number(unit)])
         return pack.schema.dataset(pack.matrix[0])
 
     def load(self, numbers: Iterable[int] | None = None) -> list[Pack]:
-        """Return units of format 2, all by default, grouped by their schemas, after checking them."""
+        """Return units, all by default, grouped by their schemas, after checking them."""
         return self.index.refresh().load(numbers)
 
     def verify(self) -> int:
         """Check every stored unit and return how many there are."""
-        if self.format == 1:
-            units = list(self.folders.units())
-            for unit in units:
-                self.folders.check(unit)
-            return len(units)
         return sum(len(pack.numbers) for pack in self.load())
 
     def compact(self) -> int:
         """Move all units into one table and return how many there are."""
-        if self.format == 1:
-            raise FileRefused(f"{self.path}: {OLD}")
         return self.index.compact()
 
     def environments(self) -> list[dict[str, Any]]:
         """Return what the stored units were computed under, with the number of units of each."""
-        if self.format == 1:
-            return [self.header["versions"] | {"units": len(self.numbers())}]
         index = self.index.refresh()
         counts = Counter(entry.environment for entry in index.units.values())
         return [index.environments[name] | {"units": counts[name]} for name in sorted(counts)]
@@ -203,14 +179,8 @@ class RunStore:
 
     def leftovers(self) -> list[Path]:
         """Return temporary files and folders of processes that are gone from this machine."""
-        if self.format == 1:
-            self.folders.refuse_links()
         # Level by level: a walk of the whole tree would enter folders that another process is renaming.
-        found = [
-            path
-            for below in ("", "leases/", "failures/", "predicted/", "units/*/")
-            for path in self.path.glob(f"{below}.*.tmp")
-        ]
+        found = [path for below in ("", "leases/", "failures/") for path in self.path.glob(f"{below}.*.tmp")]
         return [path for path in found if is_abandoned(path)]
 
     def sweep(self) -> int:
@@ -261,19 +231,15 @@ class RunStore:
         for unit in self.layout.units(summary.replicates):  # one after the other: a forger may state 1e18 of them
             if unit not in self:
                 raise StoreDamaged(
-                    f"{self._name(unit)} is missing: the summary is of {summary.replicates} replicates; {remedy}"
+                    f"{self.path}: {unit} is missing: the summary is of {summary.replicates} replicates; {remedy}"
                 )
         return summary
 
-    def _name(self, unit: Unit) -> str:
-        return str(self.folders.unit_path(unit)) if self.format == 1 else f"{self.path}: {unit}"
-
     def _require(self, unit: Unit) -> None:
         if unit not in self:
-            raise StoreDamaged(f"{self._name(unit)} is missing: the run states a unit that is not stored; run it again")
-
-
-OLD = "this run was written in format 1, which is only read; 'manyheads runs upgrade' rewrites it, bit for bit the same"
+            raise StoreDamaged(
+                f"{self.path}: {unit} is missing: the run states a unit that is not stored; run it again"
+            )
 
 
 def header_of(study: Study, seed: int) -> dict[str, Any]:

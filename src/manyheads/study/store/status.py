@@ -39,7 +39,6 @@ def status(runs: RunStore, replicates: int | None = None) -> dict[str, Any]:
                 counts["missing"] -= kind != "failed"
     return {
         "run": str(runs.path),
-        "format": runs.format,
         "units": len(stored),
         "replicates": replicates,
         "cells": cells,
@@ -55,7 +54,7 @@ def status(runs: RunStore, replicates: int | None = None) -> dict[str, Any]:
 def describe(found: dict[str, Any]) -> str:
     """Return a status as text, cells in which something is missing first."""
     wanted = sum(cell["stored"] + cell["claimed"] + cell["missing"] for cell in found["cells"].values())
-    lines = [f"{printable(found['run'])}   format {found['format']}, {found['units']} units stored"]
+    lines = [f"{printable(found['run'])}   {found['units']} units stored"]
     lines.append(f"  {found['replicates']} replicates, which are {wanted} units:")
     rows = sorted(found["cells"].items(), key=lambda row: -row[1]["missing"])
     width = max(len(name) for name, _ in rows)

@@ -1,7 +1,7 @@
 """Sparse contextual bigrams: the task, its exact population loss, training, transfer, screening (Ren, Wang, Lee)."""
 
-import lazy_loader
+from manyheads._extras import attach_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
 
-del lazy_loader
+del attach_stub

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
 from scipy.integrate import solve_ivp
 
 from manyheads.errors import CertificateError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 SHORTEST = 1e-9  # duration: the integrators need one that is positive
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from manyheads.errors import UsageError
-from manyheads.studies.bigram.screening import NOISE_RATIO, ScreeningCost, geometric_mean
+from manyheads.studies.bigram.screening import NOISE_RATIO, ScreeningCost
+from manyheads.theory.bigram.searches import geometric_mean
 from manyheads.theory.bigram.task import draw_bigram_task
 from manyheads.theory.bigram.theorems.position_ranking import predict_position_ranking, ranking_probability
 

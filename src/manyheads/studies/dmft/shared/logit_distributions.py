@@ -3,18 +3,26 @@
 Shares below levels of many networks have the mean that infinitely many networks would have; quantiles have not. So two
 distributions are compared by the root mean square difference of their shares over all levels, and noise is taken off
 as for any other mean (`manyheads.statistics.distances`).
+
+Before training a logit is q . k of two independent Gaussian vectors of dimension N. With u = (q + k)/sqrt(2) and
+v = (q - k)/sqrt(2), independent and Gaussian, q . k = (u^2 - v^2)/2 is the difference of two independent Gamma(N/2)
+variables: a symmetric variance-gamma law, Laplace's at N = 2. Its cumulants of even order 2m are N (2m - 1)!, so the
+variance is N and the excess kurtosis 6/N: Gaussian as N grows. (Derived here.)
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import ndtr
+import xarray as xr
+from scipy.special import gammainc, gammaincinv, ndtr
 
 from manyheads.study import Curve
-from manyheads.study.panels import Role, spread_curve
+from manyheads.study.panels import Multiples, Role, spread_curve
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -23,6 +31,7 @@ LEVELS = np.linspace(-4, 4, 81)
 """Of a logit, in its unit."""
 
 COARSE = 4  # so many levels make one bin of a picture
+NODES = 400  # of Gauss and Legendre, in the probability of the second variable
 
 
 def pool_logits(
@@ -70,9 +79,46 @@ def hold_against_gaussian(
     return below - moved, gaussian_below(middle, std**2)
 
 
-def density_curve(below: np.ndarray, label: str, role: Role, group: int) -> Curve:
-    """Density in bins of some levels, from shares below them (replicates or draws, level)."""
+def excess_kurtosis(key_dim: int) -> float:
+    """Excess kurtosis 6/N of a logit before training."""
+    return 6 / key_dim
+
+
+@lru_cache(maxsize=64)
+def product_below(key_dim: int) -> np.ndarray:
+    """Share of logits q . k / sqrt(N) at or below every level of `LEVELS`, (level,).
+
+    Examples
+    --------
+    >>> laplace = np.exp(-np.sqrt(2) * np.abs(LEVELS)) / 2  # of variance one
+    >>> bool(np.allclose(product_below(2), np.where(LEVELS < 0, laplace, 1 - laplace), atol=1e-4))
+    True
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(NODES)
+    shape, probabilities = key_dim / 2, (1 + nodes) / 2
+    other = gammaincinv(shape, probabilities)
+    distances = np.abs(LEVELS) * np.sqrt(key_dim)
+    above = gammainc(shape, distances[:, None] + other) @ (weights / 2)  # P(difference <= distance)
+    return np.where(LEVELS < 0, 1 - above, above)
+
+
+def densities(
+    title: str, x_label: str, plots: Mapping[tuple[str, str], Mapping[str, xr.DataArray]], note: str
+) -> Multiples:
+    """Draw densities in bins of some levels, in small plots by their labels of row and column.
+
+    `plots` are shares below levels: of networks, of a prediction, and of a reference.
+    """
+    rows, columns = (tuple(dict.fromkeys(labels)) for labels in zip(*plots, strict=True))
     edges = LEVELS[::COARSE]
-    density = np.diff(below[:, ::COARSE], axis=-1) / np.diff(edges)
-    density = np.where(density > 0, density, np.nan)  # an empty bin has no place on a logarithmic axis
-    return spread_curve((edges[:-1] + edges[1:]) / 2, density, label, role, group)
+
+    def curves(plot: Mapping[str, xr.DataArray]) -> Iterator[Curve]:
+        roles: tuple[Role, ...] = ("trained", "predicted", "reference")
+        for group, (role, (label, below)) in enumerate(zip(roles, plot.items(), strict=True)):
+            below = below.mean("network") if "network" in below.dims else below
+            density = np.diff(below.values[..., ::COARSE], axis=-1) / np.diff(edges)
+            density = np.where(density > 0, density, np.nan)  # an empty bin has no place on a logarithmic axis
+            yield spread_curve((edges[:-1] + edges[1:]) / 2, density, label, role, group)
+
+    table = tuple(tuple(tuple(curves(plots[row, column])) for column in columns) for row in rows)
+    return Multiples(title, x_label, "density", table, rows, columns, log_y=True, note=note)

@@ -1,9 +1,7 @@
 """Shared parts of the mean-field studies: what is trained, the solved limit, ensembles of networks beside it.
 
-A study solves a limit with `solve_blocks` (or a solution of its own), keeps `summarize` of it, trains networks with
-`train_ensemble`, and measures `distances` between the two. Variables have the same names and dimensions on both sides:
-`output` (step, read_out, class) over training, and at its end `logits` (layer, sample, token, token_too), mean over
-heads, and `pooled` (read_out, read_out_too).
+A study solves a limit with `solve_blocks`, keeps `summarize` of it, and trains networks with `train_ensemble`: `output`
+over training, and at its end `logits`, mean over heads, and the kernel `pooled`, of the same dimensions on both sides.
 """
 
 from __future__ import annotations
@@ -16,8 +14,11 @@ import jax
 import numpy as np
 import xarray as xr
 
+import manyheads.study as st
 from manyheads.errors import CertificateError, UsageError
+from manyheads.scaling.checks.coordinate_check import finite_size_bias
 from manyheads.studies.scaling.shared.parametrizations import TASKS
+from manyheads.study.claims import Region
 from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
 from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
 from manyheads.theory.dmft.branches.branch import Branch, BranchProcess
@@ -37,11 +38,24 @@ QUANTITIES = {
 }
 """Compared quantity → its name in claims and pictures."""
 
+NAMES = QUANTITIES | {
+    "output_without": "outputs without response functions",
+    "variance_start": "variance of the logits over heads at the start",
+    "variance_end": "variance of the logits over heads at the end",
+}
 DIMS: dict[str, tuple[str, ...]] = {
     "output": ("step", "read_out", "class"),
+    "output_without": ("step", "read_out", "class"),
     "logits": ("layer", "sample", "token", "token_too"),
     "pooled": ("read_out", "read_out_too"),
 }
+
+NEARER = (
+    st.below(0),
+    "the logarithm of a ratio of distances is negative where the first is the smaller one",
+    "first over second distance (ln)",
+)
+"""Region, basis and quantity of claims that one distance is smaller than another."""
 
 MOST_BYTES = 1e9  # of the networks that are trained at once
 COPIES = 6  # of the weights: themselves, velocity, gradient, and what a step makes of them
@@ -122,31 +136,56 @@ def summarize(solved: Trajectory) -> dict[str, np.ndarray]:
 
 def train_ensemble(
     problem: Problem, network: Network, key: jax.Array, count: int, *, every_head: bool = False
-) -> xr.Dataset:
+) -> dict[str, tuple[Any, ...]]:
     """Train some networks from seeds that follow from a key, all at once.
 
     Returns
     -------
-    Dataset over (network, ...): the `QUANTITIES` of each, and `variance_start` and `variance_end`, the variance of the
-    logits over heads before and after training, mean over layers, samples and pairs of tokens. With `every_head` also
+    Over (network, ...): the `QUANTITIES` of each, and `variance_start` and `variance_end`, the variance of the logits
+    over heads before and after training, mean over layers, samples and pairs of tokens. With `every_head` also
     `head_logits` (layer, head, sample, token, token_too), those of single heads at the end.
     """
     trained = train_seeds(problem, network, key, count, every_head=every_head)
+    ends = trained["logit_variance"].values[:, [0, -1]].mean(-1)  # (network, 2), mean over layers
     found = {
         "output": trained["output"].values,
         "logits": trained["logits"].values[:, -1],
         "pooled": trained["pooled"].values[:, -1],
+        "variance_start": ends[:, 0],
+        "variance_end": ends[:, 1],
     }
-    dataset = label(found, lead=("network",))
-    ends = trained["logit_variance"].values[:, [0, -1]].mean(-1)  # (network, 2), mean over layers
-    for place, when in enumerate(("start", "end")):
-        about = {"long_name": f"variance of the logits over heads at the {when}", "units": "1"}
-        dataset[f"variance_{when}"] = (("network",), ends[:, place], about)
+    heads = {}
     if every_head:
-        about = {"long_name": "attention logits of single heads at the end", "units": "1"}
         dims = ("network", "layer", "head", *DIMS["logits"][1:])
-        dataset["head_logits"] = (dims, trained["head_logits"].values[:, -1].swapaxes(2, 3), about)
-    return dataset
+        values = trained["head_logits"].values[:, -1].swapaxes(2, 3)
+        heads["head_logits"] = (dims, values, "attention logits of single heads at the end")
+    return record(found, "network") | heads
+
+
+def record(values: Mapping[str, np.ndarray], *lead: str) -> dict[str, tuple[Any, ...]]:
+    """Return arrays by name as a record: dimensions after `lead`, long names, and the steps."""
+    found = {name: ((*lead, *DIMS.get(name, ())), value, NAMES[name]) for name, value in values.items()}
+    return found | {"step": ("step", np.arange(values["output"].shape[len(lead)]), "updates")}
+
+
+def root_law(letter: str, sizes: Sequence[int]) -> tuple[Region, str]:
+    """Return region and basis of claims that single networks approach a limit like the inverse root of a size."""
+    bias = -finite_size_bias(sizes)
+    return st.near(-0.5, bias), f"a correction 1 + {letter}^(-1/2) moves the exponent by {bias:.2f} over these sizes"
+
+
+def first_output(limit: xr.DataArray, networks: Mapping[str, xr.DataArray], note: str, where: str = "") -> st.Panel:
+    """Draw the first output of networks over training beside the limit; bands range over networks and draws."""
+    first = {"read_out": 0, "class": 0}
+    return st.lines(
+        f"Output of the first read-out over training{where}",
+        "step",
+        "output",
+        {name: values.isel(first) for name, values in networks.items()},
+        {"limit": limit.isel(first)},
+        over=("replicate", "prediction", "network"),
+        note=note,
+    )
 
 
 def train_seeds(problem: Problem, network: Network, key: jax.Array, count: int, **records: bool) -> xr.Dataset:
@@ -154,7 +193,7 @@ def train_seeds(problem: Problem, network: Network, key: jax.Array, count: int, 
 
     `records` are its options `every_head` and `movement`.
     """
-    seeds = np.random.default_rng(np.asarray(jax.random.key_data(key))).integers(0, 2**31, count)
+    seeds = st.generator(key).integers(0, 2**31, count)
     chunk = _chunk(problem, network, count)
     trained = train_networks(problem, network, seeds.tolist(), chunk=chunk, **records)
     if lost := int((~np.isfinite(trained["loss"].values)).any(-1).sum()):
@@ -165,22 +204,6 @@ def train_seeds(problem: Problem, network: Network, key: jax.Array, count: int, 
             threshold=0.0,
         )
     return trained
-
-
-def label(
-    values: Mapping[str, np.ndarray],
-    *,
-    lead: tuple[str, ...] = (),
-    dims: Mapping[str, tuple[str, ...]] = DIMS,
-    names: Mapping[str, str] = QUANTITIES,
-) -> xr.Dataset:
-    """Give arrays their dimensions, after `lead`, their names, and the steps as a coordinate."""
-    variables = {
-        name: ((*lead, *dims[name]), value, {"long_name": names[name], "units": "1"}) for name, value in values.items()
-    }
-    dataset = xr.Dataset(variables)
-    steps = np.arange(dataset.sizes["step"])
-    return dataset.assign_coords(step=("step", steps, {"long_name": "updates", "units": "1"}))
 
 
 def along(trained: xr.Dataset, name: str, axis: str, **fixed: Any) -> np.ndarray:
@@ -215,9 +238,9 @@ def biases(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return np.sqrt(((mean - wanted) ** 2).reshape(*mean.shape[:2], -1).mean(-1))
 
 
-def projection(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return how much of a wanted array is in each of many (replicates, ...): 1 is all of it, 0 none."""
-    return np.asarray((found * wanted).reshape(len(found), -1).sum(-1) / (wanted**2).sum())
+def projection(found: xr.DataArray, wanted: xr.DataArray, over: Sequence[str]) -> xr.DataArray:
+    """Return how much of a wanted array is in another one: 1 is all of it, 0 none."""
+    return (found * wanted).sum(over) / (wanted**2).sum(over)
 
 
 def _chunk(problem: Problem, network: Network, count: int) -> int:

@@ -1,146 +1,110 @@
 """`limits/learning-rate-transfer`: optimal learning rate against N, H and L (muTransfer)."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterator
 
 import jax
 import numpy as np
-import xarray as xr
 
-from manyheads.errors import UsageError
+import manyheads.study as st
 from manyheads.scaling.axes import LETTERS, Axis
-from manyheads.scaling.checks.transfer_check import ALLOWED_DECADES
+from manyheads.scaling.checks.transfer_check import ALLOWED_DECADES, final_losses
 from manyheads.scaling.trained.transformers import Recipe
 from manyheads.studies.scaling.shared.optimal_rates import (
+    BATCHES,
+    DRIFTS,
+    EPSILON,
+    NAMES,
     all_rates,
-    check_grid,
-    drifts_claim,
-    find_rate,
-    rate_panels,
-    transfers_claim,
+    falls,
+    losses_picture,
+    plan_drift,
+    search_rates,
+    transfers,
 )
-from manyheads.studies.scaling.shared.parametrizations import CONSISTENT, Plan, bordelon, choose_sizes, task_of
-from manyheads.study import Cell, Claim, Source, Study
-from manyheads.study.panels import Panel
+from manyheads.studies.scaling.shared.parametrizations import CONSISTENT, Plan, choose_sizes, task_of
+from manyheads.theory.papers import BORDELON
 from manyheads.transformer.shape import Shape
 
-EPSILON = 1e-20  # Adam's, as the authors': so small that parametrizations which differ in it alone are one
-DRIFTS = 0.6  # decades over a factor of eight: half way from what still is transfer to 0.90, a rate like 1/size
 
+class LearningRateTransfer(st.Study):
+    """Final loss against the learning rate, and the optimal one against N, H or L, for every parametrization."""
 
-@dataclass(frozen=True)
-class LearningRateTransfer(Study):
-    """Final loss against the learning rate, and the optimal one against N, H or L, for every parametrization.
+    name = "limits/learning-rate-transfer"
+    claim = "The optimal learning rate is independent of N, H, L; standard scaling shifts it"
+    source = BORDELON.at("figure 2a: transfer of the learning rate over N")
+    unread_prediction = "drifts are tested against half of the predicted power, by parametrization and axis"
+    revision = 2
 
-    Attributes
-    ----------
-    task
-        ``"digits"`` or ``"text"``.
-    axes, parametrizations
-        Which axes, and which of the parametrizations: limits, half-logit, half-depth, mup, standard.
-    base
-        N, H, L at which all parametrizations are one.
-    key_dims, heads_counts, depths
-        Sizes along each axis.
-    steps
-        Updates of Adam.
-    lowest, ratio, points
-        Grid of learning rates; it is widened where the least loss is at an end.
-    """
-
-    name: ClassVar[str] = "limits/learning-rate-transfer"
-    claim: ClassVar[str] = "The optimal learning rate is independent of N, H, L; standard scaling shifts it"
-    source: ClassVar[Source] = bordelon("figure 2a: transfer of the learning rate over N")
-    unread_prediction: ClassVar[str] = (
-        "drifts are tested against half of the predicted power, by parametrization and axis"
+    task: str = st.setting("digits", "digits or text")
+    axes: tuple[str, ...] = st.setting(("key_dim",), "which axes", full=("key_dim", "heads", "depth"))
+    parametrizations: tuple[str, ...] = st.setting(
+        ("limits", "half-logit", "mup", "standard"),
+        "which of limits, half-logit, half-depth, mup, standard",
+        small=("limits", "standard"),
     )
-    revision: ClassVar[int] = 2
+    base: tuple[int, int, int] = st.setting((8, 4, 2), "N, H, L at which all are one", small=(4, 2, 2))
+    key_dims: tuple[int, ...] = st.setting((4, 8, 32), "key dimensions N", small=(4, 8))
+    heads_counts: tuple[int, ...] = st.setting((2, 4, 16), "numbers of heads H")
+    depths: tuple[int, ...] = st.setting((2, 8, 16), "numbers of blocks L")
+    steps: int = st.setting(100, "updates of Adam", small=8, full=200)
+    lowest: float = st.setting(4e-4, "lowest learning rate of the grid, which is widened at need", above=0, small=0.01)
+    ratio: float = st.setting(2.5, "ratio of two learning rates", above=1, small=4.0)
+    points: int = st.setting(6, "number of learning rates", least=3, small=3)
 
-    task: str = "digits"
-    axes: tuple[str, ...] = ("key_dim",)
-    parametrizations: tuple[str, ...] = ("limits", "half-logit", "mup", "standard")
-    base: tuple[int, int, int] = (8, 4, 2)
-    key_dims: tuple[int, ...] = (4, 8, 32)
-    heads_counts: tuple[int, ...] = (2, 4, 16)
-    depths: tuple[int, ...] = (2, 8, 16)
-    steps: int = 100
-    lowest: float = 4e-4
-    ratio: float = 2.5
-    points: int = 6
-
-    def __post_init__(self) -> None:
-        check_grid(self.lowest, self.ratio, self.points)
-        if unknown := [name for name in self.parametrizations if name == "mup-half-logit"]:
-            raise UsageError(
-                f"parametrization {unknown[0]!r}: no law of its optimal learning rate is known; choose others"
+    def check(self) -> None:
+        if "mup-half-logit" in self.parametrizations:
+            raise st.UsageError(
+                "parametrization 'mup-half-logit': no law of its optimal learning rate is known; choose others"
             )
         Recipe(self.steps)
         task_of(self.task, 1)
         self.plan()
-
-    @classmethod
-    def full(cls) -> LearningRateTransfer:
-        """Return the study along all three axes."""
-        return cls(axes=("key_dim", "heads", "depth"), steps=200)
-
-    @classmethod
-    def small(cls) -> LearningRateTransfer:
-        """Return the smallest configuration in which every claim can change."""
-        return cls(
-            parametrizations=("limits", "standard"),
-            base=(4, 2, 2),
-            key_dims=(4, 8),
-            steps=8,
-            lowest=0.01,
-            ratio=4.0,
-            points=3,
-        )
 
     def plan(self) -> Plan:
         """Return the networks."""
         sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
         return Plan(Shape(*self.base), sizes, self.parametrizations, "adam", epsilon=False)
 
-    def cells(self) -> tuple[Cell, ...]:
-        """Return every network once."""
+    def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
 
     def learning_rates(self) -> np.ndarray:
         """Return all learning rates that a search may try, in rising order."""
         return all_rates(self.lowest, self.ratio, self.points)
 
-    def predict(self, key: jax.Array) -> xr.Dataset:
+    def predict(self, key: jax.Array) -> st.Record:
         """Return the exponent of the size in the optimal learning rate: zero where a parametrization is consistent."""
         pairs = list(self.plan().pairs())
-        powers = [0.0 if _stays(parametrization, axis) else -1.0 for parametrization, axis in pairs]
-        attributes = {"long_name": "exponent of the size in the optimal learning rate", "units": "1"}
+        powers = np.asarray([_power(*pair) for pair in pairs])
         names = [f"{parametrization} along {LETTERS[axis]}" for parametrization, axis in pairs]
-        return xr.Dataset(
-            {"power": ("parametrization", np.asarray(powers), attributes)}, coords={"parametrization": names}
-        )
+        return {
+            "power": ("parametrization", powers, "exponent of the size in the optimal learning rate"),
+            "parametrization": ("parametrization", names, "parametrization and axis", None),
+        }
 
-    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+    def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
         """Train a network for each learning rate, from the same init on the same batches, and find the optimum."""
-        recipe = Recipe(self.steps, EPSILON)
-        return find_rate(self.plan(), cell, self.task, recipe, self.learning_rates(), self.points, key)
-
-    def claims(self) -> tuple[Claim, ...]:
-        """Test the optimal learning rate of every parametrization for a drift along every axis."""
-        # Short runs of a shallow task: no law is known for a drift in depth; the table shows the figures.
-        plan = self.plan()
-        pairs = [(s, a) for s, a in plan.pairs() if _stays(s, a) or not (self.task == "text" and a == "depth")]
-        basis = f"half way from {ALLOWED_DECADES:g} to a learning rate proportional to 1/size, 0.90 decades"
-        return tuple(
-            transfers_claim(plan, *pair) if _stays(*pair) else drifts_claim(plan, *pair, DRIFTS, basis)
-            for pair in pairs
+        task, recipe = task_of(self.task, BATCHES[self.task]), Recipe(self.steps, EPSILON)
+        network = self.plan().train_with(parametrization, **sizes)
+        return search_rates(
+            self.learning_rates(), self.points, lambda rates: final_losses(task, *network, recipe, rates, key)
         )
 
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show the loss against the learning rate by size, the optimum against the size, and the drifts."""
-        return rate_panels(self.plan(), self.learning_rates(), trained)
+    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+        plan = self.plan()
+        basis = f"half way from {ALLOWED_DECADES:g} to a learning rate proportional to 1/size, 0.90 decades"
+        for name, axis in plan.pairs():
+            power, who = _power(name, axis), f"{NAMES[name]} parametrization"
+            figure = plan_drift(plan, trained, name, axis, power)
+            if not power:
+                yield transfers(who, axis, figure)
+            elif self.task != "text" or axis != "depth":  # no law is known for short runs of a shallow task
+                yield falls(who, axis, figure, DRIFTS, basis)
+
+    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+        yield losses_picture(self.plan(), trained)
 
 
-def _stays(parametrization: str, axis: Axis) -> bool:
-    return parametrization in CONSISTENT or (parametrization == "mup" and axis != "depth")
+def _power(parametrization: str, axis: Axis) -> float:
+    """Return the exponent of the size in the optimal learning rate."""
+    return 0.0 if parametrization in CONSISTENT or (parametrization == "mup" and axis != "depth") else -1.0

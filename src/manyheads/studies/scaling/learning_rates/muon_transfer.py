@@ -1,30 +1,26 @@
 """`limits/muon-transfer`: optimal learning rate of Muon against N, H and L, beside common recipes."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterator
 
 import jax
 import numpy as np
-import xarray as xr
 
+import manyheads.study as st
 from manyheads.scaling.axes import LETTERS, Axis
-from manyheads.scaling.checks.transfer_check import ALLOWED_DECADES, TransferCheck
+from manyheads.scaling.checks.transfer_check import ALLOWED_DECADES, final_losses
 from manyheads.scaling.trained.transformers import Recipe
-from manyheads.studies.scaling.muon_coordinates import EPSILON, MuonCoordinates
 from manyheads.studies.scaling.shared.optimal_rates import (
+    BATCHES,
+    NAMES,
     all_rates,
-    check_grid,
-    drift_of,
-    drifts_claim,
-    find_rate,
-    rate_panels,
-    transfers_claim,
+    falls,
+    losses_picture,
+    plan_drift,
+    search_rates,
+    transfers,
 )
-from manyheads.studies.scaling.shared.parametrizations import RECIPES, Plan, choose_sizes, task_of
-from manyheads.study import Cell, Claim, Source, Study
-from manyheads.study.panels import Panel
+from manyheads.studies.scaling.shared.parametrizations import MUON_EPSILON, RECIPES, Plan, choose_sizes, task_of
+from manyheads.theory.papers import JORDAN
 from manyheads.transformer.shape import Shape
 
 DRIFTS: dict[tuple[str, Axis], float] = {
@@ -41,82 +37,48 @@ DRIFTS: dict[tuple[str, Axis], float] = {
 what the recipe gives. W_O of Keller Jordan's factor per head asks for H^-1, the other head blocks for H^-1/2."""
 
 
-@dataclass(frozen=True)
-class MuonTransfer(Study):
+class MuonTransfer(st.Study):
     """Final loss against the learning rate of Muon, and the optimal one against N, H or L, beside common recipes.
 
-    AdamW's part keeps one consistent rate; only Muon's is swept.
-
-    Attributes
-    ----------
-    task
-        ``"digits"`` or ``"text"``.
-    axes, parametrizations
-        Which axes, and which recipes of `MUON_LABELS`; ``"mup"`` and ``"standard"`` train all weights by AdamW, whose
-        learning rate is then the one that is swept.
-    base
-        N, H, L at which recipes of one split are one.
-    key_dims, heads_counts, depths
-        Sizes along each axis.
-    steps
-        Updates.
-    lowest, ratio, points
-        Grid of Muon's learning rates; it is widened where the least loss is at an end.
-    adam_learning_rate
-        AdamW's at the base.
+    AdamW's part keeps one consistent rate; only Muon's is swept. ``"mup"`` and ``"standard"`` train all weights by
+    AdamW, whose learning rate is then the one that is swept.
     """
 
-    name: ClassVar[str] = "limits/muon-transfer"
-    claim: ClassVar[str] = "Muon's optimal learning rate is independent of N, H, L; common recipes shift it"
-    source: ClassVar[Source] = MuonCoordinates.source
-    unread_prediction: ClassVar[str] = "drifts are tested against what still counts as transfer, by recipe and axis"
+    name = "limits/muon-transfer"
+    claim = "Muon's optimal learning rate is independent of N, H, L; common recipes shift it"
+    source = JORDAN
+    unread_prediction = "drifts are tested against what still counts as transfer, by recipe and axis"
 
-    task: str = "digits"
-    axes: tuple[str, ...] = ("key_dim", "heads", "depth")
-    parametrizations: tuple[str, ...] = (
-        "muon",
-        "muon-half-logit",
-        "muon-half-depth",
-        "muon-heads",
-        "moonlight",
-        "keller",
-        "heads-none",
-        "heads-keller",
+    task: str = st.setting("digits", "digits or text")
+    axes: tuple[str, ...] = st.setting(("key_dim", "heads", "depth"), "which axes", small=("heads",))
+    parametrizations: tuple[str, ...] = st.setting(
+        (
+            "muon",
+            "muon-half-logit",
+            "muon-half-depth",
+            "muon-heads",
+            "moonlight",
+            "keller",
+            "heads-none",
+            "heads-keller",
+        ),
+        "which scalings of Muon, mup or standard",
+        small=("muon", "moonlight"),
     )
-    base: tuple[int, int, int] = (8, 4, 2)
-    key_dims: tuple[int, ...] = (4, 8, 32)
-    heads_counts: tuple[int, ...] = (2, 4, 16)
-    depths: tuple[int, ...] = (2, 4, 16)
-    steps: int = 50
-    lowest: float = 2.5e-3
-    ratio: float = 2.0
-    points: int = 7
-    adam_learning_rate: float = 3e-3
+    base: tuple[int, int, int] = st.setting((8, 4, 2), "N, H, L at which recipes of a split are one", small=(4, 2, 2))
+    key_dims: tuple[int, ...] = st.setting((4, 8, 32), "key dimensions N")
+    heads_counts: tuple[int, ...] = st.setting((2, 4, 16), "numbers of heads H", small=(2, 4))
+    depths: tuple[int, ...] = st.setting((2, 4, 16), "numbers of blocks L")
+    steps: int = st.setting(50, "updates", small=8, full=200)
+    lowest: float = st.setting(2.5e-3, "lowest of Muon's learning rates, widened at need", above=0, small=0.01)
+    ratio: float = st.setting(2.0, "ratio of two learning rates", above=1, small=4.0)
+    points: int = st.setting(7, "number of learning rates", least=3, small=3)
+    adam_learning_rate: float = st.setting(3e-3, "AdamW's learning rate at the base")
 
-    def __post_init__(self) -> None:
-        check_grid(self.lowest, self.ratio, self.points)
+    def check(self) -> None:
         Recipe(self.steps, adam_learning_rate=self.adam_learning_rate)
         task_of(self.task, 1)
         self.plan()
-
-    @classmethod
-    def full(cls) -> MuonTransfer:
-        """Return the study at four times the number of steps."""
-        return cls(steps=200)
-
-    @classmethod
-    def small(cls) -> MuonTransfer:
-        """Return the smallest configuration in which every claim can change."""
-        return cls(
-            axes=("heads",),
-            parametrizations=("muon", "moonlight"),
-            base=(4, 2, 2),
-            heads_counts=(2, 4),
-            steps=8,
-            lowest=0.01,
-            ratio=4.0,
-            points=3,
-        )
 
     def plan(self) -> Plan:
         """Return the networks."""
@@ -129,42 +91,41 @@ class MuonTransfer(Study):
         }
         return Plan(Shape(*self.base), sizes, self.parametrizations, "muon", epsilon=False, axes_of=own)
 
-    def cells(self) -> tuple[Cell, ...]:
-        """Return every network once."""
+    def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
 
-    def learning_rates(self) -> np.ndarray:
-        """Return all learning rates that a search may try, in rising order."""
-        return all_rates(self.lowest, self.ratio, self.points)
-
-    def predict(self, key: jax.Array) -> xr.Dataset:
+    def predict(self, key: jax.Array) -> st.Record:
         """Return the exponent of the size in the optimal learning rate: zero where the table is followed."""
         pairs = list(self.plan().pairs())
-        attributes = {"long_name": "exponent of the size in the optimal learning rate", "units": "1"}
-        names = [f"{recipe} along {LETTERS[axis]}" for recipe, axis in pairs]
         powers = np.asarray([DRIFTS.get(pair, 0.0) for pair in pairs])
-        return xr.Dataset({"power": ("parametrization", powers, attributes)}, coords={"parametrization": names})
+        return {
+            "power": ("parametrization", powers, "exponent of the size in the optimal learning rate"),
+            "parametrization": (
+                "parametrization",
+                [f"{recipe} along {LETTERS[axis]}" for recipe, axis in pairs],
+                "recipe and axis",
+                None,
+            ),
+        }
 
-    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+    def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
         """Train a network for each learning rate, from the same init on the same batches, and find the optimum."""
-        recipe = Recipe(self.steps, EPSILON, self.adam_learning_rate)
-        return find_rate(self.plan(), cell, self.task, recipe, self.learning_rates(), self.points, key)
+        task = task_of(self.task, BATCHES[self.task])
+        recipe = Recipe(self.steps, MUON_EPSILON, self.adam_learning_rate)
+        network = self.plan().train_with(parametrization, **sizes)
+        rates = all_rates(self.lowest, self.ratio, self.points)
+        return search_rates(rates, self.points, lambda rates: final_losses(task, *network, recipe, rates, key))
 
-    def claims(self) -> tuple[Claim, ...]:
-        """Test the optimal learning rate of every recipe for a drift along every axis."""
-        plan, claims = self.plan(), []
-        for pair in plan.pairs():
-            if pair not in DRIFTS:
-                claims.append(transfers_claim(plan, *pair))
-                continue
-            basis = f"what still counts as transfer; {-DRIFTS[pair] * np.log10(8):.2f} decades are derived"
-            claims.append(drifts_claim(plan, *pair, ALLOWED_DECADES, basis))
-        return tuple(claims)
+    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+        plan = self.plan()
+        for name, axis in plan.pairs():
+            power, who = DRIFTS.get((name, axis), 0.0), f"{NAMES[name]} parametrization"
+            figure = plan_drift(plan, trained, name, axis, power)
+            if power:
+                basis = f"what still counts as transfer; {-power * np.log10(8):.2f} decades are derived"
+                yield falls(who, axis, figure, ALLOWED_DECADES, basis)
+            else:
+                yield transfers(who, axis, figure)
 
-    def drift(self, trained: xr.Dataset, parametrization: str, axis: Axis) -> TransferCheck:
-        """Return the drift of the optimal learning rate of a recipe along an axis."""
-        return drift_of(self.plan(), trained, parametrization, axis)
-
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show the loss against the learning rate by size, the optimum against the size, and the drifts."""
-        return rate_panels(self.plan(), self.learning_rates(), trained)
+    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+        yield losses_picture(self.plan(), trained)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError, check_rising
@@ -71,6 +70,7 @@ RECIPES: dict[str, Muon] = {
 ADAMW_BESIDE_MUON = ("mup", "standard")
 """Parametrizations of AdamW for all weights, with which Muon is compared."""
 
+MUON_EPSILON = 1e-12  # Adam's and Muon's: too small to matter, so that the rates alone are compared
 CONSISTENT = ("limits", "half-logit", "half-depth")
 TASKS = ("digits", "text")
 
@@ -190,16 +190,16 @@ class Plan:
             sorted(set(self.networks().values()), key=lambda cell: (*_shape(cell), str(cell["parametrization"])))
         )
 
-    def train_with(self, cell: Cell) -> tuple[Parametrization, Shape]:
+    def train_with(self, parametrization: str, **sizes: int) -> tuple[Parametrization, Shape]:
         """Return what a cell stands for."""
-        return parametrization_of(str(cell["parametrization"]), self.base, self.optimizer), Shape(*_shape(cell))
+        return parametrization_of(parametrization, self.base, self.optimizer), Shape(**sizes)
 
-    def along(self, trained: xr.Dataset, name: str, parametrization: str, axis: Axis) -> np.ndarray:
-        """Return a variable along one axis: (replicates, sizes, ...)."""
+    def along(self, trained: xr.Dataset, name: str, parametrization: str, axis: Axis) -> xr.DataArray:
+        """Return a variable along one axis: over (replicate, that axis, its own dimensions)."""
         networks = self.networks()
-        places = [_place(trained, networks[parametrization, shape]) for shape in self.shapes(axis)]
-        picked = trained[name].isel(cell=places)
-        return picked.transpose("replicate", "cell", ...).values
+        picked = [trained[name].sel(networks[parametrization, shape], drop=True) for shape in self.shapes(axis)]
+        found = xr.concat(picked, xr.Variable(axis, list(dict(self.sizes)[axis])))
+        return found.transpose("replicate", axis, ...)
 
     def pairs(self) -> Iterable[tuple[str, Axis]]:
         """Return every parametrization with every axis along which it is something of its own."""
@@ -256,10 +256,3 @@ def _numbers(parametrization: Parametrization, shape: Shape, epsilon: bool) -> t
 
 def _shape(cell: Cell) -> tuple[int, ...]:
     return tuple(int(cell[name]) for name in ("key_dim", "heads", "depth", "stream") if name in cell)
-
-
-def _place(trained: xr.Dataset, cell: Cell) -> int:
-    same = np.ones(trained.sizes["cell"], bool)
-    for name, value in cell.items():
-        same &= trained[name].values == value
-    return int(np.flatnonzero(same)[0])

@@ -272,7 +272,7 @@ class SegmentReader:
         if (kind == "start") != (self.line == 0):
             raise ValueError(f"a line of kind {kind!r} here")
         if kind == "start":
-            refuse_newer(record["format"], self._path())
+            refuse_other_format(record["format"], self._path())
             if record["run"] != self.run:
                 raise StoreDamaged(
                     f"{self._path()} belongs to run {printable(record['run'])}, not to {self.run}; move it away"
@@ -290,17 +290,19 @@ class SegmentReader:
             raise ValueError(f"a line of kind {kind!r}")
 
 
-def refuse_newer(version: Any, path: Path, remedy: str = REMEDY) -> None:
-    """Refuse a format that this version does not know."""
+def refuse_other_format(version: Any, path: Path, remedy: str = REMEDY) -> None:
+    """Refuse a format that this version does not read."""
     if type(version) is not int:  # True == 1
         raise StoreDamaged(f"{path}: the format {printable(repr(version))} is no integer; {remedy}")
     if version > FORMAT:
         raise FileRefused(
-            f"{path}: written by a newer manyheads (format {version}); this one reads formats up to {FORMAT}: "
+            f"{path}: written by a newer manyheads (format {version}); this one reads format {FORMAT}: "
             "upgrade manyheads"
         )
     if version < 1:
         raise StoreDamaged(f"{path}: there is no format {version}; {remedy}")
+    if version < FORMAT:
+        raise FileRefused(f"{path}: written in format {version}, which is no longer read: run the study again")
 
 
 def parse(text: bytes) -> dict[str, Any]:

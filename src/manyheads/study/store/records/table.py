@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from manyheads._json import parse_bounded
 from manyheads.study.store.disk import StoreDamaged, open_bounded, room_on_disk, temporary_beside, trusting_nothing
 from manyheads.study.store.records.schema import Schema, digest_of, dtype_of, encode_texts, identify, is_unit_number
-from manyheads.study.store.records.segments import FORMAT, Entry, refuse_newer
+from manyheads.study.store.records.segments import FORMAT, Entry, refuse_other_format
 
 LARGEST_TABLE = 1 << 40
 LARGEST_METADATA = 1 << 28
@@ -97,7 +97,7 @@ class Table:
 
     def _index(self, file: zipfile.ZipFile, sizes: dict[str, int]) -> None:
         root = _stated(file, sizes, "zarr.json")["attributes"]
-        refuse_newer(root["manyheads_format"], self.path)
+        refuse_other_format(root["manyheads_format"], self.path)
         if root["run"] != self.run:
             raise StoreDamaged(f"{self.path} belongs to another run; move it away")
         self.environments = dict(root["environments"])

@@ -12,7 +12,7 @@ from manyheads.theory.bigram.theorems.population import gradients, measure_overl
 from manyheads.theory.bigram.training.plateau_escape import SgdEscape, train_to_escape
 from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings
 from manyheads.theory.bigram.training.reduced_model import ESCAPED, ReducedState
-from manyheads.theory.bigram.training.softmax import (
+from manyheads.theory.bigram.training.softmax_training import (
     SoftmaxSettings,
     SoftmaxState,
     as_linear,
@@ -53,7 +53,7 @@ def exact_softmax_escape(task: BigramTask, value: np.ndarray, settings: StepSett
     r"""Return the steps to the plateau escape of softmax attention under exact gradients; infinite without one.
 
     Logits of zero, and steps of :math:`\eta_A/\max_ta_t^2` along the gradient in the logits, as in
-    `manyheads.theory.bigram.training.softmax`.
+    `manyheads.theory.bigram.training.softmax_training`.
     """
     logits = np.zeros((task.vocabulary, task.length))
     for step in range(most_steps):

@@ -16,11 +16,11 @@ import optimistix
 from jaxtyping import Bool, Float, Int
 
 from manyheads._arrays import follows_caller
-from manyheads._runge_kutta import move, runge_kutta_step
 from manyheads.errors import CertificateError, UsageError
 from manyheads.theory.joma.systems.layer import LayerParameters, Loss, forward, objective, token_weights, vector_field
 from manyheads.theory.joma.systems.recording import record_states
 from manyheads.theory.joma.task import JomaTask, UpdateRule
+from manyheads.theory.runge_kutta import move, runge_kutta_step
 
 
 class FlowTrajectory(eqx.Module):

@@ -29,14 +29,16 @@ Derived here; the paper assumes orthonormal embeddings and reports measured cosi
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import ArrayLike, Float
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 from manyheads.theory.joma.task import UpdateRule
+
+if TYPE_CHECKING:
+    from jaxtyping import ArrayLike, Float
 
 
 @takes_arrays

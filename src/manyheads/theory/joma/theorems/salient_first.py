@@ -25,13 +25,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import ArrayLike, Float
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import CertificateError, UsageError
+
+if TYPE_CHECKING:
+    from jaxtyping import ArrayLike, Float
 
 LARGEST = 25.0  # exp(25²/2) is 5e135: beyond, rates of regression, exp(mu²) and more, leave double precision
 ORDER = 16  # Gauss-Legendre points of a panel

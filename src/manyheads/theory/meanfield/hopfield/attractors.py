@@ -6,12 +6,14 @@ eps = 0 nothing drives the map, and an orbit has any period.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Shaped
 
 from manyheads.theory.meanfield.hopfield.lyapunov import LyapunovSpectrum
+
+if TYPE_CHECKING:
+    from jaxtyping import Int, Shaped
 
 KINDS = ("fixed point", "locked", "quasi-periodic", "chaotic", "unresolved")
 

@@ -7,10 +7,9 @@ exists. Where scans up and down differ, several attractors coexist. `lyapunov_sp
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from jaxtyping import ArrayLike, Float
 
 from manyheads._arrays import as_floats, takes_arrays
 from manyheads._settings import double_precision
@@ -31,6 +30,9 @@ from manyheads.theory.meanfield.hopfield.lyapunov import (
     summarize,
 )
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
+
+if TYPE_CHECKING:
+    from jaxtyping import ArrayLike, Float
 
 
 @takes_arrays

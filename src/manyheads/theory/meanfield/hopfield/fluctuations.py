@@ -10,8 +10,9 @@ Derived here. Attention multiplies noise by gamma / sqrt(M), so the first order 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from jaxtyping import ArrayLike, Float
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import check_integer
@@ -24,6 +25,9 @@ from manyheads.theory.meanfield.hopfield.dynamics import (
     read_weights,
 )
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
+
+if TYPE_CHECKING:
+    from jaxtyping import ArrayLike, Float
 
 IMAGINARY = 1e-30  # step of the derivative: along the imaginary axis nothing cancels, so it is exact to rounding
 

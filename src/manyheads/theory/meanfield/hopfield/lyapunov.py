@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import ArrayLike, Float
 
 from manyheads._arrays import takes_arrays
 from manyheads._settings import double_precision
@@ -33,6 +32,9 @@ from manyheads.theory.meanfield.hopfield.dynamics import (
 )
 from manyheads.theory.meanfield.hopfield.mean_field import run_period
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
+
+if TYPE_CHECKING:
+    from jaxtyping import ArrayLike, Float
 
 BLOCKS = 10  # of the measured steps; their scatter is the standard error
 CHUNK = 500  # systems at a time: their states fit into the cache

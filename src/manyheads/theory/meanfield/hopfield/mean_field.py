@@ -16,10 +16,9 @@ pair correlations for M <= 2, and products of three output weights from M = 3 on
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import ArrayLike, Float
 
 from manyheads._arrays import takes_arrays
 from manyheads._settings import double_precision
@@ -35,6 +34,9 @@ from manyheads.theory.meanfield.hopfield.dynamics import (
     step,
 )
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
+
+if TYPE_CHECKING:
+    from jaxtyping import ArrayLike, Float
 
 
 @takes_arrays

@@ -14,14 +14,16 @@ neurons of type k every mean over neurons is sum_k pi_k (.), which holds for fin
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from jaxtyping import Float
 
 from manyheads._arrays import as_floats, check_generator
 from manyheads._overview import ArraysAsShapes
 from manyheads.errors import ShapeError, UsageError, check_integer
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 Correlations = Literal["limit", "quenched"]
 

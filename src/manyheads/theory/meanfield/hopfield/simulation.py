@@ -6,8 +6,9 @@ Neurons of a type have equal fields and independent bits, so the sum over the N_
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from jaxtyping import ArrayLike, Float, Int
 
 from manyheads._arrays import as_integers, check_generator, takes_arrays
 from manyheads.errors import ShapeError, UsageError, check_integer
@@ -20,6 +21,9 @@ from manyheads.theory.meanfield.hopfield.dynamics import (
     read_weights,
 )
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
+
+if TYPE_CHECKING:
+    from jaxtyping import ArrayLike, Float, Int
 
 
 @takes_arrays

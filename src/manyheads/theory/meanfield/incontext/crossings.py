@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from jaxtyping import ArrayLike, Float
 
 from manyheads._arrays import as_floats
 from manyheads.errors import ShapeError
+
+if TYPE_CHECKING:
+    from jaxtyping import ArrayLike, Float
 
 
 def first_crossing(times: Float[ArrayLike, " time"], values: Float[ArrayLike, " time"], level: float) -> float:

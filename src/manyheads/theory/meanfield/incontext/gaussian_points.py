@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from jaxtyping import Float
 from scipy.stats import norm, qmc
 
 from manyheads.errors import UsageError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 def gaussian_points(dim: int, count: int, rng: np.random.Generator) -> Float[np.ndarray, "count dim"]:

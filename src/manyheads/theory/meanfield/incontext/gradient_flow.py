@@ -12,9 +12,9 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
 
-from manyheads._runge_kutta import runge_kutta_step
 from manyheads.errors import CertificateError, UsageError
 from manyheads.theory.meanfield.initial_value import solve_initial_value
+from manyheads.theory.runge_kutta import runge_kutta_step
 
 Derivative = Callable[[Any, Any], Any]
 

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import ArrayLike, Float
 
 from manyheads._arrays import as_floats, check_generator
 from manyheads._overview import ArraysAsShapes
 from manyheads.errors import ShapeError, UsageError, check_integer
+
+if TYPE_CHECKING:
+    from jaxtyping import ArrayLike, Float
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from jaxtyping import Float
 from scipy.signal import find_peaks
 
 from manyheads.theory.meanfield.incontext.crossings import first_crossing
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 SMALLEST_FALL = 0.02  # of the initial loss: below it nothing has been learned
 

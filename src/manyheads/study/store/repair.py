@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from manyheads.errors import FileRefused
 from manyheads.study.store.leases import Launch
 from manyheads.study.store.records.index import Index
 from manyheads.study.store.records.salvage import Known, is_damaged
 from manyheads.study.store.records.segments import DAMAGED, SegmentWriter
-from manyheads.study.store.run_store import OLD, RunStore
+from manyheads.study.store.run_store import RunStore
 
 
 class Repaired(NamedTuple):
@@ -45,11 +44,9 @@ def repair(path: Path) -> list[Repaired]:
     AtWork
         Somebody works on the run.
     FileRefused
-        The run is of an older format, or a file of a newer one.
+        The run, or a file of it, is of another format.
     """
     runs = RunStore(path)
-    if runs.format == 1:
-        raise FileRefused(f"{path}: {OLD}")
     files = [file for kind in runs.index.files() for file in kind]
     damaged = [file for file in files if is_damaged(file, runs.run)]
     if not damaged:

@@ -9,7 +9,7 @@ from manyheads.errors import UsageError
 from manyheads.theory.bigram.engines.generator import draw_step_batch
 from manyheads.theory.bigram.task import draw_bigram_task
 from manyheads.theory.bigram.training.proximal_sgd import Diverged
-from manyheads.theory.bigram.training.softmax import (
+from manyheads.theory.bigram.training.softmax_training import (
     SoftmaxSettings,
     SoftmaxState,
     as_linear,

@@ -1,0 +1,112 @@
+"""Streaming attention entropy in JAX: compiled loops over heads and blocks of rows, small in the backward pass too.
+
+With `BANDS` bands of rows a causal mask costs (1 + 1/BANDS) / 2 of what no mask costs.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from manyheads.attention.masks import Mask
+from manyheads.attention.row_entropy import align, batch_of, reduce_rows
+
+BANDS = 7
+"""Most bands of rows, each with the keys that a rule lets it see; each is compiled on its own."""
+
+PIECES = 4
+"""Fewest blocks of rows in a band."""
+
+
+@partial(jax.jit, static_argnames="block")
+def traced_entropy(q: Any, k: Any, scale: Any, rule: Mask | None, block: int) -> tuple[Any, Any]:
+    """Compute `attention_entropy` in JAX."""
+    batch = batch_of(q, k, rule)
+    q, k, rule = align(q, k, rule, jnp.promote_types(jnp.result_type(q, k), jnp.float32))
+
+    def one_head(operands: Any) -> tuple[Any, Any]:
+        q, k, rule = operands
+        shape = q.shape[0], k.shape[0]
+        parts = []
+        for band, keys in _bands(rule, shape, block):
+
+            def reduce(q_rows: Any, rows: Any, keys: slice = keys) -> tuple[Any, Any]:
+                # The highest precision: accelerators otherwise round float32 factors to ten bits.
+                products = jnp.matmul(q_rows, k[keys].T, precision=jax.lax.Precision.HIGHEST)  # (rows, keys)
+                masks = (None, None) if rule is None else (f(rows, shape, keys) for f in (rule.allowed, rule.bias))
+                return reduce_rows(products * jnp.asarray(scale, q.dtype), *masks)
+
+            parts.append(_over_rows(reduce, q, band, block))
+        return jax.tree.map(lambda *pieces: pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces), *parts)
+
+    found: tuple[Any, Any] = _over_leading(one_head, (q, k, rule), batch, max(1, block // max(1, q.shape[-2])))
+    return found
+
+
+def _over_leading(function: Callable[..., Any], operands: Any, batch: tuple[int, ...], together: int) -> Any:
+    """Apply `function` over leading axes that broadcast, at most `together` members at a time.
+
+    Every leaf of `operands` carries one axis per entry of `batch`, of that size or of size 1. What has size 1 is
+    shared by the loop and not copied.
+    """
+    if not batch:
+        return function(operands)
+    size, inner = batch[0], batch[1:]
+    leaves, structure = jax.tree.flatten(operands)
+    moving = [leaf.shape[0] == size for leaf in leaves]
+
+    def member(parts: list[Any]) -> Any:
+        fresh = iter(parts)
+        chosen = [next(fresh) if moves else leaf[0] for leaf, moves in zip(leaves, moving, strict=True)]
+        return _over_leading(function, jax.tree.unflatten(structure, chosen), inner, together)
+
+    parts = [leaf for leaf, moves in zip(leaves, moving, strict=True) if moves]
+    chunk = together // max(1, math.prod(inner))
+    if chunk >= size:
+        return jax.vmap(member)(parts)
+    return jax.lax.map(member, parts, batch_size=chunk if chunk > 1 else None)
+
+
+def _bands(rule: Mask | None, shape: tuple[int, int], block: int) -> list[tuple[range, slice]]:
+    """Return bands of consecutive rows with the keys that they may see; one band if all may see every key."""
+    n, m = shape
+    count = min(BANDS, n // (PIECES * block))
+    edges = [n * band // count for band in range(count + 1)] if count else []
+    bands = [range(start, stop) for start, stop in pairwise(edges)]
+    reached = [range(m) if rule is None else rule.reach(band, shape) for band in bands]
+    if all(len(keys) == m for keys in reached):
+        return [(range(n), slice(0, m))]
+    return [(band, slice(keys.start, keys.stop)) for band, keys in zip(bands, reached, strict=True)]
+
+
+def _over_rows(function: Callable[..., Any], q: Any, band: range, block: int) -> Any:
+    """Apply `function(q rows, row numbers)` to equal pieces of at most `block` rows of a band of q (n, N).
+
+    Equal pieces waste fewer rows on padding than full ones and a remainder: less than one row per piece.
+    """
+    # The checkpoint makes the backward pass compute a piece again instead of keeping all n x m exponentials.
+    function = jax.checkpoint(_tied(function))
+    n, q = len(band), q[band.start : band.stop]
+    pieces = max(1, -(-n // block))
+    if pieces == 1:
+        return function(q, np.arange(band.start, band.stop))
+    height = -(-n // pieces)
+    padded = jnp.pad(q, ((0, pieces * height - n), (0, 0)))
+    # Rows beyond the last are cut off below.
+    rows = np.minimum(np.arange(band.start, band.start + pieces * height), band.stop - 1)
+    operands = padded.reshape(pieces, height, -1), rows.reshape(pieces, height)
+    results = jax.lax.map(lambda piece: function(*piece), operands)
+    return jax.tree.map(lambda result: result.reshape(pieces * height)[:n], results)
+
+
+def _tied(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the row numbers depend on the queries, as differentiation sees it.
+
+    It would otherwise compute the mask of all rows once for the backward pass of all heads: n x m booleans.
+    """
+    return lambda q, rows: function(*jax.lax.optimization_barrier((q, rows)))

@@ -1,1 +1,0 @@
-"""Changes of stored runs: upgrade, repair, export."""
