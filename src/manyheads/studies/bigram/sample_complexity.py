@@ -58,7 +58,7 @@ class SampleComplexity(st.Study):
     def check(self) -> None:
         if self.noise not in self.noises:
             raise st.UsageError(f"noise={self.noise}: give one of noises={self.noises}")
-        if (growth := self._growth(self.lengths[0])) > 0.2:
+        if (growth := self._system("sgd", self.vocabularies[0], self.lengths[0], self.noise).growth) > 0.2:
             raise st.UsageError(f"batch={self.batch}: SGD grows by {growth:.2g} a step; give fewer, for at most .2")
 
     def cells(self) -> tuple[st.Cell, ...]:
@@ -110,11 +110,6 @@ class SampleComplexity(st.Study):
         }
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
-        yield from self._exponents(trained)
-        yield from self._times_of_escape(theory, trained)
-        yield from self._signs(theory, trained)
-
-    def _exponents(self, trained: st.Data) -> Iterator[st.Claim]:
         sgd, reduced = (self._along("length", trained, engine) for engine in ("sgd", "reduced"))
         divided = "exponent of T after division by ln T + 1.3"
         yield st.Claim(
@@ -143,7 +138,6 @@ class SampleComplexity(st.Study):
             resolution=_grain(self.longest, self.growth),
         )
 
-    def _times_of_escape(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         lengths, vocabularies, noises = (self._along(axis, trained)["time"] for axis in AXES)
         ratio, first, last = "samples, measured over predicted", self.vocabularies[0], self.vocabularies[-1]
         over_law = noises / (math.log(self._middle) + STAGE_ONE_OFFSET)
@@ -178,7 +172,6 @@ class SampleComplexity(st.Study):
             "refuted",
         )
 
-    def _signs(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         flipped, law = (self._along("noise", data)["flipped"] for data in (trained, theory))
         yield st.Claim(
             "Under the reduced model the probability of flipped signs is Phi(-1/rho), over all noise ratios",
@@ -262,17 +255,12 @@ class SampleComplexity(st.Study):
     def _squared_norms(self, vocabulary: int, length: Any) -> tuple[float, Any]:
         return typical_squared_norm(vocabulary), sum(weight**2 for weight in WEIGHTS) - 1 / length
 
-    def _growth(self, length: int) -> float:
-        """Return the growth of a step of SGD."""
-        transition, attention = self._squared_norms(self.vocabularies[0], length)
-        return float(self.noise * self.batch * transition * attention / length)
-
     def _system(self, engine: str, vocabulary: int, length: int, noise: float) -> SignalSystem:
         """Return rates and batch of a cell; the batch of the reduced model follows from the growth."""
         transition, attention = self._squared_norms(vocabulary, length)
         growth, batch = self.growth, self.growth * length / (noise * transition * attention)
         if engine == "sgd":
-            growth, batch = self._growth(length), self.batch
+            growth, batch = noise * self.batch * transition * attention / length, self.batch
         batch = max(1, round(batch))
         return SignalSystem(transition, attention, length, vocabulary, growth / attention, growth / transition, batch)
 
