@@ -41,7 +41,9 @@ class SampleComplexity(st.Study):
         (250, 500, 1000, 2000, 4000), "lengths of SGD", small=(20, 40), full=(250, 500, 1000, 2000, 4000, 8000)
     )
     longest: tuple[int, ...] = st.sweep(
-        (1000, 10_000, 100_000, 1_000_000, 100_000_000), "lengths of the reduced model", small=(50, 100)
+        (1000, 10_000, 100_000, 1_000_000, 100_000_000),
+        "lengths of the reduced model, the middle one where others vary",
+        small=(50, 100),
     )
     vocabularies: tuple[int, ...] = st.sweep(
         (3, 10, 30), "vocabularies N of the reduced model; SGD uses the first", small=(3, 4), full=(3, 10, 30, 100)
@@ -171,7 +173,6 @@ class SampleComplexity(st.Study):
             ratio,
             "refuted",
         )
-
         flipped, law = (self._along("noise", data)["flipped"] for data in (trained, theory))
         yield st.Claim(
             "Under the reduced model the probability of flipped signs is Phi(-1/rho), over all noise ratios",
@@ -216,10 +217,7 @@ class SampleComplexity(st.Study):
             note="Median of a replicate's runs without flipped signs; bands: replicates.",
             shows=("Under SGD the samples of the plateau escape grow as T (ln T + 1.3)",),
         )
-        for axis, shows in (
-            ("noise", "for noise-to-signal ratios up to"),
-            ("vocabulary", "do not depend on the vocab"),
-        ):
+        for axis, shows in (("noise", "for noise-to-signal ratios up to"), ("vocabulary", "do not depend on the")):
             measured, predicted = (self._along(axis, data) for data in (trained, theory))
             yield st.lines(
                 f"Plateau escape by {axis}, T = {self._middle:,}",

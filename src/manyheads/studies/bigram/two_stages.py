@@ -64,10 +64,8 @@ class TwoStages(st.Study):
 
     def check(self) -> None:
         if self._steps(self._task()) < RECORDS:
-            raise st.UsageError(
-                f"batch={self.batch}, noise_ratio={self.noise_ratio}: stage one has fewer than {RECORDS} steps; "
-                "lower either"
-            )
+            given = f"batch={self.batch}, noise_ratio={self.noise_ratio}"
+            raise st.UsageError(f"{given}: stage one has fewer than {RECORDS} steps; lower either")
 
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(run=("sgd", "algorithm"))

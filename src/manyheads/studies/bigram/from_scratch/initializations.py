@@ -95,7 +95,7 @@ class Initializations(st.Study):
         )
         steps, flipped = np.full(1, np.nan), np.zeros(1, bool)
         if engine == "exact":
-            starts = [-c * self._drift(task) * task.centred for c in self.wrong]
+            starts = [-c * self._system(task).drift * task.centred for c in self.wrong]
             escapes = [initial_states.exact_softmax_escape(task, value, settings, self._most) for value in starts]
             exact = np.array(escapes) * np.log1p(GROWTH)
         elif engine == "reduced":
@@ -233,19 +233,15 @@ class Initializations(st.Study):
     def _spread(self, task: BigramTask, kind: str) -> float:
         """Return the standard deviation of the initial signals in drifts, with the noise that they add."""
         values, attention = self._stds(task, kind)
-        noise = self._system(task).init_noise
-        return float(
-            np.hypot(initialization.value_spread(task, values), initialization.attention_spread(task, attention, noise))
-        )
+        by_attention = initialization.attention_spread(task, attention, self._system(task).init_noise)
+        return float(np.hypot(initialization.value_spread(task, values), by_attention))
 
     def _sgd(self, rng: np.random.Generator, task: BigramTask, engine: str, init: str, seed: list[int]) -> SgdEscape:
         """Train one run of linear or softmax attention, and return linear weights."""
-        settings, state = (
-            self._settings(task),
-            initial_states.perturbed_state(rng, task, *self._stds(task, init)),
-        )
+        settings = self._settings(task)
+        state = initial_states.perturbed_state(rng, task, *self._stds(task, init))
         if init == "wrong-sign":
-            state = state._replace(value=-self._middle * self._drift(task) * task.centred)
+            state = state._replace(value=-self._middle * self._system(task).drift * task.centred)
         if engine == "sgd":
             return sgd_escape(task, settings, SPACING, self._most, seed=seed, init=state)
         return initial_states.softmax_escape(task, state.value, settings, SPACING_SOFTMAX, self._most, seed=seed)
@@ -255,7 +251,3 @@ class Initializations(st.Study):
         system = replace(self._system(task), batch=float("inf"))
         right = predict_escape(system, init=(wrong * system.drift, 0.0)) * float(np.log1p(GROWTH))
         return initialization.sign_correction(wrong) + right + initialization.saturation_delay()
-
-    @staticmethod
-    def _drift(task: BigramTask) -> float:
-        return 1 / (task.length * task.attention_squared_norm)

@@ -42,10 +42,8 @@ class LargeVocabulary(st.Study):
     horizon: float = st.setting(30.0, "duration in e-foldings of small signals", small=10.0, full=120.0)
 
     def check(self) -> None:
-        if not self.horizon > 2 * np.log(self.length):
-            raise st.UsageError(
-                f"horizon={self.horizon}: give more than twice ln T = {np.log(self.length):.1f} e-foldings"
-            )
+        if self.horizon <= (least := 2 * np.log(self.length)):
+            raise st.UsageError(f"horizon={self.horizon}: give more than twice ln T, {least:.1f} e-foldings")
 
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(vocabulary=self.vocabularies)

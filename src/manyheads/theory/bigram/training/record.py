@@ -14,7 +14,13 @@ from manyheads.theory.bigram.engines.generator import Seed
 from manyheads.theory.bigram.task import BigramTask
 from manyheads.theory.bigram.theorems.population import excess, measure_overlaps
 from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings, descend, initial_state
-from manyheads.theory.bigram.training.rounding import find_support, round_attention, share_of_support
+from manyheads.theory.bigram.training.rounding import (
+    find_support,
+    refit_scale,
+    round_attention,
+    sample_support,
+    share_of_support,
+)
 
 S = TypeVar("S")
 
@@ -111,6 +117,16 @@ def measure_distances(task: BigramTask, state: State) -> TaskDistances:
         share_of_support(task, find_support(state.attention, task.sparsity)),
         excess(task, state.value, state.attention) / excess(task, *initial_state(task)),
     )
+
+
+def measure_refitted(
+    task: BigramTask, raw: State, samples: int, rng: np.random.Generator
+) -> tuple[TaskDistances, TaskDistances, TaskDistances]:
+    """Measure a state: raw, rounded, and rounded with its scale refitted to fresh samples."""
+    rounded = round_attention(raw, task.stationary)
+    seen = sample_support(rng, task, find_support(rounded.attention), samples)
+    fitted = refit_scale(rounded, task.stationary, seen)
+    return measure_distances(task, raw), measure_distances(task, rounded), measure_distances(task, fitted)
 
 
 def measure_rounded(task: BigramTask, state: State) -> TaskDistances:
