@@ -9,7 +9,6 @@ from scipy.optimize import nnls
 from scipy.stats import binomtest
 
 from manyheads.errors import CertificateError, ShapeError, UsageError
-from manyheads.studies.bigram.lags import prepare
 from manyheads.theory.bigram import LagSettings, fit_lags, plant_lags
 from manyheads.theory.bigram.lags.alternating_least_squares import (
     LagProblem,
@@ -26,6 +25,7 @@ from manyheads.theory.bigram.lags.alternating_least_squares import (
 )
 from manyheads.theory.bigram.lags.independence import Forecast, independence_test
 from manyheads.theory.bigram.lags.pair_counts import PairCounts
+from manyheads.theory.bigram.lags.planted import prepare
 from manyheads.theory.bigram.lags.streams import read_streams
 
 
