@@ -270,7 +270,7 @@ def test_modules_import_each_other_in_no_circle():
 SNAPSHOT = ROOT / "tests/public_names.txt"
 # 160, at most seven for each of the three systems of meanfield, three for checkpoints, two for Muon, one for preflight,
 # two to judge curves, one to forecast a loss, one for the limits of a server
-MOST_NAMES = 212  # with the 22 words in which a study is declared: `setting`, `near`, `exponent`, `lines`, ...
+MOST_NAMES = 214
 
 
 def public_names():

@@ -2,7 +2,7 @@
 
 import sys
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 MOVED = {
     "limits": "manyheads.scaling (hyperparameters) and manyheads.theory.dmft (infinite networks)",
@@ -15,7 +15,9 @@ MOVED = {
 class MovedPackage(ModuleType):
     """A package of an older version, which holds nothing."""
 
-    __path__: ClassVar[list[str]] = []
+    def __init__(self, name: str, doc: str):
+        super().__init__(name, doc)
+        self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

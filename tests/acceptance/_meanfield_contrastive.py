@@ -81,10 +81,10 @@ def cosine_table(folder: Path, error: float) -> Measured:
     """Compare stationary cosines with the specification's table, at two node counts."""
     rho, found, nodes = (-0.9, -0.5, 0.0, 0.5, 0.9), [], Nodes(48, 16, 48)
     for noise in COSINES:
-        found.append([stationary_cosine(one_feature(noise, one, 0.5), nodes) for one in rho])
+        found.append([stationary_cosine(one_feature(noise, 0.5, one), nodes) for one in rho])
     worst = np.abs(np.array(found) - np.array(list(COSINES.values()))).max()
-    fast = [stationary_cosine(one_feature(0.5, one, 2.0), nodes) for one in rho[:4]]
-    strong = [stationary_cosine(one_feature(1.0, one, 0.5), nodes) for one in rho]
+    fast = [stationary_cosine(one_feature(0.5, 2.0, one), nodes) for one in rho[:4]]
+    strong = [stationary_cosine(one_feature(1.0, 0.5, one), nodes) for one in rho]
     passed = worst < error and np.abs(np.array(fast) - (0.8528, 0.8495, 0.8460, 0.8419)).max() < error
     passed = passed and abs(fast[0] - fast[2] - 0.0068) < 3e-4 and strong[0] < strong[2]
     shown = "tau 2: " + ", ".join(f"{one:.4f}" for one in fast)

@@ -73,7 +73,8 @@ def _lags(scene: Scene) -> Study:
     from manyheads.studies.bigram.lags import PlantedLags
 
     most = len(load_text(scene.text).content)  # pieces of a short text overlap
-    return PlantedLags(text=scene.text, sizes=tuple(sorted({min(size, most) for size in (3000, 12_000)})), lags=16)
+    sizes = tuple(sorted({min(size, most) for size in (3000, 12_000)}))
+    return PlantedLags(text=scene.text, sizes=sizes, lags=16)
 
 
 def _scaling(scene: Scene) -> Study:

@@ -15,10 +15,12 @@ from .declarations.measures import Root as Root
 from .declarations.measures import distance as distance
 from .declarations.measures import exponent as exponent
 from .declarations.measures import exponent_of_mean as exponent_of_mean
+from .declarations.measures import gap as gap
 from .declarations.measures import generator as generator
 from .declarations.measures import log as log
 from .declarations.measures import log_ratio as log_ratio
 from .declarations.measures import over_draws as over_draws
+from .declarations.measures import ratio as ratio
 from .declarations.measures import slope as slope
 from .execution.runner import open_run as open_run
 from .execution.runner import run as run

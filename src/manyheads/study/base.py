@@ -18,7 +18,7 @@ from manyheads._constraints import check_fields
 from manyheads._user_modules import load_file
 from manyheads.errors import UsageError
 from manyheads.study.cells import Cell, Value
-from manyheads.study.declarations.fields import documented, setting, sweep, values_of
+from manyheads.study.declarations.fields import documented, values_of
 from manyheads.study.sources import Source
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from manyheads.study.verdicts import Verdict
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(setting, sweep))
+@dataclass_transform(frozen_default=True)
 class Study(abc.ABC):
     """A theory's prediction beside a finite system that is really trained.
 

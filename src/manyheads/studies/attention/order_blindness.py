@@ -4,26 +4,21 @@ Three networks of equally many weights are trained on the same batches. The outp
 frequencies of the symbols alone, and the best accuracy of any such network is known exactly.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
 import optax
-import xarray as xr
 
+import manyheads.study as st
 from manyheads.costs import ModelShape, transformer_cost
-from manyheads.costs.formulas.recurrent import pooled_cost, rnn_cost
 from manyheads.costs.shapes import PooledShape, RecurrentShape
 from manyheads.data.recall import Recall, RecallSource
-from manyheads.errors import UsageError
-from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
-from manyheads.study.panels import Panel, Picture, spread_curve
-from manyheads.study.tables import dataset, select_cell, unstack
+from manyheads.studies.attention.baseline_flops import baseline_flops
+from manyheads.study.panels import Picture
 from manyheads.transformer.baselines import BaselineConfig, initialize_pooled, initialize_recurrent, match_hidden
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import TokenInput
@@ -33,36 +28,22 @@ from manyheads.transformer.shape import Shape
 from manyheads.transformer.training import count_weights, train
 from manyheads.transformer.transformer import initialize
 
-MODELS = {"pooled": "pooled MLP", "recurrent": "recurrent network", "transformer": "transformer"}
+MODELS = ("pooled", "recurrent", "transformer")
 TESTED = 8192  # fresh sequences on which a trained network is tested
 BUCKETS = 4  # groups of distances from the answer to the end
 SEGMENTS = 20  # points of a loss curve, each a mean over its share of the steps
 
 
-@dataclass(frozen=True)
-class OrderBlindness(Study):
+class OrderBlindness(st.Study):
     """Accuracy of recall of a pooled, a recurrent and an attention network, by length.
 
-    Attributes
-    ----------
-    lengths
-        Tokens of a sequence, the marker included.
-    steps_per_token
-        Updates over the length.
-    symbols
-        Number of symbols.
-    key_dim, heads, depth
-        Shape of the transformer; the two others have as many weights.
-    batch
-        Sequences of a step.
-    learning_rate
-        Peak, with Adam: a linear warm-up over a tenth of the steps, then a half cosine.
+    Hidden sizes of the first two are chosen to match the number of weights of the transformer.
     """
 
-    name: ClassVar[str] = "attention/order-blindness"
-    revision: ClassVar[int] = 3
-    claim: ClassVar[str] = "Pooling is order-blind, an RNN forgets with distance, attention does neither"
-    source: ClassVar[Source] = Source(
+    name = "attention/order-blindness"
+    revision = 3
+    claim = "Pooling is order-blind, an RNN forgets with distance, attention does neither"
+    source = st.Source(
         "zaheer2017",
         "Deep Sets",
         "Manzil Zaheer and Satwik Kottur and Siamak Ravanbakhsh and Barnabas Poczos and Ruslan Salakhutdinov and "
@@ -75,198 +56,139 @@ class OrderBlindness(Study):
         locus="theorem 2: what a permutation-invariant function is; the ceiling is derived here",
     )
 
-    lengths: tuple[int, ...] = (8, 16, 32)
-    steps_per_token: int = 38
-    symbols: int = 16
-    key_dim: int = 32
-    heads: int = 2
-    depth: int = 2
-    batch: int = 64
-    learning_rate: float = 3e-3
+    lengths: tuple[int, ...] = st.sweep(
+        (8, 16, 32),
+        "tokens of a sequence, the marker included",
+        above=BUCKETS,
+        count=1,
+        small=(6,),
+        full=(8, 16, 32, 64),
+    )
+    steps_per_token: int = st.setting(38, "updates over the length", small=5, full=64)
+    symbols: int = st.setting(16, "number of symbols")
+    key_dim: int = st.setting(32, "key dimension of the transformer", small=4)
+    heads: int = st.setting(2, "heads of the transformer")
+    depth: int = st.setting(2, "blocks of the transformer; the two others have as many weights", small=1)
+    batch: int = st.setting(64, "sequences of a step", small=8)
+    learning_rate: float = st.setting(
+        3e-3, "peak, with Adam: a linear warm-up over a tenth of the steps, then a half cosine"
+    )
 
-    def __post_init__(self) -> None:
-        rising = list(self.lengths) == sorted(set(self.lengths))
-        if not self.lengths or min(self.lengths) <= BUCKETS or not rising:
-            raise UsageError(f"lengths={self.lengths}: expected one or more, each above {BUCKETS}, in rising order")
+    def check(self) -> None:
         if self._steps(min(self.lengths)) < SEGMENTS:
-            raise UsageError(
+            raise st.UsageError(
                 f"steps_per_token={self.steps_per_token}: expected {SEGMENTS} steps or more at the shortest length"
             )
 
-    @classmethod
-    def full(cls) -> OrderBlindness:
-        """Return the study up to 64 tokens."""
-        return cls(lengths=(8, 16, 32, 64), steps_per_token=64)
+    def cells(self) -> tuple[st.Cell, ...]:
+        return st.grid(model=MODELS, length=self.lengths)
 
-    @classmethod
-    def small(cls) -> OrderBlindness:
-        """Return the smallest configuration in which every claim can change."""
-        return cls(lengths=(6,), steps_per_token=5, key_dim=4, heads=2, depth=1, batch=8)
-
-    def cells(self) -> tuple[Cell, ...]:
-        """Return every model at every length."""
-        return grid(model=tuple(MODELS), length=self.lengths)
-
-    def flops(self, cell: Cell) -> int:
+    def flops(self, cell: st.Cell) -> int:
         """Return the matrix-multiply FLOPs of training one network."""
         length, width = int(cell["length"]), self.key_dim * self.heads
-        call = {"length": length, "batch": self.batch, "training": True}
         if cell["model"] == "transformer":
             shape = ModelShape(self.depth, width, self.heads, mlp_hidden=width, classes=self.symbols, causal=False)
-            return self._steps(length) * transformer_cost(shape, **call).flops  # type: ignore[arg-type]
+            return self._steps(length) * transformer_cost(shape, length, self.batch, training=True).flops
+        kind = RecurrentShape if cell["model"] == "recurrent" else PooledShape
         config = self._baseline(str(cell["model"]), length)
-        embedding = 2 * self.batch * length * config.width * config.hidden  # its gradient, which the closed forms omit
-        if cell["model"] == "recurrent":
-            recurrent = RecurrentShape(config.width, config.hidden, config.layers, self.symbols)
-            return self._steps(length) * (rnn_cost(recurrent, **call).flops + embedding)  # type: ignore[arg-type]
-        pooled = PooledShape(config.width, config.hidden, config.layers, self.symbols)
-        mixing = 6 * self.batch * config.hidden**2  # once more after the pool, forward and backward
-        return self._steps(length) * (pooled_cost(pooled, **call).flops + embedding + mixing)  # type: ignore[arg-type]
+        baseline = kind(config.width, config.hidden, config.layers, self.symbols)
+        return self._steps(length) * baseline_flops(baseline, length, self.batch, training=True)
 
-    def predict(self, key: jax.Array) -> xr.Dataset:
+    def predict(self, key: jax.Array) -> st.Record:
         """Return the best accuracy of a network that is independent of order, exactly."""
         ceilings = [float(Recall(length, self.symbols).ceiling) for length in self.lengths]
-        variables = {"ceiling": ("length", ceilings, "best accuracy without order")}
-        return dataset(variables, coords={"length": list(self.lengths)})
+        return {"ceiling": ("length", ceilings, "best accuracy without order")}
 
-    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+    def train(self, key: jax.Array, model: str, length: int) -> st.Record:
         """Train one network and test it on fresh sequences."""
-        length = int(cell["length"])
-        task = Recall(length, self.symbols)
+        task, steps = Recall(length, self.symbols), self._steps(length)
         for_model, for_batches, for_test = jax.random.split(key, 3)
-        model = self._model(str(cell["model"]), length, for_model)
-        steps = self._steps(length)
+        network = self._model(model, length, for_model)
         optimizer = _optimizer(self.learning_rate, steps)
-        done = train(model, cross_entropy, RecallSource(task, self.batch), optimizer, steps, for_batches)
+        done = train(network, cross_entropy, RecallSource(task, self.batch), optimizer, steps, for_batches)
         tokens, answers, lags = task.draw(for_test, TESTED)
         right = np.asarray(_guess(done.model, tokens) == answers)
         groups = np.minimum(np.asarray(lags) * BUCKETS // (length - 1), BUCKETS - 1)
         by_lag = [right[groups == group].mean() for group in range(BUCKETS)]
         losses = [part.mean() for part in np.array_split(done.losses, SEGMENTS)]
-        sequence, pattern = np.asarray(tokens[0], float), self._pattern_of(done.model, str(cell["model"]), tokens[0])
-        return dataset(
-            {
-                "accuracy": ((), right.mean(), "accuracy on fresh sequences"),
-                "accuracy_by_lag": ("distance", by_lag, "accuracy by distance from the answer to the end"),
-                "loss": ("progress", losses, "training loss", "nat"),
-                "weights": ((), count_weights(model), "number of weights"),
-                "sequence": ("token", sequence, "a test sequence", "token"),
-                "pattern": (("token", "attending"), pattern, "attention, largest over heads and layers"),
-            },
-            coords={
-                "distance": ((np.arange(BUCKETS) + 0.5) / BUCKETS, "share of length"),
-                "progress": (np.arange(1, SEGMENTS + 1) / SEGMENTS, "share of the steps"),
-                "token": (np.arange(length), "position"),
-                "attending": (np.arange(length), "position"),
-            },
-        )
+        pattern = self._pattern_of(done.model, model, tokens[0])
+        return {
+            "accuracy": ((), right.mean(), "accuracy on fresh sequences"),
+            "accuracy_by_lag": ("distance", by_lag, "accuracy by distance from the answer to the end"),
+            "loss": ("progress", losses, "training loss", "nat"),
+            "weights": ((), count_weights(network), "number of weights"),
+            "sequence": ("token", np.asarray(tokens[0], float), "a test sequence", "token"),
+            "pattern": (("token", "attending"), pattern, "attention, largest over heads and layers"),
+            "distance": ("distance", (np.arange(BUCKETS) + 0.5) / BUCKETS, "distance over the length"),
+            "progress": ("progress", np.arange(1, SEGMENTS + 1) / SEGMENTS, "share of the steps"),
+            "token": ("token", np.arange(length), "position"),
+            "attending": ("attending", np.arange(length), "position"),
+        }
 
-    def claims(self) -> tuple[Claim, ...]:
-        """Compare accuracies with the ceiling, with one, and with each other."""
+    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+        accuracy, longest = trained["accuracy"], max(self.lengths)
         noise = 2.6 * 0.5 / (TESTED * len(self.lengths)) ** 0.5
-        longest = max(self.lengths)
-
-        def beyond_ceiling(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            accuracy = unstack(trained, "accuracy").sel(model="pooled")
-            return (accuracy - predicted["ceiling"]).mean("length").values
-
-        def worst_recall(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            return unstack(trained, "accuracy").sel(model="transformer").min("length").values
-
-        def lead(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            accuracy = unstack(trained, "accuracy").sel(length=longest)
-            return (accuracy.sel(model="transformer") - accuracy.sel(model="recurrent")).values
-
-        return (
-            Claim(
-                "The accuracy of a pooled network is the best one of any network that is independent of order",
-                beyond_ceiling,
-                target=0.0,
-                tolerance=(0.03, noise),
-                bounds=(-1.0, 1.0),
-                quantity="accuracy over the best one without order, mean over lengths",
-                resolution=1 / TESTED,
-                basis=f"above: 2.6 standard errors of {TESTED} tests a length; below: three points for finite training",
-            ),
-            Claim(
-                "A transformer of equally many weights recalls the symbol at every length",
-                worst_recall,
-                target=1.0,
-                tolerance=(0.1, float("inf")),
-                bounds=(0.0, 1.0),
-                quantity="accuracy, lowest over lengths",
-                resolution=1 / TESTED,
-                basis="accuracy of 0.9 or more at the worst length, far above the best accuracy without order",
-            ),
-            Claim(
-                f"At {longest} tokens the accuracy of a recurrent network of equally many weights is below that of the "
-                "transformer",
-                lead,
-                target=1.0,
-                tolerance=(1.0, float("inf")),
-                bounds=(-1.0, 1.0),
-                quantity="difference of accuracies",
-                resolution=1 / TESTED,
-                basis="an inequality: the difference of both accuracies is positive, seed by seed",
-            ),
+        last = accuracy.sel(length=longest)
+        yield st.Claim(
+            "The accuracy of a pooled network is the best one of any network that is independent of order",
+            (accuracy.sel(model="pooled") - theory["ceiling"]).mean("length"),
+            st.near(0, (0.03, noise)),
+            f"above: 2.6 standard errors of {TESTED} tests a length; below: three points for finite training",
+            "accuracy over the best one without order, mean over lengths",
+            bounds=(-1.0, 1.0),
+            resolution=1 / TESTED,
+        )
+        yield st.Claim(
+            "A transformer of equally many weights recalls the symbol at every length",
+            accuracy.sel(model="transformer").min("length"),
+            st.near(1, (0.1, np.inf)),
+            "accuracy of 0.9 or more at the worst length, far above the best accuracy without order",
+            "accuracy, lowest over lengths",
+            bounds=(0.0, 1.0),
+            resolution=1 / TESTED,
+        )
+        yield st.Claim(
+            f"At {longest} tokens the accuracy of a recurrent network of equally many weights is below that of the "
+            "transformer",
+            last.sel(model="transformer") - last.sel(model="recurrent"),
+            st.near(1, (1.0, np.inf)),
+            "an inequality: the difference of both accuracies is positive, seed by seed",
+            "difference of accuracies",
+            bounds=(-1.0, 1.0),
+            resolution=1 / TESTED,
         )
 
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show accuracy by length, by distance, and the attention of a solved sequence."""
-        accuracy, lengths = unstack(trained, "accuracy"), list(self.lengths)
-        by_lag = unstack(trained, "accuracy_by_lag").sel(length=lengths[-1])
-        distance = trained["distance"].values
-        curves, lags = (
-            [
-                spread_curve(x, table.sel(model=model).transpose("replicate", ...).values, label, group=group)
-                for group, (model, label) in enumerate(MODELS.items())
-            ]
-            for x, table in ((lengths, accuracy), (distance, by_lag))
+    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+        by_lag = trained["accuracy_by_lag"].isel(length=-1)
+        yield st.lines(
+            "Recall of the symbol after the marker",
+            "length",
+            "accuracy on fresh sequences",
+            {model: trained["accuracy"].sel(model=model) for model in MODELS},
+            {"best without order": theory["ceiling"]},
+            x_label="sequence length [tokens]",
+            note="Bands range over replicates. Dashed: best accuracy of an order-blind network, exact.",
+            shows=("recalls the symbol",),
         )
-        curves.append(spread_curve(lengths, predicted["ceiling"].values[None], "best without order", "predicted", 0))
-        weights = unstack(trained, "weights").isel(replicate=0)
-        rows = tuple(
-            (label, *(f"{int(weights.sel(model=model, length=length)):,}" for length in lengths))
-            for model, label in MODELS.items()
+        yield st.lines(
+            f"By distance from the answer to the end, {self.lengths[-1]} tokens",
+            "distance",
+            "accuracy on fresh sequences",
+            {model: by_lag.sel(model=model) for model in MODELS},
+            note="Bands range over replicates.",
+            shows=("recurrent network",),
         )
-        return (
-            Lines(
-                "Recall of the symbol after the marker",
-                "sequence length [tokens]",
-                "accuracy on fresh sequences",
-                tuple(curves),
-                note="Bands range over replicates. Dashed: best accuracy of an order-blind network, exact.",
-                shows=("recalls the symbol",),
-            ),
-            Lines(
-                f"By distance, {lengths[-1]} tokens",
-                "distance from the answer to the end, share of the length",
-                "accuracy on fresh sequences",
-                tuple(lags),
-                note="Bands range over replicates.",
-                shows=("recurrent network",),
-            ),
-            self._pattern(trained),
-            Listing(
-                "Number of weights",
-                ("model", *(f"n = {length}" for length in lengths)),
-                rows,
-                note="Hidden sizes of the others are chosen to match the number of weights of the transformer.",
-            ),
-        )
-
-    def _pattern(self, trained: xr.Dataset) -> Panel:
-        """Draw the attention to one sequence of the shortest length, first replicate."""
         size = self.lengths[0]
-        cell = select_cell(trained, model="transformer", length=size).isel(replicate=0)
-        tokens = cell["sequence"].values[:size].astype(int)
+        first = trained.sel(model="transformer", length=size).isel(
+            replicate=0, token=slice(size), attending=slice(size)
+        )
+        tokens = first["sequence"].values.astype(int)
         names = tuple("→" if token == self.symbols else chr(ord("a") + token) for token in tokens)
-        pattern = cell["pattern"].values[:size, :size]
-        return Picture(
+        yield Picture(
             "Attention of the transformer",
             "key",
             "query",
-            tuple(tuple(float(value) for value in row) for row in pattern),
+            tuple(map(tuple, first["pattern"].values.tolist())),
             value_label="attention, largest over heads and layers",
             x_ticks=names,
             y_ticks=names,

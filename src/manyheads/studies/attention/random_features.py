@@ -34,10 +34,10 @@ class RandomFeatures(st.Study):
     )
     vectorized = True
 
-    features: tuple[int, ...] = st.sweep((64, 256, 1024), "features m", small=(8, 32), full=(64, 256, 1024, 4096))
-    cosines: tuple[float, float] = st.setting((-0.8, 0.8), "cosine of query and key: opposite first, aligned last")
-    length: float = st.setting(0.5, "length of query and key", above=0)
-    trials: int = st.setting(8000, "estimates of a replicate", least=10, small=500)
+    features: tuple[int, ...] = st.sweep((64, 256, 1024), "Features m", small=(8, 32), full=(64, 256, 1024, 4096))
+    cosines: tuple[float, float] = st.setting((-0.8, 0.8), "Cosine of query and key: opposite first, aligned last")
+    length: float = st.setting(0.5, "Length of query and key", above=0)
+    trials: int = st.setting(8000, "Estimates of a replicate", least=10, small=500)
 
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(kind=tuple(LAWS), cosine=self.cosines, features=self.features)

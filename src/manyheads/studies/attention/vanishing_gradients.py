@@ -11,22 +11,15 @@ product of random matrices is smaller by about :math:`(3\,\mathbb E[\tanh'^4]/\m
 One block of attention at init stands beside it.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
 
-from manyheads.errors import UsageError, check_rising
-from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Claim, Curve, Lines, Source, Study
-from manyheads.study.panels import Panel, spread_curve
-from manyheads.study.tables import dataset
+import manyheads.study as st
 from manyheads.transformer.baselines import BaselineConfig, initialize_recurrent
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import VectorInput
@@ -37,33 +30,15 @@ from manyheads.transformer.transformer import initialize
 KEY_DIM = 16
 NODES = 80  # of the Gauss-Hermite quadrature
 GRADIENT = "squared gradient of the output, by the token"
+EXPONENT = ("exponent of the squared gradient", "1/token")
 
 
-@dataclass(frozen=True)
-class VanishingGradients(Study):
-    """Gradient of the output with respect to each token, in recurrent networks and in attention at init.
+class VanishingGradients(st.Study):
+    """Gradient of the output with respect to each token, in recurrent networks and in attention at init."""
 
-    Attributes
-    ----------
-    gains
-        Standard deviations of the recurrent and deeper weights, in units of 1/sqrt(width); 1 is the library's init.
-    layers
-        Layers of the cell, from 1 up.
-    tokens
-        Length of the sequence of the recurrent network.
-    lengths
-        Lengths of the sequences of the attention block.
-    width
-        Width H of the recurrent state, and model dimension of the attention block.
-    drive
-        Variance of the inputs of the recurrent network.
-    batch
-        Sequences over which the squared gradient is averaged.
-    """
-
-    name: ClassVar[str] = "attention/vanishing-gradients"
-    claim: ClassVar[str] = "Gradients of an RNN vanish or explode with length and depth; in attention not"
-    source: ClassVar[Source] = Source(
+    name = "attention/vanishing-gradients"
+    claim = "Gradients of an RNN vanish or explode with length and depth; in attention not"
+    source = st.Source(
         "pascanu2013",
         "On the difficulty of training recurrent neural networks",
         "Razvan Pascanu and Tomas Mikolov and Yoshua Bengio",
@@ -74,179 +49,116 @@ class VanishingGradients(Study):
         locus="section 2: vanishing and exploding gradients; the exponents by mean-field theory are derived here",
     )
 
-    gains: tuple[float, ...] = (0.7, 1.0, 1.5, 2.5)
-    layers: tuple[int, ...] = (1, 2, 4)
-    tokens: int = 32
-    lengths: tuple[int, ...] = (16, 32, 64, 128)
-    width: int = 128
-    drive: float = 0.25
-    batch: int = 8
+    gains: tuple[float, ...] = st.setting(
+        (0.7, 1.0, 1.5, 2.5),
+        "standard deviations of the recurrent and deeper weights, in units of 1/sqrt(width); 1 is the library's init",
+        small=(1.0,),
+    )
+    layers: tuple[int, ...] = st.sweep((1, 2, 4), "layers of the cell, from 1 up", small=(1, 2))
+    tokens: int = st.setting(32, "length of the sequence of the recurrent network", least=8, small=8, full=64)
+    lengths: tuple[int, ...] = st.sweep(
+        (16, 32, 64, 128), "lengths of the sequences of the attention block", small=(4, 8), full=(16, 64, 256, 512)
+    )
+    width: int = st.setting(
+        128,
+        "width H of the recurrent state, and model dimension of the attention block",
+        multiple=KEY_DIM,
+        small=KEY_DIM,
+        full=512,
+    )
+    drive: float = st.setting(0.25, "variance of the inputs of the recurrent network", above=0)
+    batch: int = st.setting(8, "sequences over which the squared gradient is averaged", small=2)
 
-    def __post_init__(self) -> None:
-        check_rising("lengths", self.lengths)
-        if 1.0 not in self.gains or self.layers[0] != 1 or len(self.layers) < 2:
-            raise UsageError(
+    def check(self) -> None:
+        if 1.0 not in self.gains or self.layers[0] != 1:
+            raise st.UsageError(
                 f"gains={self.gains}, layers={self.layers}: give 1.0 among the gains, and layers from 1 up"
             )
-        if self.tokens < 8 or self.width % KEY_DIM or not self.drive > 0:
-            raise UsageError(
-                f"tokens={self.tokens}, width={self.width}, drive={self.drive}: give 8 tokens or more, a multiple of "
-                f"{KEY_DIM} and a positive variance"
-            )
 
-    @classmethod
-    def full(cls) -> VanishingGradients:
-        """Return the study at four times the width and up to 512 tokens."""
-        return cls(tokens=64, lengths=(16, 64, 256, 512), width=512)
+    def cells(self) -> tuple[st.Cell, ...]:
+        recurrent = st.grid(network=("recurrent",), gain=self.gains, layers=self.layers, length=(self.tokens,))
+        return recurrent + st.grid(network=("attention",), gain=(1.0,), layers=(1,), length=self.lengths)
 
-    @classmethod
-    def small(cls) -> VanishingGradients:
-        """Return the smallest configuration in which every claim can change."""
-        return cls(gains=(1.0,), layers=(1, 2), tokens=8, lengths=(4, 8), width=KEY_DIM, batch=2)
-
-    def cells(self) -> tuple[Cell, ...]:
-        """Return every gain with every number of layers, and attention at every length."""
-        recurrent = [
-            Cell(network="recurrent", gain=gain, layers=layers, length=self.tokens)
-            for gain in self.gains
-            for layers in self.layers
-        ]
-        attention = [Cell(network="attention", gain=1.0, layers=1, length=length) for length in self.lengths]
-        return (*recurrent, *attention)
-
-    def predict(self, key: jax.Array) -> xr.Dataset:
+    def predict(self, key: jax.Array) -> st.Record:
         """Return the squared gradients of the mean-field theory, and their exponent per token."""
         curves = np.array([[self._theory(gain, layers) for layers in self.layers] for gain in self.gains])
-        return dataset(
-            {
-                "gradient": (("gain", "layers", "token"), curves, GRADIENT),
-                "exponent": (("gain", "layers"), self._exponent(curves), "exponent of the squared gradient", "1/token"),
-            },
-            coords={"gain": list(self.gains), "layers": list(self.layers), "token": np.arange(self.tokens)},
-        )
+        return {
+            "gradient": (("gain", "layers", "token"), curves, GRADIENT),
+            "exponent": (("gain", "layers"), self._exponent(curves), *EXPONENT),
+            "gain": ("gain", list(self.gains), "gain"),
+            "layers": ("layers", list(self.layers), "layers of the cell"),
+            "token": ("token", np.arange(self.tokens), "token"),
+        }
 
-    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+    def train(self, key: jax.Array, network: str, gain: float, layers: int, length: int) -> st.Record:
         """Initialize one network and differentiate its output with respect to every token."""
-        if cell["network"] == "attention":
-            curve, exponent, level = np.full(self.tokens, np.nan), np.nan, self._attention(key, int(cell["length"]))
+        if network == "attention":
+            curve, exponent, level = np.full(self.tokens, np.nan), np.nan, self._attention(key, length)
         else:
-            curve = self._recurrent(key, float(cell["gain"]), int(cell["layers"]))
+            curve = self._recurrent(key, gain, layers)
             exponent, level = self._exponent(curve), np.nan
-        return dataset(
-            {
-                "gradient": ("token", curve, GRADIENT),
-                "exponent": ((), exponent, "exponent of the squared gradient", "1/token"),
-                "level": ((), level, "squared gradient of the output of attention, by one of the tokens"),
-            },
-            coords={"token": np.arange(self.tokens)},
-        )
+        return {
+            "gradient": ("token", curve, GRADIENT),
+            "exponent": ((), exponent, *EXPONENT),
+            "level": ((), level, "squared gradient of the output of attention, by one of the tokens"),
+            "token": ("token", np.arange(self.tokens), "token"),
+        }
 
-    def claims(self) -> tuple[Claim, ...]:
-        """Compare exponents with the theory, with the edge of chaos, with depth times length, and with attention."""
+    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         deepest = self.layers[-1]
-
-        def exponents(trained: xr.Dataset) -> np.ndarray:
-            found = trained["exponent"].transpose("replicate", "cell").values
-            places = np.flatnonzero(trained["network"].values == "recurrent")
-            return found[:, places].reshape(-1, len(self.gains), len(self.layers))
-
-        def gap(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            return ((exponents(trained) - predicted["exponent"].values) / np.array(self.layers)).mean((1, 2))
-
-        def at_init(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            return exponents(trained)[:, self.gains.index(1.0), 0]
-
-        def by_depth(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            found = exponents(trained)[:, self.gains.index(1.0)]
-            return found[:, -1] / found[:, 0]
-
-        def power(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            chosen = trained.isel(cell=np.flatnonzero(trained["network"].values == "attention"))
-            fit = fit_exponent(np.asarray(self.lengths, float), chosen["level"].transpose("replicate", "cell").values)
-            return fit.exponent, fit.interval
-
-        return (
-            Claim(
-                "The squared gradient of a tanh recurrent network at init changes by the factor chi of mean-field "
-                "theory per token and layer of its cell (difference of exponents)",
-                gap,
-                quantity="exponent, measured less predicted (1/token and layer)",
-                target=0.0,
-                tolerance=6 / self.width,
-                basis="the logarithm of a product of random matrices of this width is smaller by up to 3/H a factor at "
-                "these gains; doubled",
-            ),
-            Claim(
-                "With weights of variance 1/H an Elman network with inputs keeps its gradients (exponent)",
-                at_init,
-                quantity="exponent of the squared gradient (1/token)",
-                target=0.0,
-                tolerance=6 / self.width,
-                expected="refuted",
-                basis="chi = 1 holds without inputs; with them the units saturate and chi is below one",
-            ),
-            Claim(
-                f"Depth acts like length: a cell of {deepest} layers has {deepest} times the exponent of one layer "
-                "(ratio)",
-                by_depth,
-                quantity="exponent of the deepest cell over that of one layer",
-                target=float(deepest),
-                tolerance=0.1 * deepest,
-                expected="refuted",
-                basis="a tenth; only the first layer of the cell sees the inputs, the others saturate less",
-            ),
-            Claim(
-                "In one block of attention at init the squared gradient by a token falls as n^-2, a power of the "
-                "length (log-log slope)",
-                power,
-                quantity="exponent of n",
-                target=-2.0,
-                tolerance=0.25,
-                basis="a token has the weight 1/n; with logits of variance one corrections are of relative size e^4/n",
-            ),
+        exponent = trained["exponent"].sel(network="recurrent", length=self.tokens)
+        init = exponent.sel(gain=1.0)
+        level = trained["level"].sel(network="attention", gain=1.0, layers=1, length=list(self.lengths))
+        yield st.Claim(
+            "The squared gradient of a tanh recurrent network at init changes by the factor chi of mean-field "
+            "theory per token and layer of its cell (difference of exponents)",
+            ((exponent - theory["exponent"]) / exponent["layers"]).mean(("gain", "layers")),
+            st.near(0, 6 / self.width),
+            "the logarithm of a product of random matrices of this width is smaller by up to 3/H a factor at "
+            "these gains; doubled",
+            "exponent, measured less predicted (1/token and layer)",
+        )
+        yield st.Claim(
+            "With weights of variance 1/H an Elman network with inputs keeps its gradients (exponent)",
+            init.sel(layers=1),
+            st.near(0, 6 / self.width),
+            "chi = 1 holds without inputs; with them the units saturate and chi is below one",
+            "exponent of the squared gradient (1/token)",
+            expected="refuted",
+        )
+        yield st.Claim(
+            f"Depth acts like length: a cell of {deepest} layers has {deepest} times the exponent of one layer (ratio)",
+            init.sel(layers=deepest) / init.sel(layers=1),
+            st.near(deepest, 0.1 * deepest),
+            "a tenth; only the first layer of the cell sees the inputs, the others saturate less",
+            "exponent of the deepest cell over that of one layer",
+            expected="refuted",
+        )
+        yield st.Claim(
+            "In one block of attention at init the squared gradient by a token falls as n^-2, a power of the "
+            "length (log-log slope)",
+            st.exponent(level, "length", "n", "squared gradient by a token, one block of attention"),
+            st.near(-2, 0.25),
+            "a token has the weight 1/n; with logits of variance one corrections are of relative size e^4/n",
         )
 
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show squared gradients by distance from the end, and those of attention by length."""
-        distance = np.arange(self.tokens)[::-1]
-        panels: list[Panel] = []
+    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+        gradient = trained["gradient"].sel(network="recurrent", length=self.tokens)
         for layers, shows in ((self.layers[0], "the factor chi"), (self.layers[-1], "Depth acts like length")):
-            curves: list[Curve] = []
-            for group, gain in enumerate(self.gains):
-                place = list(self.cells()).index(
-                    Cell(network="recurrent", gain=gain, layers=layers, length=self.tokens)
-                )
-                rows = trained["gradient"].isel(cell=place).transpose("replicate", "token").values
-                curves.append(spread_curve(distance, rows, f"gain {gain:g}", group=group))
-                theory = predicted["gradient"].sel(gain=gain, layers=layers).values
-                curves.append(spread_curve(distance, theory[None], "", "predicted", group))
-            panels.append(
-                Lines(
-                    f"Recurrent network, {layers} layer{'s' * (layers > 1)} in the cell",
-                    "tokens before the last",
-                    "squared gradient",
-                    tuple(curves),
-                    log_y=True,
-                    note="Bands: replicates. Dashed: mean-field theory.",
-                    shows=(shows,),
-                )
+            recurrent, law = (
+                {f"gain {gain:g}": data.sel(gain=gain, layers=layers) for gain in self.gains}
+                for data in (gradient, theory["gradient"])
             )
-        chosen = trained.isel(cell=np.flatnonzero(trained["network"].values == "attention"))
-        rows = chosen["level"].transpose("replicate", "cell").values
-        attention = spread_curve(self.lengths, rows, "one block of attention")
-        return (
-            *panels,
-            Lines(
-                "Attention at init",
-                "sequence length [tokens]",
-                "squared gradient by a token",
-                (attention,),
-                log_x=True,
-                log_y=True,
-                note="Bands: replicates.",
-                shows=("In one block of attention",),
-            ),
-        )
+            yield st.lines(
+                f"Recurrent network, {layers} layer{'s' * (layers > 1)} in the cell",
+                "token",
+                "squared gradient",
+                recurrent,
+                law,
+                log="y",
+                note="Bands: replicates. Dashed: mean-field theory.",
+                shows=(shows,),
+            )
 
     def _theory(self, gain: float, layers: int) -> np.ndarray:
         """Return the squared gradient by each token, (T,)."""

@@ -1,28 +1,26 @@
 """`bigram/lags`: planted lags on real text are found by regression where counting each lag by itself is misled."""
 
-from __future__ import annotations
-
+import math
 import warnings
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import numpy as np
-import xarray as xr
 
+import manyheads.study as st
 from manyheads.data import load_text
 from manyheads.data.characters import Vocabulary, build_vocabulary
-from manyheads.errors import CertificateError, UsageError
-from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
-from manyheads.study.claims import Measure
-from manyheads.study.panels import Panel, Picture, spread_curve
+from manyheads.errors import CertificateError
+from manyheads.study.panels import Picture
 from manyheads.theory.bigram.lags.fit import LagSettings, fit_lags
 from manyheads.theory.bigram.lags.result import LagFit
 from manyheads.theory.bigram.lags.streams import lag_information, plant_lags, read_streams
 from manyheads.theory.bigram.screening import screen
+from manyheads.theory.bigram.setups import replicate_seed
 from manyheads.theory.papers import REN
 
 REAL_LAGS = 16  # lags of the fit to the text's own next character
@@ -34,89 +32,42 @@ ENOUGH = 20_000  # samples from which on planted lags are required, and the fit 
 HELD_OUT = 0.2  # share of a stream on which losses are measured, beyond the samples of the fit
 
 
-@dataclass(frozen=True)
-class PlantedLags(Study):
-    """A shared transition finds the lags that were planted on real text; counting lag by lag finds half of them.
+class PlantedLags(st.Study):
+    """A shared transition finds the lags that were planted on real text; counting lag by lag finds half of them."""
 
-    Attributes
-    ----------
-    text
-        A UTF-8 file; by default Python's own documentation.
-    sizes
-        Samples of a fit, rising.
-    lags
-        Lags L, lag 0 included.
-    planted
-        Lags that every symbol's target depends on, drawn from 1 to L - 1.
-    vocabulary
-        Symbols: the most frequent characters in lower case, and one for all others.
-    """
-
-    name: ClassVar[str] = "bigram/lags"
-    revision: ClassVar[int] = 5
-    claim: ClassVar[str] = "One shared transition finds planted lags of real text; counting lag by lag fails"
-    source: ClassVar[Source] = replace(
-        REN, locus="the model; fitting it to streams by alternating least squares, and planting, are ours"
-    )
-    unread_prediction: ClassVar[str] = (
+    name = "bigram/lags"
+    revision = 5
+    claim = "One shared transition finds planted lags of real text; counting lag by lag fails"
+    source = REN.at("the model; fitting it to streams by alternating least squares, and planting, are ours")
+    unread_prediction = (
         "guessing's recall is drawn beside the curves; the claims compare the fit with counting and with a bigram table"
     )
 
-    text: Path | None = None
-    sizes: tuple[int, ...] = (5000, 20_000)
-    lags: int = 64
-    planted: int = 2
-    vocabulary: int = 32
+    text: Path | None = st.setting(None, "a UTF-8 file; by default Python's own documentation")
+    sizes: tuple[int, ...] = st.sweep(
+        (5000, 20_000), "samples of a fit", count=1, small=(1500, 3000), full=(20_000, 60_000, 250_000)
+    )
+    lags: int = st.setting(64, "lags L, lag 0 included", small=6)
+    planted: int = st.setting(2, "lags of every symbol's target, from 1 to L - 1", least=1, below="lags", small=1)
+    vocabulary: int = st.setting(32, "the most frequent characters in lower case, and one for all others", small=8)
 
-    def __post_init__(self) -> None:
-        if not self.sizes or list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
-            raise UsageError(f"sizes={self.sizes}: give one or more, rising")
-        if not 1 <= self.planted < self.lags:
-            raise UsageError(f"planted={self.planted}: between 1 and the {self.lags - 1} lags beyond the symbol itself")
+    def cells(self) -> tuple[st.Cell, ...]:
+        return st.grid(samples=self.sizes)
 
-    @classmethod
-    def full(cls) -> PlantedLags:
-        """Return the study up to 250,000 samples."""
-        return cls(sizes=(20_000, 60_000, 250_000))
-
-    @classmethod
-    def small(cls) -> PlantedLags:
-        """Return the smallest configuration in which every claim can change."""
-        return cls(sizes=(1500, 3000), lags=6, planted=1, vocabulary=8)
-
-    def inputs(self) -> dict[str, str]:
-        """Return the digest of the text.
-
-        Raises
-        ------
-        UsageError
-            The text is too short for the largest fit.
-        """
-        text = load_text(self.text)
-        needed = self._stretch(max(self.sizes))
-        if len(text.content) <= needed:
-            raise UsageError(f"{text.name} has {len(text.content)} characters: fits of {max(self.sizes)} need {needed}")
-        return {"text": text.sha256}
-
-    def cells(self) -> tuple[Cell, ...]:
-        """Return every size."""
-        return grid(samples=self.sizes)
-
-    def predict(self, key: jax.Array) -> xr.Dataset:
+    def predict(self, key: jax.Array) -> st.Record:
         """Return what guessing finds: the ceiling of everything that sees nothing."""
         chance = self.planted / (self.lags - 1)
-        attributes = {"long_name": "share of lags that guessing finds", "units": "1"}
-        return xr.Dataset(
-            {"recall": ("size", [chance] * len(self.sizes), attributes)}, coords={"size": list(self.sizes)}
-        )
+        return {
+            "size": ("size", list(self.sizes), "samples"),
+            "recall": ("size", [chance] * len(self.sizes), "share of lags that guessing finds"),
+        }
 
-    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+    def train(self, key: jax.Array, samples: int) -> st.Record:
         """Plant lags on pieces of the text and look for them; then fit the text's own next character."""
-        size = int(cell["samples"])
         vocabulary, tokens, table = prepare(self.text, self.vocabulary)
         symbols = len(vocabulary)
-        rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel().tolist(), size])
-        length = self._stretch(size)
+        rng = np.random.default_rng([*replicate_seed(key), samples])
+        length = self._stretch(samples)
         streams = [tokens[begin : begin + length] for begin in rng.integers(len(tokens) - length, size=PIECES)]
         lags = np.stack(
             [np.sort(rng.choice(np.arange(1, self.lags), self.planted, replace=False)) for _ in range(symbols)]
@@ -139,141 +90,124 @@ class PlantedLags(Study):
         reach = min(REAL_LAGS, self.lags)
         shown = real.weights[1 : SHOWN + 1] if real else np.zeros((len(names), reach))
         losses = [float(getattr(real.loss, name)) if real else np.nan for name in LOSSES]
-        return xr.Dataset(
-            {
-                "recall": ((), found["recall"], _label("planted lags found")),
-                "counted": ((), share @ _overlap(truth, best), _label("planted lags found by chi-square")),
-                "false": ((), found["false"], _label("share of empty lags that were chosen")),
-                "cosine": ((), found["cosine"], _label("cosine of fitted and planted transition")),
-                "loss": ("model", losses, _label("held-out loss, next character")),
-                "importance": ("lag", real.importance if real else np.zeros(reach), _label("weight of the lag")),
-                "information": (
-                    "lag",
-                    lag_information(streams, reach, vocabulary=symbols),
-                    {"long_name": "mutual information", "units": "bit"},
-                ),
-                "pattern": (("symbol", "lag"), shown, _label("weight of the lag for the next character")),
-                "symbols": ("symbol", names, {"long_name": "present character"}),
-            },
-            coords={
-                "lag": ("lag", np.arange(reach), {"long_name": "lag", "units": "characters"}),
-                "model": ("model", list(LOSSES), {"long_name": "model"}),
-            },
-        )
+        information = lag_information(streams, reach, vocabulary=symbols)
+        return {
+            "lag": ("lag", np.arange(reach), "lag", "characters"),
+            "model": ("model", list(LOSSES), "model", None),
+            "recall": ((), found["recall"], "planted lags found"),
+            "counted": ((), share @ _overlap(truth, best), "planted lags found by chi-square"),
+            "false": ((), found["false"], "share of empty lags that were chosen"),
+            "cosine": ((), found["cosine"], "cosine of fitted and planted transition"),
+            "loss": ("model", losses, "held-out loss, next character"),
+            "importance": ("lag", real.importance if real else np.zeros(reach), "weight of the lag"),
+            "information": ("lag", information, "mutual information", "bit"),
+            "pattern": (("symbol", "lag"), shown, "weight of the lag for the next character"),
+            "symbols": ("symbol", names, "present character", None),
+        }
 
-    def claims(self) -> tuple[Claim, ...]:
-        """Claim the share of planted lags that is found, and the loss on the text's own next character."""
+    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         place = next((number for number, size in enumerate(self.sizes) if size >= ENOUGH), len(self.sizes) - 1)
-        size, last = self.sizes[place], self.sizes[-1]
+        size, last, at_size = self.sizes[place], self.sizes[-1], trained.isel(samples=place)
         grain = 1 / (2 * self.planted * size)
-
-        def at_size(name: str) -> Measure:
-            return lambda predicted, trained: trained[name].transpose("replicate", "cell", ...).values[:, place]
-
-        def gain(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
-            loss = trained["loss"].isel(cell=-1).transpose("replicate", "model")
-            return (loss.sel(model="bigram") - loss.sel(model="fitted")).values
-
-        found = (
-            Claim(
-                f"The fit finds the planted lags at {size:,} samples (share of the lags)",
-                at_size("recall"),
-                quantity="share of the planted lags",
-                target=1.0,
-                tolerance=(0.02, float("inf")),
-                resolution=grain,
-                bounds=(0.0, 1.0),
-                basis="98% of the lags, weighted by how often their symbol occurs, is required",
-            ),
-            Claim(
-                f"Counting lag by lag finds the planted lags at {size:,} samples (share of the lags)",
-                at_size("counted"),
-                quantity="share of the planted lags",
-                target=1.0,
-                tolerance=(0.02, grain),
-                resolution=grain,
-                expected="refuted",
-                bounds=(0.0, 1.0),
-                basis="the same requirement; text carries every dependence on to other lags, and counting follows it",
-            ),
-            Claim(
-                "Most of the lags that the fit chooses are planted (share of empty lags that are chosen)",
-                at_size("false"),
-                quantity="share of empty lags that are chosen",
-                target=0.0,
-                tolerance=self.planted / (self.lags - self.planted),
-                resolution=1 / (self.vocabulary * self.lags),
-                bounds=(0.0, 1.0),
-                basis="at the tolerance as many empty lags as planted ones are chosen",
-            ),
+        yield st.Claim(
+            f"The fit finds the planted lags at {size:,} samples (share of the lags)",
+            at_size["recall"],
+            st.near(1, (0.02, math.inf)),
+            "98% of the lags, weighted by how often their symbol occurs, is required",
+            "share of the planted lags",
+            resolution=grain,
+            bounds=(0, 1),
         )
-        if last < ENOUGH:  # with few samples both tables are about equally uncertain
-            return found
-        beside = Claim(
-            f"The chosen lags predict the next character better than the last character does at {last:,} samples",
-            gain,
-            quantity="loss of the bigram table minus that of the fit",
-            target=0.0,
-            tolerance=(0.0, float("inf")),
-            basis="an inequality: the held-out loss of the fit is below that of the bigram table",
+        yield st.Claim(
+            f"Counting lag by lag finds the planted lags at {size:,} samples (share of the lags)",
+            at_size["counted"],
+            st.near(1, (0.02, grain)),
+            "the same requirement; text carries every dependence on to other lags, and counting follows it",
+            "share of the planted lags",
+            "refuted",
+            resolution=grain,
+            bounds=(0, 1),
         )
-        return (*found, beside)
+        yield st.Claim(
+            "Most of the lags that the fit chooses are planted (share of empty lags that are chosen)",
+            at_size["false"],
+            st.near(0, self.planted / (self.lags - self.planted)),
+            "at the tolerance as many empty lags as planted ones are chosen",
+            "share of empty lags that are chosen",
+            resolution=1 / (self.vocabulary * self.lags),
+            bounds=(0, 1),
+        )
+        if last >= ENOUGH:  # with few samples both tables are about equally uncertain
+            loss = trained["loss"].isel(samples=-1)
+            yield st.Claim(
+                f"The chosen lags predict the next character better than the last character does at {last:,} samples",
+                loss.sel(model="bigram") - loss.sel(model="fitted"),
+                st.above(0),
+                "an inequality: the held-out loss of the fit is below that of the bigram table",
+                "loss of the bigram table minus that of the fit",
+            )
 
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show recall by size, weights beside mutual information, and losses."""
-        sizes = tuple(map(float, self.sizes))
-        values = {name: trained[name].transpose("replicate", "cell", ...).values for name in trained.data_vars}
-        lags = trained["lag"].values
-        weight, bits = values["importance"][:, -1], values["information"][:, -1]
-        mean = trained["loss"].mean("replicate").transpose("cell", "model").values
-        rows = tuple((f"{size:,}", *(f"{loss:.4f}" for loss in mean[place])) for place, size in enumerate(self.sizes))
-        drawn = trained.isel(cell=len(self.sizes) - 1, replicate=0)
-        pattern = drawn["pattern"].transpose("symbol", "lag").values
+    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+        last = trained.isel(samples=-1)
+        pattern = last["pattern"].isel(replicate=0).transpose("symbol", "lag").values
         pattern = pattern / np.maximum(pattern.sum(1, keepdims=True), 1e-300)
-        return (
-            Picture(
-                "Which preceding characters the next one depends on",
-                "lag: characters before the present one",
-                "present character",
-                tuple(tuple(map(float, row)) for row in pattern),
-                value_label="share of the weight",
-                x_ticks=tuple(str(int(lag)) for lag in lags),
-                y_ticks=tuple(drawn["symbols"].values.tolist()),
-                note="Fitted to the text's own next character, first seed; lag 0 is the present character itself. "
-                "A row without colour found no lag that stands out. · is a space, ¶ a line end.",
-            ),
-            Lines(
-                "Planted lags found, on real text",
-                "samples",
-                "share found, weighted by frequency",
-                (
-                    spread_curve(sizes, values["recall"], "one shared transition", group=0),
-                    spread_curve(sizes, values["counted"], "chi-square, lag by lag", group=1),
-                    Curve(sizes, tuple(predicted["recall"].values.tolist()), "guessing", "reference"),
-                ),
-                log_x=len(self.sizes) > 2,
-                note=f"Among the {self.planted} strongest lags of every symbol. Bands reach over replicates.",
-                shows=("The fit finds",),
-            ),
-            Lines(
-                f"Weight of preceding characters, {self.sizes[-1]:,} samples",
-                "lag [characters]",
-                "relative to the largest",
-                (
-                    spread_curve(
-                        lags, weight / np.maximum(weight.max(1, keepdims=True), 1e-300), "weight of the fit", group=0
-                    ),
-                    spread_curve(lags, bits / bits.max(1, keepdims=True), "mutual information", group=1),
-                ),
-                note="The text's own next character: weights of the fit, and mutual information lag by lag.",
-            ),
-            Listing(
-                "Squared error on held-out text, next character",
-                ("samples", "unigram", "bigram", "additive, 8 lags", "one shared transition"),
-                rows,
-                note="Half the mean squared distance from what came. A detector of lags, no language model.",
-            ),
+        yield Picture(
+            "Which preceding characters the next one depends on",
+            "lag: characters before the present one",
+            "present character",
+            tuple(tuple(map(float, row)) for row in pattern),
+            value_label="share of the weight",
+            x_ticks=tuple(str(int(lag)) for lag in trained["lag"]),
+            y_ticks=tuple(last["symbols"].isel(replicate=0).values.tolist()),
+            note="Fitted to the text's own next character, first seed; lag 0 is the present character itself. "
+            "A row without colour found no lag that stands out. · is a space, ¶ a line end.",
         )
+        yield st.lines(
+            "Planted lags found, on real text",
+            "samples",
+            "share found, weighted by frequency",
+            {"one shared transition": trained["recall"], "chi-square, lag by lag": trained["counted"]},
+            reference={"guessing": theory["recall"].rename(size="samples")},
+            log="x" if len(self.sizes) > 2 else "",
+            note=f"Among the {self.planted} strongest lags of every symbol. Bands reach over replicates.",
+            shows=("The fit finds",),
+        )
+        weight, bits = last["importance"], last["information"]
+        yield st.lines(
+            f"Weight of preceding characters, {self.sizes[-1]:,} samples",
+            "lag",
+            "relative to the largest",
+            {
+                "weight of the fit": weight / weight.max("lag").clip(1e-300),
+                "mutual information": bits / bits.max("lag"),
+            },
+            note="The text's own next character: weights of the fit, and mutual information lag by lag.",
+        )
+        loss = trained["loss"].mean("replicate")
+        yield st.table(
+            "Squared error on held-out text, next character",
+            (
+                {"samples": f"{size:,}"} | {name: f"{float(loss.sel(samples=size, model=name)):.4f}" for name in LOSSES}
+                for size in self.sizes
+            ),
+            "Half the mean squared distance from what came. A detector of lags, no language model.",
+        )
+
+    def inputs(self) -> dict[str, str]:
+        """Return the digest of the text.
+
+        Raises
+        ------
+        UsageError
+            The text is too short for the largest fit.
+        """
+        text = load_text(self.text)
+        needed = self._stretch(max(self.sizes))
+        if len(text.content) <= needed:
+            raise st.UsageError(
+                f"{text.name} has {len(text.content)} characters: fits of {max(self.sizes)} need {needed}"
+            )
+        return {"text": text.sha256}
 
     def _stretch(self, size: int) -> int:
         """Return the length of a piece, so that all of them together leave `size` samples for the fit."""
@@ -324,7 +258,3 @@ def _cosine(fit: LagFit, table: np.ndarray) -> float:
     weights = fit.counts / fit.counts.sum()
     inner = [float(weights @ (a * b).sum(0)) for a, b in ((fit.value, planted), (fit.value, fit.value), (planted,) * 2)]
     return inner[0] / (inner[1] * inner[2]) ** 0.5
-
-
-def _label(name: str) -> dict[str, str]:
-    return {"long_name": name, "units": "1"}

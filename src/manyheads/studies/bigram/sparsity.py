@@ -18,6 +18,7 @@ from manyheads.theory.bigram.setups import balanced_steps, replicate_seed, signa
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 from manyheads.theory.bigram.theorems.sample_complexity import STAGE_ONE_OFFSET
 from manyheads.theory.bigram.theorems.signal import predict_escape
+from manyheads.theory.bigram.training.plateau_escape import median_escape
 from manyheads.theory.bigram.training.reduced_model import find_escape
 from manyheads.theory.bigram.transfer import predict_transfer
 from manyheads.theory.papers import REN
@@ -72,14 +73,16 @@ class Sparsity(st.Study):
         most = int(4 * (np.log(self.length) + STAGE_ONE_OFFSET) / FIRST_GROWTH)
         escape = find_escape(task, settings, self.runs, rng, most_steps=most)
         steps = np.where(escape.outcome == "escaped", escape.steps, most)
-        right = steps[~escape.flipped] if not escape.flipped.all() else steps
 
         def scores(counts: np.ndarray) -> np.ndarray:
             by_values = np.einsum("ktyx,yx->kt", counts, task.centred, optimize=True)
             return np.stack([by_values, chi_square(counts)[0]])
 
         found = np.array([search(stream, self._task(sparsity, stream), scores) for stream in rng.spawn(self.searches)])
-        figures = float(np.median(right)) * settings.batch, *(geometric_mean(each) for each in found.T)
+        figures = (
+            median_escape(steps, escape.flipped, most) * settings.batch,
+            *(geometric_mean(each) for each in found.T),
+        )
         return {name: ((), value, NAMES[name], "samples") for name, value in zip(NAMES, figures, strict=True)}
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:

@@ -9,22 +9,16 @@ deviations at the solution become :math:`r/\alpha_V`, 4.2 become about 2.5, and 
 after its minimum.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from dataclasses import replace
 
 import jax
 import numpy as np
-import xarray as xr
 
-from manyheads.errors import UsageError, check_rising
-from manyheads.study import Cell, Claim, Curve, Lines, Study, grid
-from manyheads.study.panels import Panel, spread_curve
-from manyheads.study.tables import unstack
-from manyheads.theory.bigram import setups as shared
+import manyheads.study as st
+from manyheads.theory.bigram import setups
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
-from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings
+from manyheads.theory.bigram.training.proximal_sgd import StepSettings
 from manyheads.theory.bigram.training.record import measure_rounded, record
 from manyheads.theory.papers import REN
 
@@ -33,260 +27,156 @@ RECORDS = 24
 METHODS = {"plain": "without penalty", "penalty": "with penalty"}
 
 
-@dataclass(frozen=True)
-class StageTwo(Study):
+class StageTwo(st.Study):
     """Excess loss of stage two by context length, with and without an l1 penalty.
 
-    Attributes
-    ----------
-    lengths
-        Context lengths T, increasing.
-    vocabulary, sparsity
-        N and Q of the task.
-    batch, samples
-        Of a step, and of a run.
-    growth
-        Growth per step: learning rates are `growth` / K_Q for values and `growth` / K_P for attention.
-    ratio
-        The penalty in standard deviations of one coordinate of the gradient at the solution.
-    weight_seed
-        Seed of the weights of the positions; every replicate draws its own transition, positions and samples.
+    Every replicate draws its own transition, positions and samples.
     """
 
-    name: ClassVar[str] = "bigram/stage-two"
-    revision: ClassVar[int] = 3
-    claim: ClassVar[str] = "Initialized with signal, proximal SGD needs samples independent of the length"
-    source: ClassVar = REN
+    name = "bigram/stage-two"
+    revision = 3
+    claim = "Initialized with signal, proximal SGD needs samples independent of the length"
+    source = REN
 
-    lengths: tuple[int, ...] = (125, 500, 2000)
-    vocabulary: int = 3
-    sparsity: int = 2
-    batch: int = 4096
-    samples: int = 196_608
-    growth: float = 0.2
-    ratio: float = 4.2
-    weight_seed: int = 0
+    lengths: tuple[int, ...] = st.sweep(
+        (125, 500, 2000), "context lengths T", small=(40, 80), full=(500, 2000, 8000, 32000)
+    )
+    vocabulary: int = st.setting(3, "N of the task")
+    sparsity: int = st.setting(2, "Q of the task")
+    batch: int = st.setting(4096, "samples of a step", small=64)
+    samples: int = st.setting(196_608, "samples of a run", small=1536)
+    growth: float = st.setting(0.2, "growth per step: rates are `growth` / K_Q and `growth` / K_P", small=0.05)
+    ratio: float = st.setting(4.2, "penalty in std of a coordinate of the gradient at the solution", small=1.0)
+    weight_seed: int = st.setting(0, "seed of the weights of the positions")
 
-    def __post_init__(self) -> None:
-        check_rising("lengths", self.lengths)
+    def check(self) -> None:
         if self.samples < self.batch * RECORDS:
-            raise UsageError(f"samples={self.samples}: give at least {RECORDS} steps, {RECORDS * self.batch}")
+            raise st.UsageError(f"samples={self.samples}: give at least {RECORDS} steps, {RECORDS * self.batch}")
 
-    @classmethod
-    def full(cls) -> StageTwo:
-        """Return the study up to 32,000 tokens: minutes with the extra `fast`, an hour or more without."""
-        return cls(lengths=(500, 2000, 8000, 32000))
+    def cells(self) -> tuple[st.Cell, ...]:
+        return st.grid(descent=tuple(METHODS), length=self.lengths)
 
-    @classmethod
-    def small(cls) -> StageTwo:
-        """Return the smallest configuration in which every claim can change."""
-        return cls(lengths=(40, 80), batch=64, samples=1536, growth=0.05, ratio=1.0)
-
-    def cells(self) -> tuple[Cell, ...]:
-        """Return both methods at every length."""
-        return grid(descent=tuple(METHODS), length=self.lengths)
-
-    def predict(self, key: jax.Array) -> xr.Dataset:
+    def predict(self, key: jax.Array) -> st.Record:
         """Return the signal system with noise without a penalty, and noiseless descent with it."""
         found = [self._predict(length) for length in self.lengths]
         curves, signals = (np.stack(part, axis=1) for part in zip(*found, strict=True))
         dims = ("descent", "length", "progress")
-        return xr.Dataset(
-            {"excess": (dims, curves, shared.EXCESS), "value_signal": (dims, signals, shared.VALUES)},
-            coords={"descent": list(METHODS), "length": list(self.lengths), "progress": self._progress()},
-        )
+        return {
+            "length": ("length", list(self.lengths), "context length", "tokens"),
+            "progress": ("progress", self._progress(), "samples drawn"),
+            "excess": (dims, curves, setups.EXCESS),
+            "value_signal": (dims, signals, setups.VALUES),
+        }
 
-    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+    def train(self, key: jax.Array, descent: str, length: int) -> st.Record:
         """Train from the common initialization and record the loss, and the support after rounding."""
-        task = shared.lengthen(shared.redraw(self._task(self.lengths[0]), key), int(cell["length"]))
-        settings = self._settings(task, str(cell["descent"]))
-        seen = record(task, _init(task), settings, self._steps(), RECORDS, seed=shared.replicate_seed(key))
+        task = setups.lengthen(setups.redraw(self._task(self.lengths[0]), key), length)
+        settings, init = self._settings(task, descent), setups.partial_solution(task, INIT)
+        seen = record(task, init, settings, self._steps(), RECORDS, seed=setups.replicate_seed(key))
         rounded = measure_rounded(task, seen.state)
-        return xr.Dataset(
-            {
-                "excess": ("progress", seen.excess, shared.EXCESS),
-                "value_signal": ("progress", seen.value_signal, shared.VALUES),
-                "nonzero": ("progress", seen.nonzero, {"long_name": "share of positions with attention", "units": "1"}),
-                "support": ((), rounded.support, shared.SUPPORT),
-                "rounded": ((), rounded.excess, shared.EXCESS | {"long_name": "excess loss after rounding"}),
-            },
-            coords={"progress": ("progress", self._progress(), {"long_name": "samples drawn"})},
-        )
+        return {
+            "progress": ("progress", self._progress(), "samples drawn"),
+            "excess": ("progress", seen.excess, setups.EXCESS),
+            "value_signal": ("progress", seen.value_signal, setups.VALUES),
+            "nonzero": ("progress", seen.nonzero, "share of positions with attention"),
+            "support": ((), rounded.support, setups.SUPPORT),
+            "rounded": ((), rounded.excess, "excess loss after rounding"),
+        }
 
-    def claims(self) -> tuple[Claim, ...]:
-        """Compare the smallest loss of a run across lengths and methods, and with the predictions."""
+    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         first, last = self.lengths[0], self.lengths[-1]
-
-        def doublings(method: str) -> Any:
-            def measured(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-                best = _best(trained).sel(descent=method)
-                return np.log2(best.sel(length=last).values / best.sel(length=first).values)
-
-            return measured
-
-        def final_signal(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            return unstack(trained, "value_signal").sel(descent="penalty", length=last).isel(progress=-1).values
-
-        def against_plain(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            at_last = _best(trained).sel(length=last)
-            return np.log2(at_last.sel(descent="penalty").values / at_last.sel(descent="plain").values)
-
-        def wrong_support(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            return 1 - unstack(trained, "support").sel(descent="plain", length=last).values
-
-        def predicted_doublings(predicted: xr.Dataset) -> float:
-            best = predicted["excess"].sel(descent="plain").min("progress")
-            return float(np.log2(best.sel(length=last) / best.sel(length=first)))
-
-        return (
-            Claim(
-                f"With the penalty the smallest excess loss is the same at T = {first} and T = {last} (in doublings)",
-                doublings("penalty"),
-                quantity="excess loss at the largest T over that at the smallest (log2)",
-                target=0.0,
-                tolerance=float(np.log2(1.6)),
-                resolution=shared.ROUNDING,
-                basis="a factor of 1.6 between the ends: of the squared norm of thresholded noise, which grows "
-                "with the length while the threshold is below sqrt(2 ln T) standard deviations, and of two runs' noise",
-            ),
-            Claim(
-                f"With a penalty of {self.ratio:g} standard deviations alpha_V increases as in noiseless descent",
-                final_signal,
-                quantity="alpha_V at the end",
-                target=self._final_signal,
-                tolerance=lambda predicted: 0.1 * self._final_signal(predicted),
-                basis="a tenth: noise of the attention reduces the values by half of its share of the attention's "
-                "squared norm, a few percent above the threshold",
-            ),
-            Claim(
-                f"Without a penalty the smallest excess loss grows from T = {first} to T = {last} as the signal system "
-                "with noise predicts (in doublings)",
-                doublings("plain"),
-                quantity="excess loss at the largest T over that at the smallest (log2)",
-                target=predicted_doublings,
-                tolerance=0.3,
-                resolution=shared.ROUNDING,
-                basis="a quarter of the factor: the smallest of a fluctuating curve lies below its mean's smallest",
-            ),
-            Claim(
-                f"At T = {last} the penalty reduces the smallest excess loss (in doublings)",
-                against_plain,
-                quantity="excess loss with the penalty over that without (log2)",
-                target=-1.0,
-                tolerance=(float("inf"), 1.0),
-                resolution=shared.ROUNDING,
-                basis="an inequality: the ratio is below one",
-            ),
-            Claim(
-                "With the penalty the excess loss of the raw iterate falls below 3.5% at every length",
-                lambda predicted, trained: _best(trained).sel(descent="penalty").max("length").values,
-                quantity="relative excess loss, largest over lengths",
-                target=0.0,
-                tolerance=(0.0, 0.035),
-                basis="the bias of the penalty, that of noiseless descent, and room for noise on the true positions",
-            ),
-            Claim(
-                "Without a penalty the attended positions are not the largest weights of most queries",
-                wrong_support,
-                quantity="share of queries with wrong positions",
-                bounds=(0.0, 1.0),
-                target=1.0,
-                tolerance=0.5,
-                resolution=0.5 / self.vocabulary,
-                expected="refuted",
-                basis="one minus the share of queries with the right largest weights, in more than half",
-            ),
+        best, law = (data["excess"].min("progress") for data in (trained, theory))
+        growth, predicted = (each.sel(length=last) / each.sel(length=first) for each in (best, law))
+        at_last = best.sel(length=last)
+        by_length = "excess loss at the largest T over that at the smallest (log2)"
+        yield st.Claim(
+            f"With the penalty the smallest excess loss is the same at T = {first} and T = {last} (in doublings)",
+            np.log2(growth.sel(descent="penalty")),
+            st.near(0, np.log2(1.6)),
+            "a factor of 1.6 between the ends: of the squared norm of thresholded noise, which grows with the length "
+            "while the threshold is below sqrt(2 ln T) standard deviations, and of two runs' noise",
+            by_length,
+            resolution=setups.ROUNDING,
+        )
+        end = {"descent": "penalty", "length": last, "progress": theory["progress"][-1]}
+        signal = theory["value_signal"].sel(end)
+        yield st.Claim(
+            f"With a penalty of {self.ratio:g} standard deviations alpha_V increases as in noiseless descent",
+            trained["value_signal"].sel(end),
+            st.near(signal, 0.1 * signal),
+            "a tenth: noise of the attention reduces the values by half of its share of the attention's squared norm, "
+            "a few percent above the threshold",
+            "alpha_V at the end",
+        )
+        yield st.Claim(
+            f"Without a penalty the smallest excess loss grows from T = {first} to T = {last} as the signal system "
+            "with noise predicts (in doublings)",
+            np.log2(growth.sel(descent="plain")),
+            st.near(np.log2(predicted.sel(descent="plain")), 0.3),
+            "a quarter of the factor: the smallest of a fluctuating curve lies below its mean's smallest",
+            by_length,
+            resolution=setups.ROUNDING,
+        )
+        yield st.Claim(
+            f"At T = {last} the penalty reduces the smallest excess loss (in doublings)",
+            np.log2(at_last.sel(descent="penalty") / at_last.sel(descent="plain")),
+            st.near(-1, (np.inf, 1)),
+            "an inequality: the ratio is below one",
+            "excess loss with the penalty over that without (log2)",
+            resolution=setups.ROUNDING,
+        )
+        yield st.Claim(
+            "With the penalty the excess loss of the raw iterate falls below 3.5% at every length",
+            best.sel(descent="penalty").max("length"),
+            st.near(0, (0, 0.035)),
+            "the bias of the penalty, that of noiseless descent, and room for noise on the true positions",
+            "relative excess loss, largest over lengths",
+        )
+        yield st.Claim(
+            "Without a penalty the attended positions are not the largest weights of most queries",
+            1 - trained["support"].sel(descent="plain", length=last),
+            st.near(1, 0.5),
+            "one minus the share of queries with the right largest weights, in more than half",
+            "share of queries with wrong positions",
+            "refuted",
+            bounds=(0, 1),
+            resolution=0.5 / self.vocabulary,
         )
 
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show the smallest loss against the length, and loss and signal over samples at the longest."""
-        longest, progress = self.lengths[-1], self._progress()
-        lowest, best = _best(trained), predicted["excess"].min("progress")
-        by_length, over, signals = [], [], []
-        for group, (method, label) in enumerate(METHODS.items()):
-
-            def both(x: Any, name: str, method: str = method, label: str = label, group: int = group) -> list[Curve]:
-                chosen = {"descent": method, "length": longest}
-                rows = unstack(trained, name).sel(chosen).transpose("replicate", "progress").values
-                theory = spread_curve(x, predicted[name].sel(chosen).values, f"{label}, predicted", "predicted", group)
-                return [spread_curve(x, rows, label, group=group), theory]
-
-            by_length.append(spread_curve(self.lengths, lowest.sel(descent=method).values.T, label, group=group))
-            theory = best.sel(descent=method).values
-            by_length.append(spread_curve(self.lengths, theory, f"{label}, predicted", "predicted", group))
-            over += both(progress, "excess")
-            signals += both(progress, "value_signal")
-        note = "Raw iterates. Dashed: the signal system with noise, and noiseless descent with the penalty."
-        return (
-            Lines(
-                "Smallest loss of a run",
-                "context length [tokens]",
-                shared.EXCESS_AXIS,
-                tuple(by_length),
-                log_x=True,
-                log_y=True,
-                note=note,
-                shows=("With the penalty the smallest",),
-            ),
-            Lines(
-                f"Over samples, {longest} tokens",
-                "samples drawn",
-                shared.EXCESS_AXIS,
-                tuple(over),
-                log_y=True,
-                note=note,
-                shows=("the penalty reduces",),
-            ),
-            Lines(
-                f"Signal of the values, {longest} tokens",
-                "samples drawn",
-                "overlap with the transition",
-                tuple(signals),
-                note="One at the solution without a penalty.",
-                shows=("alpha_V increases",),
-            ),
+    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+        yield st.lines(
+            "Smallest loss of a run",
+            "length",
+            setups.EXCESS_AXIS,
+            {label: trained["excess"].sel(descent=method).min("progress") for method, label in METHODS.items()},
+            {label: theory["excess"].sel(descent=method).min("progress") for method, label in METHODS.items()},
+            log="xy",
+            note="Raw iterates. Dashed: the signal system with noise, and noiseless descent with the penalty.",
+            shows=("With the penalty the smallest",),
         )
-
-    def _final_signal(self, predicted: xr.Dataset) -> float:
-        signal = predicted["value_signal"].sel(descent="penalty", length=self.lengths[-1])
-        return float(signal.isel(progress=-1))
 
     def _predict(self, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the predicted loss and signal of the values of both methods, (2, records) each."""
-        task = self._task(length)
-        steps, every = self._steps(), self._steps() // RECORDS
-        path = shared.predict_signals(task, self._settings(task, "plain"), np.arange(0, steps + 1, every), (INIT, INIT))
-        plain = shared.excess_with_noise(task, path)
-        penalty = shared.noiseless_descent(task, _init(task), self._settings(task, "penalty"), steps)
+        task, steps, every = self._task(length), self._steps(), self._steps() // RECORDS
+        path = setups.predict_signals(task, self._settings(task, "plain"), np.arange(0, steps + 1, every), (INIT, INIT))
+        penalty = setups.noiseless_descent(
+            task, setups.partial_solution(task, INIT), self._settings(task, "penalty"), steps
+        )
         return (
-            np.stack([plain, penalty.excess[::every]]),
+            np.stack([setups.excess_with_noise(task, path), penalty.excess[::every]]),
             np.stack([path.value_signal, penalty.value_signal[::every]]),
         )
 
     def _task(self, length: int) -> BigramTask:
-        shortest = draw_bigram_task(
-            np.random.default_rng(self.weight_seed), self.vocabulary, self.lengths[0], self.sparsity
-        )
-        return shared.lengthen(shortest, length)
+        rng = np.random.default_rng(self.weight_seed)
+        return setups.lengthen(draw_bigram_task(rng, self.vocabulary, self.lengths[0], self.sparsity), length)
 
     def _settings(self, task: BigramTask, method: str) -> StepSettings:
-        rates = self.growth / task.attention_squared_norm, self.growth / task.transition_squared_norm
         penalty = self.ratio * (task.transition_squared_norm / self.batch) ** 0.5 if method == "penalty" else 0.0
-        return StepSettings(self.batch, *rates, penalty=penalty)
+        return replace(setups.steps_of(task, self.growth, self.batch), penalty=penalty)
 
     def _steps(self) -> int:
         return RECORDS * (self.samples // (RECORDS * self.batch))
 
     def _progress(self) -> np.ndarray:
         return np.arange(RECORDS + 1) * (self._steps() // RECORDS) * self.batch
-
-
-def _best(trained: xr.Dataset) -> xr.DataArray:
-    """Return the smallest loss of every run, (method, length, replicate)."""
-    return unstack(trained, "excess").min("progress")
-
-
-def _init(task: BigramTask) -> State:
-    """Return the common initialization: a part of the solution, without noise."""
-    uniform = 1 / task.length
-    return State(INIT * task.centred, (uniform + INIT * (task.attention - uniform)).astype(np.float32))

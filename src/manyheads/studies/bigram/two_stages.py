@@ -5,20 +5,14 @@ minimum after it. The algorithm is trained on samples alone: switch, proximal st
 refit, whose excess loss has a closed form.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Any, ClassVar
+import math
+from collections.abc import Iterator
 
 import jax
 import numpy as np
-import xarray as xr
 
-from manyheads.errors import UsageError
-from manyheads.study import Cell, Claim, Lines, Study, grid
-from manyheads.study.claims import Measure
-from manyheads.study.panels import Panel, spread_curve
-from manyheads.theory.bigram import setups as shared
+import manyheads.study as st
+from manyheads.theory.bigram import setups
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 from manyheads.theory.bigram.theorems.population import excess
 from manyheads.theory.bigram.theorems.sample_complexity import refit_excess, stage_one_samples
@@ -30,130 +24,96 @@ from manyheads.theory.bigram.training.settings import FirstStage, SecondStage, T
 from manyheads.theory.bigram.training.two_stages import fit_support, train_bigram
 from manyheads.theory.papers import REN
 
-RUNS = ("sgd", "algorithm")
 RECORDS = 60
 LOW, HIGH = 0.05, 0.3  # signals of the attention between which its growth is measured
+CURVES = {"excess": setups.EXCESS, "value_signal": setups.VALUES, "attention_signal": setups.WEIGHTS}
+FIGURES = {
+    "growth": "steps of growth",
+    "escape": "steps to the plateau escape",
+    "raw": "excess loss of the raw iterate",
+    "switch": "samples to the switch",
+    "support": setups.SUPPORT,
+    "refit": "excess loss after the refit",
+    "flipped": "sign-flipped solution",
+}
 
 
-@dataclass(frozen=True)
-class TwoStages(Study):
+class TwoStages(st.Study):
     """Growth, escape and minimum of plain SGD, and samples, support and excess loss of the two-stage algorithm.
 
-    Attributes
-    ----------
-    length, vocabulary, sparsity
-        T, N and Q of the task.
-    batch
-        Samples of a step, in both stages.
-    noise_ratio
-        Noise-to-signal ratio of stage one; it determines the learning rates.
-    duration
-        Steps of SGD, in units of the predicted samples of stage one.
-    ratio
-        The penalty in standard deviations of one coordinate of the gradient.
-    budget
-        Samples of stage two.
-    fresh, refits
-        Samples of the refit, and refits on independent samples for its mean excess loss.
-    weight_seed
-        Seed of the weights of the positions; every replicate draws its own transition, positions and samples.
+    Every replicate draws its own transition, positions and samples.
     """
 
-    name: ClassVar[str] = "bigram/two-stages"
-    claim: ClassVar[str] = "The two-stage algorithm recovers all positions; the refit error is of order 1/n"
-    source: ClassVar = REN
-    revision: ClassVar[int] = 4
+    name = "bigram/two-stages"
+    claim = "The two-stage algorithm recovers all positions; the refit error is of order 1/n"
+    source = REN
+    revision = 4
 
-    length: int = 500
-    vocabulary: int = 3
-    sparsity: int = 2
-    batch: int = 2048
-    noise_ratio: float = 0.25
-    duration: float = 2.5
-    ratio: float = 2.5
-    budget: int = 204_800
-    fresh: int = 20_000
-    refits: int = 32
-    weight_seed: int = 0
+    length: int = st.setting(500, "T of the task", small=60, full=5000)
+    vocabulary: int = st.setting(3, "N of the task")
+    sparsity: int = st.setting(2, "Q of the task")
+    batch: int = st.setting(2048, "samples of a step, in both stages", small=128)
+    noise_ratio: float = st.setting(0.25, "noise-to-signal ratio of stage one; determines the rates", small=0.5)
+    duration: float = st.setting(2.5, "steps of SGD, in predicted samples of stage one", least=1.5, small=1.5)
+    ratio: float = st.setting(2.5, "penalty in std of a coordinate of the gradient", above=0, small=1.0)
+    budget: int = st.setting(204_800, "samples of stage two", small=1280)
+    fresh: int = st.setting(20_000, "samples of the refit", small=2000)
+    refits: int = st.setting(32, "refits on independent samples, for the mean excess loss", least=1, small=2)
+    weight_seed: int = st.setting(0, "seed of the weights of the positions")
 
-    def __post_init__(self) -> None:
-        if self.duration < 1.5 or not self.ratio > 0 or self.refits < 1:
-            raise UsageError(
-                f"duration={self.duration}, ratio={self.ratio}, refits={self.refits}: give at least 1.5, a positive "
-                "number and one or more"
-            )
+    def check(self) -> None:
         if self._steps(self._task()) < RECORDS:
-            raise UsageError(
+            raise st.UsageError(
                 f"batch={self.batch}, noise_ratio={self.noise_ratio}: stage one has fewer than {RECORDS} steps; "
                 "lower either"
             )
 
-    @classmethod
-    def full(cls) -> TwoStages:
-        """Return the study at 5,000 tokens."""
-        return cls(length=5000)
+    def cells(self) -> tuple[st.Cell, ...]:
+        return st.grid(run=("sgd", "algorithm"))
 
-    @classmethod
-    def small(cls) -> TwoStages:
-        """Return the smallest configuration in which every claim can change."""
-        return cls(length=60, batch=128, noise_ratio=0.5, duration=1.5, ratio=1.0, budget=1280, fresh=2000, refits=2)
-
-    def cells(self) -> tuple[Cell, ...]:
-        """Return plain SGD and the two-stage algorithm."""
-        return grid(run=RUNS)
-
-    def predict(self, key: jax.Array) -> xr.Dataset:
+    def predict(self, key: jax.Array) -> st.Record:
         """Return the typical run of the signal system with noise, its escape, and the excess loss of the refit."""
         task = self._task()
         settings, steps = self._settings(task), self._record_steps(task)
-        system = shared.signal_system(task, settings)
+        system = setups.signal_system(task, settings)
         pace = np.log1p(system.growth) / system.growth  # a step multiplies by 1 + eta, a unit of time by e^eta
-        path = shared.predict_signals(task, settings, steps * pace, system.typical_init())
+        path = setups.predict_signals(task, settings, steps * pace, system.typical_init())
         fine = np.linspace(0, steps[-1], 4001)
-        dense = shared.predict_signals(task, settings, fine * pace, system.typical_init())
+        dense = setups.predict_signals(task, settings, fine * pace, system.typical_init())
         growth = _crossing(fine, dense.attention_signal, HIGH) - _crossing(fine, dense.attention_signal, LOW)
         checked = self.fresh - self.fresh // 4  # a quarter of the samples finds the positions
-        scalars = {
-            "escape": (predict_escape(system, ESCAPED), "steps to the plateau escape"),
-            "growth": (growth, "steps of growth"),
-            "growth_per_step": (system.growth, "growth per step"),
-            "stage_one": (stage_one_samples(task, self.noise_ratio), "samples of stage one"),
-            "refit": (2 * refit_excess(task, checked) / self._initial(task), "excess loss after the refit"),
+        refit = 2 * refit_excess(task, checked) / self._initial(task)
+        return {
+            "progress": ("progress", steps * self.batch, "samples drawn"),
+            "excess": ("progress", setups.excess_with_noise(task, path), setups.EXCESS),
+            "value_signal": ("progress", path.value_signal, setups.VALUES),
+            "attention_signal": ("progress", path.attention_signal, setups.WEIGHTS),
+            "escape": ((), predict_escape(system, ESCAPED), FIGURES["escape"]),
+            "growth": ((), growth, FIGURES["growth"]),
+            "growth_per_step": ((), system.growth, "growth per step"),
+            "stage_one": ((), stage_one_samples(task, self.noise_ratio), "samples of stage one"),
+            "refit": ((), refit, FIGURES["refit"]),
         }
-        return xr.Dataset(
-            {
-                "excess": ("progress", shared.excess_with_noise(task, path), shared.EXCESS),
-                "value_signal": ("progress", path.value_signal, shared.VALUES),
-                "attention_signal": ("progress", path.attention_signal, shared.WEIGHTS),
-                **{name: ((), value, _label(text)) for name, (value, text) in scalars.items()},
-            },
-            coords={"progress": ("progress", steps * self.batch, {"long_name": "samples drawn"})},
-        )
 
-    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+    def train(self, key: jax.Array, run: str) -> st.Record:
         """Train by plain SGD, or by the two-stage algorithm and several refits."""
-        task, seed = shared.redraw(self._task(), key), shared.replicate_seed(key)
+        task, seed = setups.redraw(self._task(), key), setups.replicate_seed(key)
         steps = self._record_steps(task)
-        curves = dict.fromkeys(("excess", "value_signal", "attention_signal"), np.full(len(steps), np.nan))
-        found = dict.fromkeys(SCALARS, np.nan)
-        if cell["run"] == "sgd":
+        curves = dict.fromkeys(CURVES, np.full(len(steps), np.nan))
+        found = dict.fromkeys(FIGURES, np.nan)
+        if run == "sgd":
             seen = record(task, initial_state(task), self._settings(task), int(steps[-1]), RECORDS, seed=seed)
-            sizes = np.abs(seen.attention_signal)
-            curves = {
-                "excess": seen.excess,
-                "value_signal": np.abs(seen.value_signal),
-                "attention_signal": sizes,
-            }
+            sizes = np.abs(seen.attention_signal)  # a run may reach the sign-flipped solution
+            curves = {"excess": seen.excess, "value_signal": np.abs(seen.value_signal), "attention_signal": sizes}
             found["growth"] = _crossing(steps, sizes, HIGH) - _crossing(steps, sizes, LOW)
             found["escape"] = _crossing(steps, seen.value_signal * seen.attention_signal, ESCAPED)
             found["raw"] = float(seen.excess[-1])
         else:
             found |= self._run_algorithm(task, seed)
-        dims = {"excess": shared.EXCESS, "value_signal": shared.VALUES, "attention_signal": shared.WEIGHTS}
-        return xr.Dataset(
-            {name: ("progress", curves[name], label) for name, label in dims.items()}
-            | {name: ((), found[name], _label(text)) for name, text in SCALARS.items()},
-            coords={"progress": ("progress", steps * self.batch, {"long_name": "samples drawn"})},
+        return (
+            {"progress": ("progress", steps * self.batch, "samples drawn")}
+            | {name: ("progress", curves[name], label) for name, label in CURVES.items()}
+            | {name: ((), found[name], label) for name, label in FIGURES.items()}
         )
 
     def _run_algorithm(self, task: BigramTask, seed: list[int]) -> dict[str, float]:
@@ -174,106 +134,63 @@ class TwoStages(Study):
             "flipped": float(done.flipped),
         }
 
-    def claims(self) -> tuple[Claim, ...]:
-        """Compare SGD with the signal system, and the algorithm with SGD and with closed forms."""
-
-        def of(run: str, name: str) -> Any:
-            return lambda trained: trained[name].isel(cell=RUNS.index(run)).values
-
-        def scalar(name: str) -> Any:
-            return lambda predicted: float(predicted[name])
-
-        def final_signal(predicted: xr.Dataset) -> float:
-            return float(predicted["attention_signal"].isel(progress=-1))
-
-        def measured(run: str, name: str) -> Measure:
-            return lambda predicted, trained: of(run, name)(trained)
-
-        return (
-            Claim(
-                f"Under SGD alpha_A grows from {LOW} to {HIGH} in the number of steps that the signal system predicts",
-                measured("sgd", "growth"),
-                quantity="time of growth (steps)",
-                target=scalar("growth"),
-                tolerance=lambda predicted: 0.15 * float(predicted["growth"]),
-                basis="15%: finite steps beyond first order, and the distance of the two records around a crossing",
-            ),
-            Claim(
-                "The plateau escape of SGD is at the predicted step (difference in growth times)",
-                lambda predicted, trained: (
-                    float(predicted["growth_per_step"]) * (of("sgd", "escape")(trained) - float(predicted["escape"]))
-                ),
-                quantity="delay of the escape (growth times)",
-                target=0.0,
-                tolerance=1.0,
-                basis="one growth time: the logarithm of an initial drift plus normal noise of its size",
-            ),
-            Claim(
-                "After the escape alpha_A drifts along alpha_A alpha_V = 1 as the signal system predicts",
-                lambda predicted, trained: trained["attention_signal"].isel(cell=0, progress=-1).values,
-                quantity="alpha_A at the end",
-                target=final_signal,
-                tolerance=lambda predicted: 0.1 * final_signal(predicted),
-                basis="a tenth: it grows as the fourth root of the time since the escape, known to one growth time",
-            ),
-            Claim(
-                "The switch of the algorithm is reached before the predicted samples of stage one (ratio)",
-                lambda predicted, trained: of("algorithm", "switch")(trained) / float(predicted["stage_one"]),
-                quantity="samples to the switch over the bound",
-                target=0.5,
-                tolerance=(float("inf"), 0.5),
-                resolution=10 * self.batch / stage_one_samples(self._task(), self.noise_ratio),
-                basis="an inequality, a ratio below one: weights are significant while both signals are small",
-            ),
-            Claim(
-                "The two-stage algorithm recovers all attended positions (share of queries)",
-                measured("algorithm", "support"),
-                quantity="share of queries with the right positions",
-                bounds=(0.0, 1.0),
-                target=1.0,
-                tolerance=0.5 / self.vocabulary,
-                resolution=0.3 / self.vocabulary,
-                basis="less than half a query wrong",
-            ),
-            Claim(
-                "The raw iterate of the algorithm has a smaller excess loss than plain SGD (in doublings)",
-                lambda predicted, trained: np.log2(of("algorithm", "raw")(trained) / of("sgd", "raw")(trained)),
-                quantity="excess loss of the algorithm over that of SGD (log2)",
-                target=-1.0,
-                tolerance=(float("inf"), 1.0),
-                resolution=shared.ROUNDING,
-                basis="an inequality between runs on the same task",
-            ),
-            Claim(
-                "The excess loss after the refit is that of least squares at the true positions, of order 1/n (ratio)",
-                lambda predicted, trained: of("algorithm", "refit")(trained) / float(predicted["refit"]),
-                quantity="excess loss, measured over predicted",
-                target=1.0,
-                tolerance=0.25,
-                basis="a quarter: next order in 1/n, rows that are normalized not fitted under a constraint, and "
-                "transitions of replicates that share K_P alone",
-            ),
+    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+        sgd, algorithm = (trained.sel(run=run) for run in ("sgd", "algorithm"))
+        yield st.Claim(
+            f"Under SGD alpha_A grows from {LOW} to {HIGH} in the number of steps that the signal system predicts",
+            sgd["growth"],
+            st.near(theory["growth"], 0.15 * theory["growth"]),
+            "15%: finite steps beyond first order, and the distance of the two records around a crossing",
+            "time of growth (steps)",
         )
-
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show both signals and the loss of SGD over samples."""
-        titles = {
-            "value_signal": ("Signal of the values", "overlap with the transition", "plateau escape of SGD"),
-            "attention_signal": ("Signal of the attention", "overlap with the weights", "Under SGD alpha_A grows"),
-            "excess": ("Loss of the raw iterate of SGD", shared.EXCESS_AXIS, ""),
-        }
-        samples = predicted["progress"].values
-        panels: list[Panel] = []
-        for name, (title, label, claim) in titles.items():
-            # the initial signals are zero, which a logarithmic axis cannot show
-            theory = spread_curve(samples[1:], predicted[name].values[1:], "signal system with noise", "predicted", 0)
-            rows = trained[name].isel(cell=0).transpose("replicate", "progress").values[:, 1:]
-            curves = (theory, spread_curve(samples[1:], rows, "SGD", group=0))
-            note = "" if name == "excess" else "Absolute values: a run may reach the sign-flipped solution."
-            panels.append(
-                Lines(title, "samples drawn", label, curves, log_y=True, note=note, shows=(claim,) if claim else ())
-            )
-        return tuple(panels)
+        yield st.Claim(
+            "The plateau escape of SGD is at the predicted step (difference in growth times)",
+            theory["growth_per_step"] * (sgd["escape"] - theory["escape"]),
+            st.near(0, 1),
+            "one growth time: the logarithm of an initial drift plus normal noise of its size",
+            "delay of the escape (growth times)",
+        )
+        end, law = (data["attention_signal"].isel(progress=-1) for data in (sgd, theory))
+        yield st.Claim(
+            "After the escape alpha_A drifts along alpha_A alpha_V = 1 as the signal system predicts",
+            end,
+            st.near(law, 0.1 * law),
+            "a tenth: it grows as the fourth root of the time since the escape, known to one growth time",
+            "alpha_A at the end",
+        )
+        yield st.Claim(
+            "The switch of the algorithm is reached before the predicted samples of stage one (ratio)",
+            algorithm["switch"] / theory["stage_one"],
+            st.near(0.5, (math.inf, 0.5)),
+            "an inequality, a ratio below one: weights are significant while both signals are small",
+            "samples to the switch over the bound",
+            resolution=10 * self.batch / float(theory["stage_one"]),
+        )
+        yield st.Claim(
+            "The two-stage algorithm recovers all attended positions (share of queries)",
+            algorithm["support"],
+            st.near(1, 0.5 / self.vocabulary),
+            "less than half a query wrong",
+            "share of queries with the right positions",
+            bounds=(0, 1),
+            resolution=0.3 / self.vocabulary,
+        )
+        yield st.Claim(
+            "The raw iterate of the algorithm has a smaller excess loss than plain SGD (in doublings)",
+            np.log2(algorithm["raw"] / sgd["raw"]),
+            st.near(-1, (math.inf, 1)),
+            "an inequality between runs on the same task",
+            "excess loss of the algorithm over that of SGD (log2)",
+            resolution=setups.ROUNDING,
+        )
+        yield st.Claim(
+            "The excess loss after the refit is that of least squares at the true positions, of order 1/n (ratio)",
+            algorithm["refit"] / theory["refit"],
+            st.near(1, 0.25),
+            "a quarter: next order in 1/n, rows that are normalized not fitted under a constraint, and transitions of "
+            "replicates that share K_P alone",
+            "excess loss, measured over predicted",
+        )
 
     def _task(self) -> BigramTask:
         return draw_bigram_task(np.random.default_rng(self.weight_seed), self.vocabulary, self.length, self.sparsity)
@@ -290,21 +207,6 @@ class TwoStages(Study):
 
     def _record_steps(self, task: BigramTask) -> np.ndarray:
         return np.arange(RECORDS + 1) * (self._steps(task) // RECORDS)
-
-
-SCALARS = {
-    "growth": "steps of growth",
-    "escape": "steps to the plateau escape",
-    "raw": "excess loss of the raw iterate",
-    "switch": "samples to the switch",
-    "support": "share of queries with the right positions",
-    "refit": "excess loss after the refit",
-    "flipped": "sign-flipped solution",
-}
-
-
-def _label(text: str) -> dict[str, str]:
-    return {"long_name": text, "units": "1"}
 
 
 def _crossing(steps: np.ndarray, rising: np.ndarray, level: float) -> float:

@@ -47,24 +47,24 @@ class InfiniteHeads(st.Study):
     source = BORDELON.at("the limit of infinitely many heads; its solution and the rates are derived here")
     predictions = 8
 
-    task: str = st.setting("digits", "pooled with squared loss, or text: causal, every token, cross-entropy")
+    task: str = st.setting("digits", "Pooled with squared loss, or text: causal, every token, cross-entropy")
     heads_counts: tuple[int, ...] = st.sweep(
-        (4, 16, 64), "numbers of heads H", least=2, small=(2, 4), full=(16, 64, 256)
+        (4, 16, 64), "Numbers of heads H", least=2, small=(2, 4), full=(16, 64, 256)
     )
-    key_dim: int = st.setting(4, "key dimension N of the heads", small=2)
+    key_dim: int = st.setting(4, "Key dimension N of the heads", small=2)
     logit_exponents: tuple[float, ...] = st.setting(
-        (1.0, 0.5), "one or both", choices=LOGITS, small=(0.5,), full=(1.0,)
+        (1.0, 0.5), "One or both", choices=LOGITS, small=(0.5,), full=(1.0,)
     )
-    depth: int = st.setting(2, "blocks", small=1, full=4)
-    depth_exponent: float = st.setting(1.0, "exponent of the branch multiplier")
-    norm: bool = st.setting(False, "whether streams are normalized")
-    activation: str = st.setting("none", "activation of an MLP after every attention; none for no MLP")
-    steps: int = st.setting(8, "steps of gradient descent", small=3, full=10)
-    learning_rate: float = st.setting(0.3, "its learning rate", full=0.15)
-    richness: float = st.setting(0.75, "richness of the training", full=1.5)
-    momentum: float = st.setting(0.0, "its momentum")
-    networks: int = st.setting(48, "networks of one replicate", least=4, small=4, full=128)
-    oversampling: int = st.setting(4, "sampled heads over those that moments need", least=1, small=1)
+    depth: int = st.setting(2, "Blocks", small=1, full=4)
+    depth_exponent: float = st.setting(1.0, "Exponent of the branch multiplier")
+    norm: bool = st.setting(False, "Whether streams are normalized")
+    activation: str = st.setting("none", "Activation of an MLP after every attention; none for no MLP")
+    steps: int = st.setting(8, "Steps of gradient descent", small=3, full=10)
+    learning_rate: float = st.setting(0.3, "Its learning rate", full=0.15)
+    richness: float = st.setting(0.75, "Richness of the training", full=1.5)
+    momentum: float = st.setting(0.0, "Its momentum")
+    networks: int = st.setting(48, "Networks of one replicate", least=4, small=4, full=128)
+    oversampling: int = st.setting(4, "Sampled heads over those that moments need", least=1, small=1)
 
     def check(self) -> None:
         self._network(self.heads_counts[0], self.logit_exponents[0])

@@ -31,11 +31,11 @@ class LatentTreeStudy(st.Study):
     vectorized = True
 
     depth: int = st.setting(6, "L: levels of the tree, the label's included", least=3, small=3, full=8)
-    branching: int = st.setting(2, "children of every latent", least=2)
+    branching: int = st.setting(2, "Children of every latent", least=2)
     correlation: float = st.setting(0.8, "rho of every edge")
     imbalance: float = st.setting(0.2, "rho_0: minus the mean bias of the top latent")
     samples: tuple[int, ...] = st.sweep(
-        (256, 1024, 4096), "sequences of one of 32 blocks", least=64, small=(64, 128), full=(256, 1024, 4096, 16384)
+        (256, 1024, 4096), "Sequences of one of 32 blocks", least=64, small=(64, 128), full=(256, 1024, 4096, 16384)
     )
 
     def check(self) -> None:

@@ -47,12 +47,12 @@ class HardInstances(st.Study):
         "the Fourier weights say why a layer is hard; what a student leaves unexplained has no closed form"
     )
 
-    parity: tuple[int, int] = st.setting((16, 4), "token dimension and heads of the parity layer", small=(6, 2))
+    parity: tuple[int, int] = st.setting((16, 4), "Token dimension and heads of the parity layer", small=(6, 2))
     wave: tuple[int, int, int] = st.setting(
-        (12, 6, 4), "dimension, heads and hidden coordinates of the wave layer", small=(6, 4, 2), full=(24, 16, 12)
+        (12, 6, 4), "Dimension, heads and hidden coordinates of the wave layer", small=(6, 4, 2), full=(24, 16, 12)
     )
-    samples: int = st.setting(2500, "sequences of two tokens to learn from", least=100, small=300, full=8000)
-    evaluations: int = st.setting(500, "evaluations of the loss over all starts", least=1, small=40, full=1500)
+    samples: int = st.setting(2500, "Sequences of two tokens to learn from", least=100, small=300, full=8000)
+    evaluations: int = st.setting(500, "Evaluations of the loss over all starts", least=1, small=40, full=1500)
 
     def check(self) -> None:
         for name in HARD:  # refuses sizes that make no hard layer

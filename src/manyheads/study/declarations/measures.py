@@ -110,8 +110,23 @@ def log_ratio(measured: xr.DataArray, predicted: xr.DataArray, along: str = "", 
 
     With `along` both are drawn along that axis.
     """
-    logs = log(measured / predicted)
-    each = logs.mean([dim for dim in logs.dims if dim != "replicate"])
+    return _compared(log(measured / predicted), measured, predicted, along, quantity)
+
+
+def ratio(measured: xr.DataArray, predicted: xr.DataArray, along: str = "", quantity: str = "") -> Figure:
+    """Return measured / predicted of every replicate, as `log_ratio` does."""
+    return _compared(measured / predicted, measured, predicted, along, quantity)
+
+
+def gap(measured: xr.DataArray, predicted: xr.DataArray, along: str = "", quantity: str = "") -> Figure:
+    """Return measured - predicted of every replicate, as `log_ratio` does."""
+    return _compared(measured - predicted, measured, predicted, along, quantity)
+
+
+def _compared(
+    values: xr.DataArray, measured: xr.DataArray, predicted: xr.DataArray, along: str, quantity: str
+) -> Figure:
+    each = values.mean([dim for dim in values.dims if dim != "replicate"])
     return Figure(each, quantity, Series(along, measured.rename(None), predicted) if along else None)
 
 

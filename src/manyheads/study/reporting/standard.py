@@ -66,6 +66,8 @@ def lines(
         for place, (name, values) in enumerate(parts):
             group = 0 if role == "reference" else place
             values = values.dropna(x, how="all")
+            if not values.sizes[x]:
+                continue
             rows = values.transpose(..., x).values.reshape(-1, values.sizes[x])
             label = "" if role == "predicted" and any(curve.label == name for curve in curves) else name
             curves.append(spread_curve(np.asarray(values[x], float), rows, label, role, group))
@@ -141,12 +143,16 @@ def _series_panel(along: str, label: str, claims: Sequence[Claim]) -> Lines:
     """Draw every series once, with its prediction or, without any, the power that the first claim states."""
     series = [claim.figure.series for claim in claims]
     curves: list[Curve] = []
-    for group, name in enumerate(dict.fromkeys(_place(each.measured) for each in series)):
-        parts = [each.measured for each in series if _place(each.measured) == name]  # perhaps of different ranges
+    all_places = [_place(each.measured) for each in series]
+    for group, place in enumerate(dict.fromkeys(all_places)):
+        # The name of a curve is what tells it from others; a series may be there in parts of different ranges.
+        name = ", ".join(text for text in place if not all(text in other for other in all_places))
+        same_place = [one for one, other in zip(series, all_places, strict=True) if other == place]
+        parts = [each.measured for each in same_place]
         rows = functools.reduce(xr.DataArray.combine_first, parts).transpose(..., along)
         x = np.asarray(rows[along], float)
         curves.append(spread_curve(x, np.atleast_2d(rows.values), name or "trained", "trained", group))
-        same = [each.predicted for each in series if _place(each.measured) == name and each.predicted is not None]
+        same = [each.predicted for each in same_place if each.predicted is not None]
         if same:
             law = same[0].transpose(..., along)
             places, values = np.asarray(law[along], float), law.values.reshape(-1, law.sizes[along])
@@ -162,11 +168,16 @@ def _series_panel(along: str, label: str, claims: Sequence[Claim]) -> Lines:
 
 
 def _pairs(theory: xr.Dataset, trained: xr.Dataset) -> Iterator[Lines]:
-    """Yield curves of what was predicted and trained along an own dimension, at the end of every numeric axis."""
+    """Yield curves of what was predicted and trained along an own dimension, at the end of every numeric axis.
+
+    A prediction with a single value of an axis is for that value alone.
+    """
     axes = _axes(trained)
     last = {axis: -1 for axis in axes if trained[axis].dtype.kind in "iuf"}
+    alone = {axis: theory[axis].item() for axis in axes if axis in theory and theory[axis].ndim == 0}
     for name in (str(name) for name in trained.data_vars if name in theory):
-        measured = trained[name].isel(last, drop=True, missing_dims="ignore")
+        there = {axis: value for axis, value in alone.items() if axis in trained[name].dims}
+        measured = trained[name].sel(there).isel(last, drop=True, missing_dims="ignore")
         end = {axis: trained[axis].values[-1] for axis in last if axis in theory[name].dims}
         own = [str(dim) for dim in measured.dims if dim not in ("replicate", *axes)]
         more = [axis for axis in axes if axis in measured.dims]
@@ -175,7 +186,10 @@ def _pairs(theory: xr.Dataset, trained: xr.Dataset) -> Iterator[Lines]:
         if len(own) == 1 and len(more) < 2 and own[0] in theory[name].dims and numeric:
             law = theory[name].sel(end, drop=True)
             if set(law.dims) <= {own[0], "prediction", *more}:
-                label, log = label_of(measured), "y" if spans_decades(measured.values) else ""
+                label, moved = label_of(measured), measured.isel({own[0]: slice(1, None)})
+                log = "y" if spans_decades(moved.values[np.isfinite(moved.values)]) else ""
+                if log and not (measured.isel({own[0]: 0}) > 0).any():  # an initial state at zero
+                    measured, law = moved, law.isel({own[0]: slice(1, None)})
                 yield lines(
                     _title(label), own[0], label, {"trained": measured}, {"predicted": law}, log=log, note=BAND_NOTE
                 )
@@ -197,6 +211,7 @@ def _medians(theory: xr.Dataset, trained: xr.Dataset) -> Iterator[Listing]:
         if not np.isfinite(values).any():
             return ""
         law = theory[name] if name in theory and set(theory[name].dims) <= {*axes, "prediction"} else None
+        law = None if law is None or law.attrs.get("units") != trained[name].attrs.get("units") else law
         at = {} if law is None else {axis: cell[axis] for axis in law.dims if axis in cell}
         known = law is not None and all((law[axis] == value).any() for axis, value in at.items())
         stated = float(law.sel(at).mean()) if law is not None and known else math.nan
@@ -229,10 +244,14 @@ def _until(curve: Curve, end: float) -> Curve:
     return replace(curve, x=tuple(a for a, _ in kept), y=tuple(b for _, b in kept))
 
 
-def _place(values: xr.DataArray) -> str:
-    """Return what tells a series from others of its picture: its place on the grid, and its name if it has one."""
-    places = [str(found.values) for found in values.coords.values() if found.ndim == 0]
-    return ", ".join([*places, *([str(values.name)] if values.name else [])])
+def _place(values: xr.DataArray) -> tuple[str, ...]:
+    """Return what may tell a series from others of its picture: its place on the grid, and its name if it has one."""
+    places = {str(name): found for name, found in values.coords.items() if found.ndim == 0}
+    texts = [
+        f"{name.replace('_', ' ')}={found.item():g}" if found.dtype.kind in "iuf" else str(found.values)
+        for name, found in places.items()
+    ]
+    return (*texts, str(values.name or ""))
 
 
 def _axes(trained: xr.Dataset) -> list[str]:

@@ -16,10 +16,9 @@ from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings, i
 from manyheads.theory.bigram.training.rounding import find_support
 from manyheads.theory.bigram.training.two_stages import flip_signs
 
-EXCESS = {"long_name": "excess loss", "units": "1"}
-SUPPORT = {"long_name": "share of queries with the right positions", "units": "1"}
-VALUES = {"long_name": "signal of the values", "units": "1"}
-WEIGHTS = {"long_name": "signal of the attention", "units": "1"}
+EXCESS = "excess loss"
+SUPPORT = "share of queries with the right positions"
+VALUES, WEIGHTS = "signal of the values", "signal of the attention"
 EXCESS_AXIS = "excess loss / initial one"
 ROUNDING = 1e-6  # of a ratio of losses: the attention is float32
 
@@ -93,9 +92,24 @@ def balanced_steps(task: BigramTask, growth: float, noise: float) -> StepSetting
 
     `noise` is the noise-to-signal ratio that `SignalSystem` calls kappa_2: the batch is growth T / (noise K_P K_Q).
     """
-    transition, attention = task.transition_squared_norm, task.attention_squared_norm
-    batch = max(1, round(growth * task.length / (noise * transition * attention)))
-    return StepSettings(batch, growth / attention, growth / transition)
+    norms = task.transition_squared_norm * task.attention_squared_norm
+    return steps_of(task, growth, max(1, round(growth * task.length / (noise * norms))))
+
+
+def steps_of(task: BigramTask, growth: float, batch: int) -> StepSettings:
+    """Return learning rates that multiply both signals by one and the growth per step, with a batch."""
+    return StepSettings(batch, growth / task.attention_squared_norm, growth / task.transition_squared_norm)
+
+
+def partial_solution(task: BigramTask, share: float) -> State:
+    """Return an initial state without noise whose signals are both `share` of the solution's."""
+    uniform = 1 / task.length
+    return State(share * task.centred, (uniform + share * (task.attention - uniform)).astype(np.float32))
+
+
+def with_equal_weights(task: BigramTask) -> BigramTask:
+    """Return the task with equal weights at the positions of every query."""
+    return replace(task, weights=np.full(task.weights.shape, 1 / task.sparsity))
 
 
 def share_of_right_positions(task: BigramTask, run: SgdEscape) -> float:

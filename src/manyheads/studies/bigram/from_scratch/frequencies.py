@@ -4,31 +4,19 @@ Tokens that are not equally frequent, or not distributed as the transition's sta
 how many samples values need that were pretrained elsewhere.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from dataclasses import replace
 
 import jax
 import numpy as np
-import xarray as xr
 
-from manyheads.errors import UsageError
-from manyheads.study import Cell, Claim, Lines, Listing, Study
-from manyheads.study.panels import Panel, spread_curve
-from manyheads.study.tables import dataset, select_cell, select_cells
-from manyheads.theory.bigram.searches import GROWTH as SAMPLE_GROWTH
-from manyheads.theory.bigram.searches import geometric_mean, search
-from manyheads.theory.bigram.setups import (
-    balanced_steps,
-    replicate_seed,
-    share_of_right_positions,
-    signal_system,
-)
+import manyheads.study as st
+from manyheads.theory.bigram.searches import GRAIN, geometric_mean, search
+from manyheads.theory.bigram.setups import balanced_steps, replicate_seed, share_of_right_positions, signal_system
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task, draw_correlated
 from manyheads.theory.bigram.theorems.frequencies import ShiftedTask, effective_vocabulary
 from manyheads.theory.bigram.theorems.signal import predict_escape
-from manyheads.theory.bigram.training.plateau_escape import sgd_escape
+from manyheads.theory.bigram.training.plateau_escape import median_escape, sgd_escape
 from manyheads.theory.bigram.training.proximal_sgd import State, descend, initial_state
 from manyheads.theory.bigram.transfer import predict_transfer
 from manyheads.theory.papers import REN
@@ -41,63 +29,43 @@ QUIET = 0.1  # noise of the pretraining over that of the training from scratch
 LATER = 3  # e-foldings that pretraining goes on after the escape
 
 
-@dataclass(frozen=True)
-class Frequencies(Study):
+LABELS = {
+    "time": ("plateau escape, in e-foldings",),
+    "flipped": ("share of runs with flipped signs",),
+    "support": ("share of queries with the right positions, signs corrected",),
+    "moved": ("largest change of the mean prediction",),
+    "offset": ("excess loss of the mean prediction",),
+    "samples": ("samples until all positions rank first", "samples"),
+    "correlation": ("correlation of the values with the transition",),
+}
+
+
+class Frequencies(st.Study):
     """Signs, escape and positions by token frequencies, and samples of transferred values by where they come from.
 
-    Attributes
-    ----------
-    length, vocabulary, sparsity
-        T, N and Q of the task; the weights of a query's positions are equal.
-    source_length
-        Context length of the pretraining, on one position a query.
-    noise
-        Noise-to-signal ratio kappa2.
-    correlation
-        Of the other transition with the task's.
-    runs, searches
-        Trainings from scratch, and searches with transferred values, of a replicate and a cell.
-    task
-        Seed of the transitions; every replicate draws its own positions.
+    The weights of a query's positions are equal; every replicate draws its own positions.
     """
 
-    name: ClassVar[str] = "bigram/frequencies"
-    claim: ClassVar[str] = "The laws hold at any token frequencies; values transfer across frequencies and structures"
-    source: ClassVar = replace(REN, locus="reviews and answers: other stationary distributions; derived here")
+    name = "bigram/frequencies"
+    claim = "The laws hold at any token frequencies; values transfer across frequencies and structures"
+    source = REN.at("reviews and answers: other stationary distributions; derived here")
 
-    length: int = 500
-    vocabulary: int = 3
-    sparsity: int = 2
-    source_length: int = 60
-    noise: float = 4.0
-    correlation: float = 0.5
-    runs: int = 64
-    searches: int = 8
-    task: int = 4
+    length: int = st.setting(500, "T of the task", small=100, full=4000)
+    vocabulary: int = st.setting(3, "N of the task", least=3, full=5)
+    sparsity: int = st.setting(2, "Q of the task")
+    source_length: int = st.setting(60, "length of the pretraining, on one position a query", small=20, full=500)
+    noise: float = st.setting(4.0, "noise-to-signal ratio kappa2", small=8.0)
+    correlation: float = st.setting(0.5, "of the other transition with the task's", above=0, below=1)
+    runs: int = st.setting(64, "trainings from scratch of a replicate and a cell", least=1, small=32)
+    searches: int = st.setting(8, "searches with transferred values of a replicate and a cell", least=1, small=1)
+    task: int = st.setting(4, "seed of the transitions")
 
-    def __post_init__(self) -> None:
-        if min(self.runs, self.searches) < 1 or not 0 < self.correlation < 1 or self.vocabulary < 3:
-            raise UsageError(
-                f"runs={self.runs}, searches={self.searches}, correlation={self.correlation}, "
-                f"vocabulary={self.vocabulary}: give a run or more, a correlation between 0 and 1, and three tokens"
-            )
-
-    @classmethod
-    def full(cls) -> Frequencies:
-        """Return the study at 4,000 tokens with five symbols."""
-        return cls(length=4000, vocabulary=5, source_length=500)
-
-    @classmethod
-    def small(cls) -> Frequencies:
-        """Return the smallest configuration in which every claim can change."""
-        return cls(length=100, source_length=20, noise=8.0, runs=32, searches=1)
-
-    def cells(self) -> tuple[Cell, ...]:
+    def cells(self) -> tuple[st.Cell, ...]:
         """Return training from scratch for every kind of frequencies, and transfer from every source."""
         pairs = [*(("scratch", kind) for kind in KINDS), *(("transfer", kind) for kind in SOURCES)]
-        return tuple(Cell(training=training, kind=kind) for training, kind in pairs)
+        return tuple(st.Cell(training=training, kind=kind) for training, kind in pairs)
 
-    def predict(self, key: jax.Array) -> xr.Dataset:
+    def predict(self, key: jax.Array) -> st.Record:
         """Return the probability of flipped signs and the escape, and the samples at correlation one."""
         rng, systems = np.random.default_rng(0), {}
         for kind in KINDS:
@@ -109,40 +77,38 @@ class Frequencies(Study):
             )
         times = [predict_escape(system) * np.log1p(system.growth) for system in systems.values()]
         target = self._task("equal", rng)
-        return dataset(
-            {
-                "flipped": ("kind", [each.flip_probability for each in systems.values()], "probability of sign flips"),
-                "time": ("kind", times, "plateau escape, in e-foldings"),
-                "samples": ((), predict_transfer(target, target.centred), "samples of the exact transition", "samples"),
-            },
-            coords={"kind": list(KINDS)},
-        )
+        samples = predict_transfer(target, target.centred)
+        return {
+            "kind": ("kind", list(KINDS), "frequencies of the tokens", None),
+            "flipped": ("kind", [each.flip_probability for each in systems.values()], "probability of sign flips"),
+            "time": ("kind", times, "plateau escape, in e-foldings"),
+            "samples": ((), samples, "samples of the exact transition", "samples at a correlation of one"),
+        }
 
-    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+    def train(self, key: jax.Array, training: str, kind: str) -> st.Record:
         """Train from scratch to the escape, or pretrain and search for the samples that rank the positions."""
-        seed, number = replicate_seed(key), [candidate.slug for candidate in self.cells()].index(cell.slug)
+        seed, number = replicate_seed(key), self.cells().index(st.Cell(training=training, kind=kind))
         rng = np.random.default_rng([*seed, number])
-        figures = dict.fromkeys(("time", "flipped", "support", "moved", "offset", "samples", "correlation"), np.nan)
-        if cell["training"] == "scratch":
-            task = self._task(str(cell["kind"]), rng)
-            settings, start = balanced_steps(task, GROWTH, self.noise), _initial(task, str(cell["kind"]))
+        figures = dict.fromkeys(LABELS, np.nan)
+        if training == "scratch":
+            task = self._task(kind, rng)
+            settings, start = balanced_steps(task, GROWTH, self.noise), _initial(task, kind)
             most = round(REACH / np.log1p(GROWTH))
             found = [
                 sgd_escape(task, settings, SPACING, most, seed=[*seed, number, run], init=start)
                 for run in range(self.runs)
             ]
             steps, flipped = np.array([(run.steps, run.flipped) for run in found]).T
-            kept = np.minimum(steps[flipped == 0] if (flipped == 0).any() else steps, most)
             mean = start.value @ task.stationary
             figures |= {
-                "time": float(np.median(kept)) * float(np.log1p(GROWTH)),
+                "time": median_escape(steps, flipped, most) * float(np.log1p(GROWTH)),
                 "flipped": float(flipped.mean()),
                 "support": float(np.mean([share_of_right_positions(task, run) for run in found])),
                 "moved": max(float(np.abs(run.state.value @ task.stationary - mean).max()) for run in found),
                 "offset": float(((mean + task.stationary - task.transition @ task.stationary) ** 2).sum()) / 2,
             }
         else:
-            target, source = self._task("equal", rng), self._source(str(cell["kind"]), rng)
+            target, source = self._task("equal", rng), self._source(kind, rng)
             value = self._pretrain(source, [*seed, number]) if source else target.centred
             value = value - (value @ target.stationary)[:, None]
             norm = float(target.stationary @ (value**2).sum(0)) * target.transition_squared_norm
@@ -154,172 +120,109 @@ class Frequencies(Study):
             streams = rng.spawn(self.searches)
             found_samples = [search(each, self._task("equal", each), score)[0] for each in streams]
             figures |= {"samples": geometric_mean(found_samples), "correlation": inner / norm**0.5}
-        return dataset({name: ((), figures[name], label, *unit) for name, (label, *unit) in LABELS.items()})
+        return {name: ((), figures[name], *label) for name, label in LABELS.items()}
 
-    def claims(self) -> tuple[Claim, ...]:
-        """Compare signs and times with the system of each kind, and samples with the correlation."""
-
-        def gap(name: str) -> Any:
-            def measured(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-                rows = [select_cell(trained, kind=kind)[name].values for kind in KINDS]
-                return (np.stack(rows) - predicted[name].sel(kind=list(KINDS)).values[:, None]).mean(0)
-
-            return measured
-
-        def of(name: str, kind: str) -> Any:
-            return lambda predicted, trained: select_cell(trained, kind=kind)[name].values
-
-        def level(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            found = select_cells(trained, training="transfer")
-            scaled = found["samples"] * found["correlation"] ** 2 / float(predicted["samples"])
-            return np.log(scaled.transpose("replicate", "cell").values).mean(1)
-
-        def between(kind: str) -> Any:
-            def measured(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-                rows = [select_cell(trained, kind=each)["samples"].values for each in (kind, "structure")]
-                return np.log(rows[0] / rows[1])
-
-            return measured
-
-        grain = float(np.log(SAMPLE_GROWTH)) / self.searches
-        same: dict[str, Any] = {"target": 0.0, "tolerance": float(np.log(1.5)), "resolution": grain}
-        return (
-            Claim(
-                "Under SGD the probability of flipped signs is Phi(-1/rho) with the effective vocabulary, for equal, "
-                "unequal and shifted frequencies, and from uniform values (mean gap)",
-                gap("flipped"),
-                quantity="share of sign flips, measured minus predicted",
-                bounds=(-1.0, 1.0),
-                target=0.0,
-                tolerance=0.05,
-                resolution=1 / (self.runs * len(KINDS)),
-                basis="noise after the first e-folding is weaker by the growth per step, .05",
-            ),
-            Claim(
-                "The signal system with the squared norms under the tokens' frequencies predicts the plateau escape "
-                "(mean gap in e-foldings)",
-                gap("time"),
-                quantity="escape time, measured minus predicted (e-foldings)",
-                target=0.0,
-                tolerance=0.5,
-                resolution=GROWTH,
-                basis="half an e-folding",
-            ),
-            Claim(
-                "The right positions have the largest weights at the escape for all frequencies, signs corrected "
-                "(share of queries with wrong ones)",
-                lambda predicted, trained: 1 - select_cells(trained, training="scratch")["support"].mean("cell").values,
-                quantity="share of queries with wrong positions",
-                bounds=(0.0, 1.0),
-                target=0.0,
-                tolerance=(0.0, 0.05),
-                resolution=1 / (self.runs * self.vocabulary * len(KINDS)),
-                basis="one query in twenty",
-            ),
-            Claim(
-                "From uniform values 1/N the mean of the predictions never moves, so at unequal frequencies the excess "
-                "loss keeps |1/N - mu|^2 / 2",
-                lambda predicted, trained: float(select_cell(trained, kind="uniform-values")["moved"].max()),
-                quantity="largest change of the mean prediction",
-                target=0.0,
-                tolerance=1e-6,
-                basis="an equality of the projected gradients: rounding of the sum of float32 attention, 1e-7",
-            ),
-            Claim(
-                "From uniform values at unequal frequencies training reaches the Bayes loss (what remains, over the "
-                "initial excess of centred values)",
-                lambda predicted, trained: (
-                    float(select_cell(trained, kind="uniform-values")["offset"].min())
-                    / self._initial_excess("uniform-values")
-                ),
-                quantity="excess loss that remains, relative",
-                target=0.0,
-                tolerance=0.05,
-                expected="refuted",
-                basis="the claim as a bound: one twentieth",
-            ),
-            Claim(
-                "Values pretrained on another structure, under other frequencies, or on another transition need the "
-                "samples of their correlation, C / rho^2 (mean log ratio)",
-                level,
-                quantity="samples rho^2, measured over predicted (ln)",
-                target=0.0,
-                tolerance=2 * float(np.log(SAMPLE_GROWTH)),
-                resolution=grain,
-                basis="two evaluations, each with 12% more samples than the previous one",
-            ),
-            Claim(
-                "Values pretrained under other token frequencies need no more samples than under the task's own (log "
-                "ratio)",
-                between("frequencies"),
-                quantity="samples over those after pretraining under the same frequencies (ln)",
-                basis="a factor of 1.5, for the noise of both pretrainings: centred anew, both solutions are the same",
-                **same,
-            ),
-            Claim(
-                f"Values pretrained on another transition, of correlation {self.correlation:g}, need no more samples "
-                "either (log ratio)",
-                between("transition"),
-                quantity="samples over those after pretraining on the same transition (ln)",
-                basis="as above; 1/rho^2 makes the factor four",
-                expected="refuted",
-                **same,
-            ),
+    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+        scratch, transfer = trained.sel(training="scratch", kind=list(KINDS)), trained.sel(training="transfer")
+        yield st.Claim(
+            "Under SGD the probability of flipped signs is Phi(-1/rho) with the effective vocabulary, for equal, "
+            "unequal and shifted frequencies, and from uniform values (mean gap)",
+            st.gap(scratch["flipped"], theory["flipped"]),
+            st.near(0, 0.05),
+            "noise after the first e-folding is weaker by the growth per step, .05",
+            "share of sign flips, measured minus predicted",
+            bounds=(-1, 1),
+            resolution=1 / (self.runs * len(KINDS)),
+        )
+        yield st.Claim(
+            "The signal system with the squared norms under the tokens' frequencies predicts the plateau escape (mean "
+            "gap in e-foldings)",
+            st.gap(scratch["time"], theory["time"]),
+            st.near(0, 0.5),
+            "half an e-folding",
+            "escape time, measured minus predicted (e-foldings)",
+            resolution=GROWTH,
+        )
+        yield st.Claim(
+            "The right positions have the largest weights at the escape for all frequencies, signs corrected (share of "
+            "queries with wrong ones)",
+            1 - scratch["support"].mean("kind"),
+            st.near(0, (0, 0.05)),
+            "one query in twenty",
+            "share of queries with wrong positions",
+            bounds=(0, 1),
+            resolution=1 / (self.runs * self.vocabulary * len(KINDS)),
+        )
+        uniform = scratch.sel(kind="uniform-values")
+        yield st.Claim(
+            "From uniform values 1/N the mean of the predictions never moves, so at unequal frequencies the excess "
+            "loss keeps |1/N - mu|^2 / 2",
+            uniform["moved"].max(),
+            st.near(0, 1e-6),
+            "an equality of the projected gradients: rounding of the sum of float32 attention, 1e-7",
+            "largest change of the mean prediction",
+        )
+        yield st.Claim(
+            "From uniform values at unequal frequencies training reaches the Bayes loss (what remains, over the "
+            "initial excess of centred values)",
+            uniform["offset"].min() / self._initial_excess("uniform-values"),
+            st.near(0, 0.05),
+            "the claim as a bound: one twentieth",
+            "excess loss that remains, relative",
+            "refuted",
+        )
+        samples = transfer["samples"].sel(kind=list(SOURCES))
+        yield st.Claim(
+            "Values pretrained on another structure, under other frequencies, or on another transition need the "
+            "samples of their correlation, C / rho^2 (mean log ratio)",
+            st.log_ratio(samples * transfer["correlation"] ** 2, theory["samples"]),
+            st.near(0, 2 * GRAIN),
+            "two evaluations, each with 12% more samples than the previous one",
+            "samples rho^2, measured over predicted (ln)",
+            resolution=GRAIN / self.searches,
+        )
+        structure = samples.sel(kind="structure")
+        yield st.Claim(
+            "Values pretrained under other token frequencies need no more samples than under the task's own (log "
+            "ratio)",
+            st.log_ratio(samples.sel(kind="frequencies"), structure),
+            st.near(0, np.log(1.5)),
+            "a factor of 1.5, for the noise of both pretrainings: centred anew, both solutions are the same",
+            "samples over those after pretraining under the same frequencies (ln)",
+            resolution=GRAIN / self.searches,
+        )
+        yield st.Claim(
+            f"Values pretrained on another transition, of correlation {self.correlation:g}, need no more samples "
+            "either (log ratio)",
+            st.log_ratio(samples.sel(kind="transition"), structure),
+            st.near(0, np.log(1.5)),
+            "as above; 1/rho^2 makes the factor four",
+            "samples over those after pretraining on the same transition (ln)",
+            "refuted",
+            resolution=GRAIN / self.searches,
         )
 
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show flips and samples beside their predictions, and all cells as two tables."""
-        scratch, transfer = [], []
-        for kind in KINDS:
-            here, theory = select_cell(trained, kind=kind), predicted.sel(kind=kind)
-            pairs = [f"{float(here[name].mean()):.2f} ({float(theory[name]):.2f})" for name in ("flipped", "time")]
-            rest = [f"{float(here[name].mean()):.3f}" for name in ("support", "offset")]
-            scratch.append((kind, *pairs, *rest))
-        for kind in SOURCES:
-            here = select_cell(trained, kind=kind)
-            samples, correlation = (here[name].values for name in ("samples", "correlation"))
-            expected = float(predicted["samples"]) / (correlation**2).mean()
-            transfer.append((kind, f"{correlation.mean():.2f}", f"{geometric_mean(samples):.0f}", f"{expected:.0f}"))
-        return (
-            *self._pictures(predicted, trained),
-            Listing(
-                "From scratch, by frequencies of the tokens",
-                (
-                    "frequencies",
-                    "flipped (predicted)",
-                    "e-foldings (predicted)",
-                    "right positions",
-                    "excess that stays",
-                ),
-                tuple(scratch),
-                note="shifted: not the transition's stationary distribution; uniform-values: unequal, from V = 1/N.",
-            ),
-            Listing(
-                "Transfer, by what differs in the pretraining",
-                ("differs", "correlation", "samples", "predicted"),
-                tuple(transfer),
-                note="structure: length, positions and their number; the others differ in that as well.",
-            ),
-        )
-
-    def _pictures(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        def measured(names: tuple[str, ...], variable: str) -> np.ndarray:
-            return np.stack([select_cell(trained, kind=name)[variable].values for name in names], axis=1)
-
-        def picture(x: str, names: tuple[str, ...], variable: str, theory: np.ndarray, claim: str) -> Panel:
-            here = spread_curve(range(len(names)), measured(names, variable), "measured")
-            there = spread_curve(range(len(names)), theory[None], "predicted", "predicted", 0)
-            note = "Bars range over replicates."
-            return Lines(variable, x, LABELS[variable][0], (here, there), note=note, shows=(claim,), x_ticks=names)
-
-        flips = predicted["flipped"].sel(kind=list(KINDS)).values
-        samples = float(predicted["samples"]) / (measured(SOURCES, "correlation") ** 2).mean(0)
-        return (
-            picture("frequencies of the tokens", KINDS, "flipped", flips, "Under SGD the probability of flipped signs"),
-            picture(
-                "difference of the pretraining", SOURCES, "samples", samples, "Values pretrained on another struct"
-            ),
-        )
+    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+        law = theory["samples"] / (trained["correlation"].sel(training="transfer") ** 2).mean("replicate")
+        for training, kinds, name, label, predicted, shows in (
+            ("scratch", KINDS, "flipped", "frequencies of the tokens", theory["flipped"], "Under SGD the probability"),
+            ("transfer", SOURCES, "samples", "difference of the pretraining", law, "Values pretrained on another str"),
+        ):
+            measured, expected = (
+                values.sel(kind=list(kinds)).assign_coords(kind=range(len(kinds)))
+                for values in (trained[name].sel(training=training), predicted)
+            )
+            yield st.lines(
+                f"{LABELS[name][0].capitalize()}, by {label}",
+                "kind",
+                LABELS[name][0],
+                {"measured": measured},
+                {"predicted": expected},
+                x_label=label,
+                x_ticks=kinds,
+                note="Bars range over replicates.",
+                shows=(shows,),
+            )
 
     def _drawn(self, uniform: bool) -> BigramTask:
         rng = np.random.default_rng(self.task)
@@ -329,7 +232,8 @@ class Frequencies(Study):
         """Return the task of a kind with equal weights at positions drawn anew."""
         drawn = self._drawn(kind in ("equal", "shifted"))
         mu = _increasing(self.vocabulary) if kind == "shifted" else drawn.stationary
-        return _place(ShiftedTask if kind == "shifted" else BigramTask, drawn.transition, mu, self, rng)
+        shifted = ShiftedTask if kind == "shifted" else BigramTask
+        return _place(shifted, drawn.transition, mu, self.length, self.sparsity, rng)
 
     def _source(self, kind: str, rng: np.random.Generator) -> BigramTask:
         """Return the task of the pretraining: short, one position a query."""
@@ -340,8 +244,7 @@ class Frequencies(Study):
             transition = mu[:, None] + away * 0.9 * min(mu.min() / -away.min(), (1 - mu.max()) / away.max())
         if kind != "structure":
             mu = _increasing(self.vocabulary)
-        shape = replace(self, length=self.source_length, sparsity=1)
-        return _place(ShiftedTask, transition, mu, shape, rng)
+        return _place(ShiftedTask, transition, mu, self.source_length, 1, rng)
 
     def _pretrain(self, task: BigramTask, seed: list[int]) -> np.ndarray:
         """Train to the escape and somewhat on; return values of the right sign."""
@@ -357,17 +260,6 @@ class Frequencies(Study):
         return task.weight_squared_norm * task.transition_squared_norm / 2
 
 
-LABELS = {
-    "time": ("plateau escape, in e-foldings",),
-    "flipped": ("share of runs with flipped signs",),
-    "support": ("share of queries with the right positions, signs corrected",),
-    "moved": ("largest change of the mean prediction",),
-    "offset": ("excess loss of the mean prediction",),
-    "samples": ("samples until all positions rank first", "samples"),
-    "correlation": ("correlation of the values with the transition",),
-}
-
-
 def _increasing(vocabulary: int) -> np.ndarray:
     """Return frequencies in proportion to 1, 2, ..., N."""
     ranks = np.arange(1.0, vocabulary + 1)
@@ -375,11 +267,15 @@ def _increasing(vocabulary: int) -> np.ndarray:
 
 
 def _place(
-    kind: type[BigramTask], transition: np.ndarray, mu: np.ndarray, shape: Frequencies, rng: np.random.Generator
+    kind: type[BigramTask],
+    transition: np.ndarray,
+    mu: np.ndarray,
+    length: int,
+    sparsity: int,
+    rng: np.random.Generator,
 ) -> BigramTask:
-    places = [np.sort(rng.choice(shape.length, shape.sparsity, replace=False)) for _ in mu]
-    weights = np.full((len(mu), shape.sparsity), 1 / shape.sparsity)
-    return kind(transition, mu, np.stack(places), weights, shape.length)
+    places = [np.sort(rng.choice(length, sparsity, replace=False)) for _ in mu]
+    return kind(transition, mu, np.stack(places), np.full((len(mu), sparsity), 1 / sparsity), length)
 
 
 def _initial(task: BigramTask, kind: str) -> State:

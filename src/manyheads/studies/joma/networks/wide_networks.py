@@ -123,7 +123,7 @@ class WideNetworks(st.Study):
         ):
             yield st.Claim(
                 f"With {words} the time until the first of n neurons is won scales as 1/(n + 1)",
-                st.exponent(times.sel(setting=setting), "width", law=laws.sel(setting=setting)),
+                st.exponent(times.sel(setting=setting), "width", predicted=laws.sel(setting=setting)),
                 st.near(-1, 0.1),
                 basis,
                 "exponent of the time in n + 1",

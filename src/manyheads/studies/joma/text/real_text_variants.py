@@ -124,7 +124,7 @@ class RealTextVariants(st.Study):
         }
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
-        known = self == type(self)()  # type: ignore[call-arg]  # outcomes are known for the default text and size alone
+        known = self == type(self)()  # outcomes are known for the default text and size alone
 
         def outcome(expected: str) -> str | None:
             return expected if known else None

@@ -120,8 +120,8 @@ class BenignLandscape(st.Study):
         for group, (name, label) in enumerate(BOUNDS.items()):
             by_level = (-trained[name]).groupby(nearest.rename("level"))
             low, high = by_level.min(...), by_level.max(...)
-            x, *ends = (tuple(map(float, each)) for each in (theory["level"][low["level"]], low, high))
-            curves.append(st.Curve(x, ends[0], label, group=group, low=ends[0], high=ends[1]))
+            x, bottom, top = (tuple(map(float, each)) for each in (theory["level"][low["level"]], low, high))
+            curves.append(st.Curve(x, bottom, label, group=group, low=bottom, high=top))
         yield st.Lines(
             "Curvature of random saddles over the size of the bounds",
             "loss of the saddle",

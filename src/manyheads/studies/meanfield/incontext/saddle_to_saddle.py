@@ -8,7 +8,8 @@ import xarray as xr
 
 import manyheads.study as st
 from manyheads.errors import CertificateError
-from manyheads.theory.meanfield.incontext.linear_attention.drops import count_drops, half_times
+from manyheads.theory.meanfield.incontext.crossings import half_times
+from manyheads.theory.meanfield.incontext.linear_attention.drops import count_drops
 from manyheads.theory.meanfield.incontext.linear_attention.heads import draw_heads, train_heads
 from manyheads.theory.meanfield.incontext.linear_attention.plateau_escape import Drop
 from manyheads.theory.meanfield.incontext.linear_attention.regression import InContextRegression
@@ -35,21 +36,21 @@ class SaddleToSaddle(st.Study):
     revision = 3
 
     eigenvalues: tuple[float, ...] = st.setting(
-        (1.0, 0.6, 0.36), "of the covariance of the tokens", small=(1.0, 0.5), full=(1.0, 0.7, 0.5, 0.35)
+        (1.0, 0.6, 0.36), "Of the covariance of the tokens", small=(1.0, 0.5), full=(1.0, 0.7, 0.5, 0.35)
     )
-    prompt_length: int = st.setting(10, "pairs of a prompt")
-    heads: int = st.setting(8, "heads; separate keys and queries have rank one", least=1, small=4, full=12)
+    prompt_length: int = st.setting(10, "Pairs of a prompt")
+    heads: int = st.setting(8, "Heads; separate keys and queries have rank one", least=1, small=4, full=12)
     stds: tuple[float, ...] = st.sweep(
         (0.1, 0.05, 0.025),
-        "standard deviations of the initial weights",
+        "Standard deviations of the initial weights",
         least=1e-9,
         falling=True,
         small=(0.1, 0.05),
         full=(0.1, 0.05, 0.025, 0.0125),
     )
-    batch: int = st.setting(200, "new prompts of a step", least=1, small=8, full=128)
-    learning_rate: float = st.setting(0.03, "length of a step", small=0.1)
-    records: int = st.setting(800, "recorded circuits", least=1, small=50)
+    batch: int = st.setting(200, "New prompts of a step", least=1, small=8, full=128)
+    learning_rate: float = st.setting(0.03, "Length of a step", small=0.1)
+    records: int = st.setting(800, "Recorded circuits", least=1, small=50)
 
     def check(self) -> None:
         if not 2 <= self.task.dim <= self.heads:

@@ -43,13 +43,13 @@ class Concentration(st.Study):
     source = CHEN_LI.at("example of the talk; both laws and their constants derived here")
 
     tokens: tuple[int, ...] = st.sweep(
-        (4, 8, 16), "lengths k, in dims[0] dimensions", least=2, small=(2, 4), full=(4, 8, 16, 32)
+        (4, 8, 16), "Lengths k, in dims[0] dimensions", least=2, small=(2, 4), full=(4, 8, 16, 32)
     )
     dims: tuple[int, ...] = st.sweep(
-        (8, 16, 32), "dimensions d, equal to the stable rank, of tokens[0] tokens", small=(2, 4), full=(8, 16, 32, 64)
+        (8, 16, 32), "Dimensions d, equal to the stable rank, of tokens[0] tokens", small=(2, 4), full=(8, 16, 32, 64)
     )
-    scale: float = st.setting(0.5, "standard deviation of the logits", least=1e-9)
-    layers: int = st.setting(8, "attention matrices of a replicate: their diagonals differ", least=1, small=1)
+    scale: float = st.setting(0.5, "Standard deviation of the logits", least=1e-9)
+    layers: int = st.setting(8, "Attention matrices of a replicate: their diagonals differ", least=1, small=1)
     count: int = st.setting(2000, "Hamming weights drawn for each matrix", least=2, small=400, full=10_000)
 
     def cells(self) -> tuple[st.Cell, ...]:

@@ -50,11 +50,6 @@ class Fall(NamedTuple):
         """Measure of a claim: the samples, or the figure and its interval where there are none."""
         return (self.power, self.interval) if self.samples is None else self.samples
 
-    def __str__(self) -> str:
-        if not np.isfinite(self.interval.high):
-            return "-"
-        return f"{self.power:+.2f} [{self.interval.low:+.2f}, {self.interval.high:+.2f}]"
-
 
 @takes_arrays
 def distances_to_largest(values: Float[ArrayLike, "replicates sizes networks *entries"]) -> SizeDistances:
@@ -141,10 +136,3 @@ def fall_of_scatter(sizes: Sequence[int], squares: Float[np.ndarray, "replicates
         return Fall(0.0, Interval(-np.inf, np.inf, LEVEL), None)
     fit = fit_exponent(effective_sizes(sizes, scatter=True), np.sqrt(squares), level=LEVEL)
     return Fall(fit.exponent, fit.interval, np.asarray(fit.replicate_exponents))
-
-
-def show_distance(squares: Float[np.ndarray, " replicates"]) -> str:
-    """Return the root of a mean squared distance as text; a dash where it is not above its standard error."""
-    middle = float(squares.mean())
-    error = float(squares.std(ddof=1)) / len(squares) ** 0.5 if len(squares) > 1 else 0.0
-    return f"{middle**0.5:.3g}" if middle > max(error, 0.0) else "-"

@@ -62,3 +62,12 @@ def sgd_escape(
         return descend(task, state, settings, every, seed=seed, first_step=first_step)
 
     return train_to_escape(task, train, init or initial_state(task), every, most_steps)
+
+
+def median_escape(steps: np.ndarray, flipped: np.ndarray, most_steps: int) -> float:
+    """Return the median step of the escape of runs with the right signs, of all runs if none has them.
+
+    A run without escape, at infinity, counts with its budget: a lower bound.
+    """
+    right = steps[flipped == 0] if (flipped == 0).any() else steps
+    return float(np.median(np.minimum(right, most_steps)))

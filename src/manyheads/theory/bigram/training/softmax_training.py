@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -43,10 +44,13 @@ import optax
 
 from manyheads._settings import double_precision
 from manyheads.errors import UsageError
-from manyheads.theory.bigram.engines.generator import Seed, sample_keys, scramble
+from manyheads.theory.bigram.engines.generator import Seed, draw_step_batch, sample_keys, scramble
 from manyheads.theory.bigram.engines.reference import Tables, as_jax, draw_block, histogram
-from manyheads.theory.bigram.task import BigramTask
+from manyheads.theory.bigram.task import Batch, BigramTask
 from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings, check_size, check_steps, make_tables
+from manyheads.theory.bigram.training.record import trajectory
+
+PROBE = 2048  # contexts on which the excess loss is estimated
 
 Rule = Literal["scaled", "constant", "adam"]
 
@@ -110,6 +114,32 @@ def as_linear(state: SoftmaxState) -> State:
     """Return values and attention weights as the linear model has them; the logits of tokens are ignored."""
     grown = np.exp(state.positions - state.positions.max(1, keepdims=True))
     return State(np.asarray(state.value), (grown / grown.sum(1, keepdims=True)).astype(np.float32))
+
+
+def record_softmax(
+    task: BigramTask, settings: SoftmaxSettings, every: int, records: int, *, seed: list[int]
+) -> tuple[np.ndarray, SoftmaxState]:
+    """Train from the initial state; return the excess loss of all records over the initial one, and the last state."""
+
+    def train(state: SoftmaxState, first_step: int) -> SoftmaxState:
+        return descend_softmax(task, state, settings, every, seed=seed, first_step=first_step)
+
+    init, losses = initial_softmax_state(task), []
+    probe = draw_step_batch(task, PROBE, seed=[*seed, 1])  # independent of the samples of the steps
+    for _, state in islice(trajectory(train, init, every), records + 1):
+        losses.append(estimate_excess(task, state, probe))
+    return np.array(losses) / losses[0], state
+
+
+def estimate_excess(task: BigramTask, state: SoftmaxState, probe: Batch) -> float:
+    r"""Return the mean of :math:`\tfrac12|f - \mathbb E[e_y|x,k]|^2` over contexts: there is no closed form."""
+    logits = state.positions[probe.queries] + state.tokens[probe.queries[:, None], probe.tokens]
+    weights = np.exp(logits - logits.max(1, keepdims=True))
+    weights /= weights.sum(1, keepdims=True)  # (B, T)
+    seen = np.stack([(weights * (probe.tokens == token)).sum(1) for token in range(task.vocabulary)], axis=1)
+    there = np.take_along_axis(probe.tokens, task.positions[probe.queries], axis=1)  # (B, Q)
+    true = np.einsum("bqn,bq->bn", task.centred.T[there], task.weights[probe.queries])
+    return 0.5 * float(((seen @ state.value.T - true) ** 2).sum(1).mean())
 
 
 def predict_second_weight(length: int, larger: float, smaller: float) -> float:

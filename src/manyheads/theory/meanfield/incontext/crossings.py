@@ -1,4 +1,4 @@
-"""First crossing of a level by a recorded curve: escape times and half times."""
+"""First crossing of a level by a recorded curve: escape times, half times, and plateaus between them."""
 
 from __future__ import annotations
 
@@ -37,3 +37,15 @@ def first_crossing(times: Float[ArrayLike, " time"], values: Float[ArrayLike, " 
         return float(times[0])
     share = (values[place - 1] - level) / (values[place - 1] - values[place])
     return float(times[place - 1] + share * (times[place] - times[place - 1]))
+
+
+def half_times(times: Float[np.ndarray, " time"], shares: Float[np.ndarray, "time dim"]) -> Float[np.ndarray, " dim"]:
+    """Return when half of each feature is learned, (D,); infinity for those that are not."""
+    return np.asarray([first_crossing(times, -share, -0.5) for share in shares.T])
+
+
+def plateau_level(times: Float[np.ndarray, " time"], losses: Float[np.ndarray, " time"], drops: list[float]) -> float:
+    """Return the loss where it falls least in relative terms, between the times of two drops; the last one if never."""
+    inside = np.flatnonzero((times >= drops[0]) & (times <= drops[1]))
+    slopes = np.gradient(np.log(losses), times)
+    return float(losses[inside[np.argmax(slopes[inside])]] if inside.size else losses[-1])

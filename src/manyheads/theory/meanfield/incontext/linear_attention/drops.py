@@ -1,4 +1,4 @@
-"""Drops and plateaus of a loss curve, and half times of eigenvectors."""
+"""Drops and plateaus of a loss curve."""
 
 from __future__ import annotations
 
@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 SMALLEST_FALL = 0.02  # of the initial loss: below it nothing has been learned
-
-
-def half_times(times: Float[np.ndarray, " time"], learned: Float[np.ndarray, "time dim"]) -> Float[np.ndarray, " dim"]:
-    """Return when half of each eigenvector is learned, (D,); infinity for those that are not."""
-    return np.asarray([first_crossing(times, -share, -0.5) for share in learned.T])
 
 
 def count_drops(times: Float[np.ndarray, " time"], losses: Float[np.ndarray, " time"]) -> int:
