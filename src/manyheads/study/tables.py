@@ -81,10 +81,13 @@ def on_grid(trained: xr.Dataset, theory: xr.Dataset) -> xr.Dataset:
 
 
 def theory_on_grid(predicted: xr.Dataset, cells: Sequence[Cell]) -> xr.Dataset:
-    """Return a prediction over the axes of the grid where it has a dimension of the names of all cells."""
+    """Return a prediction over the axes of the grid where it has a dimension of the names of all cells.
+
+    As it is where it has other values along an axis too.
+    """
     slugs = [cell.slug for cell in cells]
     for name, places in predicted.coords.items():
-        if places.dims == (name,) and places.values.tolist() == slugs:
+        if places.dims == (name,) and places.values.tolist() == slugs and not {*cells[0]} & {*predicted.dims}:
             axes = {axis: ("cell", [cell[axis] for cell in cells]) for axis in cells[0]}
             return on_grid(predicted.rename({name: "cell"}).assign_coords(axes), predicted)
     return predicted

@@ -38,9 +38,7 @@ class Clouds(st.Study):
         small=(64, 256),
         full=(4096, 16384, 65536, 262144, 1048576),
     )
-    horizon: float = st.setting(
-        6.0, "time of the flow; the learning rate is the horizon over the number of samples", above=0, small=2.0
-    )
+    horizon: float = st.setting(6.0, "time of the flow: learning rate times samples", above=0, small=2.0)
     std: float = st.setting(0.7, "standard deviation of the mixture components", above=0)
     weight_decay: float = st.setting(0.5, "of SGD", least=0)
     neurons: int = st.setting(64, "independent trainings in one replicate", least=2, small=2)

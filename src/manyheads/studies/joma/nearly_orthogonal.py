@@ -32,9 +32,10 @@ class NearlyOrthogonal(st.Study):
     claim = "Theorem 1 drifts as the cosines of the embeddings, as their couplings predict"
     source = TIAN.at("theorem 1, and the measured cosines in the reply to reviewers; drift and bound are derived here")
     # Not vectorized: one program per attention serves all cells and replicates.
+    # The third one also gives the cosine of embeddings with a common direction.
     dimensions: tuple[int, ...] = st.sweep(
         (1600, 256, 64, 24),
-        "of embeddings in random directions; the third one gives the cosine of those with a common direction",
+        "in which the embeddings are random directions",
         least=2,
         count=3,
         falling=True,

@@ -21,9 +21,16 @@ from manyheads.study.panels import BAND_NOTE, Curve, Lines, Listing, Panel, Role
 SETTLED = 0.02  # of its whole way, from which a trajectory counts as at its end
 
 
-def standard_panels(claims: Iterable[Claim], theory: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-    """Return the pictures of claims, those of variables both predicted and trained, and the table of single figures."""
-    return (*_series(claims), *_pairs(theory, trained), *_medians(theory, trained))
+def standard_panels(
+    claims: Iterable[Claim], theory: xr.Dataset, trained: xr.Dataset, own: Sequence[Panel] = ()
+) -> tuple[Panel, ...]:
+    """Return the pictures of claims, those of variables both predicted and trained, and the table of single figures.
+
+    A picture of the study's own with the same labels of its axes takes the place of a derived one.
+    """
+    drawn = {(one.x_label, one.y_label) for one in own if isinstance(one, Lines)}
+    derived = [one for one in (*_series(claims), *_pairs(theory, trained)) if (one.x_label, one.y_label) not in drawn]
+    return (*derived, *_medians(theory, trained))
 
 
 def lines(
