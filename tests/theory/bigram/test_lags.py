@@ -295,6 +295,9 @@ def test_labels_are_of_any_type(rng):
 
 
 def test_planted_lags_are_found_on_real_text(rng):
+    pytest.importorskip("jax")
+    from manyheads.studies.bigram.lags import prepare
+
     vocabulary, tokens, table = prepare(None, 32)
     size, lags = len(vocabulary), 32
     begin = int(rng.integers(len(tokens) - 25_100))
