@@ -169,7 +169,10 @@ def _series_panel(along: str, label: str, claims: Sequence[Claim]) -> Lines:
             guide = np.atleast_2d(rows.values).mean(0)[0] * (x / x[0]) ** power
             curves.append(spread_curve(x, guide[None], f"slope {power:g}", "reference"))
     heights = np.concatenate([curve.y for curve in curves])
-    log_x, log_y = (bool((values > 0).all()) for values in (x, heights[np.isfinite(heights)]))
+    power = all(claim.figure.quantity.startswith("exponent") for claim in claims)  # a straight line on logarithmic axes
+    log_x, log_y = (
+        spans_decades(values) or (power and bool((values > 0).all())) for values in (x, heights[np.isfinite(heights)])
+    )
     shows = tuple(claim.text for claim in claims)
     return Lines(_title(label), label_of(rows[along]), label, tuple(curves), log_x, log_y, BAND_NOTE, shows)
 
