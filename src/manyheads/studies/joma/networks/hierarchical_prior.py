@@ -109,14 +109,16 @@ class HierarchicalPrior(st.Study):
         own = theory["own_time"] + 0 * theory["shared_time"]
         yield st.Claim(
             "In a layer a pattern that c labels share is won after a time that scales as 1/c",
-            st.exponent(layer["shared_time"].rename("shared pattern"), "shared", what=time, law=theory["shared_time"]),
+            st.exponent(
+                layer["shared_time"].rename("shared pattern"), "shared", what=time, predicted=theory["shared_time"]
+            ),
             st.near(-1, 0.1),
             "gains are probabilities; finite steps of SGD and contexts that are sampled leave a few percent",
             "exponent of the time in c",
         )
         yield st.Claim(
             "In the same layer a pattern of one label is won at the same time whatever the others share",
-            st.exponent(layer["own_time"].rename("of one label"), "shared", what=time, law=own),
+            st.exponent(layer["own_time"].rename("of one label"), "shared", what=time, predicted=own),
             st.near(0, 0.1),
             "the control: its gain does not change",
             "exponent of the time in c",

@@ -98,7 +98,7 @@ class RealText(st.Study):
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         runs = RunSummary(trained, float(theory["random_rank"]))
         # Outcomes are known for the default text and size alone.
-        holds, refuted = ("holds", "refuted") if self == type(self)() else (None, None)  # type: ignore[call-arg]
+        holds, refuted = ("holds", "refuted") if self == type(self)() else (None, None)
         yield from self._correlations(runs, holds, refuted)
         level = "of the random level"
         bottom, top = runs.at_best(runs.entropy, 0), runs.at_best(runs.entropy, -1, least=2)

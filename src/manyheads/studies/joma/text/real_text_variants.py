@@ -102,7 +102,7 @@ class RealTextVariants(st.Study):
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         # Outcomes are known for the default text and size alone.
-        holds, refuted = ("holds", "refuted") if self == type(self)() else (None, None)  # type: ignore[call-arg]
+        holds, refuted = ("holds", "refuted") if self == type(self)() else (None, None)
         for words, layer in PLACES.items():
             for variant in REBOUNDING:
                 expected = holds if (variant, layer) == ("post-norm", 0) else refuted
