@@ -11,7 +11,6 @@ from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 
 from manyheads.errors import CertificateError
-from manyheads.studies.bigram.lags import prepare
 from manyheads.studies.bigram.screening import ScreeningCost
 from manyheads.studies.bigram.transfer import TransferCost
 from manyheads.theory.bigram import (
@@ -27,6 +26,7 @@ from manyheads.theory.bigram import (
 from manyheads.theory.bigram.lags.alternating_least_squares import LagProblem, alternate, solve_value, value_sums
 from manyheads.theory.bigram.lags.held_out import Additive
 from manyheads.theory.bigram.lags.initial_tables import initial_values, minimize
+from manyheads.theory.bigram.lags.planted import prepare
 from manyheads.theory.bigram.lags.streams import information_of, read_streams
 from manyheads.theory.bigram.screening import chi_square
 from manyheads.theory.bigram.searches import draw_uniform_batch, search

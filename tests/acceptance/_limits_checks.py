@@ -9,6 +9,7 @@ from tests.acceptance._studies import run_study, study, words_of
 from manyheads.scaling.axes import LETTERS
 from manyheads.studies.scaling.coordinate_check import CoordinateCheckStudy
 from manyheads.study import open_run
+from manyheads.study.tables import on_grid
 
 WIDEST = {"key_dim": 0.35, "heads": 0.2, "depth": 0.35}  # what is required of plain slopes, without their derivation
 
@@ -17,7 +18,8 @@ def plain_slopes(
     folder: Path, replicates: int, flags: str, optimizer: str, axes: list[str], seed: int = 0, **sizes: list[int]
 ) -> Measured:
     """Both exponents one: plain slopes of outputs, stream, logits and values, all intervals within the widest."""
-    trained = open_run(run_study(words_of("limits/coordinate-check", replicates, flags))[0])["trained"].to_dataset()
+    run = open_run(run_study(words_of("limits/coordinate-check", replicates, flags))[0])
+    trained = on_grid(run["trained"].to_dataset(), run["predicted"].to_dataset())
     parametrizations = tuple(dict.fromkeys(["limits", *map(str, trained["parametrization"].values)]))
     grown = {name: tuple(values) for name, values in sizes.items()}
     setting = CoordinateCheckStudy(optimizer=optimizer, axes=tuple(axes), parametrizations=parametrizations, **grown)

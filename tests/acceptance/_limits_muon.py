@@ -10,7 +10,9 @@ from tests.acceptance._studies import run_study, words_of
 from manyheads.scaling.axes import LETTERS
 from manyheads.studies.scaling.learning_rates.muon_transfer import MuonTransfer
 from manyheads.studies.scaling.muon_coordinates import OWN_WEIGHTS, MuonCoordinates
+from manyheads.studies.scaling.shared.optimal_rates import drift_of
 from manyheads.study import open_run
+from manyheads.study.tables import on_grid
 
 QUERIES = ("query_by_weights", "key_by_weights")
 OTHERS = tuple(name for name in OWN_WEIGHTS if name not in QUERIES)
@@ -61,7 +63,8 @@ def seeds_of(flags: str, replicates: int) -> str:
 
 def slopes(folder: Path, replicates: int, flags: str, text: bool = False, **sizes: list[int]) -> Measured:
     """Fitted exponents, each within what is required of it; with sizes those of `LARGER`."""
-    trained = open_run(run_study(words_of("limits/muon-coordinates", replicates, flags))[0])["trained"].to_dataset()
+    run = open_run(run_study(words_of("limits/muon-coordinates", replicates, flags))[0])
+    trained = on_grid(run["trained"].to_dataset(), run["predicted"].to_dataset())
     rows = LARGER if sizes else TEXT if text else SLOPES
     axes = tuple(dict.fromkeys(axis for _, axis, *_ in rows))
     grown: dict[str, Any] = {name: tuple(values) for name, values in sizes.items()}
@@ -78,12 +81,14 @@ def slopes(folder: Path, replicates: int, flags: str, text: bool = False, **size
 
 def drifts(folder: Path, replicates: int, axes: list[str], flags: str, beside: bool = False) -> Measured:
     """Drifts of the optimal learning rate, each within what is required of it."""
-    trained = open_run(run_study(words_of("limits/muon-transfer", replicates, flags))[0])["trained"].to_dataset()
+    run = open_run(run_study(words_of("limits/muon-transfer", replicates, flags))[0])
+    trained = on_grid(run["trained"].to_dataset(), run["predicted"].to_dataset())
     names = ("muon", "mup", "standard") if beside else MuonTransfer().parametrizations
-    setting = MuonTransfer(axes=tuple(axes), parametrizations=names)
+    plan = MuonTransfer(axes=tuple(axes), parametrizations=names).plan()
     shown, extents, passed = [], [], True
     for recipe, axis, least, most in (row for row in (BESIDE if beside else DRIFTS) if row[1] in axes):
-        middle, low, high = setting.drift(trained, recipe, axis).decades  # type: ignore[arg-type]
+        optima = plan.along(trained, "optimal_learning_rate", recipe, axis)  # type: ignore[arg-type]
+        middle, low, high = drift_of(optima, axis).decades  # type: ignore[arg-type]
         passed &= least <= middle <= most
         shown.append(f"{recipe} along {LETTERS[axis]}: {middle:+.2f}")  # type: ignore[index]
         extents.append(f"[{low:+.2f}, {high:+.2f}]")

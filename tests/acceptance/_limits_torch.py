@@ -4,6 +4,7 @@ import itertools
 import math
 from pathlib import Path
 
+import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.scaling.torch.test_groups import distance_from_mup, folded_curves
 from tests.scaling.torch_models import BASE, FAMILIES, build, grown
@@ -133,6 +134,24 @@ def mup_groups(folder: Path, shapes: list[list[int]]) -> Measured:
     )
 
 
+def factors(folder: Path, faults: int, clean: int, seed: int) -> Measured:
+    """Plant one factor that follows N, H or L anywhere in the forward pass of a GPT drawn at random."""
+    from tests.scaling.planted_factors import PLACES, draw_clean, draw_fault, judge
+
+    rng = np.random.default_rng(seed)
+    drawn = [draw_fault(rng) for _ in range(faults)]
+    found = [judge(variant, shape, {place: factor})[0] for variant, shape, place, factor, _ in drawn]
+    missed = [f"{each[4]} {PLACES[each[2]]}" for each, outcome in zip(drawn, found, strict=True) if outcome == "passed"]
+    variants = [draw_clean(rng) for _ in range(clean)]
+    right = [judge(*each)[0] for each in variants]
+    alarms, silent = right.count("refused") + right.count("wrong"), right.count("passed")
+    constants = sum(bool(variant.constants) for variant, _ in variants)
+    figure = f"{found.count('refused')} of {faults} refused, {found.count('noted')} more named; {alarms} false alarms"
+    extent = f"{len(PLACES)} places; missed: {missed or 'none'}; of {clean} right models {silent} pass without a note, "
+    extent += f"{constants} have constants, which are named"
+    return Measured(figure, extent, f"{seed}", not (missed or alarms or silent < clean - constants))
+
+
 FIGURES = (
     Figure(
         "torch-right-groups",
@@ -147,6 +166,13 @@ FIGURES = (
         "every one named, with its factor, and nothing else",
         planted,
         {"families": list(FAMILIES), "seeds": 8},
+    ),
+    Figure(
+        "torch-planted-factors",
+        "audit finds factors that follow a size between any two weights of a plain PyTorch GPT, and right ones pass",
+        "every fault refused or named as not judged, no right model refused, notes on constants alone",
+        factors,
+        {"faults": 400, "clean": 200, "seed": 7},
     ),
     Figure(
         "torch-folding",

@@ -9,8 +9,8 @@ import time
 import numpy as np
 import pytest
 from tests.probe.trainings import save_quietly, small_model, windows
+from tests.study.reporting.html_links import parsed
 from tests.study.reporting.test_browser import browser, lay_out  # noqa: F401
-from tests.study.reporting.test_html import parsed
 
 from manyheads.errors import FileRefused, UsageError
 from manyheads.models.refusals import CheckpointRefused, WeightsMismatch

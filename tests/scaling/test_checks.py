@@ -10,7 +10,6 @@ from manyheads.scaling.checks import transfer_check as transfer
 from manyheads.scaling.checks.coordinate_check import check_growth, finite_size_bias
 from manyheads.scaling.checks.growth_powers import QUANTITIES, least_growth, required_growth
 from manyheads.scaling.checks.transfer_check import decide_drift, find_optimum, search_optimum
-from manyheads.scaling.trained import transformers
 from manyheads.transformer import Shape
 
 BASE = Shape(8, 4, 2)
@@ -196,6 +195,9 @@ def test_a_search_ends_and_says_on_which_side():
 
 
 def test_a_final_loss_is_the_mean_of_the_last_eighth_in_pieces_of_three(monkeypatch):
+    pytest.importorskip("jax")
+    from manyheads.scaling.trained import transformers
+
     calls = []
 
     def sweep(task, parametrization, shape, recipe, learning_rates, key):

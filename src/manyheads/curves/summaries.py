@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from manyheads._arrays import as_floats, takes_labels
-from manyheads.curves.drop_and_rise import DropAndRise, drop_and_rise, forward_fill, replicated_drop_and_rise
+from manyheads.curves.drop_and_rise import drop_and_rise, forward_fill, replicated_drop_and_rise
 from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
@@ -23,164 +22,91 @@ Array = NDArray[np.float64]
 EARLY = (0.1, 0.2, 0.4)  # fractions of a run after which its final loss is predicted
 
 
-@dataclass(frozen=True, eq=False)
 class RunSummary:
-    """Statistics of trained runs in cells (depth, learning rate): C cells, R replicates, up to L layers, S steps.
+    """Statistics of runs over (replicate, depth, learning_rate), each of them with layers and steps.
 
-    Each is computed when it is read. A run that diverged counts with its last finite values. Rank correlations are
-    computed per seed, so that their standard deviation over seeds gives an interval.
+    A run that diverged counts with its last finite values. Rank correlations are computed per seed, so that their
+    standard deviation over seeds gives an interval.
 
-    Attributes
+    Parameters
     ----------
     trained
-        `validation_loss`, `entropy` and `stable_rank` over `step`.
+        `validation_loss`, `entropy` and `stable_rank` over these dimensions, `step`, `layer` and `head`; NaN for absent
+        layers.
     random_rank
         Stable rank of a random matrix, in units of which stable ranks are measured.
     """
 
-    trained: xr.Dataset
-    random_rank: float
+    def __init__(self, trained: xr.Dataset, random_rank: float) -> None:
+        self.entropy = _filled(trained["entropy"].mean("head"))  # heads are exchangeable
+        self.rank = _filled(trained["stable_rank"]) / random_rank
+        self.loss = _filled(trained["validation_loss"])
+        self.best = self.loss.min("step")
 
     @cached_property
-    def depth(self) -> NDArray[np.int64]:
-        """Depth of each cell, (C,)."""
-        return self.trained["depth"].values.astype(int)
-
-    @cached_property
-    def learning_rate(self) -> Array:
-        """Learning rate of each cell, (C,)."""
-        return self.trained["learning_rate"].values.astype(float)
-
-    @cached_property
-    def entropies(self) -> Array:
-        """Attention entropy in nat, mean over heads, which are exchangeable: (C, R, L, S)."""
-        entropy = self.trained["entropy"].mean("head").transpose("cell", "replicate", "layer", "step")
-        return forward_fill(entropy.values)
-
-    @cached_property
-    def ranks(self) -> Array:
-        """Stable rank over that of a random matrix, (C, R, L, S)."""
-        rank = self.trained["stable_rank"].transpose("cell", "replicate", "layer", "step")
-        return forward_fill(rank.values) / self.random_rank
-
-    @cached_property
-    def losses(self) -> Array:
-        """Validation loss, (C, R, S)."""
-        return forward_fill(self.trained["validation_loss"].transpose("cell", "replicate", "step").values)
-
-    @cached_property
-    def best(self) -> Array:
-        """Lowest validation loss of each run, (C, R)."""
-        return self.losses.min(-1)
-
-    @cached_property
-    def entropy(self) -> DropAndRise:
-        """Drop and rise of the entropy of each run by itself, (C, R, L); NaN for absent layers."""
-        return drop_and_rise(self.entropies)
-
-    @cached_property
-    def rank(self) -> DropAndRise:
-        """Drop and rise of the stable rank of each run by itself, (C, R, L); NaN for absent layers."""
-        return drop_and_rise(self.ranks)
-
-    @cached_property
-    def rise(self) -> Array:
-        """Rise of the entropy, mean over layers, (C, R)."""
-        return np.nanmean(self.entropy.rise, -1)
-
-    @cached_property
-    def top_rise(self) -> Array:
-        """Rise of the entropy of the top layer, (C, R)."""
-        return np.take_along_axis(self.entropy.rise, self.depth[:, None, None] - 1, -1)[..., 0]
+    def rise(self) -> xr.DataArray:
+        """Rise of the entropy of each run by itself, by layer."""
+        return changes(self.entropy)["rise"]
 
     @property
-    def pooled(self) -> Array:
-        """Rank correlation of rise and best loss over all cells, (R,)."""
-        return _by_seed(self.rise, self.best)
+    def top_rise(self) -> xr.DataArray:
+        """The same of the top layer."""
+        return self.rise.isel(layer=self.rise["depth"] - 1)
 
     @property
-    def within(self) -> Array:
-        """Rank correlation of rise and best loss within each learning rate, (R,)."""
-        return _by_seed(self.rise, self.best, self.learning_rate)
+    def best_rates(self) -> dict[int, float]:
+        """Learning rate of the lowest mean best loss, by depth."""
+        found = self.best.mean("replicate").idxmin("learning_rate")
+        return dict(zip(found["depth"].values.tolist(), found.values.tolist(), strict=True))
 
-    @property
-    def pooled_top(self) -> Array:
-        """Rank correlation of the rise of the top layer and best loss over all cells, (R,)."""
-        return _by_seed(self.top_rise, self.best)
+    def correlation(self, values: xr.DataArray, *, within: bool = False) -> Array:
+        """Correlate the ranks of values and best losses over all runs of a seed, or within each learning rate, (R,)."""
+        x, y = (each.transpose("replicate", "depth", "learning_rate") for each in (values, self.best))
+        groups = np.broadcast_to(self.best["learning_rate"].values, x.shape[1:]).ravel() if within else None
+        pairs = zip(x.values, y.values, strict=True)
+        return np.array([within_group_spearman(a.ravel(), b.ravel(), groups) for a, b in pairs])
 
-    @property
-    def within_top(self) -> Array:
-        """Rank correlation of the rise of the top layer and best loss within each learning rate, (R,)."""
-        return _by_seed(self.top_rise, self.best, self.learning_rate)
-
-    @property
-    def within_cells(self) -> Array:
-        """Rank correlation of rise and best loss over the replicates of each cell, (C,)."""
-        return _by_seed(self.rise.T, self.best.T)
+    def between_seeds(self, values: xr.DataArray) -> Array:
+        """Correlate the ranks of values and best losses over the seeds of each depth and learning rate, (C,)."""
+        x, y = (each.transpose("replicate", "depth", "learning_rate") for each in (values, self.best))
+        pairs = zip(x.values.reshape(len(x), -1).T, y.values.reshape(len(y), -1).T, strict=True)
+        return np.array([within_group_spearman(*pair) for pair in pairs])
 
     def early_loss(self, fraction: float) -> Array:
         """Correlate the ranks of the best loss and of the loss after a fraction of the run, (R,)."""
-        return _by_seed(self.losses[..., self._until(fraction)], self.best)
+        return self.correlation(self.loss.isel(step=self._until(fraction)))
 
     def early_rise(self, fraction: float) -> Array:
         """Correlate the ranks of the best loss and of the rise within a fraction of the run, (R,)."""
-        measured = drop_and_rise(self.entropies[..., : self._until(fraction) + 1])
-        return _by_seed(np.nanmean(measured.rise, -1), self.best)
+        part = self.entropy.isel(step=slice(self._until(fraction) + 1))
+        return self.correlation(changes(part)["rise"].mean("layer"))
 
     def _until(self, fraction: float) -> int:
-        return max(1, round(fraction * (self.losses.shape[-1] - 1)))
+        return max(1, round(fraction * (self.loss.sizes["step"] - 1)))
 
-    @cached_property
-    def best_learning_rate(self) -> dict[int, float]:
-        """Learning rate of the lowest mean best loss, by depth."""
-        mean = self.best.mean(-1)
-        cells = {int(depth): np.flatnonzero(self.depth == depth) for depth in np.unique(self.depth)}
-        return {depth: float(self.learning_rate[rows[mean[rows].argmin()]]) for depth, rows in cells.items()}
+    def at_best(self, curves: xr.DataArray, layer: int | None, least: int = 1) -> dict[str, Array]:
+        """Return replicated drop and rise of a layer, or of the mean over layers, at the best rate of each depth, (R,).
 
-    def position(self, depth: int, learning_rate: float) -> int:
-        """Return the number of a cell."""
-        return int(np.flatnonzero((self.depth == depth) & (self.learning_rate == learning_rate))[0])
-
-    @cached_property
-    def _at_best(self) -> list[int]:
-        """Cells at the best learning rate, one per depth."""
-        return [self.position(depth, rate) for depth, rate in self.best_learning_rate.items()]
-
-    @property
-    def bottom(self) -> DropAndRise:
-        """Replicated drop and rise of the entropy of the bottom layer at the best learning rate, depths averaged."""
-        return _mean_over_depths([self.entropies[cell, :, 0] for cell in self._at_best])
-
-    @property
-    def top(self) -> DropAndRise:
-        """Replicated drop and rise of the entropy of the top layer of several, as for `bottom`."""
-        deep = [cell for cell in self._at_best if self.depth[cell] > 1]
-        return _mean_over_depths([self.entropies[cell, :, self.depth[cell] - 1] for cell in deep])
-
-    @property
-    def mean_rank(self) -> DropAndRise:
-        """Replicated drop and rise of the stable rank, averaged over layers, as for `bottom`."""
-        return _mean_over_depths([self.ranks[cell, :, : self.depth[cell]].mean(1) for cell in self._at_best])
-
-    @property
-    def bottom_at_highest(self) -> Array:
-        """Last entropy of the bottom layer at the highest learning rate, mean over depths, (R,)."""
-        return self.entropies[self.learning_rate == self.learning_rate.max(), :, 0, -1].mean(0)
+        They are averaged over the depths from `least` on; negative layers count from the top.
+        """
+        found = []
+        for depth, rate in self.best_rates.items():
+            if depth >= least:
+                present = curves.sel(depth=depth, learning_rate=rate).isel(layer=slice(depth))
+                one = present.mean("layer") if layer is None else present.isel(layer=layer)
+                found.append(replicated_drop_and_rise(one.transpose("replicate", "step").values))
+        return {part: np.mean([getattr(each, part) for each in found], 0) for part in ("drop", "rise")}
 
 
-def _by_seed(x: Array, y: Array, groups: Array | None = None) -> Array:
-    """Correlate along the first axis, column by column: (C, R), (C, R) -> (R,)."""
-    return np.array([within_group_spearman(a, b, groups) for a, b in zip(x.T, y.T, strict=True)])
+def changes(curves: xr.DataArray) -> xr.Dataset:
+    """Measure drop and rise of each curve by itself along `step`, its last dimension."""
+    found, first = drop_and_rise(curves.values), curves.isel(step=0, drop=True)
+    return xr.Dataset({part: first.copy(data=getattr(found, part)) for part in ("drop", "rise")})
 
 
-def _mean_over_depths(curves: list[Array]) -> DropAndRise:
-    """Average the drops and rises of (R, S) curves over depths."""
-    parts = [replicated_drop_and_rise(curve) for curve in curves]
-    return DropAndRise(
-        np.mean([part.drop for part in parts], 0),
-        np.mean([part.rise for part in parts], 0),
-        np.asarray([part.argmin for part in parts]),
-    )
+def _filled(values: xr.DataArray) -> xr.DataArray:
+    ordered = values.transpose(..., "step")
+    return ordered.copy(data=forward_fill(ordered.values))
 
 
 @takes_labels

@@ -19,14 +19,14 @@ from manyheads.demo.text import TextTraining
 from manyheads.errors import UsageError, check_rising
 from manyheads.scaling.checks.coordinate_check import finite_size_bias
 from manyheads.statistics import fit_exponent
-from manyheads.studies.dmft.shared.mean_field import along, biases, distances, solve_blocks
-from manyheads.studies.scaling.shared.parametrizations import bordelon
-from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
+from manyheads.studies.dmft.shared.mean_field import DIMS, solve_blocks
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, distance, grid
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Multiples, Panel, spread_curve
-from manyheads.study.tables import dataset
+from manyheads.study.tables import dataset, on_grid
 from manyheads.theory.dmft import Network, Problem, infinite_key_dim, train_networks
 from manyheads.theory.dmft.finite.problems import text_problem
+from manyheads.theory.papers import BORDELON
 
 MEASURED = (("output", ("step", "read_out", "class"), "1"), ("loss", ("step",), "nat"))
 TRAJECTORIES = {"": "predicted", "_without": "predicted without response functions"}
@@ -58,7 +58,7 @@ class DemoGrowth(Study):
     name: ClassVar[str] = "demo/growth"
     revision: ClassVar[int] = 2
     claim: ClassVar[str] = "Trained attention blocks approach the infinite-key-dimension limit as N^(-1/2)"
-    source: ClassVar[Source] = bordelon("the limit of infinite key dimension; its solution is derived here")
+    source: ClassVar[Source] = BORDELON.at("the limit of infinite key dimension; its solution is derived here")
 
     text: Path | None = None
     key_dims: tuple[int, ...] = (4, 16, 64)
@@ -176,9 +176,11 @@ class DemoGrowth(Study):
 
         From the limit, of single blocks and of their mean; and of their mean from the limit without response functions.
         """
-        values = along(trained, "output", "key_dim")  # (replicates, sizes, networks, step, read_out, class)
-        wanted, without = (predicted[f"output{trajectory}"].values for trajectory in TRAJECTORIES)
-        return distances(values, wanted), biases(values, wanted), biases(values, without)
+        found = on_grid(trained, predicted)["output"]
+        wanted, without = (predicted[f"output{trajectory}"] for trajectory in TRAJECTORIES)
+        single = distance(found, wanted, ("network", *DIMS["output"]))
+        near, far = (distance(found.mean("network"), each, DIMS["output"]) for each in (wanted, without))
+        return single.values, near.values, far.values
 
     def _signs(self) -> tuple[list[str], list[str]]:
         """Return the characters up to every read-out, and the next one."""
@@ -191,7 +193,7 @@ class DemoGrowth(Study):
 
     def _losses(self, predicted: xr.Dataset, trained: xr.Dataset) -> Multiples:
         steps = predicted["step"].values
-        every = along(trained, "loss", "key_dim")  # (replicates, sizes, networks, step)
+        every = on_grid(trained, predicted)["loss"].values  # (replicates, sizes, networks, step)
         plain = tuple(map(float, steps))
         loss, without = (tuple(predicted[f"loss{trajectory}"].values.tolist()) for trajectory in TRAJECTORIES)
         trajectories = (
@@ -242,7 +244,9 @@ class DemoGrowth(Study):
         """Show the final probability of the next character at every position of the first piece."""
         right = self.problem().flat_targets.argmax(-1)[: self.length]
         places = np.arange(self.length)
-        theirs = along(trained, "output", "key_dim")[..., -1, : self.length, :]  # (replicates, sizes, networks, ...)
+        theirs = on_grid(trained, predicted)["output"].values[
+            ..., -1, : self.length, :
+        ]  # (replicates, sizes, networks, ...)
         drawn = softmax(theirs, axis=-1)[..., places, right]
         expected = softmax(predicted["output"].values[-1, : self.length], axis=-1)[places, right]
         rows = tuple(

@@ -17,12 +17,12 @@ from manyheads.scaling.checks.growth_powers import QUANTITIES, least_growth, req
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.task import Task
 from manyheads.scaling.trained.transformers import Recipe, measure_updates
-from manyheads.studies.scaling.shared.parametrizations import bordelon
 from manyheads.study import Cell, Claim, Curve, Listing, Source, Study
 from manyheads.study.claims import Measure
 from manyheads.study.panels import Multiples, Panel, spread_curve
 from manyheads.study.tables import dataset
 from manyheads.theory.joma.text.transformers import character_config
+from manyheads.theory.papers import BORDELON
 from manyheads.transformer.scaling import ROLES
 from manyheads.transformer.shape import Shape
 
@@ -57,7 +57,9 @@ class DemoScaling(Study):
     name: ClassVar[str] = "demo/scaling"
     revision: ClassVar[int] = 3
     claim: ClassVar[str] = "Scaled by the table, updates keep their size at twice the heads and depth"
-    source: ClassVar[Source] = bordelon("table 1: initial standard deviations, multipliers and learning rates for Adam")
+    source: ClassVar[Source] = BORDELON.at(
+        "table 1: initial standard deviations, multipliers and learning rates for Adam"
+    )
     unread_prediction: ClassVar[str] = (
         "the prediction is the table itself; the claims test the growth of the updates that it implies"
     )

@@ -159,7 +159,8 @@ class Study(abc.ABC):
 
         with keeping_labels():
             data = theory_on_grid(predicted, self.cells()), on_grid(trained, predicted)
-            return (*self.pictures(*data), *standard_panels(self.claims(*data), *data))
+            own = tuple(self.pictures(*data))
+            return (*own, *standard_panels(self.claims(*data), *data, own))
 
     def inputs(self) -> dict[str, str]:
         """Return the sha256 of everything from outside that the numbers depend on, by name.

@@ -12,7 +12,6 @@ from manyheads.recovery.planted.boolean_logits import (
     lattice_distance_to_normal,
     measure_gap,
 )
-from manyheads.studies.recovery.steps.boolean_tokens import BooleanTokens
 
 
 def test_inversion_agrees_with_enumeration(rng, monkeypatch):
@@ -48,6 +47,9 @@ def test_edgeworth_is_the_limit_far_from_lattices(rng):
 
 
 def test_weights_that_cannot_be_compared_are_refused():
+    pytest.importorskip("jax")
+    from manyheads.studies.recovery.steps.boolean_tokens import BooleanTokens
+
     with pytest.raises(UsageError, match="near a lattice"):
         measure_gap(np.repeat([1.0, 2.0], 20), 0.1)
     with pytest.raises(UsageError, match="not zero"):

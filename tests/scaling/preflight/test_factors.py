@@ -6,7 +6,7 @@ import pytest
 
 from manyheads.scaling import Parametrization, forward_multipliers
 from manyheads.scaling.preflight_checks.factors import Factors, find_uses, multipliers
-from manyheads.scaling.torch.forward_pass import ForwardPass, Measured
+from manyheads.scaling.torch.forward_pass.multipliers import ForwardPass, Measured
 from manyheads.transformer import Shape
 
 BASE, WIDE, DEEP = Shape(8, 4, 2), Shape(8, 8, 2), Shape(8, 4, 8)

@@ -16,7 +16,7 @@ from manyheads.scaling import (
     initialize_model,
     torch_groups,
 )
-from manyheads.scaling.torch.forward_pass import measure_forward
+from manyheads.scaling.torch.forward_pass.multipliers import measure_forward
 from manyheads.scaling.torch.groups import ModelOptions, read_model
 from manyheads.transformer import Shape
 

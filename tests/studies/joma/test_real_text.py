@@ -11,6 +11,7 @@ from manyheads.curves.summaries import RunSummary
 from manyheads.errors import UsageError
 from manyheads.studies.joma.text.real_text import RealText, adam_at
 from manyheads.study.panels import Multiples
+from manyheads.study.tables import on_grid
 
 DEPTHS, LEARNING_RATES, SEEDS, HEADS = (1, 2, 3), (0.001, 0.01, 0.1, 0.3), 6, 2
 STEPS = np.linspace(0, 1, 11)
@@ -62,12 +63,13 @@ def rate_decides(rng, bottom_ends=None):
 
 
 def test_a_correlation_that_the_rate_makes_vanishes_within_it(rng):
-    found = RunSummary(rate_decides(rng), 20.0)
-    assert found.pooled.max() < -0.5
-    assert found.within.min() > 0.5
-    assert found.best_learning_rate == dict.fromkeys(DEPTHS, max(LEARNING_RATES))
+    found = RunSummary(on_grid(rate_decides(rng)), 20.0)
+    rise = found.rise.mean("layer")
+    assert found.correlation(rise).max() < -0.5
+    assert found.correlation(rise, within=True).min() > 0.5
+    assert found.best_rates == dict.fromkeys(DEPTHS, max(LEARNING_RATES))
     # Between seeds there is noise only: 12 coefficients of 6 pairs have a mean of spread 0.13; 4.2 of them are 0.55.
-    assert abs(found.within_cells.mean()) < 0.55
+    assert abs(found.between_seeds(rise).mean()) < 0.55
 
 
 def test_verdicts_follow_the_curves(rng):
@@ -116,9 +118,9 @@ def test_a_diverged_run_counts_with_what_it_had(rng):
     trained = rate_decides(rng)
     trained["validation_loss"][0, 0, 6:] = np.nan
     trained["entropy"][0, 0, 6:] = np.nan
-    found = RunSummary(trained, 20.0)
-    assert found.best[0, 0] == trained["validation_loss"][0, 0, 5]
-    assert np.isfinite(found.pooled).all()
+    found = RunSummary(on_grid(trained), 20.0)
+    assert found.best[0, 0, 0] == trained["validation_loss"][0, 0, 5]
+    assert np.isfinite(found.correlation(found.rise.mean("layer"))).all()
 
 
 def test_small_multiples_show_every_depth_and_rate(rng):
@@ -150,7 +152,7 @@ def test_the_rate_as_data_changes_nothing(rng):
         ({"depths": (2, 1)}, "rising order"),
         ({"learning_rates": (0.1,)}, "two or more"),
         ({"learning_rates": (0.0, 0.1)}, "positive"),
-        ({"depths": (0, 1)}, "depth=0"),
+        ({"depths": (0, 1)}, "at least 1"),
         ({"steps": 801}, "multiple"),
         ({"length": 1}, "length=1"),
     ],

@@ -4,14 +4,13 @@ import base64
 import hashlib
 import json
 import re
-from collections import Counter
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import xarray as xr
+from tests.study.reporting.html_links import parsed
 from tests.study.toys import Averages, Still, Walk
 
 from manyheads.errors import FileRefused, UsageError
@@ -22,33 +21,6 @@ from manyheads.study.reporting.drawing import draw
 from manyheads.study.reporting.html import Section, write_report
 from manyheads.study.reporting.style import number_text
 from manyheads.study.reporting.svg import svg
-
-
-class Links(HTMLParser):
-    """Collect ids, references to ids, links, and everything that a browser would fetch."""
-
-    def __init__(self):
-        super().__init__()
-        self.ids, self.references, self.fetched, self.links, self.tags = [], [], [], [], Counter()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags[tag] += 1
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(value)
-            elif name in ("href", "xlink:href") and value.startswith("#"):
-                self.references.append(value[1:])
-            elif (tag, name) == ("a", "href"):
-                self.links.append(value)
-            elif name in ("href", "src", "xlink:href", "action"):
-                self.fetched.append(value)
-            self.references += re.findall(r"url\(#([^)]+)\)", value or "")
-
-
-def parsed(path):
-    links = Links()
-    links.feed(path.read_text())
-    return links
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from scipy.optimize import nnls
 from scipy.stats import binomtest
 
 from manyheads.errors import CertificateError, ShapeError, UsageError
-from manyheads.studies.bigram.lags import prepare
 from manyheads.theory.bigram import LagSettings, fit_lags, plant_lags
 from manyheads.theory.bigram.lags.alternating_least_squares import (
     LagProblem,
@@ -295,6 +294,9 @@ def test_labels_are_of_any_type(rng):
 
 
 def test_planted_lags_are_found_on_real_text(rng):
+    pytest.importorskip("jax")
+    from manyheads.studies.bigram.lags import prepare
+
     vocabulary, tokens, table = prepare(None, 32)
     size, lags = len(vocabulary), 32
     begin = int(rng.integers(len(tokens) - 25_100))

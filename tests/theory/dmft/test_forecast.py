@@ -54,7 +54,7 @@ def test_a_forecast_is_the_limit_with_a_bias_and_shows_itself(problem):
     limit = infinite_heads(problem, 2)["loss"].values
     assert forecast.limit == pytest.approx(limit, rel=0.05)
     assert forecast.loss == pytest.approx(forecast.limit * np.exp(forecast.bias))
-    assert np.abs(forecast.bias).max() < np.abs(np.log(forecast.ensembles[-1] / forecast.limit)).max() / 8
+    assert forecast.bias == pytest.approx(_interpolation((4, 8), 256) @ np.log(forecast.ensembles / forecast.limit))
     assert forecast.low[0] == pytest.approx(forecast.high[0])  # nothing is random before the first update
     mean = forecast_loss(problem, network, sizes=(4, 8), networks=16, seed=3, target="mean")
     assert (mean.high - mean.low)[1:].max() < (forecast.high - forecast.low)[1:].max() / 2

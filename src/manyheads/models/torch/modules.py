@@ -8,6 +8,9 @@ from typing import Any
 ACCURACY = 1e-4
 """Relative, of a measured multiplier, where numbers are not rounded more coarsely."""
 
+FAR = 30.0
+"""Size of the inputs of a norm: far above any epsilon in it."""
+
 SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
 """Arguments of `scaled_dot_product_attention`, in order."""
 
@@ -30,33 +33,41 @@ def find_blocks(model: Any, parts: Mapping[int, tuple[str, ...]]) -> list[Any]:
 
 
 def own_multiplier(torch: Any, module: Any, inputs: Any, output: Any, generator: Any) -> float | None:
-    """Return what a projection multiplies W x by within itself: 1 for `nn.Linear`, and for a norm, which has no matrix.
+    """Return what a projection multiplies W x by within itself, or a norm its gain times the normalized x.
 
     With weights and inputs of ones every output is that number times the fan-in, whatever the layout. None if it is not
     linear in its weight.
     """
     own = dict(module.named_parameters(recurse=False))
     matrices = [key for key, t in own.items() if t.dim() > 1]
-    if type(module) is torch.nn.Linear or not matrices:
+    if type(module) in (torch.nn.Linear, torch.nn.LayerNorm, torch.nn.RMSNorm):
         return 1.0
     if len(matrices) > 1 or not inputs:
         return None
-    (key,) = matrices
 
-    def run(weight: Any, x: Any) -> Any:
+    def run(key: str, weight: Any, x: Any) -> Any:
         exchanged = {name: torch.zeros_like(t) for name, t in own.items()} | {key: weight}
         return torch.func.functional_call(module, exchanged, (x, *inputs[1:])).double()
 
     def draw(like: Any) -> Any:
         return torch.randn(like.shape, generator=generator).to(like)
 
-    x, one, other = draw(inputs[0]), draw(own[key]), draw(own[key])
-    ones = run(torch.ones_like(own[key]), torch.ones_like(x))
-    found, summed = ones.mean(), run(one, x) + run(other, x)
+    x = draw(inputs[0])
     rounded = max(ACCURACY, 8 * torch.finfo(x.dtype).eps)
+    if not matrices:  # 1 + w multiplies in Gemma's norms
+        key = next((key for key in own if not key.endswith("bias")), "")
+        if not key or own[key].numel() != x.shape[-1]:
+            return None
+        slope = run(key, torch.ones_like(own[key]), FAR * x) - run(key, torch.zeros_like(own[key]), FAR * x)
+        numbers = [fit_sum(torch, slope, [each], rounded * slope.abs().max()) for each in with_norms(torch, x)[1:]]
+        return next((each[0] for each in numbers if each), None)
+    (key,) = matrices
+    one, other = draw(own[key]), draw(own[key])
+    ones = run(key, torch.ones_like(own[key]), torch.ones_like(x))
+    found, summed = ones.mean(), run(key, one, x) + run(key, other, x)
     fan_in = (own[key].numel() * x.numel() / output.numel()) ** 0.5
     even = bool((ones / found - 1).abs().max() <= rounded)
-    linear = bool((run(one + other, x) - summed).abs().max() <= rounded * summed.abs().max())
+    linear = bool((run(key, one + other, x) - summed).abs().max() <= rounded * summed.abs().max())
     return float(found) / fan_in if even and linear else None
 
 

@@ -17,7 +17,8 @@ from manyheads.scaling.parametrization.targets import (
 )
 from manyheads.scaling.preflight_checks.result import FactorUse, State
 from manyheads.scaling.preflight_checks.training import join_layers
-from manyheads.scaling.torch.forward_pass import ForwardPass, measure_forward
+from manyheads.scaling.torch.applied_factors import WITHIN
+from manyheads.scaling.torch.forward_pass.multipliers import ForwardPass, measure_forward
 from manyheads.scaling.torch.init import measure_init
 from manyheads.transformer.shape import Shape
 
@@ -77,10 +78,12 @@ def find_uses(p: Parametrization, axis: Axis, shape: Shape, here: Factors, base:
     """Return how every factor is provided for that the parametrization asks for at a shape, factors of one as well."""
     asked, usual, role = forward_multipliers(p, shape), usual_multipliers(p, shape), role_factors(p, shape)
     found = []
-    for name in NAMES:
-        wanted = getattr(asked, name) / getattr(usual, name)
+    for name in (*NAMES, "position", *WITHIN):
+        wanted = getattr(asked, name, 1.0) / getattr(usual, name, 1.0)
         forward, reason = here.forward(name, base)
-        forward = [each / getattr(usual, name) for each in forward]
+        forward = [each / getattr(usual, name, 1.0) for each in forward]
+        if not forward and name not in NAMES:  # the growth of updates judges what it scales
+            continue
         allowed = [wanted, 1.0, *([(shape.width / p.base.width) ** 0.5] if name == "embedding" else [])]
         near = max(10 * ACCURACY, here.measured.accuracy, base.measured.accuracy)
         forward = sorted(forward, key=lambda each: min(abs(math.log(each / one)) for one in allowed))

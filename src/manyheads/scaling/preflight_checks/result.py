@@ -44,7 +44,7 @@ class FactorUse:
         to the base and to what they would have without the factor; None where it could not be measured.
     """
 
-    name: str  # logit, branch, output or embedding
+    name: str  # a field of `manyheads.scaling.torch.forward_pass.multipliers.ForwardPass`
     axis: Axis
     shape: Shape
     wanted: float

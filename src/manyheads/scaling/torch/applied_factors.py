@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import UsageError
@@ -14,18 +15,33 @@ from manyheads.scaling.parametrization.targets import (
     missing_multipliers,
     usual_multipliers,
 )
-from manyheads.scaling.torch.forward_pass import ForwardPass, measure_forward
+from manyheads.scaling.torch.forward_pass.multipliers import ForwardPass, measure_forward
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
     from manyheads.models.torch.model import ModelOptions, TorchModel
     from manyheads.scaling.parametrization.parametrization import Parametrization
 
-WORDS = {name: f"{name}s" for name in ("logit", "output", "embedding", "position")} | {"branch": "branches"}
+WORDS = {name: f"{name}s" for name in ("logit", "output", "embedding", "position", "value")}
+WORDS |= {
+    "branch": "branches",
+    "hidden": "hidden units",
+    "input": "inputs of weights",
+    "stream": "stream",
+}
 GIVE = (
     "give folded=ForwardMultipliers(branch=..., logit=..., output=...), what the model multiplies relative to the base"
 )
 FOLLOWS = {"logit": "N", "branch": "L", "output": "D", "embedding": "D", "position": "D"}
+WITHIN = {
+    "stream": "the stream",
+    "input": "the output of the norm before it",
+    "value": "its values",
+    "hidden": "its hidden units",
+}
+"""Multipliers that are one in every parametrization, with what they multiply."""
+EXPONENTS = ("-1/2", "-1", "1/2")
+"""Powers of a size that are told from constants."""
 KEEP = {"logit": "keep the key dimension of the base", "branch": "keep its depth", "output": "keep its width"}
 
 
@@ -61,7 +77,7 @@ def find_multipliers(
             continue
         if moved:
             _refuse_unknown(name, found, said, p, read)
-        elif measured.unknown and _carried(name, read):
+        if measured.unknown and (name == "position" or _carried(name, read)):
             notes.append(
                 f"{WORDS[name]}: not judged whether the model multiplies them as the base, {measured.unknown[0]}"
             )
@@ -89,18 +105,58 @@ def find_multipliers(
                 f"{WORDS[name]}: not judged whether they follow {alike}, which is their multiplier as well at this "
                 "shape; audit another shape, or run preflight"
             )
-    return said, tuple(dict.fromkeys(notes))
+    return said, tuple(dict.fromkeys([*notes, *_judge_branches(found, p, shape)]))
+
+
+def _judge_branches(found: ForwardPass, p: Parametrization, shape: Shape) -> list[str]:
+    """Refuse multipliers within branches that follow a size; return notes on those that are not known."""
+    notes = []
+    for name, words in WITHIN.items():
+        measured, seen = getattr(found, name), set()
+        if measured.unknown:
+            more = f" ({len(measured.unknown) - 1} more)" if len(measured.unknown) > 1 else ""
+            notes.append(f"{WORDS[name]}: multipliers not judged, {measured.unknown[0]}{more}")
+        if alike := _coincidences(name, list(measured.values.values())[:1], p, shape):
+            notes.append(f"{WORDS[name]}: not judged whether they follow {alike}, which is one at this shape")
+        for module, number in measured.values.items():
+            if abs(number - 1) <= found.accuracy:
+                continue
+            every = (*EXPONENTS, "1", *(f"/{each}" for each in (*EXPONENTS, "1")))
+            powers = [word for _, word, each in _powers(p, shape, every) if abs(number - each) <= found.accuracy * each]
+            if powers:
+                raise UsageError(
+                    f"{module} takes {words} times {number:.6g}, which is {powers[0]}, and 1 is expected at every "
+                    "shape: leave it out; or, if the base multiplies by this number as well, which preflight tells, "
+                    f"{GIVE}"
+                )
+            if (shown := f"{number:.4g}") not in seen:
+                seen.add(shown)
+                notes.append(
+                    f"{WORDS[name]}: not judged whether the base multiplies them by {shown} as well; here {module} "
+                    f"takes {words} times that"
+                )
+    return notes
+
+
+def _powers(p: Parametrization, shape: Shape, exponents: Sequence[str]) -> Iterator[tuple[str, str, float]]:
+    """Yield the letter, the words and the value of powers of the sizes that are not those of the base."""
+    for letter, size in {"N": "key_dim", "H": "heads", "L": "depth", "D": "width"}.items():
+        here, base = getattr(shape, size), getattr(p.base, size)
+        for words in exponents if here != base else ():
+            ratio, exponent = words.startswith("/"), float(Fraction(words.removeprefix("/")))
+            yield (
+                letter,
+                f"({letter}/{letter}0)^{words[1:]}" if ratio else f"{letter}^{words}",
+                (here / base if ratio else here) ** exponent,
+            )
 
 
 def _coincidences(name: str, numbers: Sequence[float], p: Parametrization, shape: Shape) -> str:
     """Return powers of sizes that a right multiplier does not follow, and that equal it here and not at the base."""
-    sizes = {"N": "key_dim", "H": "heads", "L": "depth", "D": "width"}
     return " or ".join(
-        f"{letter}^{words}"
-        for letter, size in sizes.items()
-        for words, power in (("-1/2", -0.5), ("-1", -1.0), ("1/2", 0.5))
-        if letter != FOLLOWS[name] and getattr(shape, size) != getattr(p.base, size)
-        if any(abs(each - getattr(shape, size) ** power) <= ACCURACY * each for each in numbers)
+        words
+        for letter, words, power in _powers(p, shape, EXPONENTS)
+        if letter != FOLLOWS.get(name) and any(abs(each - power) <= ACCURACY * each for each in numbers)
     )
 
 

@@ -15,9 +15,7 @@ import numpy as np
 import manyheads.study as st
 from manyheads.theory.bigram import setups
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
-from manyheads.theory.bigram.training.proximal_sgd import State
-from manyheads.theory.bigram.training.record import measure_distances
-from manyheads.theory.bigram.training.rounding import find_support, refit_scale, round_attention, sample_support
+from manyheads.theory.bigram.training.record import measure_refitted
 from manyheads.theory.bigram.training.settings import FirstStage, SecondStage, TrainingSettings
 from manyheads.theory.bigram.training.two_stages import run_stage_one, run_stage_two
 from manyheads.theory.papers import REN
@@ -31,11 +29,11 @@ DRAWN = {  # losses, with words of the claim on each
     ("last", "rounded"): "",
     ("last", "refit"): "After rounding and a refit",
 }
-MEASURES = {  # fields of the distances
-    "excess": setups.EXCESS,
+MEASURES = {  # as in `TaskDistances`
     "value_distance": "distance of the values",
     "attention_distance": "distance of the attention",
     "support": setups.SUPPORT,
+    "excess": setups.EXCESS,
 }
 RECORDS = 40
 FRESH = 50_000  # samples of the refitted scale: its error is 1e-4 of the loss, the remaining one ten times that
@@ -61,19 +59,14 @@ class L1AgainstSGD(st.Study):
     sparsity: int = st.setting(2, "Q of the task")
     samples: int = st.setting(262_144, "budget of a run, both stages together", small=18_432, full=1_280_000)
     growth: float = st.setting(0.03, "growth per step, the same at all batch sizes", above=0, small=0.05, full=0.016)
-    weak: float = st.setting(
-        0.05, "share of a weight 1/Q by which the weak penalty shrinks it", above=0, below="strong"
-    )
+    weak: float = st.setting(0.05, "the penalty, as the share by which it shrinks 1/Q", above=0, below="strong")
     strong: float = st.setting(0.2, "the same of the strong penalty", below=0.5)
     weight_seed: int = st.setting(0, "seed of the weights of the positions")
 
     def check(self) -> None:
         needed = 1.2 * (math.log(self.length) + 1.3) / self.growth * self.batches[-1]
         if self.samples < needed:
-            raise st.UsageError(
-                f"samples={self.samples}: give at least {needed:.0f}, the plateau escape at a batch of "
-                f"{self.batches[-1]}"
-            )
+            raise st.UsageError(f"samples={self.samples}: give {needed:.0f} or more, to escape at the largest batch")
 
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(descent=tuple(DESCENTS), batch=self.batches)
@@ -113,7 +106,7 @@ class L1AgainstSGD(st.Study):
             every=max(1, left // batch // RECORDS),
         )
         found = run_stage_two(task, stage_one, TrainingSettings(first, second), for_held_out, seed=seed)
-        table = np.array([self._measure(task, state, for_fit) for state in (found.state, found.last)])
+        table = np.array([measure_refitted(task, state, FRESH, for_fit) for state in (found.state, found.last)])
         return {
             "moment": ("moment", list(MOMENTS), "moment", None),
             "stage": ("stage", list(STAGES), "measured", None),
@@ -209,14 +202,6 @@ class L1AgainstSGD(st.Study):
                 for at in rows
             ),
         )
-
-    def _measure(self, task: BigramTask, raw: State, rng: np.random.Generator) -> list[tuple[float, ...]]:
-        """Return loss, distances and support of a state: raw, rounded, and with its scale refitted."""
-        rounded = round_attention(raw, task.stationary)
-        seen = sample_support(rng, task, find_support(rounded.attention), FRESH)
-        fitted = refit_scale(rounded, task.stationary, seen)
-        found = [measure_distances(task, state) for state in (raw, rounded, fitted)]
-        return [(part.excess, part.value, part.attention, part.support) for part in found]
 
     def _task(self) -> BigramTask:
         return draw_bigram_task(np.random.default_rng(self.weight_seed), self.vocabulary, self.length, self.sparsity)

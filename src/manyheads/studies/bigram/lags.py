@@ -1,24 +1,18 @@
 """`bigram/lags`: planted lags on real text are found by regression where counting each lag by itself is misled."""
 
 import math
-import warnings
 from collections.abc import Iterator
-from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
 import manyheads.study as st
 from manyheads.data import load_text
-from manyheads.data.characters import Vocabulary, build_vocabulary
-from manyheads.errors import CertificateError
 from manyheads.study.panels import Picture
-from manyheads.theory.bigram.lags.fit import LagSettings, fit_lags
-from manyheads.theory.bigram.lags.result import LagFit
-from manyheads.theory.bigram.lags.streams import lag_information, plant_lags, read_streams
+from manyheads.theory.bigram.lags.fit import LagSettings
+from manyheads.theory.bigram.lags.planted import measure_planted, plant_evenly, prepare, share_of_lags, try_fit
+from manyheads.theory.bigram.lags.streams import lag_information, read_streams
 from manyheads.theory.bigram.screening import screen
 from manyheads.theory.bigram.setups import replicate_seed
 from manyheads.theory.papers import REN
@@ -69,23 +63,17 @@ class PlantedLags(st.Study):
         rng = np.random.default_rng([*replicate_seed(key), samples])
         length = self._stretch(samples)
         streams = [tokens[begin : begin + length] for begin in rng.integers(len(tokens) - length, size=PIECES)]
-        lags = np.stack(
-            [np.sort(rng.choice(np.arange(1, self.lags), self.planted, replace=False)) for _ in range(symbols)]
-        )
-        weights = rng.dirichlet(np.full(self.planted, 20.0), size=symbols)  # between about a third and two thirds
-        targets = [plant_lags(rng, stream, table, lags, weights) for stream in streams]
+        truth, targets = plant_evenly(rng, streams, table, self.lags, self.planted)
         settings = LagSettings(held_out=HELD_OUT)
         data, _ = read_streams(streams, self.lags, targets, symbols).split(HELD_OUT)
         counted = screen(data.windows, data.queries, data.targets, vocabulary=symbols)
-        fit = _try_fit(streams, self.lags, targets=targets, vocabulary=symbols, settings=settings)
-        real = _try_fit(streams, min(REAL_LAGS, self.lags), vocabulary=symbols, settings=settings)
-        truth = np.zeros((symbols, self.lags), bool)
-        np.put_along_axis(truth, lags, True, 1)
+        fit = try_fit(streams, self.lags, targets=targets, vocabulary=symbols, settings=settings)
+        real = try_fit(streams, min(REAL_LAGS, self.lags), vocabulary=symbols, settings=settings)
         share = np.bincount(data.queries, minlength=symbols) / len(data)
         # a rarely seen symbol has sparse tables, so its statistics are compared above what chance alone gives
         standing = (counted.scores - counted.dof) / np.sqrt(2 * np.maximum(counted.dof, 1))
         best = np.argsort(-standing, axis=1, kind="stable")[:, : self.planted]
-        found = _describe(fit, truth, table, self.planted) if fit else dict.fromkeys(("recall", "false", "cosine"), 0.0)
+        found = measure_planted(fit, truth, table, self.planted)
         names = [SIGNS.get(symbol, symbol) for symbol in vocabulary.symbols[1 : SHOWN + 1]]
         reach = min(REAL_LAGS, self.lags)
         shown = real.weights[1 : SHOWN + 1] if real else np.zeros((len(names), reach))
@@ -95,7 +83,7 @@ class PlantedLags(st.Study):
             "lag": ("lag", np.arange(reach), "lag", "characters"),
             "model": ("model", list(LOSSES), "model", None),
             "recall": ((), found["recall"], "planted lags found"),
-            "counted": ((), share @ _overlap(truth, best), "planted lags found by chi-square"),
+            "counted": ((), share @ share_of_lags(truth, best), "planted lags found by chi-square"),
             "false": ((), found["false"], "share of empty lags that were chosen"),
             "cosine": ((), found["cosine"], "cosine of fitted and planted transition"),
             "loss": ("model", losses, "held-out loss, next character"),
@@ -212,49 +200,3 @@ class PlantedLags(st.Study):
     def _stretch(self, size: int) -> int:
         """Return the length of a piece, so that all of them together leave `size` samples for the fit."""
         return self.lags + int(np.ceil(size / (1 - HELD_OUT) / PIECES)) + 1
-
-
-@lru_cache(maxsize=2)
-def prepare(path: Path | None, size: int) -> tuple[Vocabulary, np.ndarray, np.ndarray]:
-    """Return the vocabulary, the tokens in lower case, and the table of what follows what, columns summing to one."""
-    content = load_text(path).content.lower()
-    vocabulary = build_vocabulary(content, size)
-    tokens = vocabulary.encode(content)
-    counts = np.full((len(vocabulary), len(vocabulary)), 0.1)
-    np.add.at(counts, (tokens[1:], tokens[:-1]), 1.0)
-    return vocabulary, tokens, counts / counts.sum(0)
-
-
-def _try_fit(*args: Any, **kwargs: Any) -> LagFit | None:
-    """Fit lags; None if there are too few samples: then nothing is found, and that is the result.
-
-    That text has no table in common to all lags is known.
-    """
-    with suppress(CertificateError), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "one transition table for all lags is rejected", UserWarning)
-        return fit_lags(*args, **kwargs)
-    return None
-
-
-def _describe(fit: LagFit, truth: np.ndarray, table: np.ndarray, planted: int) -> dict[str, float]:
-    """Return how many planted lags a fit found, how many empty ones it chose, and how near its transition is."""
-    chosen = fit.attention > 0
-    return {
-        "recall": float(fit.counts @ _overlap(truth, fit.top(planted)) / fit.counts.sum()),
-        "false": float((chosen & ~truth).sum() / (~truth).sum()),
-        "cosine": _cosine(fit, table),
-    }
-
-
-def _overlap(truth: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Return the share of true lags among the chosen ones, (N,); -1 is no lag."""
-    hits = np.take_along_axis(truth, np.maximum(chosen, 0), 1) & (chosen >= 0)
-    return np.asarray(hits.sum(1) / truth.sum(1))
-
-
-def _cosine(fit: LagFit, table: np.ndarray) -> float:
-    """Return the cosine of the fitted and the planted transition, weighted by the frequencies of the symbols."""
-    planted = table - fit.mean[:, None]
-    weights = fit.counts / fit.counts.sum()
-    inner = [float(weights @ (a * b).sum(0)) for a, b in ((fit.value, planted), (fit.value, fit.value), (planted,) * 2)]
-    return inner[0] / (inner[1] * inner[2]) ** 0.5

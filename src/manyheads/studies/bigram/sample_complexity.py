@@ -41,7 +41,9 @@ class SampleComplexity(st.Study):
         (250, 500, 1000, 2000, 4000), "lengths of SGD", small=(20, 40), full=(250, 500, 1000, 2000, 4000, 8000)
     )
     longest: tuple[int, ...] = st.sweep(
-        (1000, 10_000, 100_000, 1_000_000, 100_000_000), "lengths of the reduced model", small=(50, 100)
+        (1000, 10_000, 100_000, 1_000_000, 100_000_000),
+        "lengths of the reduced model, the middle one where others vary",
+        small=(50, 100),
     )
     vocabularies: tuple[int, ...] = st.sweep(
         (3, 10, 30), "vocabularies N of the reduced model; SGD uses the first", small=(3, 4), full=(3, 10, 30, 100)
@@ -58,7 +60,7 @@ class SampleComplexity(st.Study):
     def check(self) -> None:
         if self.noise not in self.noises:
             raise st.UsageError(f"noise={self.noise}: give one of noises={self.noises}")
-        if (growth := self._growth(self.lengths[0])) > 0.2:
+        if (growth := self._system("sgd", self.vocabularies[0], self.lengths[0], self.noise).growth) > 0.2:
             raise st.UsageError(f"batch={self.batch}: SGD grows by {growth:.2g} a step; give fewer, for at most .2")
 
     def cells(self) -> tuple[st.Cell, ...]:
@@ -110,11 +112,6 @@ class SampleComplexity(st.Study):
         }
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
-        yield from self._exponents(trained)
-        yield from self._times_of_escape(theory, trained)
-        yield from self._signs(theory, trained)
-
-    def _exponents(self, trained: st.Data) -> Iterator[st.Claim]:
         sgd, reduced = (self._along("length", trained, engine) for engine in ("sgd", "reduced"))
         divided = "exponent of T after division by ln T + 1.3"
         yield st.Claim(
@@ -143,7 +140,6 @@ class SampleComplexity(st.Study):
             resolution=_grain(self.longest, self.growth),
         )
 
-    def _times_of_escape(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         lengths, vocabularies, noises = (self._along(axis, trained)["time"] for axis in AXES)
         ratio, first, last = "samples, measured over predicted", self.vocabularies[0], self.vocabularies[-1]
         over_law = noises / (math.log(self._middle) + STAGE_ONE_OFFSET)
@@ -177,8 +173,6 @@ class SampleComplexity(st.Study):
             ratio,
             "refuted",
         )
-
-    def _signs(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         flipped, law = (self._along("noise", data)["flipped"] for data in (trained, theory))
         yield st.Claim(
             "Under the reduced model the probability of flipped signs is Phi(-1/rho), over all noise ratios",
@@ -223,10 +217,7 @@ class SampleComplexity(st.Study):
             note="Median of a replicate's runs without flipped signs; bands: replicates.",
             shows=("Under SGD the samples of the plateau escape grow as T (ln T + 1.3)",),
         )
-        for axis, shows in (
-            ("noise", "for noise-to-signal ratios up to"),
-            ("vocabulary", "do not depend on the vocab"),
-        ):
+        for axis, shows in (("noise", "for noise-to-signal ratios up to"), ("vocabulary", "do not depend on the")):
             measured, predicted = (self._along(axis, data) for data in (trained, theory))
             yield st.lines(
                 f"Plateau escape by {axis}, T = {self._middle:,}",
@@ -262,17 +253,12 @@ class SampleComplexity(st.Study):
     def _squared_norms(self, vocabulary: int, length: Any) -> tuple[float, Any]:
         return typical_squared_norm(vocabulary), sum(weight**2 for weight in WEIGHTS) - 1 / length
 
-    def _growth(self, length: int) -> float:
-        """Return the growth of a step of SGD."""
-        transition, attention = self._squared_norms(self.vocabularies[0], length)
-        return float(self.noise * self.batch * transition * attention / length)
-
     def _system(self, engine: str, vocabulary: int, length: int, noise: float) -> SignalSystem:
         """Return rates and batch of a cell; the batch of the reduced model follows from the growth."""
         transition, attention = self._squared_norms(vocabulary, length)
         growth, batch = self.growth, self.growth * length / (noise * transition * attention)
         if engine == "sgd":
-            growth, batch = self._growth(length), self.batch
+            growth, batch = noise * self.batch * transition * attention / length, self.batch
         batch = max(1, round(batch))
         return SignalSystem(transition, attention, length, vocabulary, growth / attention, growth / transition, batch)
 

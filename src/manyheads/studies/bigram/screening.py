@@ -1,21 +1,19 @@
 """`bigram/screening`: samples of chi-square screening, of the position ranking and of the plateau escape by length."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 
 import jax
 import numpy as np
 
 import manyheads.study as st
 from manyheads.theory.bigram.screening import chi_square, predict_screening
-from manyheads.theory.bigram.searches import GRAIN, GROWTH, geometric_mean, ranks_first, search
+from manyheads.theory.bigram.searches import GRAIN, geometric_mean, search, search_by_training
 from manyheads.theory.bigram.setups import redraw_positions, replicate_seed, signal_system
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 from manyheads.theory.bigram.theorems.position_ranking import predict_position_ranking
 from manyheads.theory.bigram.theorems.sample_complexity import STAGE_ONE_OFFSET
 from manyheads.theory.bigram.theorems.signal import predict_escape
 from manyheads.theory.bigram.training.plateau_escape import sgd_escape
-from manyheads.theory.bigram.training.proximal_sgd import Diverged, descend, initial_state
 from manyheads.theory.bigram.training.settings import FirstStage
 from manyheads.theory.papers import REN
 
@@ -162,17 +160,8 @@ class ScreeningCost(st.Study):
         return int(PATIENCE * (np.log(task.length) + STAGE_ONE_OFFSET) / self._stage(task).growth(task.length))
 
     def _train(self, task: BigramTask, seed: int) -> float:
-        """Return the samples until training from scratch ranks all positions first, with any sign."""
-        steps, state, done = self._stage(task).steps(task.length), initial_state(task), 0
-        most = self._most_steps(task)
-        with suppress(Diverged):  # counted with the budget, like a run that does not end
-            while done < most:
-                every = min(most - done, max(1, round((GROWTH - 1) * done)))
-                state = descend(task, state, steps, every, seed=seed, first_step=done)
-                done += every
-                if ranks_first(task, np.abs(state.attention - 1 / task.length)[None])[0]:
-                    return float(done * BATCH)
-        return float(most * BATCH)
+        steps = self._stage(task).steps(task.length)
+        return search_by_training(task, steps, self._most_steps(task), seed)
 
     def _escape(self, task: BigramTask, seed: int) -> float:
         """Return the samples until the plateau escape of the same training, its budget without one."""

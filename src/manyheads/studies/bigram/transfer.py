@@ -129,7 +129,7 @@ class TransferCost(st.Study):
         yield st.lines(
             "Samples until all positions are right",
             "correlation",
-            "samples",
+            "samples until all positions rank first [samples]",
             {f"{length:,} tokens": trained["samples"].sel(length=length) for length in self.lengths},
             {f"{length:,} tokens": constant.sel(length=length) / rho**2 for length in self.lengths},
             log="xy",

@@ -35,6 +35,7 @@ INITS = {
 RECORDS = 80
 PROBE = 256  # contexts on which the excess loss is measured
 EARLY, HALF = 0.9, 0.5  # of the excess loss of uniform predictions
+_adam = lru_cache(maxsize=4)(optax.adam)  # one object a learning rate, so that training compiles once
 DIVIDED = "samples to half of the loss, over ln T + 1.3"
 
 
@@ -84,7 +85,7 @@ class BigramTransformer(st.Study):
             model,
             cross_entropy,
             source_of(task, self.batch),
-            _optimizer(self.learning_rate),
+            _adam(self.learning_rate),
             RECORDS * every,
             for_batches,
             every=every,
@@ -215,15 +216,9 @@ class BigramTransformer(st.Study):
             source = eqx.tree_at(lambda tree: tree.transition, source, jax.numpy.asarray(uniform))
         for_model, for_batches = jax.random.split(key)
         model = initialize_transformer(task, self._shape, for_model)
-        return train(model, cross_entropy, source, _optimizer(self.learning_rate), self.steps, for_batches).model
+        return train(model, cross_entropy, source, _adam(self.learning_rate), self.steps, for_batches).model
 
 
 def _first(reached: np.ndarray, samples: np.ndarray) -> float:
     """Return the samples at the first record that is reached, the budget without one; at least those of one record."""
     return float(max(samples[int(reached.argmax()) if reached.any() else -1], samples[1]))
-
-
-@lru_cache(maxsize=4)
-def _optimizer(learning_rate: float) -> optax.GradientTransformation:
-    """Build one object for equal arguments: training compiles once per optimizer."""
-    return optax.adam(learning_rate)

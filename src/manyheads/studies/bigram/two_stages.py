@@ -18,8 +18,9 @@ from manyheads.theory.bigram.theorems.population import excess
 from manyheads.theory.bigram.theorems.sample_complexity import refit_excess, stage_one_samples
 from manyheads.theory.bigram.theorems.signal import predict_escape
 from manyheads.theory.bigram.training.proximal_sgd import StepSettings, initial_state
-from manyheads.theory.bigram.training.record import measure_distances, record
+from manyheads.theory.bigram.training.record import crossing, measure_distances, record
 from manyheads.theory.bigram.training.reduced_model import ESCAPED
+from manyheads.theory.bigram.training.rounding import share_of_support
 from manyheads.theory.bigram.training.settings import FirstStage, SecondStage, TrainingSettings, balanced_settings
 from manyheads.theory.bigram.training.two_stages import fit_support, train_bigram
 from manyheads.theory.papers import REN
@@ -63,10 +64,8 @@ class TwoStages(st.Study):
 
     def check(self) -> None:
         if self._steps(self._task()) < RECORDS:
-            raise st.UsageError(
-                f"batch={self.batch}, noise_ratio={self.noise_ratio}: stage one has fewer than {RECORDS} steps; "
-                "lower either"
-            )
+            given = f"batch={self.batch}, noise_ratio={self.noise_ratio}"
+            raise st.UsageError(f"{given}: stage one has fewer than {RECORDS} steps; lower either")
 
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(run=("sgd", "algorithm"))
@@ -80,7 +79,7 @@ class TwoStages(st.Study):
         path = setups.predict_signals(task, settings, steps * pace, system.typical_init())
         fine = np.linspace(0, steps[-1], 4001)
         dense = setups.predict_signals(task, settings, fine * pace, system.typical_init())
-        growth = _crossing(fine, dense.attention_signal, HIGH) - _crossing(fine, dense.attention_signal, LOW)
+        growth = crossing(fine, dense.attention_signal, HIGH) - crossing(fine, dense.attention_signal, LOW)
         checked = self.fresh - self.fresh // 4  # a quarter of the samples finds the positions
         refit = 2 * refit_excess(task, checked) / self._initial(task)
         return {
@@ -105,8 +104,8 @@ class TwoStages(st.Study):
             seen = record(task, initial_state(task), self._settings(task), int(steps[-1]), RECORDS, seed=seed)
             sizes = np.abs(seen.attention_signal)  # a run may reach the sign-flipped solution
             curves = {"excess": seen.excess, "value_signal": np.abs(seen.value_signal), "attention_signal": sizes}
-            found["growth"] = _crossing(steps, sizes, HIGH) - _crossing(steps, sizes, LOW)
-            found["escape"] = _crossing(steps, seen.value_signal * seen.attention_signal, ESCAPED)
+            found["growth"] = crossing(steps, sizes, HIGH) - crossing(steps, sizes, LOW)
+            found["escape"] = crossing(steps, seen.value_signal * seen.attention_signal, ESCAPED)
             found["raw"] = float(seen.excess[-1])
         else:
             found |= self._run_algorithm(task, seed)
@@ -125,10 +124,9 @@ class TwoStages(st.Study):
         done = train_bigram(task, settings, seed=int(np.random.SeedSequence(seed).generate_state(1)[0]))
         rngs = np.random.default_rng([*seed, 4]).spawn(self.refits)
         refits = [excess(task, *fit_support(task, done.raw, self.sparsity, rng, samples=self.fresh)) for rng in rngs]
-        right = [np.array_equal(row, true) for row, true in zip(done.support, task.positions, strict=True)]
         return {
             "switch": done.samples["first"],
-            "support": float(np.mean(right)),
+            "support": share_of_support(task, done.support),
             "raw": measure_distances(task, done.raw).excess,
             "refit": 2 * float(np.mean(refits)) / self._initial(task),
             "flipped": float(done.flipped),
@@ -207,14 +205,3 @@ class TwoStages(st.Study):
 
     def _record_steps(self, task: BigramTask) -> np.ndarray:
         return np.arange(RECORDS + 1) * (self._steps(task) // RECORDS)
-
-
-def _crossing(steps: np.ndarray, rising: np.ndarray, level: float) -> float:
-    """Return the steps at which a positive curve first exceeds a level, by geometric interpolation."""
-    above = np.flatnonzero(rising >= level)
-    if not above.size:
-        return float(steps[-1])
-    right = max(int(above[0]), 1)
-    low, high = np.log(np.maximum(rising[right - 1 : right + 1], 1e-12))
-    share = (np.log(level) - low) / (high - low) if high > low else 1.0
-    return float(steps[right - 1] + np.clip(share, 0, 1) * (steps[right] - steps[right - 1]))

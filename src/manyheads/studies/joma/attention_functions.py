@@ -39,19 +39,11 @@ class AttentionFunctions(st.Study):
     horizon: float = st.setting(40.0, "end time of flow and training", above=0, small=2.0)
     step: float = st.setting(0.05, "step of the flow", above=0, small=0.25)
     records: int = st.setting(20, "number of states kept", least=1, small=2)
-    learning_rates: tuple[float, ...] = st.setting(
-        (0.2, 0.1, 0.05, 0.025), "of training by SGD", above=0, count=2, small=(0.2, 0.1)
-    )
+    learning_rates: tuple[float, ...] = st.setting((0.2, 0.1, 0.05, 0.025), "SGD", above=0, count=2, small=(0.2, 0.1))
     adam: float = st.setting(0.003, "learning rate of Adam", above=0)
     batch: int = st.setting(8, "samples of an update", least=1, small=2)
-    counted: int = st.setting(
-        3,
-        "tokens, and contexts less one, of the layer of one neuron whose conserved quantities are counted",
-        least=2,
-        most=12,
-        small=2,
-        full=4,
-    )
+    # It has one neuron, and a context more than tokens.
+    counted: int = st.setting(3, "tokens where the conserved quantities are counted", least=2, most=12, small=2, full=4)
 
     def cells(self) -> tuple[st.Cell, ...]:
         """Return every attention with and without the query in the residual stream."""

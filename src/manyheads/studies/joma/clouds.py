@@ -38,9 +38,7 @@ class Clouds(st.Study):
         small=(64, 256),
         full=(4096, 16384, 65536, 262144, 1048576),
     )
-    horizon: float = st.setting(
-        6.0, "time of the flow; the learning rate is the horizon over the number of samples", above=0, small=2.0
-    )
+    horizon: float = st.setting(6.0, "time of the flow: learning rate times samples", above=0, small=2.0)
     std: float = st.setting(0.7, "standard deviation of the mixture components", above=0)
     weight_decay: float = st.setting(0.5, "of SGD", least=0)
     neurons: int = st.setting(64, "independent trainings in one replicate", least=2, small=2)
@@ -86,7 +84,9 @@ class Clouds(st.Study):
         scatter = self.horizon / trained["samples"] * law["variance"].sum("coordinate").mean()
         yield st.Claim(
             "The rms distance of SGD from the gradient flow of theorem 3 scales as n^(-1/2) with n samples",
-            st.exponent(squares**0.5, "samples", "n", "root mean square distance from the flow", scatter**0.5),
+            st.exponent(
+                (squares**0.5).rename(None), "samples", "n", "root mean square distance from the flow", scatter**0.5
+            ),
             st.near(-0.5, 0.1),
             "linear noise; the next order is some hundredths of the distance of the shortest training",
         )

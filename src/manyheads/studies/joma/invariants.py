@@ -5,6 +5,7 @@ forms that are not equalities, the quantity of a single query among several and 
 are refuted with the size of their error.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,28 +17,25 @@ import xarray as xr
 
 import manyheads.study as st
 from manyheads.theory.joma.systems.gradient_flow import FixedSteps, gradient_descent, gradient_flow
-from manyheads.theory.joma.systems.layer import (
-    CrossEntropy,
-    LayerParameters,
-    attend,
-    draw_parameters,
-    draw_upper,
-    token_weights,
-)
+from manyheads.theory.joma.systems.layer import attend, draw_parameters, draw_upper, token_weights
 from manyheads.theory.joma.task import Attention, JomaTask, Sizes, UpdateRule, draw_joma_task
-from manyheads.theory.joma.theorems.invariants import (
-    SoftmaxRelation,
-    conserved_quantity,
-    decayed_quantity,
-    drift,
-    per_query_quantity,
-    softmax_relation,
-)
+from manyheads.theory.joma.theorems import invariants as theorem
 from manyheads.theory.papers import TIAN
 
 DIAGONAL = ("linear", "exp")  # attention whose derivative in the logits is diagonal
 DRIFTING = "gelu"  # activation of the cells with descent and decay
 SMOOTH_LIMIT, KINK_LIMIT, INTEGRAL_LIMIT = 1e-10, 1e-4, 1e-4
+STATES = {
+    "state_logits": "logits under softmax attention",
+    "state_squares": "squares of token weights, summed over neurons",
+    "state_attention": "attention, mean over contexts",
+}
+FIGURES = {  # of the forms of theorem 1 for softmax attention: a method of the relation, and the form
+    "moving mean: error": ("relative_error", "moving_mean"),
+    "fixed mean: error": ("relative_error", "fixed_mean"),
+    "its correlation": ("correlation", "fixed_mean"),
+    "squares alone": ("correlation", "squares"),
+}
 UNRELATED = 0.708  # 99% quantile of the absolute correlation of twelve independent pairs
 
 
@@ -51,10 +49,7 @@ class Invariants(st.Study):
     # Not vectorized: one program per attention and activation serves all cells and replicates, while a vectorized study
     # compiles one per cell, which takes longer than running them.
     activations: tuple[str, ...] = st.setting(
-        ("identity", "gelu", "relu"),
-        "activations of the hidden layer, gelu among them",
-        small=("gelu",),
-        full=("identity", "gelu", "square", "relu"),
+        ("identity", "gelu", "relu"), "gelu among them", small=("gelu",), full=("identity", "gelu", "square", "relu")
     )
     tokens: int = st.setting(12, "tokens", least=1, small=3)
     queries: int = st.setting(3, "the larger of two numbers of queries, the other is one", least=2, small=2)
@@ -91,19 +86,18 @@ class Invariants(st.Study):
         problem = self._problem(rule, key, queries, contexts)
         path = gradient_flow(*problem, rule, self._steps())
         weights, logits = token_weights(problem[1], path.network.weights), path.network.logits
-        alone = per_query_quantity(rule, logits, weights)
+        alone = theorem.per_query_quantity(rule, logits, weights)
         squares = (weights**2).sum(-1)  # (S, M)
         square_change = _largest(squares - squares[:1]) / (1 if attention == "linear" else 2)
-        largest = _largest(drift(rule, path.times, logits, weights))
+        largest = _largest(theorem.drift(rule, path.times, logits, weights))
         # The terms of the softmax form; NaN for other attention.
-        states: list[Any] = [np.full(squares.shape, np.nan)] * 3
+        states: list[Any] = [np.full(squares.shape, np.nan)] * len(STATES)
         if attention == "softmax":
             mean = np.asarray(attend(rule, jnp.asarray(logits[:, :1]), jnp.asarray(problem[1].contexts)).mean(1))
             states = [logits[:, 0], squares, mean]
         descent, decay = np.full(len(self.learning_rates), np.nan), np.nan
         if attention != "softmax" and activation == DRIFTING and queries == 1:
             descent, decay = self._descent(problem, rule), self._decay(problem, rule)
-        in_time = ("time", "token")
         return {
             "time": ("time", np.linspace(0, self.horizon, self.records + 1), "time"),
             "token": ("token", np.arange(self.tokens), "token"),
@@ -115,14 +109,10 @@ class Invariants(st.Study):
             "loss_decrease": ((), path.losses[0] - path.losses[-1], "decrease of the loss", "nat"),
             "descent_drift": ("learning_rate", descent, "drift under gradient descent"),
             "decay_error": ((), decay, "largest distance from exponential decay"),
-            "state_logits": (in_time, states[0], "logits under softmax attention"),
-            "state_squares": (in_time, states[1], "squares of token weights, summed over neurons"),
-            "state_attention": (in_time, states[2], "attention, mean over contexts"),
+            **{name: (("time", "token"), states.pop(0), text) for name, text in STATES.items()},
         }
 
-    def _problem(
-        self, rule: UpdateRule, key: jax.Array, queries: int, contexts: int
-    ) -> tuple[LayerParameters, JomaTask, CrossEntropy]:
+    def _problem(self, rule: UpdateRule, key: jax.Array, queries: int, contexts: int) -> tuple[Any, JomaTask, Any]:
         """Draw a problem in arrays of one size: a single query stands in all contexts, a single context is repeated."""
         sizes = Sizes(self.tokens, self.queries, self.contexts, neurons=self.neurons, width=self.tokens + self.queries)
         for_setting, for_network, for_upper = st.generator(key).spawn(3)
@@ -136,21 +126,23 @@ class Invariants(st.Study):
     def _steps(self) -> FixedSteps:
         return FixedSteps.until(self.horizon, self.step, self.records)
 
-    def _descent(self, problem: tuple[LayerParameters, JomaTask, CrossEntropy], rule: UpdateRule) -> np.ndarray:
+    def _descent(self, problem: tuple[Any, JomaTask, Any], rule: UpdateRule) -> np.ndarray:
         """Return the drift under gradient descent, by learning rate."""
         drifts = []
         for rate in self.learning_rates:
             path = gradient_descent(*problem, rule, FixedSteps(rate, round(self.horizon / rate), 1))
             weights = token_weights(problem[1], path.network.weights)
-            drifts.append(_largest(drift(rule, path.times, path.network.logits, weights)))
+            drifts.append(_largest(theorem.drift(rule, path.times, path.network.logits, weights)))
         return np.stack(drifts)
 
-    def _decay(self, problem: tuple[LayerParameters, JomaTask, CrossEntropy], rule: UpdateRule) -> float:
+    def _decay(self, problem: tuple[Any, JomaTask, Any], rule: UpdateRule) -> float:
         """Return the distance from exponential decay under weight decay."""
         path = gradient_flow(*problem, replace(rule, weight_decay=self.weight_decay), self._steps())
         # The library has no law for exp attention: its quantity is compared with the law of linear attention.
-        relation = conserved_quantity(rule, path.network.logits, token_weights(problem[1], path.network.weights))
-        law = decayed_quantity(UpdateRule("linear", weight_decay=self.weight_decay), relation[0], path.times)
+        relation = theorem.conserved_quantity(
+            rule, path.network.logits, token_weights(problem[1], path.network.weights)
+        )
+        law = theorem.decayed_quantity(UpdateRule("linear", weight_decay=self.weight_decay), relation[0], path.times)
         return _largest(relation - law)
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
@@ -222,16 +214,17 @@ class Invariants(st.Study):
             "an equality: attention is invariant under a shift of all logits",
             "relative drift",
         )
+        forms, many = _forms(trained), {"figure": "fixed mean: error", "contexts": self.contexts}
         yield st.Claim(
             "With a single context and a moving mean attention, theorem 1 is exact for softmax attention",
-            self._figures(trained, 1, "relative_error", "moving_mean").max(),
+            forms.sel(figure="moving mean: error", contexts=1).max(),
             st.near(none, INTEGRAL_LIMIT),
             "an equality up to the splines of the integral, whose error is of order two at a kink",
             "relative error",
         )
         yield st.Claim(
             "With many contexts theorem 1 gives the change of the logits of softmax attention",
-            self._figures(trained, self.contexts, "relative_error", "fixed_mean").mean("activation"),
+            forms.sel(many).mean("activation"),
             st.near(none, 0.1),
             "a tenth of the change",
             "relative error",
@@ -240,7 +233,7 @@ class Invariants(st.Study):
         )
         yield st.Claim(
             "With many contexts theorem 1 gives the direction of the change of the logits of softmax attention",
-            self._figures(trained, self.contexts, "correlation", "fixed_mean").mean("activation"),
+            forms.sel(many | {"figure": "its correlation"}).mean("activation"),
             st.near(1, (1 - UNRELATED, np.inf)),
             f"a correlation over tokens above {UNRELATED}, the 99% quantile for independent vectors of twelve numbers",
             "correlation over tokens",
@@ -254,11 +247,11 @@ class Invariants(st.Study):
         law: dict[str, xr.DataArray] = {}
         for contexts in (1, self.contexts):
             part = softmax.sel(contexts=contexts, activation=DRIFTING).isel(replicate=0)
-            form, name = _relation(part, DRIFTING), f"{contexts} context{'s' * (contexts > 1)}"
+            form = _relation(part["time"].values, *(part[name].values for name in STATES))
             token, every = int(np.abs(form.change[-1]).argmax()), max(1, len(form.change) // 20)
-            for curves, words, values in ((logit, "logit", form.change), (law, "theorem", form.fixed_mean)):
+            for curves, values in ((logit, form.change), (law, form.fixed_mean)):
                 at = xr.DataArray(values[::every, token], {"time": part["time"][::every]}, dims="time")
-                curves[f"{name}, {words}"] = at
+                curves[f"{contexts} context{'s' * (contexts > 1)}"] = at
         yield st.lines(
             f"Softmax attention, {DRIFTING}: change of one logit",
             "time",
@@ -267,45 +260,32 @@ class Invariants(st.Study):
             law,
             note="Token of the largest change, first replicate. Dashed: theorem 1 with the initial mean attention.",
         )
-        columns = {
-            "moving mean: error": ("relative_error", "moving_mean"),
-            "fixed mean: error": ("relative_error", "fixed_mean"),
-            "its correlation": ("correlation", "fixed_mean"),
-            "squares alone": ("correlation", "squares"),
-        }
-        yield st.table(
-            "Theorem 1 for softmax attention",
-            [
-                {"contexts": str(contexts), "activation": activation}
-                | {
-                    name: _extent(self._figures(softmax, contexts, *of).sel(activation=activation).values)
-                    for name, of in columns.items()
-                }
-                for contexts in (1, self.contexts)
-                for activation in self.activations
-            ],
-            "Relative errors, and correlations over tokens; median and range over replicates. Squares alone: "
-            "correlation without the mean-attention term.",
-        )
-
-    def _figures(self, softmax: st.Data, contexts: int, measure: str, form: str) -> xr.DataArray:
-        """Return the error or the correlation of a form of theorem 1 at the end."""
-        part = softmax.sel(contexts=contexts)
-        found = [
-            [
-                getattr(_relation(part.isel(replicate=run).sel(activation=name), name), measure)(form)
-                for name in self.activations
-            ]
-            for run in range(part.sizes["replicate"])
-        ]
-        return xr.DataArray(found, {"activation": list(self.activations)}, ("replicate", "activation"))
+        forms = _forms(softmax)
+        rows = []
+        for contexts, activation in itertools.product((1, self.contexts), self.activations):
+            here = forms.sel(contexts=contexts, activation=activation)
+            figures = {name: _extent(here.sel(figure=name).values) for name in FIGURES}
+            rows.append({"contexts": str(contexts), "activation": activation} | figures)
+        note = "Squares alone: correlation without the mean-attention term. Median and range over replicates."
+        yield st.table("Theorem 1 for softmax attention: relative errors, correlations over tokens", rows, note)
 
 
-def _relation(one: st.Data, activation: str) -> SoftmaxRelation:
+def _forms(softmax: st.Data) -> xr.DataArray:
+    """Return errors and correlations of the forms of theorem 1 at the end."""
+
+    def figures(*states: np.ndarray) -> np.ndarray:
+        form = _relation(softmax["time"].values, *states)
+        return np.array([getattr(form, measure)(name) for measure, name in FIGURES.values()])
+
+    states, dims = [softmax[name] for name in STATES], [["time", "token"]] * len(STATES)
+    found = xr.apply_ufunc(figures, *states, input_core_dims=dims, output_core_dims=[["figure"]], vectorize=True)
+    return found.assign_coords(figure=list(FIGURES))
+
+
+def _relation(times: np.ndarray, logits: np.ndarray, squares: np.ndarray, mean: np.ndarray) -> theorem.SoftmaxRelation:
     """Compute theorem 1 along one trajectory; only sums over neurons enter, so one neuron with their root suffices."""
-    rule = UpdateRule("softmax", activation)
-    logits, weights = one["state_logits"].values[:, None], np.sqrt(np.abs(one["state_squares"].values))[..., None]
-    return softmax_relation(rule, one["time"].values, logits, weights, one["state_attention"].values)
+    weights = np.sqrt(np.abs(squares))[..., None]
+    return theorem.softmax_relation(UpdateRule("softmax"), times, logits[:, None], weights, mean)
 
 
 def _extent(values: np.ndarray) -> str:

@@ -32,9 +32,10 @@ class NearlyOrthogonal(st.Study):
     claim = "Theorem 1 drifts as the cosines of the embeddings, as their couplings predict"
     source = TIAN.at("theorem 1, and the measured cosines in the reply to reviewers; drift and bound are derived here")
     # Not vectorized: one program per attention serves all cells and replicates.
+    # The third one also gives the cosine of embeddings with a common direction.
     dimensions: tuple[int, ...] = st.sweep(
         (1600, 256, 64, 24),
-        "of embeddings in random directions; the third one gives the cosine of those with a common direction",
+        "in which the embeddings are random directions",
         least=2,
         count=3,
         falling=True,
@@ -121,7 +122,7 @@ class NearlyOrthogonal(st.Study):
             "a bound: the largest cosine for each, and no cancellation",
             "largest drift over its bound",
         )
-        drift, law = _rms(trained.sel(frame="random")["drift"]), self._law(trained)
+        drift, law = _rms(trained.sel(frame="random", drop=True)["drift"]), self._law(trained)
         scaled = (drift / law.sel(dimension=few)).mean("attention")  # so that both kinds of attention have one line
         yield st.Claim(
             "The drift falls as the root of the dimension of random embeddings",
@@ -163,7 +164,7 @@ class NearlyOrthogonal(st.Study):
             "dimension",
             "error over the change of the logits",
             {f"{name} attention": error.sel(attention=name) for name in ATTENTIONS},
-            {f"{name} attention": law.sel(attention=name) for name in ATTENTIONS},
+            {f"{name} attention": law.sel(attention=name).mean("replicate") for name in ATTENTIONS},
             log="xy",
             x_label="dimension of the embeddings",
             note="Root mean squares over tokens; bands range over replicates. Dashed: from the couplings of "

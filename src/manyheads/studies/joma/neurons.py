@@ -39,11 +39,8 @@ class Neurons(st.Study):
     labels: int = st.setting(20, "labels", small=6)
     parts: int = st.setting(2, "parts of a token", full=3)
     leaves: int = st.setting(39, "tokens of the data", small=9)
-    keeps: tuple[float, ...] = st.setting(
-        (1.0, 0.8),
-        "transition probabilities of an edge; those below one are applied to the first hierarchy",
-        small=(1.0,),
-    )
+    # Those below one are applied to the first hierarchy.
+    keeps: tuple[float, ...] = st.setting((1.0, 0.8), "transition probabilities of an edge", small=(1.0,))
     width: int = st.setting(32, "width of the transformer", small=8, full=1024)
     layers: int = st.setting(3, "layers of the transformer", small=2)
     steps: int = st.setting(200, "updates of Adam", small=150, full=5000)

@@ -10,18 +10,12 @@ import jax
 import numpy as np
 
 import manyheads.study as st
-import manyheads.theory.joma.systems.rebound_networks as networks
 from manyheads.curves.drop_and_rise import drop_and_rise
 from manyheads.spectra import traced_stable_rank
+from manyheads.theory.joma.systems import rebound_networks as networks
 from manyheads.theory.joma.systems.components import DYNAMICS, relax_layer
 from manyheads.theory.joma.systems.rebound_networks import COMPONENTS, HORIZONS, RANDOM_HORIZONS, RECORDS, record_times
-from manyheads.theory.joma.theorems.rebound import (
-    REBOUND,
-    entropy_curve,
-    entropy_of,
-    linear_entropy_curve,
-    predict_approach,
-)
+from manyheads.theory.joma.theorems import rebound as theorem
 from manyheads.theory.joma.theorems.salient_first import EXP, REGRESSION, UNIFORM
 from manyheads.theory.papers import TIAN
 
@@ -41,17 +35,9 @@ class Rebound(st.Study):
     source = TIAN.at("section 4, figures 4 and 7; the conditions are derived here")
     revision = 3
     # Not vectorized: its flows and networks are compiled once for all cells and replicates.
-    vectors: int = st.setting(
-        240, "random vectors of targets: 2 to 19 components, uniform in [0.5, 3]", least=2, small=2, full=960
-    )
-    resolution: float = st.setting(
-        0.25,
-        "learning rate of the regression times the final rate of its fastest component",
-        above=0,
-        most=0.5,
-        small=0.5,
-        full=0.0625,
-    )
+    vectors: int = st.setting(240, "targets of 2 to 19 components in [0.5, 3]", least=2, small=2, full=960)
+    # Learning rate of the regression times the final rate of its fastest component.
+    resolution: float = st.setting(0.25, "relative step of SGD", above=0, most=0.5, small=0.5, full=0.0625)
     steps: int = st.setting(6000, "updates of the classification", least=RECORDS, small=96, full=24000)
 
     def cells(self) -> tuple[st.Cell, ...]:
@@ -64,11 +50,11 @@ class Rebound(st.Study):
         finite targets and its own rate law, and the cross-entropy has none, as a linear activation has none.
         """
         targets = np.linspace(*networks.SALIENCES, COMPONENTS)
-        linear = linear_entropy_curve(targets, networks.blowup_fractions())
+        linear = theorem.linear_entropy_curve(targets, networks.blowup_fractions())
         above = int(np.sign(linear[-2] - linear[-1]))  # decreasing to the end
         laws = {"exp": EXP, "softmax": EXP, "uniform": UNIFORM, "regression": REGRESSION}
-        sides = [predict_approach(targets, laws[name]) if name in laws else above for name in SYSTEMS]
-        curves = [entropy_curve(targets, record_times(RANDOM_HORIZONS["exp"]), law) for law in (EXP, UNIFORM)]
+        sides = [theorem.predict_approach(targets, laws[name]) if name in laws else above for name in SYSTEMS]
+        curves = [theorem.entropy_curve(targets, record_times(RANDOM_HORIZONS["exp"]), law) for law in (EXP, UNIFORM)]
         path, label = np.stack([*curves, linear]), "attention entropy of one vector of targets"
         return {
             "system": ("system", list(SYSTEMS), "system", None),
@@ -98,12 +84,12 @@ class Rebound(st.Study):
         entropy, rank = (np.asarray(curve) for curve in _curves(logits, weights))
         measured = drop_and_rise(entropies if len(entropies) else entropy)
         (drop, rise, _), (rank_drop, rank_rise, _) = (drop_and_rise(curve) for curve in (entropy, rank))
-        share, size = (measured.rise > REBOUND).mean(), measured.rise.mean()
+        share, size = (measured.rise > theorem.REBOUND).mean(), measured.rise.mean()
         return {
             "record": ("record", np.arange(RECORDS + 1), "record"),
             "entropy": ("record", entropy, "attention entropy", "nat"),
             "stable_rank": ("record", rank, "stable rank of the lower layer"),
-            "rebounded": ((), share, f"share of entropies that rebound by {REBOUND:g} nat"),
+            "rebounded": ((), share, f"share of entropies that rebound by {theorem.REBOUND:g} nat"),
             "mean_rise": ((), size, "mean rise of the entropy", "nat"),
             "drop": ((), drop, "drop of the layer's entropy", "nat"),
             "rise": ((), rise, "rise of the layer's entropy", "nat"),
@@ -123,7 +109,7 @@ class Rebound(st.Study):
             return {"expected": "holds" if side[system] == -1 else "refuted", "derived": True}
 
         yield st.Claim(
-            f"Under exp attention the entropy rebounds by {REBOUND:g} nat for 97% of random targets",
+            f"Under exp attention the entropy rebounds by {theorem.REBOUND:g} nat for 97% of random targets",
             exp["rebounded"],
             st.near(0.97, (0.03, np.inf)),
             "97% +- 3%: at least 94%, as no share exceeds one; all rebound unless their targets are equal, "
@@ -233,4 +219,4 @@ class Rebound(st.Study):
 @jax.jit
 def _curves(logits: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return entropy and stable rank in time, of logits (T, M) and weights (T, K, M)."""
-    return entropy_of(logits), traced_stable_rank(weights)
+    return theorem.entropy_of(logits), traced_stable_rank(weights)

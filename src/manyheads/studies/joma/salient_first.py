@@ -14,17 +14,10 @@ import manyheads.study as st
 from manyheads.study.panels import Curve
 from manyheads.theory.joma.systems.components import LOSSES, train_components
 from manyheads.theory.joma.systems.recording import SGDOptions
-from manyheads.theory.joma.theorems.salient_first import (
-    EXP,
-    REGRESSION,
-    affine_offset,
-    deficit_ratio,
-    exact_time,
-    final_rate,
-)
+from manyheads.theory.joma.theorems import salient_first as theorem
 from manyheads.theory.papers import TIAN
 
-LAWS = {"matched": EXP, "squared": REGRESSION}
+LAWS = {"matched": theorem.EXP, "squared": theorem.REGRESSION}
 EARLY, LATE = 6.0, 12.0  # log deficits between which the slope is measured: deficits of 2e-3 and 6e-6
 TOKEN_PROBABILITY = 0.9  # that a token is in a batch
 RECORDS = 1024
@@ -49,12 +42,7 @@ class SalientFirst(st.Study):
         (1.0, 1.5, 2.0), "mu under the squared loss", above=0, most=4, order="rising"
     )
     resolution: float = st.setting(
-        0.004,
-        "learning rate times the final rate of the fastest component: the decrease of its deficit per step",
-        above=0,
-        most=0.2,
-        small=0.2,
-        full=0.001,
+        0.004, "fastest decrease of deficits per step", above=0, most=0.2, small=0.2, full=0.001
     )
 
     def cells(self) -> tuple[st.Cell, ...]:
@@ -63,17 +51,18 @@ class SalientFirst(st.Study):
     def predict(self, key: jax.Array) -> st.Record:
         """Return exact times, final rates and offsets of every component under both losses."""
         mu = {loss: np.asarray(self._targets(loss)) for loss in LOSSES}
-        times = [exact_time(mu[loss], LEVELS[:, None], LAWS[loss]).T for loss in LOSSES]  # (component, level)
+        times = [theorem.exact_time(mu[loss], LEVELS[:, None], LAWS[loss]).T for loss in LOSSES]  # (component, level)
         _, middle, largest = mu["matched"]
-        rates, offsets = (np.stack([of(mu[loss], LAWS[loss]) for loss in LOSSES]) for of in (final_rate, affine_offset))
-        limit = float(final_rate(largest) / final_rate(middle))
+        laws = theorem.final_rate, theorem.affine_offset
+        rates, offsets = (np.stack([of(mu[loss], LAWS[loss]) for loss in LOSSES]) for of in laws)
+        limit = float(theorem.final_rate(largest) / theorem.final_rate(middle))
         return {
             "loss": ("loss", list(LOSSES), "loss", None),
             "level": ("level", LEVELS, "log deficit ln(1/δ)"),
             "time": (("loss", "component", "level"), np.stack(times), "time"),
             "rate": (("loss", "component"), rates, "slope of the affine law"),
             "offset": (("loss", "component"), offsets, "offset of the affine law"),
-            "ratio": ((), float(deficit_ratio(largest, middle, PAIRED)), RATIO),
+            "ratio": ((), float(theorem.deficit_ratio(largest, middle, PAIRED)), RATIO),
             "ratio_limit": ((), limit, "its limit"),
         }
 
@@ -191,6 +180,6 @@ class SalientFirst(st.Study):
 
     def _training(self, loss: str) -> SGDOptions:
         mu, law = self._targets(loss), LAWS[loss]
-        rate = self.resolution / float(final_rate(mu[2], law))
-        horizon = 1.1 * float(exact_time(mu[0], LATE, law))
+        rate = self.resolution / float(theorem.final_rate(mu[2], law))
+        horizon = 1.1 * float(theorem.exact_time(mu[0], LATE, law))
         return SGDOptions(rate, RECORDS * -(-int(horizon / rate) // RECORDS), RECORDS)

@@ -11,12 +11,7 @@ import numpy as np
 import manyheads.study as st
 from manyheads.statistics import fit_exponent
 from manyheads.theory.joma.systems.one_layer_attention import Cooccurrence, make_cooccurrence, scan_and_snap_flow
-from manyheads.theory.joma.theorems.scan_and_snap import (
-    reduced_trajectory,
-    relative_gain,
-    relative_gain_law,
-    training_time,
-)
+from manyheads.theory.joma.theorems import scan_and_snap as theorem
 
 EARLY = (0.2, 0.4, 0.8)  # progress at which the order of the error of the gain law is fitted
 ROUNDING = 1e-9  # error of a logit at local errors of 1e-11 of the integrator
@@ -44,12 +39,7 @@ class ScanAndSnap(st.Study):
     )
 
     learning_rate_ratios: tuple[float, ...] = st.setting(
-        (0.1, 1.0, 10.0),
-        "learning rates of the attention over that of the decoder",
-        above=0,
-        count=2,
-        small=(0.3, 3.0),
-        full=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+        (0.1, 1.0, 10.0), "attention over decoder", above=0, count=2, small=(0.3, 3.0), full=(0.03, 0.1, 0.3, 1, 3, 10)
     )
     classes: int = st.setting(4, "next tokens", least=2, small=2, full=10)
     distinct: int = st.setting(4, "distinct tokens of each next token", least=2, small=2, full=6)
@@ -66,7 +56,7 @@ class ScanAndSnap(st.Study):
         # A fixed profile: two fifths of the mass fall linearly over the distinct tokens.
         own = np.linspace(4, 1, self.distinct)
         profile = 0.4 * own / own.sum(), np.full(self.common, 0.6 / self.common)
-        paths = [reduced_trajectory(*profile, self.classes, progress, aligned=aligned) for aligned in (False, True)]
+        paths = [theorem.reduced_trajectory(*profile, self.classes, progress, aligned=at) for at in (False, True)]
         gaps = [path.distinct[:, 0] - path.distinct[:, -1] for path in paths]
         return {
             "progress": ("progress", progress, "progress"),
@@ -79,17 +69,17 @@ class ScanAndSnap(st.Study):
         table, own, common = self._draw(st.generator(key), profile == "shared")
         progress = self._progress()
         # Without exchangeable next tokens the time of the mean profile is used, for comparison.
-        times = training_time(own.mean(0), common, self.classes, progress, attention_learning_rate=ratio)
+        times = theorem.training_time(own.mean(0), common, self.classes, progress, attention_learning_rate=ratio)
         flow = scan_and_snap_flow(table, times, attention_learning_rate=ratio)
         logits = flow.logits[:, : self.classes * self.distinct].reshape(len(progress), self.classes, self.distinct)
         first, gap = logits[:, 0], logits[:, 0, 0] - logits[:, 0, -1]
-        path = reduced_trajectory(own[0], common, self.classes, progress)
+        path = theorem.reduced_trajectory(own[0], common, self.classes, progress)
         theory = np.concatenate([np.tile(path.distinct, (1, self.classes)), path.common], 1)
         raised = np.exp(first) * own[0]
         theory_gap = path.distinct[:, 0] - path.distinct[:, -1]
         growth, law = (
-            of(own[0], first, 0, -1) - relative_gain(own[0], first[0], 0, -1)
-            for of in (relative_gain, relative_gain_law)
+            of(own[0], first, 0, -1) - theorem.relative_gain(own[0], first[0], 0, -1)
+            for of in (theorem.relative_gain, theorem.relative_gain_law)
         )
         highest, disorder = flow.logits[1:, table.common].max(), -np.diff(logits[1:], axis=-1).max()
         winner = raised[:, 0] / raised.sum(1)

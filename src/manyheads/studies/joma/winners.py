@@ -14,37 +14,17 @@ from scipy.integrate import simpson
 from scipy.special import erf, erfc
 
 import manyheads.study as st
-from manyheads.theory.joma.systems.gradient_flow import (
-    AdaptiveSteps,
-    FixedSteps,
-    FlowTrajectory,
-    adaptive_gradient_flow,
-    gradient_flow,
-)
-from manyheads.theory.joma.systems.layer import (
-    LayerParameters,
-    LinearLoss,
-    LogisticLoss,
-    Loss,
-    attend,
-    forward,
-    token_weights,
-)
+from manyheads.theory.joma.systems import gradient_flow as flows
+from manyheads.theory.joma.systems import layer
 from manyheads.theory.joma.task import Attention, JomaTask, Sizes, UpdateRule, draw_joma_task
-from manyheads.theory.joma.theorems.winner_take_all import (
-    blowup_time,
-    common_ratio,
-    linear_attention_at,
-    reaching_time,
-    weights_at,
-)
+from manyheads.theory.joma.theorems import winner_take_all as theorem
 from manyheads.theory.papers import TIAN
 
 KINDS = ("exp", "linear", "softmax")
 EXACT, QUADRATURE = 1e-10, 1e-6
 GAIN = "gain, in units that put the blow-up at time 1"
 FRACTION = 0.98  # of the blow-up time, up to which trajectories are compared
-FADING = FixedSteps.until(20.0, 0.005, 4000)  # blow-up times of the initial gradient, every step kept
+FADING = flows.FixedSteps.until(20.0, 0.005, 4000)  # blow-up times of the initial gradient, every step kept
 LONGEST = 400.0  # blow-up times; softmax attention needs as many to reach the level
 
 
@@ -60,9 +40,7 @@ class Winners(st.Study):
     contexts: int = st.setting(40, "contexts; softmax attention sees one", least=1, small=4, full=200)
     records: int = st.setting(40, "number of states kept", least=2, small=4)
     # Below, the flow ends before `FRACTION` of the blow-up time; above, the time left to it is below its rounding.
-    level: float = st.setting(
-        6.0, "the flow ends where the largest weight reaches this value", above=2.5, most=7, small=3.0
-    )
+    level: float = st.setting(6.0, "largest weight, at which the flow ends", above=2.5, most=7, small=3.0)
 
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(attention=KINDS, gradient=("constant",)) + st.grid(attention=("exp",), gradient=("fading",))
@@ -74,35 +52,35 @@ class Winners(st.Study):
     def train(self, key: jax.Array, attention: Attention, gradient: str) -> st.Record:
         """Integrate one layer to just before the blow-up time of exp attention, and to the level."""
         rule, fading = UpdateRule(attention, "identity"), gradient == "fading"
-        contexts = 1 if attention == "softmax" else self.contexts
-        rng = st.generator(key)
-        sizes = Sizes(self.tokens, contexts=contexts, neurons=1, width=self.tokens + 1)
+        count, rng = 1 if attention == "softmax" else self.contexts, st.generator(key)
+        sizes = Sizes(self.tokens, contexts=count, neurons=1, width=self.tokens + 1)
         task = draw_joma_task(sizes, rng)
-        gradients = 0.5 + rng.normal(size=(contexts, 1))
+        gradients = 0.5 + rng.normal(size=(count, 1))
         gains = (gradients * task.contexts).mean(0)  # (M,)
         if fading:
             gains = ((task.labels % 2 - 0.5)[:, None] * task.contexts).mean(0)
         # Gradients are scaled so that the blow-up time is one: every trajectory has the same times.
         scale = (np.pi / 2) ** 0.5 / np.abs(gains).max()
-        loss = LogisticLoss(scale) if fading else LinearLoss(gradients * scale)
-        logits = np.full((1, self.tokens), float(attention == "linear"))
-        init = LayerParameters(logits, np.zeros((sizes.width, 1)))
+        loss = layer.LogisticLoss(scale) if fading else layer.LinearLoss(gradients * scale)
+        start = np.full((1, self.tokens), float(attention == "linear")), np.zeros((sizes.width, 1))
+        init = layer.LayerParameters(*start)
 
-        def flow(horizon: float) -> FlowTrajectory:
-            steps = AdaptiveSteps(horizon, self.records, 1e-12, 1e-14, limit=self.level)
-            return adaptive_gradient_flow(init, task, loss, rule, steps)
+        def flow(horizon: float) -> flows.FlowTrajectory:
+            steps = flows.AdaptiveSteps(horizon, self.records, 1e-12, 1e-14, limit=self.level)
+            return flows.adaptive_gradient_flow(init, task, loss, rule, steps)
 
         near = flow(FRACTION)
-        last = gradient_flow(init, task, loss, rule, FADING) if fading else flow(LONGEST)
+        last = flows.gradient_flow(init, task, loss, rule, FADING) if fading else flow(LONGEST)
         total = _accumulate(last, task, loss, rule) if fading else gains * scale * float(last.times[-1])
-        end = token_weights(task, last.network.weights[-1])[:, 0]
-        shares = np.asarray(attend(rule, jnp.asarray(last.network.logits[-1]), jnp.asarray(task.contexts))).mean(0)
+        end = layer.token_weights(task, last.network.weights[-1])[:, 0]
+        contexts, logits = jnp.asarray(task.contexts), jnp.asarray(last.network.logits[-1])
+        shares = np.asarray(layer.attend(rule, logits, contexts)).mean(0)
         return {
             "time": ("time", np.linspace(0, FRACTION, self.records + 1), "time over blow-up time"),
             "token": ("token", np.arange(self.tokens), "token"),
             "gain": ("token", gains / np.abs(gains).max() * (np.pi / 2) ** 0.5, GAIN),
             "total": ("token", total, "gain accumulated to the end of the flow"),
-            "weights": (("time", "token"), token_weights(task, near.network.weights)[..., 0], "token weights"),
+            "weights": (("time", "token"), layer.token_weights(task, near.network.weights)[..., 0], "token weights"),
             "end": ("token", end, "final token weights"),
             "end_time": ((), last.times[-1], "final time over the blow-up time"),
             "reached": ((), last.stopped, "whether the level was reached", None),
@@ -134,7 +112,7 @@ class Winners(st.Study):
             "refuted",
             resolution=EXACT,
         )
-        reaching = np.array([reaching_time(gain, self.level) for gain in exp["gain"].values])
+        reaching = np.array([theorem.reaching_time(gain, self.level) for gain in exp["gain"].values])
         yield st.Claim(
             f"The weight of the largest gain reaches {self.level:g} at the time of the erf law",
             abs(exp["end_time"] / reaching - 1).max(),
@@ -226,19 +204,19 @@ class Winners(st.Study):
         """Return the token weights that the gains predict, before the blow-up."""
         times = part["time"].values
         law = [
-            linear_attention_at(gain, times)[0]
+            theorem.linear_attention_at(gain, times)[0]
             if kind == "linear"
-            else weights_at(gain, np.minimum(times, 0.999 * blowup_time(gain)))
+            else theorem.weights_at(gain, np.minimum(times, 0.999 * theorem.blowup_time(gain)))
             for gain in part["gain"].values
         ]
         return part["weights"].copy(data=np.stack(law))
 
 
-def _accumulate(path: FlowTrajectory, task: JomaTask, loss: Loss, rule: UpdateRule) -> np.ndarray:
+def _accumulate(path: flows.FlowTrajectory, task: JomaTask, loss: layer.Loss, rule: UpdateRule) -> np.ndarray:
     """Integrate the gains E[g x] of a single neuron along a trajectory, (M,)."""
 
-    def gains(state: LayerParameters) -> jax.Array:
-        preactivations = forward(state, task, rule)[1]
+    def gains(state: layer.LayerParameters) -> jax.Array:
+        preactivations = layer.forward(state, task, rule)[1]
         gradient = jax.grad(lambda a: loss(rule.function(a), task))(preactivations)  # of the mean over samples
         return -gradient[:, 0] @ jnp.asarray(task.contexts)
 
@@ -248,7 +226,7 @@ def _accumulate(path: FlowTrajectory, task: JomaTask, loss: Loss, rule: UpdateRu
 
 def _spread(gain: xr.DataArray, weights: xr.DataArray, scale: float = 0.5**0.5) -> xr.DataArray:
     """Return the range of erf(scale v)/gain over its mean, for every replicate."""
-    found = [common_ratio(*row, scale) for row in zip(gain.values, weights.values, strict=True)]
+    found = [theorem.common_ratio(*row, scale) for row in zip(gain.values, weights.values, strict=True)]
     return xr.DataArray(found, dims="replicate")
 
 

@@ -21,9 +21,16 @@ from manyheads.study.panels import BAND_NOTE, Curve, Lines, Listing, Panel, Role
 SETTLED = 0.02  # of its whole way, from which a trajectory counts as at its end
 
 
-def standard_panels(claims: Iterable[Claim], theory: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-    """Return the pictures of claims, those of variables both predicted and trained, and the table of single figures."""
-    return (*_series(claims), *_pairs(theory, trained), *_medians(theory, trained))
+def standard_panels(
+    claims: Iterable[Claim], theory: xr.Dataset, trained: xr.Dataset, own: Sequence[Panel] = ()
+) -> tuple[Panel, ...]:
+    """Return the pictures of claims, those of variables both predicted and trained, and the table of single figures.
+
+    A picture of the study's own with the same labels of its axes takes the place of a derived one.
+    """
+    drawn = {(one.x_label, one.y_label) for one in own if isinstance(one, Lines)}
+    derived = [one for one in (*_series(claims), *_pairs(theory, trained)) if (one.x_label, one.y_label) not in drawn]
+    return (*derived, *_medians(theory, trained))
 
 
 def lines(
@@ -163,7 +170,10 @@ def _series_panel(along: str, label: str, claims: Sequence[Claim]) -> Lines:
             guide = np.atleast_2d(first.values).mean(0)[0] * (claimed / claimed[0]) ** power
             curves.append(spread_curve(claimed, guide[None], f"slope {power:g}", "reference"))
     heights = np.concatenate([curve.y for curve in curves])
-    log_x, log_y = (bool((values > 0).all()) for values in (x, heights[np.isfinite(heights)]))
+    power = all(claim.figure.quantity.startswith("exponent") for claim in claims)  # a straight line on logarithmic axes
+    log_x, log_y = (
+        spans_decades(values) or (power and bool((values > 0).all())) for values in (x, heights[np.isfinite(heights)])
+    )
     shows = tuple(claim.text for claim in claims)
     return Lines(_title(label), label_of(rows[along]), label, tuple(curves), log_x, log_y, BAND_NOTE, shows)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from manyheads.errors import UsageError
 from manyheads.theory.bigram.screening import count_pairs
 from manyheads.theory.bigram.task import Batch, BigramTask
+from manyheads.theory.bigram.training.proximal_sgd import Diverged, StepSettings, descend, initial_state
 
 GROWTH = 1.12  # of the samples from one evaluation to the next
 GRAIN = float(np.log(GROWTH))  # of the logarithm of a number of samples
@@ -50,6 +52,19 @@ def search(rng: np.random.Generator, task: BigramTask, score: Scores) -> np.ndar
             return result
         before, wanted = drawn, wanted * GROWTH
     raise UsageError(f"the positions are not found in {MOST} samples: choose a task with fewer or stronger positions")
+
+
+def search_by_training(task: BigramTask, steps: StepSettings, most_steps: int, seed: int) -> float:
+    """Return the samples until SGD from scratch ranks all positions first, with any sign; its budget if it does not."""
+    state, done = initial_state(task), 0
+    with suppress(Diverged):  # counted with the budget, like a run that does not end
+        while done < most_steps:
+            every = min(most_steps - done, max(1, round((GROWTH - 1) * done)))
+            state = descend(task, state, steps, every, seed=seed, first_step=done)
+            done += every
+            if ranks_first(task, np.abs(state.attention - 1 / task.length)[None])[0]:
+                return float(done * steps.batch)
+    return float(most_steps * steps.batch)
 
 
 def ranks_first(task: BigramTask, scores: np.ndarray) -> np.ndarray:

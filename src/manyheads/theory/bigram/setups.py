@@ -13,7 +13,7 @@ from manyheads.theory.bigram.theorems.population import excess, gradients, measu
 from manyheads.theory.bigram.theorems.signal import SignalSystem, SignalTrajectory, solve_signals
 from manyheads.theory.bigram.training.plateau_escape import SgdEscape
 from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings, initial_state
-from manyheads.theory.bigram.training.rounding import find_support
+from manyheads.theory.bigram.training.rounding import find_support, share_of_support
 from manyheads.theory.bigram.training.two_stages import flip_signs
 
 EXCESS = "excess loss"
@@ -115,8 +115,7 @@ def with_equal_weights(task: BigramTask) -> BigramTask:
 def share_of_right_positions(task: BigramTask, run: SgdEscape) -> float:
     """Return the share of queries whose largest weights are at the right positions at the escape, signs corrected."""
     state = flip_signs(run.state) if run.flipped else run.state
-    found = find_support(state.attention, task.sparsity)
-    return float(np.mean([np.array_equal(row, true) for row, true in zip(found, task.positions, strict=True)]))
+    return share_of_support(task, find_support(state.attention, task.sparsity))
 
 
 def excess_with_noise(task: BigramTask, path: SignalTrajectory) -> np.ndarray:

@@ -73,16 +73,40 @@ def test_the_flow_descends_along_the_gradient_of_the_exact_loss(case):
     assert (found.loss[0] - found.loss[1]) / step == pytest.approx(power, rel=1e-2)
 
 
-def test_sgd_on_many_prompts_follows_the_flow_and_what_cannot_be_trained_is_refused(rng, case):
+def test_sgd_on_many_prompts_follows_the_flow(rng, case):
+    """For as long as the slope of the loss changes by a tenth: the prompts' own loss along the flow falls as much.
+
+    To first order SGD lowers the exact loss by what the flow lowers the loss of the prompts, without sampling error;
+    the exact loss along the flow differs from the latter by the standard error over blocks of prompts.
+    """
+    task, start = case
+    prompts, steps, short = draw_prompts(task, 4000, 30, rng), 6, 1e-6
+    slope, later = -np.diff(joint_flow(task, start, [0.0, short, 2 * short], step=short, **SETTINGS).loss) / short
+    time = 0.1 / max(abs(later / slope - 1) / short, 50.0)
+    plan = {"learning_rate": time / steps, "batch": 4000, "records": 2, "record_every": steps // 2}
+    found = train_on_prompts(task, start, prompts, rng, **SETTINGS, **plan)
+    flow = joint_flow(task, start, found.times, step=time / 8, **SETTINGS)
+
+    def losses(weights):  # of blocks of prompts
+        h = jnp.asarray(represent(weights, task.inputs, "sigmoid"))
+        blocks = jax.tree.map(lambda each: each.reshape(40, 100, *each.shape[1:]), prompts)
+        with double_precision():
+            each = jax.vmap(lambda block: prompt_losses(h, jnp.asarray(weights.attention), block))
+            return np.asarray(jax.jit(each)(blocks))
+
+    before, after = losses(start), losses(flow.weights)
+    moved, change = flow.loss[0] - flow.loss[-1], after - before
+    assert moved == pytest.approx(slope * time, rel=0.2)
+    assert found.loss[-1] - found.loss[0] == pytest.approx(change.mean(), abs=0.2 * moved)
+    for blocks, exact in ((change, -moved), (before, flow.loss[0])):
+        assert abs(blocks.mean() - exact) < 6 * blocks.std(ddof=1) / 40**0.5
+    assert found.sample_loss[0] == pytest.approx(before.mean(), rel=1e-3)
+
+
+def test_what_cannot_be_trained_is_refused(rng, case):
     task, start = case
     prompts = draw_prompts(task, 4000, 30, rng)
     plan = {"learning_rate": 0.002, "batch": 4000, "records": 2, "record_every": 3}
-    found = train_on_prompts(task, start, prompts, rng, **SETTINGS, **plan)
-    flow = joint_flow(task, start, found.times, step=0.01, **SETTINGS)
-    moved = flow.loss[0] - flow.loss[-1]
-    assert moved > 0.005
-    assert np.abs(found.loss - flow.loss).max() < 0.2 * moved
-    assert found.sample_loss[0] == pytest.approx(found.loss[0], rel=0.15)
     with pytest.raises(UsageError, match="at most the 4000 prompts"):
         train_on_prompts(task, start, prompts, rng, **SETTINGS, **plan | {"batch": 4001})
     with pytest.raises(UsageError, match="learning_rate"):

@@ -14,8 +14,14 @@ import manyheads.study as st
 from manyheads.theory.bigram.searches import GRAIN, geometric_mean, search
 from manyheads.theory.bigram.setups import balanced_steps, replicate_seed, share_of_right_positions, signal_system
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task, draw_correlated
-from manyheads.theory.bigram.theorems.frequencies import ShiftedTask, effective_vocabulary
+from manyheads.theory.bigram.theorems.frequencies import (
+    ShiftedTask,
+    effective_vocabulary,
+    increasing_frequencies,
+    place_equally,
+)
 from manyheads.theory.bigram.theorems.signal import predict_escape
+from manyheads.theory.bigram.training.initial_states import uniform_values
 from manyheads.theory.bigram.training.plateau_escape import median_escape, sgd_escape
 from manyheads.theory.bigram.training.proximal_sgd import State, descend, initial_state
 from manyheads.theory.bigram.transfer import predict_transfer
@@ -109,7 +115,7 @@ class Frequencies(st.Study):
             }
         else:
             target, source = self._task("equal", rng), self._source(kind, rng)
-            value = self._pretrain(source, [*seed, number]) if source else target.centred
+            value = self._pretrain(source, [*seed, number])
             value = value - (value @ target.stationary)[:, None]
             norm = float(target.stationary @ (value**2).sum(0)) * target.transition_squared_norm
             inner = float(target.stationary @ (value * target.centred).sum(0))
@@ -153,7 +159,7 @@ class Frequencies(st.Study):
             bounds=(0, 1),
             resolution=1 / (self.runs * self.vocabulary * len(KINDS)),
         )
-        uniform = scratch.sel(kind="uniform-values")
+        uniform, task = scratch.sel(kind="uniform-values"), self._task("uniform-values", np.random.default_rng(0))
         yield st.Claim(
             "From uniform values 1/N the mean of the predictions never moves, so at unequal frequencies the excess "
             "loss keeps |1/N - mu|^2 / 2",
@@ -165,7 +171,7 @@ class Frequencies(st.Study):
         yield st.Claim(
             "From uniform values at unequal frequencies training reaches the Bayes loss (what remains, over the "
             "initial excess of centred values)",
-            uniform["offset"].min() / self._initial_excess("uniform-values"),
+            uniform["offset"].min() / (task.weight_squared_norm * task.transition_squared_norm / 2),
             st.near(0, 0.05),
             "the claim as a bound: one twentieth",
             "excess loss that remains, relative",
@@ -231,9 +237,9 @@ class Frequencies(st.Study):
     def _task(self, kind: str, rng: np.random.Generator) -> BigramTask:
         """Return the task of a kind with equal weights at positions drawn anew."""
         drawn = self._drawn(kind in ("equal", "shifted"))
-        mu = _increasing(self.vocabulary) if kind == "shifted" else drawn.stationary
+        mu = increasing_frequencies(self.vocabulary) if kind == "shifted" else drawn.stationary
         shifted = ShiftedTask if kind == "shifted" else BigramTask
-        return _place(shifted, drawn.transition, mu, self.length, self.sparsity, rng)
+        return place_equally(shifted, drawn.transition, mu, self.length, self.sparsity, rng)
 
     def _source(self, kind: str, rng: np.random.Generator) -> BigramTask:
         """Return the task of the pretraining: short, one position a query."""
@@ -243,8 +249,8 @@ class Frequencies(st.Study):
             away = draw_correlated(np.random.default_rng(self.task), drawn, self.correlation)
             transition = mu[:, None] + away * 0.9 * min(mu.min() / -away.min(), (1 - mu.max()) / away.max())
         if kind != "structure":
-            mu = _increasing(self.vocabulary)
-        return _place(ShiftedTask, transition, mu, self.source_length, 1, rng)
+            mu = increasing_frequencies(self.vocabulary)
+        return place_equally(ShiftedTask, transition, mu, self.source_length, 1, rng)
 
     def _pretrain(self, task: BigramTask, seed: list[int]) -> np.ndarray:
         """Train to the escape and somewhat on; return values of the right sign."""
@@ -254,34 +260,6 @@ class Frequencies(st.Study):
         end = descend(task, escape.state, settings, round(LATER / GROWTH), seed=seed, first_step=most + SPACING)
         return -end.value if escape.flipped else end.value
 
-    def _initial_excess(self, kind: str) -> float:
-        """Return half the squared norm of the weights times that of the transition."""
-        task = self._task(kind, np.random.default_rng(0))
-        return task.weight_squared_norm * task.transition_squared_norm / 2
-
-
-def _increasing(vocabulary: int) -> np.ndarray:
-    """Return frequencies in proportion to 1, 2, ..., N."""
-    ranks = np.arange(1.0, vocabulary + 1)
-    return ranks / ranks.sum()
-
-
-def _place(
-    kind: type[BigramTask],
-    transition: np.ndarray,
-    mu: np.ndarray,
-    length: int,
-    sparsity: int,
-    rng: np.random.Generator,
-) -> BigramTask:
-    places = [np.sort(rng.choice(length, sparsity, replace=False)) for _ in mu]
-    return kind(transition, mu, np.stack(places), np.full((len(mu), sparsity), 1 / sparsity), length)
-
 
 def _initial(task: BigramTask, kind: str) -> State:
-    """Return zero values, or those of V = 1/N."""
-    start = initial_state(task)
-    if kind != "uniform-values":
-        return start
-    away = 1 / task.vocabulary - task.stationary
-    return start._replace(value=np.tile(away[:, None], task.vocabulary))
+    return uniform_values(task) if kind == "uniform-values" else initial_state(task)

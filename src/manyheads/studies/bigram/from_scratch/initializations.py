@@ -12,28 +12,13 @@ import jax
 import numpy as np
 
 import manyheads.study as st
-from manyheads.theory.bigram.setups import (
-    balanced_steps,
-    replicate_seed,
-    share_of_right_positions,
-    signal_system,
-    with_equal_weights,
-)
+from manyheads.theory.bigram import setups
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
-from manyheads.theory.bigram.theorems.initialization import (
-    attention_spread,
-    saturation_delay,
-    sign_correction,
-    value_spread,
-)
-from manyheads.theory.bigram.theorems.signal import predict_escape
-from manyheads.theory.bigram.training.initial_states import (
-    exact_softmax_escape,
-    perturbed_runs,
-    perturbed_state,
-    softmax_escape,
-)
+from manyheads.theory.bigram.theorems import initialization
+from manyheads.theory.bigram.theorems.signal import SignalSystem, predict_escape
+from manyheads.theory.bigram.training import initial_states
 from manyheads.theory.bigram.training.plateau_escape import SgdEscape, median_escape, sgd_escape
+from manyheads.theory.bigram.training.proximal_sgd import StepSettings
 from manyheads.theory.bigram.training.reduced_model import find_escape
 from manyheads.theory.papers import REN
 
@@ -82,7 +67,7 @@ class Initializations(st.Study):
         shares, times = [], []
         for engine, init in (map(str, cell.values()) for cell in self.cells()):
             task = self._task(np.random.default_rng(0), engine)
-            system = signal_system(task, balanced_steps(task, GROWTH, self.noise))
+            system = self._system(task)
             spread = self._spread(task, init)
             shift = -self._middle if init == "wrong-sign" else 0.0
             linear = engine in LINEAR
@@ -100,24 +85,28 @@ class Initializations(st.Study):
 
     def train(self, key: jax.Array, engine: str, init: str) -> st.Record:
         """Train to the plateau escape; return its median time, the share of flipped signs, and of right positions."""
-        seed, number = replicate_seed(key), self.cells().index(st.Cell(engine=engine, init=init))
+        seed, number = setups.replicate_seed(key), self.cells().index(st.Cell(engine=engine, init=init))
         rng = np.random.default_rng([*seed, number])
         task = self._task(np.random.default_rng([*seed, 3]), engine)
-        settings, exact, support = balanced_steps(task, GROWTH, self.noise), np.full(len(self.wrong), np.nan), np.nan
+        settings, exact, support = (
+            self._settings(task),
+            np.full(len(self.wrong), np.nan),
+            np.nan,
+        )
         steps, flipped = np.full(1, np.nan), np.zeros(1, bool)
         if engine == "exact":
-            starts = [-c * self._drift(task) * task.centred for c in self.wrong]
-            escapes = [exact_softmax_escape(task, value, settings, self._most) for value in starts]
+            starts = [-c * self._system(task).drift * task.centred for c in self.wrong]
+            escapes = [initial_states.exact_softmax_escape(task, value, settings, self._most) for value in starts]
             exact = np.array(escapes) * np.log1p(GROWTH)
         elif engine == "reduced":
-            runs = perturbed_runs(rng, task, *self._stds(task, init), self.runs)
+            runs = initial_states.perturbed_runs(rng, task, *self._stds(task, init), self.runs)
             escape = find_escape(task, settings, self.runs, rng, most_steps=self._most, init=runs)
             steps, flipped = np.where(escape.outcome == "escaped", escape.steps, np.inf), escape.flipped
         else:
             count = self.heads if engine == "softmax" else self.runs
             found = [self._sgd(rng, task, engine, init, [*seed, number, run]) for run in range(count)]
             steps, flipped = np.array([(run.steps, run.flipped) for run in found]).T
-            support = float(np.mean([share_of_right_positions(task, run) for run in found]))
+            support = float(np.mean([setups.share_of_right_positions(task, run) for run in found]))
         return {
             "wrong": ("wrong", list(self.wrong), "initial values of the wrong sign, in drifts"),
             "time": ((), median_escape(steps, flipped, self._most) * np.log1p(GROWTH), TIME),
@@ -128,10 +117,6 @@ class Initializations(st.Study):
         }
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
-        yield from self._linear(theory, trained)
-        yield from self._against_softmax(theory, trained)
-
-    def _linear(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         gaps = {name: trained[name] - theory[name] for name in ("flipped", "time")}
         reduced, sgd = f"In the reduced model at T = {self.longest:,}", f"Under SGD at T = {self.length:,}"
         every = [*KINDS, "wrong-sign"]
@@ -175,7 +160,6 @@ class Initializations(st.Study):
             resolution=1 / (self.runs * self.vocabulary * len(every)),
         )
 
-    def _against_softmax(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         wrong = f"From values of the wrong sign, {self._middle:g} drifts,"
         once = "one run in twenty"
         for text, engine, init, basis in (
@@ -230,37 +214,40 @@ class Initializations(st.Study):
 
     def _task(self, rng: np.random.Generator, engine: str) -> BigramTask:
         length = {"reduced": self.longest, "exact": self.exact}.get(engine, self.length)
-        return with_equal_weights(draw_bigram_task(rng, self.vocabulary, length, self.sparsity))
+        return setups.with_equal_weights(draw_bigram_task(rng, self.vocabulary, length, self.sparsity))
+
+    def _settings(self, task: BigramTask) -> StepSettings:
+        return setups.balanced_steps(task, GROWTH, self.noise)
+
+    def _system(self, task: BigramTask) -> SignalSystem:
+        return setups.signal_system(task, self._settings(task))
 
     def _stds(self, task: BigramTask, kind: str) -> tuple[float, float]:
         """Return the standard deviations of values and, relative to 1/T, of the attention."""
         if kind == "normal":
             return self.std, 0.0
         size = SPREADS.get(kind, 0.0)
-        values, attention = value_spread(task, 1.0), attention_spread(task, 1.0, 0.0)
+        values, attention = initialization.value_spread(task, 1.0), initialization.attention_spread(task, 1.0, 0.0)
         return (0.0, size / attention) if kind.startswith("attention") else (size / values, 0.0)
 
     def _spread(self, task: BigramTask, kind: str) -> float:
         """Return the standard deviation of the initial signals in drifts, with the noise that they add."""
         values, attention = self._stds(task, kind)
-        noise = signal_system(task, balanced_steps(task, GROWTH, self.noise)).init_noise
-        return float(np.hypot(value_spread(task, values), attention_spread(task, attention, noise)))
+        by_attention = initialization.attention_spread(task, attention, self._system(task).init_noise)
+        return float(np.hypot(initialization.value_spread(task, values), by_attention))
 
     def _sgd(self, rng: np.random.Generator, task: BigramTask, engine: str, init: str, seed: list[int]) -> SgdEscape:
         """Train one run of linear or softmax attention, and return linear weights."""
-        settings, state = balanced_steps(task, GROWTH, self.noise), perturbed_state(rng, task, *self._stds(task, init))
+        settings = self._settings(task)
+        state = initial_states.perturbed_state(rng, task, *self._stds(task, init))
         if init == "wrong-sign":
-            state = state._replace(value=-self._middle * self._drift(task) * task.centred)
+            state = state._replace(value=-self._middle * self._system(task).drift * task.centred)
         if engine == "sgd":
             return sgd_escape(task, settings, SPACING, self._most, seed=seed, init=state)
-        return softmax_escape(task, state.value, settings, SPACING_SOFTMAX, self._most, seed=seed)
+        return initial_states.softmax_escape(task, state.value, settings, SPACING_SOFTMAX, self._most, seed=seed)
 
     def _softmax_time(self, task: BigramTask, wrong: float) -> float:
         """Return the e-foldings of a softmax head without noise, from values of the wrong sign."""
-        system = replace(signal_system(task, balanced_steps(task, GROWTH, self.noise)), batch=float("inf"))
+        system = replace(self._system(task), batch=float("inf"))
         right = predict_escape(system, init=(wrong * system.drift, 0.0)) * float(np.log1p(GROWTH))
-        return sign_correction(wrong) + right + saturation_delay()
-
-    @staticmethod
-    def _drift(task: BigramTask) -> float:
-        return 1 / (task.length * task.attention_squared_norm)
+        return initialization.sign_correction(wrong) + right + initialization.saturation_delay()

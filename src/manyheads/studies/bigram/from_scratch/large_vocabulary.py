@@ -16,7 +16,7 @@ import manyheads.study as st
 from manyheads.theory.bigram import setups
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 from manyheads.theory.bigram.theorems.signal import predict_escape, solve_signals
-from manyheads.theory.bigram.training.reduced_model import ESCAPED, ReducedChain, initial_runs, measure_reduced
+from manyheads.theory.bigram.training.reduced_model import ESCAPED, record_reduced
 from manyheads.theory.papers import REN
 
 WEIGHTS = (0.6, 0.4)  # of the two positions of every query
@@ -42,10 +42,8 @@ class LargeVocabulary(st.Study):
     horizon: float = st.setting(30.0, "duration in e-foldings of small signals", small=10.0, full=120.0)
 
     def check(self) -> None:
-        if not self.horizon > 2 * np.log(self.length):
-            raise st.UsageError(
-                f"horizon={self.horizon}: give more than twice ln T = {np.log(self.length):.1f} e-foldings"
-            )
+        if self.horizon <= (least := 2 * np.log(self.length)):
+            raise st.UsageError(f"horizon={self.horizon}: give more than twice ln T, {least:.1f} e-foldings")
 
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(vocabulary=self.vocabularies)
@@ -71,19 +69,12 @@ class LargeVocabulary(st.Study):
         """Train one run of the reduced model, signs corrected; record every step."""
         rng = np.random.default_rng([*setups.replicate_seed(key), vocabulary])
         task = self._task(rng, vocabulary)
-        chain, state = ReducedChain(task, setups.balanced_steps(task, self.growth, self.noise)), initial_runs(task, 1)
-        rows = []
-        for _ in self._steps_done():
-            found = measure_reduced(task, state)
-            rows.append([float(part[0]) for part in found])
-            state = chain.step(rng, state)
-        values, attention, value_signal, weight_signal = np.array(rows).T
+        settings = setups.balanced_steps(task, self.growth, self.noise)
+        value_signal, weight_signal, excess, state = record_reduced(task, settings, len(self._steps_done()), rng)
         sign = -1.0 if value_signal[-1] < 0 else 1.0
-        transition, weights, uniform = task.transition_squared_norm, task.attention_squared_norm, 1 / task.length
-        overlap = (weight_signal * weights + uniform) * value_signal * transition
-        excess = (attention * values - 2 * overlap) / (task.weight_squared_norm * transition) + 1
         above = np.flatnonzero(value_signal * weight_signal > ESCAPED)
-        noise = np.sqrt(state.residual[0] / chain.others) * np.sqrt(2 * np.log(task.vocabulary * task.length))
+        others = np.sqrt(state.residual[0] / (task.length - task.sparsity))  # standard deviation of their weights
+        noise = others * np.sqrt(2 * np.log(task.vocabulary * task.length))
         margin = float((sign * state.on_support[0] / noise[:, None]).min())
         curves = (sign * value_signal, sign * weight_signal, excess)
         return {

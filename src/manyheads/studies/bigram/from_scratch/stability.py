@@ -15,7 +15,7 @@ import manyheads.study as st
 from manyheads.theory.bigram import setups
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 from manyheads.theory.bigram.theorems.stability import divergence_growth, penalty_ratio, remaining_noise, theory_penalty
-from manyheads.theory.bigram.training.proximal_sgd import Diverged, descend, initial_state
+from manyheads.theory.bigram.training.divergence import divergence_threshold
 from manyheads.theory.bigram.training.record import record
 from manyheads.theory.papers import REN
 
@@ -85,7 +85,7 @@ class Stability(st.Study):
         task = self._task(np.random.default_rng([*seed, 3]), length)
         growth, lowest, noise = np.nan, np.nan, np.nan
         if part == "divergence":
-            growth = self._threshold(task, batch, seed)
+            growth = divergence_threshold(task, batch, self.duration, GRAIN, seed=seed)
         else:
             plain, init = setups.steps_of(task, self.growth, batch), setups.partial_solution(task, INIT)
             settings = replace(plain, penalty=self._penalty(task, penalty))
@@ -98,20 +98,6 @@ class Stability(st.Study):
             "excess": ((), lowest, "smallest excess loss over the initial one"),
             "noise": ((), noise, "squared norm of the other positions' weights, at the end"),
         }
-
-    def _threshold(self, task: BigramTask, batch: int, seed: list[int]) -> float:
-        """Bisect the growth per step between one that trains and one that diverges."""
-        scale = (batch * task.transition_squared_norm * task.attention_squared_norm / task.length) ** 0.5
-        low, high = scale / 8, 8 * scale
-        while high > GRAIN * low:
-            middle = (low * high) ** 0.5
-            try:
-                steps = int(np.ceil(self.duration / middle))
-                descend(task, initial_state(task), setups.steps_of(task, middle, batch), steps, seed=seed)
-                low = middle
-            except Diverged:
-                high = middle
-        return (low * high) ** 0.5
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         found, law = (data["growth"].sel(part="divergence", penalty="none", drop=True) for data in (trained, theory))

@@ -5,32 +5,22 @@ only be learned by heart. The images and both kinds of labels are the same for a
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import xarray as xr
 
 import manyheads.study as st
 from manyheads.curves.drop_and_rise import replicated_drop_and_rise
 from manyheads.spectra import expected_stable_rank
 from manyheads.statistics import spearman
-from manyheads.theory.joma.systems.networks.label_order import (
-    CLASSES,
-    LabelledImages,
-    class_mean_margins,
-    digit_config,
-    image_statistics,
-    labelled_digits,
-)
+from manyheads.theory.joma.systems.networks import label_order as images
+from manyheads.theory.joma.systems.networks.adam_training import train_by_adam
 from manyheads.theory.papers import TIAN
 from manyheads.transformer.losses import cross_entropy
-from manyheads.transformer.scaling import standard_scaling
-from manyheads.transformer.training import train
-from manyheads.transformer.transformer import initialize
+from manyheads.transformer.transformer import Transformer
 
 LABELS = ("real", "shuffled")
 RANKS = {"lower_rank": "stable rank of the lower MLP matrix", "upper_rank": "stable rank of the upper MLP matrix"}
@@ -47,7 +37,7 @@ class ShuffledLabels(st.Study):
     source = TIAN.at("the authors' reply to reviewers; the statistics are this study's")
     revision = 1
 
-    samples: int = st.setting(256, "images, the first of the data", least=4 * CLASSES, most=1797, small=40, full=1024)
+    samples: int = st.setting(256, "images", least=4 * images.CLASSES, most=1797, small=40, full=1024)
     width: int = st.setting(32, "width of the transformer", multiple="heads", small=8, full=64)
     heads: int = st.setting(4, "its heads", least=1, small=2)
     depth: int = st.setting(2, "its layers", least=1)
@@ -61,8 +51,9 @@ class ShuffledLabels(st.Study):
 
     def predict(self, key: jax.Array) -> st.Record:
         """Return the margin of each image under the means of its classes, and the levels of entropy and rank."""
-        margins = [class_mean_margins(*labelled_digits(self.samples, kind == "shuffled")) for kind in LABELS]
-        uniform = float(np.log(digit_config(self.width, self.heads, 1).length))
+        data = (images.labelled_digits(self.samples, kind == "shuffled") for kind in LABELS)
+        margins = [images.class_mean_margins(*each) for each in data]
+        uniform = float(np.log(images.digit_config(self.width, self.heads, 1).length))
         return {
             "labels": ("labels", list(LABELS), "labels", None),
             "image": ("image", np.arange(self.samples), "image"),
@@ -73,23 +64,18 @@ class ShuffledLabels(st.Study):
 
     def train(self, key: jax.Array, labels: str) -> st.Record:
         """Train one network and record what it classifies rightly, entropy and ranks."""
-        images, answers = map(jnp.asarray, labelled_digits(self.samples, labels == "shuffled"))
-        config = digit_config(self.width, self.heads, self.depth)
-        for_model, for_batches = jax.random.split(key)
-        done = train(
-            initialize(config, standard_scaling(config.shape, config.inputs), for_model),
-            cross_entropy,
-            LabelledImages(images, answers, self.batch),
-            _adam(self.learning_rate),
-            self.steps,
-            for_batches,
-            every=self.steps // self.snapshots,
-            measure=lambda snapshot: jax.tree.map(np.asarray, image_statistics(snapshot.model, images, answers)),
-        )
-        values = {name: np.stack([found[name] for _, found in done.measured]) for name in done.measured[0][1]}
+        data = tuple(map(jnp.asarray, images.labelled_digits(self.samples, labels == "shuffled")))
+        config = images.digit_config(self.width, self.heads, self.depth)
+        source = images.LabelledImages(data[0], data[1], self.batch)
+        training, keys = (self.learning_rate, self.steps, self.snapshots), tuple(jax.random.split(key))
+
+        def measure(model: Transformer) -> dict[str, jax.Array]:
+            return images.image_statistics(model, *data)
+
+        steps, values = train_by_adam(config, cross_entropy, source, measure, *training, keys)
         right, every = values["right"].astype(np.float64), self.steps // self.snapshots
         return {
-            "step": ("step", np.asarray([step for step, _ in done.measured]), "update"),
+            "step": ("step", steps, "update"),
             "image": ("image", np.arange(self.samples), "image"),
             "layer": ("layer", np.arange(self.depth), "layer, from the bottom"),
             "accuracy": ("step", right.mean(1), "accuracy on the images that are trained on"),
@@ -120,39 +106,37 @@ class ShuffledLabels(st.Study):
         )
         clear, negligible = st.above(CLEAR), st.near(0, NEGLIGIBLE)
         margins, up_to = theory["margin"], f"correlations up to {NEGLIGIBLE} are negligible"
-        order: tuple[tuple[str, Any, Any, str, str], ...] = (
-            (
-                "With real labels images of a large margin under the class means are learned first",
-                -_correlations(real, margins.sel(labels="real")),
-                clear,
-                f"an inequality: from {CLEAR} on the order is clearly there. Sign: early with a large margin",
-                "holds",
-            ),
-            (
-                "With shuffled labels the margin does not tell when an image is learned",
-                -_correlations(shuffled, margins.sel(labels="shuffled")),
-                negligible,
-                f"the control: {up_to}",
-                "refuted",
-            ),
-            (
-                "With real labels independent networks learn the images in one order",
-                _correlations(real),
-                clear,
-                "an inequality; each network beside the mean of the others",
-                "holds",
-            ),
-            (
-                "With shuffled labels independent networks share no order",
-                _correlations(shuffled),
-                negligible,
-                f"the same; {up_to}",
-                "refuted",
-            ),
+        rank: dict[str, Any] = {"quantity": "rank correlation", "bounds": (-1.0, 1.0), "resolution": 1e-3}
+        yield st.Claim(
+            "With real labels images of a large margin under the class means are learned first",
+            -_correlations(real, margins.sel(labels="real")),
+            clear,
+            f"an inequality: from {CLEAR} on the order is clearly there. Sign: early with a large margin",
+            **rank,
         )
-        for text, found, region, basis, expected in order:
-            options = {"bounds": (-1.0, 1.0), "resolution": 1e-3}
-            yield st.Claim(text, found, region, basis, "rank correlation", expected, **options)
+        yield st.Claim(
+            "With shuffled labels the margin does not tell when an image is learned",
+            -_correlations(shuffled, margins.sel(labels="shuffled")),
+            negligible,
+            f"the control: {up_to}",
+            expected="refuted",
+            **rank,
+        )
+        yield st.Claim(
+            "With real labels independent networks learn the images in one order",
+            _correlations(real),
+            clear,
+            "an inequality; each network beside the mean of the others",
+            **rank,
+        )
+        yield st.Claim(
+            "With shuffled labels independent networks share no order",
+            _correlations(shuffled),
+            negligible,
+            f"the same; {up_to}",
+            expected="refuted",
+            **rank,
+        )
         ranks, level = trained[list(RANKS)].mean("layer"), float(theory["random_rank"])
         ends = ranks["lower_rank"].isel(step=-1)
         yield st.Claim(
@@ -223,9 +207,6 @@ class ShuffledLabels(st.Study):
                 note=note,
                 shows=(claim,),
             )
-
-
-_adam = lru_cache(maxsize=4)(optax.adam)  # one object a learning rate, so that training compiles once
 
 
 def _reach(part: st.Data) -> xr.DataArray:

@@ -12,12 +12,7 @@ import numpy as np
 
 import manyheads.study as st
 from manyheads.theory.joma.systems.networks.wide_layer import WideTraining, train_alone, train_together
-from manyheads.theory.joma.theorems.lucky_neurons import (
-    mean_first_time,
-    shared_output,
-    some_neuron,
-    winning_probability,
-)
+from manyheads.theory.joma.theorems import lucky_neurons as lucky
 from manyheads.theory.papers import TIAN
 
 ALONE = {  # attention at the start, under a constant gain
@@ -25,6 +20,7 @@ ALONE = {  # attention at the start, under a constant gain
     "uniform": "uniform attention",
     "small": "uniform attention, small weights",
 }
+NEURONS = "neurons of the layer"
 SMALL = 0.05  # standard deviation of small weights; 1 otherwise
 HORIZON = 4.0  # of time, over the inverse of the larger gain
 SAMPLED = 2048  # networks of the prediction of a shared loss
@@ -39,12 +35,8 @@ class WideNetworks(st.Study):
     revision = 1
 
     widths: tuple[int, ...] = st.sweep((4, 16, 64), "neurons of a layer", small=(2, 8), full=(4, 16, 64, 256))
-    networks: int = st.setting(
-        128,
-        "layers of the largest width in each replicate; of smaller ones there are more, with as many neurons in all",
-        least=1,
-        small=16,
-    )
+    # Of smaller widths there are more layers, with as many neurons in all.
+    networks: int = st.setting(128, "layers of the largest width in each replicate", least=1, small=16)
     gain: float = st.setting(0.2, "gain of the weaker of two tokens; that of the other is 1", above=0, below=1)
     level: float = st.setting(4.0, "a neuron is won where a weight reaches this value", above=2, most=6)
     target: float = st.setting(8.0, "change of the output that a shared loss asks for", above=0)
@@ -62,12 +54,12 @@ class WideNetworks(st.Study):
         rng = np.random.default_rng(0)  # one set of layers: the prediction is one number
         times, shares, luckiest = [], [], []
         for attention, std in map(_start, ALONE):
-            times.append([mean_first_time(width, 1.0, self.level, std, attention) for width in self.widths])
-            shares.append(winning_probability((1.0, self.gain), self.level, HORIZON, std, attention))
+            times.append([lucky.mean_first_time(width, 1.0, self.level, std, attention) for width in self.widths])
+            shares.append(lucky.winning_probability((1.0, self.gain), self.level, HORIZON, std, attention))
         for width in self.widths:
-            changes = shared_output(rng.normal(size=(SAMPLED, width)), self.target, level=6.0)
+            changes = lucky.shared_output(rng.normal(size=(SAMPLED, width)), self.target, level=6.0)
             luckiest.append((changes.max(1) / changes.sum(1)).mean())
-        some, both = [some_neuron(share, np.array(self.widths)) for share in shares], ("setting", "width")
+        some, both = [lucky.some_neuron(share, np.array(self.widths)) for share in shares], ("setting", "width")
         return {
             "setting": ("setting", list(ALONE), "setting", None),
             "width": ("width", np.asarray(self.widths), "neurons"),
@@ -104,7 +96,8 @@ class WideNetworks(st.Study):
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         narrow, middle, widest = self.widths[0], self.widths[1], self.widths[-1]
-        times, laws = (data["first_time"].assign_coords(width=data["width"] + 1) for data in (trained, theory))
+        more = (trained["width"] + 1).assign_attrs(long_name="neurons of the layer + 1")
+        times, laws = (data["first_time"].assign_coords(width=more) for data in (trained, theory))
         weaker, share = trained["weaker"].mean("width"), "share of neurons"
         luckiest = trained["luckiest"].sel(setting="shared")
         for setting, words, expected, basis in (
@@ -207,7 +200,7 @@ class WideNetworks(st.Study):
                 {words: data[name].sel(setting=one) for one, words in ALONE.items()} for data in (trained, theory)
             )
             log, note = "xy" if name == "first_time" else "x", "Dashed: predicted. Bands range over replicates."
-            yield st.lines(title, "width", label, found, law, log=log, note=note, shows=(claim,))
+            yield st.lines(title, "width", label, found, law, log=log, x_label=NEURONS, note=note, shows=(claim,))
         yield st.lines(
             "Share of the luckiest neuron in a shared output",
             "width",
@@ -215,6 +208,7 @@ class WideNetworks(st.Study):
             {"one loss for all neurons": trained["luckiest"].sel(setting="shared")},
             {"one loss for all neurons": theory["luckiest"]},
             log="xy",
+            x_label=NEURONS,
             note="Dashed: predicted. Bands range over replicates.",
             shows=("adds half",),
         )

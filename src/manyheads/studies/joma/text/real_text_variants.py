@@ -5,32 +5,21 @@ Recorded are the attention entropy and the stable ranks of both MLP matrices, la
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 
 import equinox as eqx
 import jax
 import numpy as np
-import optax
 import xarray as xr
 
 import manyheads.study as st
 from manyheads.curves.drop_and_rise import DropAndRise, replicated_drop_and_rise
 from manyheads.data import TextWindows, load_text
 from manyheads.spectra import causal_entropy_level, expected_stable_rank
-from manyheads.theory.joma.text.variants import (
-    VARIANTS,
-    LanguageWindows,
-    asked_loss,
-    held_out_batch,
-    layer_statistics,
-    read_tokens,
-    variant_config,
-)
+from manyheads.theory.joma.systems.networks.adam_training import train_by_adam
+from manyheads.theory.joma.text import variants
 from manyheads.theory.papers import TIAN
-from manyheads.transformer.scaling import standard_scaling
-from manyheads.transformer.training import train
-from manyheads.transformer.transformer import initialize
+from manyheads.transformer.transformer import Transformer
 
 RECORDED = {
     "entropy": ("attention entropy", "nat"),
@@ -53,13 +42,9 @@ class RealTextVariants(st.Study):
     revision = 1
 
     text: Path | None = st.setting(None, "a UTF-8 file; by default Python's own documentation")
-    width: int = st.setting(
-        64, "width of the stream of four heads, which one variant doubles", least=4, multiple=4, small=16, full=192
-    )
+    width: int = st.setting(64, "width, which one variant doubles", least=4, multiple=4, small=16, full=192)
     depth: int = st.setting(2, "number of layers", least=2, full=4)
-    vocabulary: int = st.setting(
-        512, "most words of the vocabulary; rarer ones are one token", least=2, small=16, full=4096
-    )
+    vocabulary: int = st.setting(512, "most words; rarer ones are one token", least=2, small=16, full=4096)
     length: int = st.setting(32, "tokens of a window", least=2, small=8, full=35)
     batch: int = st.setting(16, "windows of a step", least=1, small=2, full=20)
     steps: int = st.setting(240, "updates of Adam", least="snapshots", multiple="snapshots", small=6, full=4800)
@@ -68,7 +53,7 @@ class RealTextVariants(st.Study):
 
     def inputs(self) -> dict[str, str]:
         """Return the digest of the text, the default one included, which differs between releases of Python."""
-        text, shortest = load_text(self.text), len(read_tokens("words", self.text, self.vocabulary)[1][1])
+        text, shortest = load_text(self.text), len(variants.read_tokens("words", self.text, self.vocabulary)[1][1])
         if shortest <= self.length + 1:
             raise st.UsageError(
                 f"{text.name} leaves {shortest} held-out words, too few for a window of {self.length}: give a text of "
@@ -77,61 +62,50 @@ class RealTextVariants(st.Study):
         return {"text": text.sha256}
 
     def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(variant=tuple(VARIANTS))
+        return st.grid(variant=tuple(variants.VARIANTS))
 
     def predict(self, key: jax.Array) -> st.Record:
         """Return the levels of uniform attention and of a random matrix of the MLP's shape."""
         uniform = [
             float(np.log(self.length)) if variant.masked else causal_entropy_level(self.length)
-            for variant in VARIANTS.values()
+            for variant in variants.VARIANTS.values()
         ]
-        widths = [self.width * variant.widen for variant in VARIANTS.values()]
+        widths = [self.width * variant.widen for variant in variants.VARIANTS.values()]
         random = [expected_stable_rank(4 * width, width) for width in widths]
         return {
-            "variant": ("variant", list(VARIANTS), "variant", None),
+            "variant": ("variant", list(variants.VARIANTS), "variant", None),
             "uniform": ("variant", uniform, "entropy of uniform attention", "nat"),
             "random_rank": ("variant", random, "stable rank of a random matrix"),
         }
 
     def train(self, key: jax.Array, variant: str) -> st.Record:
         """Train one variant and record loss, entropy and ranks on held-out text."""
-        kind = VARIANTS[variant]
-        vocabulary, texts = read_tokens(kind.tokens, self.text, self.vocabulary)
+        kind = variants.VARIANTS[variant]
+        vocabulary, texts = variants.read_tokens(kind.tokens, self.text, self.vocabulary)
         mask = vocabulary if kind.masked else None
-        batches, held_out = (LanguageWindows(TextWindows(text, self.length, self.batch), mask) for text in texts)
-        asked = held_out_batch(held_out)
-        config = variant_config(kind, self.width, self.depth, self.length, vocabulary)
-        for_model, for_batches = jax.random.split(key)
-        done = train(
-            initialize(config, standard_scaling(config.shape, config.inputs), for_model),
-            asked_loss,
-            batches,
-            _adam(self.learning_rate),
-            self.steps,
-            for_batches,
-            every=self.steps // self.snapshots,
-            measure=lambda snapshot: {
-                "validation_loss": np.asarray(_loss(snapshot.model, asked)),
-                **{name: np.asarray(value) for name, value in layer_statistics(snapshot.model, asked[0]).items()},
-            },
-        )
-        values = {name: np.stack([found[name] for _, found in done.measured]) for name in done.measured[0][1]}
+        windows = (TextWindows(text, self.length, self.batch) for text in texts)
+        batches, held_out = (variants.LanguageWindows(each, mask) for each in windows)
+        asked = variants.held_out_batch(held_out)
+        config = variants.variant_config(kind, self.width, self.depth, self.length, vocabulary)
+
+        def measure(model: Transformer) -> dict[str, jax.Array]:
+            return {"validation_loss": _loss(model, asked), **variants.layer_statistics(model, asked[0])}
+
+        training, keys = (self.learning_rate, self.steps, self.snapshots), tuple(jax.random.split(key))
+        steps, values = train_by_adam(config, variants.asked_loss, batches, measure, *training, keys)
         return {
-            "step": ("step", np.asarray([step for step, _ in done.measured]), "update"),
+            "step": ("step", steps, "update"),
             "layer": ("layer", np.arange(self.depth), "layer, from the bottom"),
             "validation_loss": ("step", values["validation_loss"], "loss on held-out text", "nat"),
             **{name: (("step", "layer"), values[name], *words) for name, words in RECORDED.items()},
         }
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
-        known = self == type(self)()  # outcomes are known for the default text and size alone
-
-        def outcome(expected: str) -> str | None:
-            return expected if known else None
-
+        # Outcomes are known for the default text and size alone.
+        holds, refuted = ("holds", "refuted") if self == type(self)() else (None, None)
         for words, layer in PLACES.items():
             for variant in REBOUNDING:
-                expected = "holds" if (variant, layer) == ("post-norm", 0) else "refuted"
+                expected = holds if (variant, layer) == ("post-norm", 0) else refuted
                 yield st.Claim(
                     f"The attention entropy of the {words} rebounds by {CLEAR:g} nat: {variant}",
                     _change(trained, variant, "entropy", layer).rise,
@@ -139,7 +113,7 @@ class RealTextVariants(st.Study):
                     f"an inequality; {CLEAR:g} nat is a third of the least rebound of published runs. Minimum and rise "
                     "are located on the other seeds, so that noise alone gives zero",
                     "rise after a drop (nat)",
-                    outcome(expected),
+                    expected,
                     resolution=ROUNDING,
                 )
         plain = _change(trained, "words", "entropy", 0).rise
@@ -150,14 +124,14 @@ class RealTextVariants(st.Study):
                 st.near(0, SAME),
                 f"{SAME:g} nat is a third of the rebound in the published runs; paired by seed",
                 "difference of rises (nat)",
-                outcome("holds"),
+                holds,
                 resolution=ROUNDING,
             )
         for change, matrix, expected in (
-            ("drops", "lower", "holds"),
-            ("drops", "upper", "holds"),
-            ("rebounds", "lower", "refuted"),
-            ("rebounds", "upper", "holds"),
+            ("drops", "lower", holds),
+            ("drops", "upper", holds),
+            ("rebounds", "lower", refuted),
+            ("rebounds", "upper", holds),
         ):
             yield st.Claim(
                 f"The stable rank of the {matrix} MLP matrix {change} in decoders and encoder, pre-norm and post-norm",
@@ -166,7 +140,7 @@ class RealTextVariants(st.Study):
                 "an inequality; a fiftieth of the level of a random matrix, by choice. Mean over layers and four "
                 "variants, located on the other seeds",
                 "drop or rise (of the random level)",
-                outcome(expected),
+                expected,
                 resolution=ROUNDING,
             )
         for variant in ("words", "encoder"):
@@ -177,7 +151,7 @@ class RealTextVariants(st.Study):
                 st.above(0),
                 "an inequality; times are interpolated between records, paired by seed",
                 "top minus bottom (updates)",
-                outcome("holds"),
+                holds,
                 resolution=self.steps / self.snapshots / 2,
             )
         yield st.Claim(
@@ -186,7 +160,7 @@ class RealTextVariants(st.Study):
             st.near(0, SAME),
             "the control: attention has nothing to learn from words in random order",
             "drop (nat)",
-            outcome("holds"),
+            holds,
             resolution=ROUNDING,
         )
 
@@ -201,34 +175,19 @@ class RealTextVariants(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         """Show entropy and ranks of four variants by layer, entropy of the other variants, and a table of all."""
-        others = tuple(name for name in VARIANTS if name not in REBOUNDING)
-        shown = [
-            (name, RECORDED[name][0], words, REBOUNDING, claim.format(words))
-            for name, claim in (
-                ("entropy", f"The attention entropy of the {{}} rebounds by {CLEAR:g} nat: words"),
-                ("lower_rank", "of the lower MLP matrix rebounds"),
-                ("upper_rank", "of the upper MLP matrix rebounds"),
-            )
-            for words in PLACES
-        ]
-        for name, title, words, variants, claim in (
-            *shown,
-            (
-                "entropy",
-                "attention entropy: width, heads, words in random order",
-                "bottom layer",
-                others,
-                "On words in random order",
-            ),
-        ):
+        others = [name for name in variants.VARIANTS if name not in REBOUNDING]
+        shown = [(name, words, list(REBOUNDING)) for name in RECORDED for words in PLACES]
+        for name, words, drawn in (*shown, ("entropy", "bottom layer", others)):
+            what, claim = RECORDED[name][0], f"of the {name.partition('_')[0]} MLP matrix rebounds"
+            if name == "entropy":
+                claim = f"of the {words} rebounds by {CLEAR:g} nat: words" if drawn != others else "in random order"
             yield st.lines(
-                f"{title[0].upper()}{title[1:]}, {words}",
+                f"{what[0].upper()}{what[1:]}, {words}{': width, heads, words in random order' * (drawn == others)}",
                 "step",
                 "entropy [nat]" if name == "entropy" else "stable rank",
-                {variant: trained[name].sel(variant=variant).isel(layer=PLACES[words]) for variant in variants},
+                {variant: trained[name].sel(variant=variant).isel(layer=PLACES[words]) for variant in drawn},
                 note="Means; bands range over replicates.",
-                # The claims on ranks are means over layers: the first picture of each is titled by its claim.
-                shows=(claim,) if name == "entropy" or PLACES[words] == 0 else (),
+                shows=(claim,),
             )
 
         def row(variant: str) -> dict[str, str]:
@@ -245,13 +204,12 @@ class RealTextVariants(st.Study):
 
         yield st.table(
             "Drop and rise by variant",
-            map(row, VARIANTS),
+            map(row, variants.VARIANTS),
             "Loss: lowest on held-out text, nat a token that is asked for. Entropies in nat; means over replicates.",
         )
 
 
-_adam = lru_cache(maxsize=4)(optax.adam)  # one object a learning rate, so that training compiles once
-_loss = eqx.filter_jit(asked_loss)
+_loss = eqx.filter_jit(variants.asked_loss)
 
 
 def _change(trained: st.Data, variant: str, name: str, layer: int) -> DropAndRise:

@@ -1,147 +1,112 @@
 """Figures and tables of `joma/real-text`: small multiples by depth and learning rate."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from manyheads.curves.drop_and_rise import DropAndRise
-from manyheads.curves.summaries import EARLY, RunSummary
+import manyheads.study as st
+from manyheads.curves.summaries import EARLY, RunSummary, changes
 from manyheads.errors import UsageError
 from manyheads.statistics import mean_interval, spearman
-from manyheads.study import Curve, Lines, Listing
-from manyheads.study.panels import Multiples, Panel, Picture, spread_curve
+from manyheads.study.panels import Multiples, Picture, spread_curve
 
 BANDS = "Lines are means over seeds, bands range from the smallest to the largest."
 
 
-def real_text_panels(predicted: xr.Dataset, trained: xr.Dataset, found: RunSummary) -> tuple[Panel, ...]:
+def pictures(theory: st.Data, trained: st.Data, runs: RunSummary) -> Iterator[st.Panel]:
     """Draw entropy and rank by depth and learning rate, losses, rebounds against losses, and the tables."""
-    uniform, random = float(predicted["uniform"]), float(predicted["random_rank"])
-    return (
-        _multiples(
-            trained["entropy"].mean("head"),
-            found,
-            ("Attention entropy by layer, for every depth and learning rate", "entropy [nat]"),
-            ("uniform attention", uniform),
-            f"Colour: layer, 0 at the bottom; mean over heads. {BANDS} Dotted: uniform attention, {uniform:.2f} nat. "
-            "In each plot: the lowest validation loss [nat/character], ★ at the best learning rate.",
-        ),
-        _multiples(
-            trained["stable_rank"],
-            found,
-            ("Stable rank of the lower MLP matrix by layer", "stable rank"),
-            ("random matrix", random),
-            f"As above. Dotted: a random matrix of the same shape, {random:.1f}.",
-        ),
-        _losses(found),
-        _rebounds(found),
-        _final(found, uniform),
-        _heads(trained, found, uniform),
-        _correlations(found),
-        _drop_and_rise(found),
+    uniform, random = float(theory["uniform"]), float(theory["random_rank"])
+    best, rates = runs.best, runs.best["learning_rate"].values.tolist()
+    yield _multiples(
+        trained["entropy"].mean("head"),
+        runs,
+        ("Attention entropy by layer, for every depth and learning rate", "entropy [nat]"),
+        ("uniform attention", uniform),
+        f"Colour: layer, 0 at the bottom; mean over heads. {BANDS} Dotted: uniform attention, {uniform:.2f} nat. "
+        "In each plot: the lowest validation loss [nat/character], ★ at the best learning rate.",
     )
+    yield _multiples(
+        trained["stable_rank"],
+        runs,
+        ("Stable rank of the lower MLP matrix by layer", "stable rank"),
+        ("random matrix", random),
+        f"As above. Dotted: a random matrix of the same shape, {random:.1f}.",
+    )
+    yield st.lines(
+        "Lowest validation loss",
+        "learning_rate",
+        "cross-entropy [nat/character]",
+        {_layers(depth): best.sel(depth=depth) for depth in runs.best_rates},
+        log="x",
+        x_label="learning rate",
+        note=BANDS,
+    )
+    points = [data.mean("replicate").values.T.tolist() for data in (runs.rise.mean("layer"), best)]  # (rate, depth)
+    yield st.Lines(
+        "Rebound and loss",
+        "rebound of the entropy, mean over layers [nat]",
+        "lowest validation loss [nat/character]",
+        tuple(
+            st.Curve(tuple(x), tuple(y), f"learning rate {rate:g}", group=group)
+            for group, (rate, x, y) in enumerate(zip(rates, *points, strict=True))
+        ),
+        note="One point per depth, joined from shallow to deep within a learning rate; means over seeds.",
+        shows=("The rebound of attention entropy",),
+    )
+    layers = [(depth, layer) for depth in runs.best_rates for layer in reversed(range(depth))]
+    final = runs.entropy.isel(step=-1).mean("replicate") / uniform
+    yield Picture(
+        "Final attention entropy",
+        "learning rate",
+        "layer",
+        tuple(tuple(final.sel(depth=depth).isel(layer=layer).values.tolist()) for depth, layer in layers),
+        value_label="final entropy / uniform",
+        x_ticks=tuple(f"{rate:g}" for rate in rates),
+        y_ticks=tuple(f"{_layers(depth)}: {layer}" for depth, layer in layers),
+        note="Each layer of each network, mean over heads and seeds; 0 is one-hot attention.",
+        shows=("collapses to one-hot",),
+    )
+    yield _heads(trained, runs, uniform)
+    yield _correlations(runs)
+    yield _drop_and_rise(runs)
 
 
 def _multiples(
-    values: xr.DataArray, found: RunSummary, words: tuple[str, str], level: tuple[str, float], note: str
+    values: xr.DataArray, runs: RunSummary, words: tuple[str, str], level: tuple[str, float], note: str
 ) -> Multiples:
-    steps = values["step"].values
-    span = (float(steps[0]), float(steps[-1]))
-    depths, rates = np.unique(found.depth), np.unique(found.learning_rate)
+    steps, best = values["step"].values, runs.best_rates
+    rates, span = runs.best["learning_rate"].values.tolist(), (float(steps[0]), float(steps[-1]))
+    reference = st.Curve(span, (level[1], level[1]), level[0], "reference")
 
-    def plot(depth: int, rate: float) -> tuple[Curve, ...]:
-        cell = values.isel(cell=found.position(depth, rate)).transpose("layer", "replicate", "step").values
-        layers = [spread_curve(steps, cell[layer], f"layer {layer}", group=layer) for layer in range(depth)]
-        return (*layers, Curve(span, (level[1], level[1]), level[0], "reference"))
+    def plot(depth: int, rate: float) -> tuple[st.Curve, ...]:
+        cell = values.sel(depth=depth, learning_rate=rate).transpose("layer", "replicate", "step").values
+        return (*(spread_curve(steps, cell[at], f"layer {at}", group=at) for at in range(depth)), reference)
 
     def caption(depth: int, rate: float) -> str:
-        loss = found.best[found.position(depth, rate)].mean()
-        return f"{'★ ' if found.best_learning_rate[depth] == rate else ''}{loss:.2f}"
+        loss = float(runs.best.sel(depth=depth, learning_rate=rate).mean())
+        return f"{'★ ' if best[depth] == rate else ''}{loss:.2f}"
 
     return Multiples(
         words[0],
         "step",
         words[1],
-        curves=_table(plot, depths, rates),
-        row_labels=tuple(_layers(depth) for depth in depths),
+        curves=tuple(tuple(plot(depth, rate) for rate in rates) for depth in best),
+        row_labels=tuple(map(_layers, best)),
         column_labels=tuple(f"learning rate {rate:g}" for rate in rates),
-        captions=_table(caption, depths, rates),
+        captions=tuple(tuple(caption(depth, rate) for rate in rates) for depth in best),
         note=note,
     )
 
 
-def _losses(found: RunSummary) -> Lines:
-    rates = np.unique(found.learning_rate)
-    curves = [
-        spread_curve(rates, found.best[found.depth == depth].T, _layers(depth), group=group)
-        for group, depth in enumerate(np.unique(found.depth))
-    ]
-    return Lines(
-        "Lowest validation loss",
-        "learning rate",
-        "cross-entropy [nat/character]",
-        tuple(curves),
-        log_x=True,
-        note=BANDS,
-    )
-
-
-def _rebounds(found: RunSummary) -> Lines:
-    rebound = found.rise.mean(-1)  # (C,)
-    curves = [
-        Curve(
-            tuple(rebound[found.learning_rate == rate].tolist()),
-            tuple(found.best[found.learning_rate == rate].mean(-1).tolist()),
-            f"learning rate {rate:g}",
-            group=group,
-        )
-        for group, rate in enumerate(np.unique(found.learning_rate))
-    ]
-    return Lines(
-        "Rebound and loss",
-        "rebound of the entropy, mean over layers [nat]",
-        "lowest validation loss [nat/character]",
-        tuple(curves),
-        note="One point per depth, joined from shallow to deep within a learning rate; means over seeds.",
-        shows=("The rebound of attention entropy",),
-    )
-
-
-def _final(found: RunSummary, uniform: float) -> Picture:
-    rates = np.unique(found.learning_rate)
-    rows, names = [], []
-    for depth in np.unique(found.depth):
-        for layer in reversed(range(depth)):
-            level = [found.entropies[found.position(depth, rate), :, layer, -1].mean() / uniform for rate in rates]
-            rows.append(tuple(map(float, level)))
-            names.append(f"{_layers(depth)}: {layer}")
-    return Picture(
-        "Final attention entropy",
-        "learning rate",
-        "layer",
-        tuple(rows),
-        value_label="final entropy / uniform",
-        x_ticks=tuple(f"{rate:g}" for rate in rates),
-        y_ticks=tuple(names),
-        note="Each layer of each network, mean over heads and seeds; 0 is one-hot attention.",
-        shows=("collapses to one-hot",),
-    )
-
-
-def _heads(trained: xr.Dataset, found: RunSummary, uniform: float) -> Panel:
+def _heads(trained: st.Data, runs: RunSummary, uniform: float) -> Multiples:
     """Draw the heads of lowest and highest entropy of each layer: heads of two seeds do not correspond."""
-    depth = int(found.depth.max())
-    rate = found.best_learning_rate[depth]
-    values = trained["entropy"].isel(cell=found.position(depth, rate)).transpose("layer", "head", "replicate", "step")
-    order = np.sort(values.values, axis=1)  # (L, H, R, S), at each moment
-    steps = values["step"].values
-    span = (float(steps[0]), float(steps[-1]))
+    depth, rate = max(runs.best_rates.items())
+    values = trained["entropy"].sel(depth=depth, learning_rate=rate).transpose("layer", "head", "replicate", "step")
+    order, steps = np.sort(values.values, axis=1), values["step"].values  # (L, H, R, S), at each moment
+    level = st.Curve((float(steps[0]), float(steps[-1])), (uniform, uniform), "uniform attention", "reference")
     names = ("lowest entropy", "highest entropy") if order.shape[1] > 1 else ("single head",)
-    level = Curve(span, (uniform, uniform), "uniform attention", "reference")
     plots = [
         (*(spread_curve(steps, order[layer, end], f"layer {layer}", group=layer) for layer in range(depth)), level)
         for end in (0, -1)[: len(names)]
@@ -157,83 +122,58 @@ def _heads(trained: xr.Dataset, found: RunSummary, uniform: float) -> Panel:
     )
 
 
-def _correlations(found: RunSummary) -> Listing:
-    rebound = found.rise  # (C, R)
-    rows = [
-        ("all depths and learning rates", "mean over layers", *_over(found.pooled)),
-        ("all depths and learning rates", "top layer", *_over(found.pooled_top)),
-        ("within a learning rate", "mean over layers", *_over(found.within)),
-        ("within a learning rate", "top layer", *_over(found.within_top)),
-        ("within depth and learning rate, over seeds", "mean over layers", *_over(found.within_cells, "each cell")),
-    ]
-    for rate in np.unique(found.learning_rate):
-        chosen = found.learning_rate == rate
-        rows.append(
-            (f"learning rate {rate:g}, over depths and seeds", "mean over layers", *_pairs(rebound, found.best, chosen))
-        )
+def _correlations(runs: RunSummary) -> st.Listing:
+    mean, top = runs.rise.mean("layer"), runs.top_rise
+    rows = []
+
+    def row(of: str, layers: str, value: Any, interval: Any, pairs: str) -> None:
+        bounds = f"{interval.low:+.2f} … {interval.high:+.2f}" if interval else ""
+        found = f"{value:+.2f}" if interval else "none"
+        rows.append({"of": of, "layers": layers, "Spearman": found, "99% interval": bounds, "pairs": pairs})
+
+    def over(of: str, layers: str, samples: np.ndarray, pairs: str = "each seed") -> None:
+        row(of, layers, samples.mean(), mean_interval(samples), pairs)
+
+    for of, within in (("all depths and learning rates", False), ("within a learning rate", True)):
+        for layers, rise in (("mean over layers", mean), ("top layer", top)):
+            over(of, layers, runs.correlation(rise, within=within))
+    over("within depth and learning rate, over seeds", "mean over layers", runs.between_seeds(mean), "each cell")
+    for rate in mean["learning_rate"].values.tolist():
+        pair = [each.sel(learning_rate=rate).values.ravel() for each in (mean, runs.best)]
+        try:
+            found = spearman(*pair)
+            value, interval = found.value, found.interval
+        except UsageError:  # too few pairs, or constant values
+            value, interval = None, None
+        row(f"learning rate {rate:g}, over depths and seeds", "mean over layers", value, interval, str(pair[0].size))
     for share in EARLY:
-        when = f"after {share:.0%} of the run"
-        rows.append((f"rebound {when}", "mean over layers", *_over(found.early_rise(share))))
-        rows.append((f"validation loss {when}", "", *_over(found.early_loss(share))))
-    return Listing(
+        over(f"rebound after {share:.0%} of the run", "mean over layers", runs.early_rise(share))
+        over(f"validation loss after {share:.0%} of the run", "", runs.early_loss(share))
+    return st.table(
         "Rank correlation with the lowest validation loss",
-        ("of", "layers", "Spearman", "99% interval", "pairs"),
-        tuple(rows),
-        note="Of the rebound, unless stated. Negative: larger rebound, lower loss. Per seed over its cells or per "
+        rows,
+        "Of the rebound, unless stated. Negative: larger rebound, lower loss. Per seed over its cells or per "
         "cell over its seeds with Student's interval where the last column says so; otherwise over all "
         "pairs as if independent.",
     )
 
 
-def _over(samples: np.ndarray, pairs: str = "each seed") -> tuple[str, str, str]:
-    interval = mean_interval(samples)
-    return f"{samples.mean():+.2f}", f"{interval.low:+.2f} … {interval.high:+.2f}", pairs
+def _drop_and_rise(runs: RunSummary) -> st.Listing:
+    measured = {"entropy": (changes(runs.entropy), "nat"), "rank": (changes(runs.rank), "level")}
 
+    def row(depth: int, rate: float, layer: int) -> dict[str, str]:
+        found = {"network": _layers(depth), "layer": str(layer), "learning rate": f"{rate:g}"}
+        for name, (parts, unit) in measured.items():
+            for part, words in (("drop", "drop"), ("rise", "rebound")):
+                values = parts[part].sel(depth=depth, learning_rate=rate).isel(layer=layer).values
+                found[f"{name} {words} [{unit}]"] = f"{values.mean():.2f} ({values.min():.2f} … {values.max():.2f})"
+        return found
 
-def _pairs(rebound: np.ndarray, best: np.ndarray, chosen: np.ndarray) -> tuple[str, str, str]:
-    try:
-        result = spearman(rebound[chosen].ravel(), best[chosen].ravel())
-    except UsageError:  # too few pairs, or constant values
-        return "none", "", str(rebound[chosen].size)
-    return (
-        f"{result.value:+.2f}",
-        f"{result.interval.low:+.2f} … {result.interval.high:+.2f}",
-        str(rebound[chosen].size),
-    )
-
-
-def _drop_and_rise(found: RunSummary) -> Listing:
-    rows = []
-    for depth in np.unique(found.depth):
-        for layer in range(depth):
-            where = found.position(depth, found.best_learning_rate[depth])
-            cells = [_mean_and_range(measured, where, layer) for measured in (found.entropy, found.rank)]
-            rows.append((_layers(depth), str(layer), f"{found.best_learning_rate[depth]:g}", *cells[0], *cells[1]))
-    return Listing(
+    return st.table(
         "Drop and rebound at the best learning rate, by layer",
-        (
-            "network",
-            "layer",
-            "learning rate",
-            "entropy drop [nat]",
-            "rebound [nat]",
-            "rank drop [level]",
-            "rebound [level]",
-        ),
-        tuple(rows),
-        note="Each run by itself, mean and range over seeds; noise alone makes both positive. Ranks over the "
-        "random level.",
+        [row(depth, rate, layer) for depth, rate in runs.best_rates.items() for layer in range(depth)],
+        "Each run by itself, mean and range over seeds; noise alone makes both positive. Ranks over the random level.",
     )
-
-
-def _mean_and_range(measured: DropAndRise, cell: int, layer: int) -> tuple[str, str]:
-    both = (measured.drop[cell, :, layer], measured.rise[cell, :, layer])
-    drop, rebound = (f"{values.mean():.2f} ({values.min():.2f} … {values.max():.2f})" for values in both)
-    return drop, rebound
-
-
-def _table(make: Callable[[int, float], Any], depths: np.ndarray, rates: np.ndarray) -> tuple[tuple[Any, ...], ...]:
-    return tuple(tuple(make(int(depth), float(rate)) for rate in rates) for depth in depths)
 
 
 def _layers(depth: int) -> str:

@@ -58,3 +58,22 @@ def effective_vocabulary(task: BigramTask, mean: np.ndarray | None = None) -> fl
     spread, offset = np.diag(nu) - np.outer(nu, nu), targets - nu - mean
     noise = np.diag(targets) - np.outer(targets, targets) + np.outer(offset, offset)
     return task.transition_squared_norm / float(np.trace(centred @ spread @ centred.T @ noise))
+
+
+def increasing_frequencies(vocabulary: int) -> np.ndarray:
+    """Return frequencies in proportion to 1, 2, ..., N."""
+    ranks = np.arange(1.0, vocabulary + 1)
+    return ranks / ranks.sum()
+
+
+def place_equally(
+    kind: type[BigramTask],
+    transition: np.ndarray,
+    mu: np.ndarray,
+    length: int,
+    sparsity: int,
+    rng: np.random.Generator,
+) -> BigramTask:
+    """Return a task of a kind with equal weights at positions drawn anew."""
+    places = [np.sort(rng.choice(length, sparsity, replace=False)) for _ in mu]
+    return kind(transition, mu, np.stack(places), np.full((len(mu), sparsity), 1 / sparsity), length)

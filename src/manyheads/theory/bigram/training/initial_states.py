@@ -10,7 +10,7 @@ from manyheads.theory.bigram.engines.generator import Seed
 from manyheads.theory.bigram.task import BigramTask
 from manyheads.theory.bigram.theorems.population import gradients, measure_overlaps
 from manyheads.theory.bigram.training.plateau_escape import SgdEscape, train_to_escape
-from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings
+from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings, initial_state
 from manyheads.theory.bigram.training.reduced_model import ESCAPED, ReducedState
 from manyheads.theory.bigram.training.softmax_training import (
     SoftmaxSettings,
@@ -28,6 +28,12 @@ def perturbed_state(rng: np.random.Generator, task: BigramTask, value_std: float
     away -= away.mean(1, keepdims=True)
     values = _perturb_values(rng, task, value_std, ())
     return State(values, ((1 + relative_std * away) / length).astype(np.float32))
+
+
+def uniform_values(task: BigramTask) -> State:
+    """Return the values of V = 1/N and uniform attention."""
+    away = 1 / task.vocabulary - task.stationary
+    return initial_state(task)._replace(value=np.tile(away[:, None], task.vocabulary))
 
 
 def perturbed_runs(

@@ -14,7 +14,13 @@ from manyheads.theory.bigram.engines.generator import Seed
 from manyheads.theory.bigram.task import BigramTask
 from manyheads.theory.bigram.theorems.population import excess, measure_overlaps
 from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings, descend, initial_state
-from manyheads.theory.bigram.training.rounding import find_support, round_attention
+from manyheads.theory.bigram.training.rounding import (
+    find_support,
+    refit_scale,
+    round_attention,
+    sample_support,
+    share_of_support,
+)
 
 S = TypeVar("S")
 
@@ -90,18 +96,37 @@ def record(
     return TrainingRecord(steps_done.astype(int), losses, values, weights, shares, state)
 
 
+def crossing(steps: np.ndarray, rising: np.ndarray, level: float) -> float:
+    """Return the steps at which a positive curve first exceeds a level, by geometric interpolation."""
+    above = np.flatnonzero(rising >= level)
+    if not above.size:
+        return float(steps[-1])
+    right = max(int(above[0]), 1)
+    low, high = np.log(np.maximum(rising[right - 1 : right + 1], 1e-12))
+    share = (np.log(level) - low) / (high - low) if high > low else 1.0
+    return float(steps[right - 1] + np.clip(share, 0, 1) * (steps[right] - steps[right - 1]))
+
+
 def measure_distances(task: BigramTask, state: State) -> TaskDistances:
     """Measure the distance of a state from its task."""
     mu = task.stationary
     away = ((np.asarray(state.attention, float) - task.attention) ** 2).sum(1)
-    found = find_support(state.attention, task.sparsity)
-    right = [np.array_equal(row, true) for row, true in zip(found, task.positions, strict=True)]
     return TaskDistances(
         float(mu @ ((state.value - task.centred) ** 2).sum(0)) ** 0.5,
         float(mu @ away) ** 0.5,
-        float(np.mean(right)),
+        share_of_support(task, find_support(state.attention, task.sparsity)),
         excess(task, state.value, state.attention) / excess(task, *initial_state(task)),
     )
+
+
+def measure_refitted(
+    task: BigramTask, raw: State, samples: int, rng: np.random.Generator
+) -> tuple[TaskDistances, TaskDistances, TaskDistances]:
+    """Measure a state: raw, rounded, and rounded with its scale refitted to fresh samples."""
+    rounded = round_attention(raw, task.stationary)
+    seen = sample_support(rng, task, find_support(rounded.attention), samples)
+    fitted = refit_scale(rounded, task.stationary, seen)
+    return measure_distances(task, raw), measure_distances(task, rounded), measure_distances(task, fitted)
 
 
 def measure_rounded(task: BigramTask, state: State) -> TaskDistances:

@@ -121,6 +121,21 @@ def find_escape(
     return Escape(steps, flipped, outcome)
 
 
+def record_reduced(
+    task: BigramTask, settings: StepSettings, steps: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, ReducedState]:
+    """Train one run; return the signals of values and attention and the excess loss before every step, and its end."""
+    chain, state, rows = ReducedChain(task, settings), initial_runs(task, 1), []
+    for _ in range(steps):
+        rows.append([float(part[0]) for part in measure_reduced(task, state)])
+        state = chain.step(rng, state)
+    values, attention, value_signal, weight_signal = np.array(rows).T
+    transition = task.transition_squared_norm
+    overlap = (weight_signal * task.attention_squared_norm + 1 / task.length) * value_signal * transition
+    excess = (attention * values - 2 * overlap) / (task.weight_squared_norm * transition) + 1
+    return value_signal, weight_signal, excess, state
+
+
 @takes_arrays
 def measure_reduced(task: BigramTask, state: ReducedState) -> ReducedOverlaps:
     """Measure signals and squared norms of every run."""

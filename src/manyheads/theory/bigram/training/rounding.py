@@ -13,6 +13,7 @@ here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -60,6 +61,11 @@ def find_support(attention: np.ndarray, sparsity: int | None = None, share: floa
     if sparsity is None:
         return tuple(np.flatnonzero(row >= share * row.max()) for row in attention)
     return tuple(np.sort(np.argpartition(-row, sparsity - 1)[:sparsity]) for row in attention)
+
+
+def share_of_support(task: BigramTask, found: Sequence[np.ndarray]) -> float:
+    """Return the share of queries whose found positions are the right ones."""
+    return float(np.mean([np.array_equal(row, true) for row, true in zip(found, task.positions, strict=True)]))
 
 
 def attend(attention: np.ndarray, batch: Batch, vocabulary: int) -> np.ndarray:

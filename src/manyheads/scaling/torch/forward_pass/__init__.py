@@ -1,0 +1,1 @@
+"""Multipliers of a PyTorch model's forward pass, measured by function."""
