@@ -16,10 +16,10 @@ from manyheads.demo.sampling import mark_whitespace
 from manyheads.demo.text import TextTraining
 from manyheads.scaling.checks.coordinate_check import finite_size_bias
 from manyheads.studies.dmft.shared.mean_field import solve_blocks
-from manyheads.studies.scaling.shared.parametrizations import bordelon
 from manyheads.study.panels import Multiples, spread_curve
 from manyheads.theory.dmft import Network, Problem, infinite_key_dim, train_networks
 from manyheads.theory.dmft.finite.problems import text_problem
+from manyheads.theory.papers import BORDELON
 
 MEASURED = (("output", ("step", "read_out", "class"), "1"), ("loss", ("step",), "nat"))
 TRAJECTORIES = {"": "predicted", "_without": "predicted without response functions"}
@@ -32,7 +32,7 @@ class DemoGrowth(st.Study):
     name = "demo/growth"
     revision = 2
     claim = "Trained attention blocks approach the infinite-key-dimension limit as N^(-1/2)"
-    source = bordelon("the limit of infinite key dimension; its solution is derived here")
+    source = BORDELON.at("the limit of infinite key dimension; its solution is derived here")
 
     text: Path | None = st.setting(None, "UTF-8 file; by default Python's own documentation")
     key_dims: tuple[int, ...] = st.sweep((4, 16, 64), "Sizes N at which blocks are trained")

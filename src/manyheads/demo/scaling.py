@@ -18,9 +18,9 @@ from manyheads.scaling.checks.growth_powers import QUANTITIES, least_growth, req
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.task import Task
 from manyheads.scaling.trained.transformers import Recipe, measure_updates
-from manyheads.studies.scaling.shared.parametrizations import bordelon
 from manyheads.study.panels import Multiples, spread_curve
 from manyheads.theory.joma.text.transformers import character_config
+from manyheads.theory.papers import BORDELON
 from manyheads.transformer.scaling import ROLES
 from manyheads.transformer.shape import Shape
 
@@ -38,7 +38,7 @@ class DemoScaling(st.Study):
     name = "demo/scaling"
     revision = 3
     claim = "Scaled by the table, updates keep their size at twice the heads and depth"
-    source = bordelon("table 1: initial standard deviations, multipliers and learning rates for Adam")
+    source = BORDELON.at("table 1: initial standard deviations, multipliers and learning rates for Adam")
     unread_prediction = "the prediction is the table itself; the claims test the growth of the updates that it implies"
 
     text: Path | None = st.setting(None, "UTF-8 file; by default Python's own documentation")

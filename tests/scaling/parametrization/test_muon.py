@@ -184,6 +184,7 @@ def test_wrong_use_is_refused():
         muon().table((8, 8, 2)).at(1e-3)
     with pytest.raises(UsageError, match="expected a positive number"):
         MuonHyperparameters(0.0)
+    pytest.importorskip("jax")
     with pytest.raises(UsageError, match="three arrays here"):
         Muon("fused").dimensions(None)
 

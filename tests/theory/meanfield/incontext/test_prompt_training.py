@@ -89,9 +89,10 @@ def test_sgd_on_many_prompts_follows_the_flow(rng, case):
 
     def losses(weights):  # of blocks of prompts
         h = jnp.asarray(represent(weights, task.inputs, "sigmoid"))
-        blocks = [jax.tree.map(lambda each, i=i: each[i::40], prompts) for i in range(40)]
+        blocks = jax.tree.map(lambda each: each.reshape(40, 100, *each.shape[1:]), prompts)
         with double_precision():
-            return np.array([float(prompt_losses(h, jnp.asarray(weights.attention), block)) for block in blocks])
+            each = jax.vmap(lambda block: prompt_losses(h, jnp.asarray(weights.attention), block))
+            return np.asarray(jax.jit(each)(blocks))
 
     before, after = losses(start), losses(flow.weights)
     moved, change = flow.loss[0] - flow.loss[-1], after - before

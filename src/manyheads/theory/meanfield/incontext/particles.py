@@ -29,7 +29,6 @@ from manyheads._arrays import as_floats, check_generator, check_times
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError, check_integer
 from manyheads.theory.meanfield.incontext.circle import (
-    ACTIVATIONS,
     FOREIGN,
     TARGET,
     activation_of,
@@ -165,8 +164,7 @@ def particle_flow(
     """
     if layers not in get_args(Layers):
         raise UsageError(f"layers={layers!r}: choose one of {', '.join(get_args(Layers))}")
-    if activation not in ACTIVATIONS:
-        raise UsageError(f"activation={activation!r}: choose one of {', '.join(ACTIVATIONS)}")
+    activation_of(activation)
     if step is not None and layers != "both":
         raise UsageError(f"step={step}, layers={layers!r}: steps of one size are for both layers; leave step out")
     outer, inner = check_particles(task, particles)
