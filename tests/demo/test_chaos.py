@@ -42,7 +42,8 @@ def planted(exponent, uniform, late, rng):
             "exponent": (("cell", "replicate"), exponent * near),
             "uniform": (("cell", "replicate"), uniform * near),
             "late": (("cell", "replicate", "neurons"), late),
-        }
+        },
+        {"neurons": list(SMALL.neurons)},
     )
 
 
