@@ -25,7 +25,6 @@ from manyheads.theory.bigram.lags.alternating_least_squares import (
 )
 from manyheads.theory.bigram.lags.independence import Forecast, independence_test
 from manyheads.theory.bigram.lags.pair_counts import PairCounts
-from manyheads.theory.bigram.lags.planted import prepare
 from manyheads.theory.bigram.lags.streams import read_streams
 
 
