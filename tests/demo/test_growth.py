@@ -54,7 +54,7 @@ def test_the_trajectory_that_blocks_follow_is_told_from_the_other(planted, traje
     assert [verdict.as_expected for verdict in verdicts] == [expected] * 3
     assert [verdict.outcome for verdict in verdicts[1:]] == (["holds", "refuted"] if expected else ["refuted", "holds"])
     apart = np.sqrt(((predicted["output"] - predicted["output_without"]) ** 2).mean().values)
-    single, mean, _ = SMALL.gaps(predicted, on_grid(trained, predicted))
+    single, mean, _ = (gap.values for gap in SMALL.gaps(predicted, on_grid(trained, predicted)))
     if expected:
         np.testing.assert_allclose(single.mean(0), apart * np.asarray(SMALL.key_dims) ** -0.5, rtol=0.1)
         assert mean.max() < single.min(0)[0] / 2
@@ -108,7 +108,7 @@ def test_what_does_not_do_is_refused_before_work(tmp_path):
         DemoGrowth(text=path).inputs()
     with pytest.raises(UsageError, match="samples=10000000"):
         DemoGrowth(pieces=10**7).inputs()
-    for wrong, words in (({"key_dims": (4,)}, "at least 2"), ({"key_dims": (8, 4)}, "rising"), ({"blocks": 1}, "1")):
+    for wrong, words in (({"key_dims": (4,)}, "two or more"), ({"key_dims": (8, 4)}, "rising"), ({"blocks": 1}, "1")):
         with pytest.raises(UsageError, match=words):
             DemoGrowth(**wrong)
 

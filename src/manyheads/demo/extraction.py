@@ -217,7 +217,8 @@ def _figures(oracle: BlockOracle, found: Recovery, seed: int) -> dict[str, float
 def _table(trained: st.Data) -> st.Listing:
     rows = tuple(
         (str(seed), str(run["outcome"].values), *(format_figure(float(run[name])) for name in FIGURES))
-        for seed, run in trained.groupby("replicate")
+        for seed in range(trained.sizes["replicate"])
+        for run in (trained.isel(replicate=seed),)
     )
     names = (label.replace("_", " ") for label in FIGURES)
     return st.Listing(
