@@ -28,10 +28,8 @@ from manyheads.statistics import Interval, proportion_interval, spearman
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FEWEST = 8
-"""Runs with a loss from which a rank correlation is given."""
-PART = EARLY[len(EARLY) // 2]
-"""Part of a run after which its final loss is predicted."""
+FEWEST = 8  # runs with a loss from which a rank correlation is given
+PART = EARLY[len(EARLY) // 2]  # part of a run after which its final loss is predicted
 WORDS = {"entropy": "attention entropy", "stable_rank": "stable rank of the lower MLP matrix"}
 
 

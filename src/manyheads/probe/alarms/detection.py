@@ -113,24 +113,15 @@ def find_alarms(
 
 @dataclass(frozen=True)
 class _Series:
-    """Curves side by side.
+    """Curves side by side."""
 
-    Attributes
-    ----------
-    steps
-        (T,).
-    raw, values, sizes
-        The figures; on the scale of their noise and on that of changes worth an alarm, upwards unwelcome, without
-        gaps, (T, K).
-    figure, layer, head
-        Number of the figure in WATCHED, and coordinates, (K,).
-    """
-
-    steps: Array
+    steps: Array  # (T,)
+    # The figures; on the scale of their noise and on that of changes worth an alarm, upwards unwelcome, without gaps,
+    # (T, K)
     raw: Array
     values: Array
     sizes: Array
-    figure: Array
+    figure: Array  # number of the figure in WATCHED, and coordinates, (K,)
     layer: Array
     head: Array
 

@@ -20,41 +20,25 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from manyheads.probe.lazy_torch import torch
+
 # Names of modules that attend to another sequence: `encoder_attn`, `crossattention`, `EncDecAttention`.
 CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of an attention function.
+    """One call of an attention function."""
 
-    Attributes
-    ----------
-    query, key
-        (B, H, n, d) and (B, G, m, d).
-    scale, softcap
-        Numbers; softcap is None if absent.
-    causal
-        Row i sees the keys up to i; then mask is None.
-    mask
-        Booleans (B or 1, H or 1, n or 1, m), a rule of rows and keys, or None: every key is allowed.
-    bias
-        Numbers that broadcast to (B, H, n, m), or None.
-    sink
-        Learned logits (H,), or None.
-    cross
-        Whether keys belong to another sequence than queries.
-    """
-
-    query: Any
+    query: Any  # (B, H, n, d) and (B, G, m, d)
     key: Any
-    scale: float
-    causal: bool
-    mask: Any
-    bias: Any
+    scale: float  # numbers; softcap is None if absent
+    causal: bool  # row i sees the keys up to i; then mask is None
+    mask: Any  # booleans (B or 1, H or 1, n or 1, m), a rule of rows and keys, or None: every key is allowed
+    bias: Any  # numbers that broadcast to (B, H, n, m), or None
     softcap: float | None
-    sink: Any
-    cross: bool
+    sink: Any  # learned logits (H,), or None
+    cross: bool  # whether keys belong to another sequence than queries
 
     @property
     def fusable(self) -> bool:
@@ -65,8 +49,6 @@ class AttentionCall:
 
     def allowed(self, rows: Any) -> Any:
         """Return which keys the rows may see: booleans (B or 1, H or 1, r, m)."""
-        import torch
-
         columns = torch.arange(self.key.shape[2], device=self.key.device)
         if self.causal:
             return (columns[None] <= rows[:, None])[None, None]
@@ -144,8 +126,6 @@ def read_call(implementation: str, name: str, module: Any, arguments: tuple[Any,
 
 def _read_mask(mask: Any, m: int) -> tuple[Any, Any]:
     """Split a mask into booleans and a bias, either of them None if absent."""
-    import torch
-
     if mask is None:
         return None, None
     mask = mask[..., :m]

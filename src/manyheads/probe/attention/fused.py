@@ -20,6 +20,7 @@ from typing import Any
 from manyheads.probe.attention.calls import AttentionCall
 from manyheads.probe.attention.row_statistics import summarize_mask
 from manyheads.probe.attention.sinks import fold_sink
+from manyheads.probe.lazy_torch import torch
 
 PADDING = 8  # columns that carry the position: heads of queries, keys and values must be equally wide
 SLACK = 1e-5  # relative, for the rounding of the bound on a row's largest logit: some 80 eps of float32
@@ -45,8 +46,6 @@ def fused_statistics(
     max_logit
         The largest logit of each head over the batch and the rows that count, (H,); None if not asked for.
     """
-    import torch
-
     rows = torch.arange(call.query.shape[2], device=call.query.device)
     dtype = torch.promote_types(call.query.dtype, torch.float32)
     query, key = call.query.to(dtype), _repeat_heads(call.key.to(dtype), call.query.shape[1])
@@ -102,8 +101,6 @@ def largest_logit(call: AttentionCall, query: Any, key: Any, bound: Any) -> Any:
     Tensor
         (H,); -inf if no row counts, NaN where logits are.
     """
-    import torch
-
     B, H, n = bound.shape
     order = bound.flatten(0, 1).argsort(dim=-1, descending=True)
     bound, query, key = bound.flatten(0, 1), query.flatten(0, 1), key.flatten(0, 1)
@@ -131,23 +128,17 @@ def largest_logit(call: AttentionCall, query: Any, key: Any, bound: Any) -> Any:
 
 def _attend(query: Any, key: Any, value: Any, scale: float, causal: bool, mask: Any) -> tuple[Any, Any]:
     """Return output (B, H, n, d) and log-sum-exp (B, H, n) of the flash kernel of the CPU."""
-    import torch
-
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     output, lse = flash(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)
     return output, lse if lse.shape == query.shape[:3] else lse.transpose(1, 2)
 
 
 def _pad(array: Any) -> Any:
-    import torch
-
     return torch.nn.functional.pad(array, (0, PADDING))
 
 
 def _with_positions(key: Any) -> Any:
     """Return keys with their positions in the column behind, and zeros."""
-    import torch
-
     padded = _pad(key)
     padded[..., key.shape[-1]] = torch.arange(key.shape[2], device=key.device, dtype=key.dtype)
     return padded
@@ -159,8 +150,6 @@ def _repeat_heads(key: Any, heads: int) -> Any:
 
 def _take_rows(key: Any, columns: Any) -> Any:
     """Return the keys (B, H, n, d) at one column for each row."""
-    import torch
-
     B, H, _, d = key.shape
     index = columns.expand(B, H, -1)[..., None].expand(-1, -1, -1, d)
     return torch.gather(key, 2, index)

@@ -23,21 +23,11 @@ NORMAL_95 = 1.959964  # quantile of the normal distribution for a two-sided 95% 
 
 @dataclass(frozen=True)
 class RowSample:
-    """Rows of one sequence.
+    """Rows of one sequence."""
 
-    Attributes
-    ----------
-    index
-        Their numbers, ascending, (r,).
-    weight
-        For how many rows each of them stands, (r,); the sum is the length of the sequence.
-    certain
-        How many of them, from the first, stand for themselves alone.
-    """
-
-    index: np.ndarray
-    weight: np.ndarray
-    certain: int
+    index: np.ndarray  # their numbers, ascending, (r,)
+    weight: np.ndarray  # for how many rows each of them stands, (r,); the sum is the length of the sequence
+    certain: int  # how many of them, from the first, stand for themselves alone
 
     @property
     def whole(self) -> bool:

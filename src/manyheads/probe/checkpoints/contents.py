@@ -17,16 +17,13 @@ from manyheads.models.parameters import parameter_roles
 from manyheads.models.refusals import CheckpointRefused, FamilyUnknown, FileMissing
 from manyheads.probe.checkpoints.series import step_of
 
-# Number of entries in a block.
-BLOCK = 2**20
-# Entries of a tensor that are kept.
-SAMPLE = 256
+BLOCK = 2**20  # number of entries in a block
+SAMPLE = 256  # entries of a tensor that are kept
 # Relative spacing of the numbers of a type.
 PRECISION = {dtype: float(ml_dtypes.finfo(DTYPES[dtype]).eps) for dtype in DTYPES if dtype.startswith(("F", "BF"))}
 
 
-# Types whose values may be held in a finer one.
-NARROW = ("F16", "BF16")
+NARROW = ("F16", "BF16")  # types whose values may be held in a finer one
 
 
 Notes: TypeAlias = dict[tuple[str, str], list[str]]
@@ -83,46 +80,23 @@ class Extremes(NamedTuple):
 
 @dataclass
 class Contents:
-    """What is kept of a checkpoint once it has been read.
+    """What is kept of a checkpoint once it has been read."""
 
-    Attributes
-    ----------
-    name, step
-        Name in the series, and the step in it or None.
-    entries
-        Name of every tensor → dtype, shape, bytes.
-    files
-        Name of every tensor → name of the file that holds it.
-    hashes
-        Name of every tensor → sha256 of its bytes.
-    samples
-        Name of every tensor of floats → up to `SAMPLE` entries, at the same places in every checkpoint.
-    extremes
-        Name of every tensor of finite floats → the extremes of its absolute values.
-    narrow
-        Name of every tensor of finite floats → types of `NARROW`, coarser than its own, that hold all its values.
-    zero_lines
-        Name of every finite matrix with rows or columns of zeros → those of all its matrices, counted through.
-    nonfinite
-        Name of every tensor with NaN or infinite entries → their number.
-    tokenizer
-        Digest of the tokenizer, or None.
-    config
-        The configuration, or None.
-    """
-
-    name: str
+    name: str  # name in the series, and the step in it or None
     step: int | None
-    entries: dict[str, TensorEntry]
-    files: dict[str, str]
-    hashes: dict[str, str]
+    entries: dict[str, TensorEntry]  # name of every tensor → dtype, shape, bytes
+    files: dict[str, str]  # name of every tensor → name of the file that holds it
+    hashes: dict[str, str]  # name of every tensor → sha256 of its bytes
+    # Name of every tensor of floats → up to `SAMPLE` entries, at the same places in every checkpoint
     samples: dict[str, NDArray[np.float32]]
-    extremes: dict[str, Extremes]
+    extremes: dict[str, Extremes]  # name of every tensor of finite floats → the extremes of its absolute values
+    # Name of every tensor of finite floats → types of `NARROW`, coarser than its own, that hold all its values
     narrow: dict[str, set[str]]
+    # Name of every finite matrix with rows or columns of zeros → those of all its matrices, counted through
     zero_lines: dict[str, dict[str, NDArray[np.int64]]]
-    nonfinite: dict[str, int]
-    tokenizer: str | None
-    config: dict[str, Any] | None
+    nonfinite: dict[str, int]  # name of every tensor with NaN or infinite entries → their number
+    tokenizer: str | None  # digest of the tokenizer, or None
+    config: dict[str, Any] | None  # the configuration, or None
 
     def precision(self, name: str) -> float:
         """Return the relative spacing of the floating-point numbers of a tensor."""

@@ -10,16 +10,13 @@ from manyheads.models.checkpoints.header import DTYPES
 from manyheads.models.refusals import shorten
 from manyheads.probe.checkpoints.contents import NARROW, Contents, Extremes, Finding, Notes
 
-# A tensor holds what another one held if it is nearer to it than this share of the distance to itself.
-CLOSER = 0.5
+CLOSER = 0.5  # A tensor holds what another one held if it is nearer to it than this share of the distance to itself
 # ... and than this share of its norm: unrelated ones are farther.
 ALIKE = 0.9
-# Absolute values below which F16 has few digits.
-SMALL = 1e-3
+SMALL = 1e-3  # absolute values below which F16 has few digits
 # Share of the sampled entries that have to change before a tensor that comes back is a copy, and how many.
 CHANGED, ENTRIES = 0.25, 16
-# The largest entry over the next one, beyond which it decides distances alone.
-STANDS_OUT = 32.0
+STANDS_OUT = 32.0  # the largest entry over the next one, beyond which it decides distances alone
 
 
 def find_copies(contents: list[Contents]) -> list[Finding]:

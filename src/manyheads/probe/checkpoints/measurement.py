@@ -21,6 +21,7 @@ from manyheads.probe.checkpoints.series import read_order
 from manyheads.probe.checkpoints.tokens import Tokens, check_fit, check_tokens, digest_tokens
 from manyheads.probe.checkpoints.verification import Verification, verify
 from manyheads.probe.checkpoints.weights import weight_spectra
+from manyheads.probe.lazy_torch import torch
 from manyheads.probe.live.reading import as_series, encode_snapshot, open_recording
 from manyheads.probe.live.recorder import run_in_evaluation
 from manyheads.probe.live.step_log import StepLog
@@ -149,7 +150,6 @@ def measure_checkpoints(
 
 def _check_place(dtype: str, device: str) -> None:
     """Refuse a type that PyTorch does not compute in, and a device that is not there."""
-    torch = require("torch")
     if dtype != "auto" and not getattr(getattr(torch, dtype, None), "is_floating_point", False):
         raise UsageError(f"dtype={dtype!r}: expected 'auto' or a floating-point type of PyTorch, such as 'bfloat16'")
     try:
@@ -221,8 +221,6 @@ def _missing(log: StepLog, members: Sequence[_Member], store: Path | str | None)
 
 def _measure_attention(member: _Member, ids: Tokens, rows: int | None, place: tuple[str, str]) -> dict[str, Any]:
     """Run the tokens through the model of a checkpoint and return the figures of its attention."""
-    import torch
-
     dtype, device = place
     model = load_model(member.folder, dtype).to(device)
     if getattr(model.config, "is_encoder_decoder", False) or model.main_input_name != "input_ids":

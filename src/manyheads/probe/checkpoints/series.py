@@ -27,20 +27,12 @@ WORD_BEHIND = re.compile(r"[-_ ]*([a-z]+)(?![a-z]|[-_=]*\d)")  # 100_steps, 1b-t
 
 
 class Order(NamedTuple):
-    """Order of checkpoints by their names.
+    """Order of checkpoints by their names."""
 
-    Attributes
-    ----------
-    sources
-        Sorted, or as given where names hold no step or do not tell the order.
-    steps
-        The step of each; where steps start anew, as in a second stage, 0, 1, ...; None if a name holds none.
-    conflict
-        Two checkpoints of which the names do not say which is later, and why not; None if they tell.
-    """
-
-    sources: list[Source]
+    sources: list[Source]  # sorted, or as given where names hold no step or do not tell the order
+    # The step of each; where steps start anew, as in a second stage, 0, 1, ...; None if a name holds none
     steps: list[int] | None
+    # Two checkpoints of which the names do not say which is later, and why not; None if they tell
     conflict: tuple[Source, Source, str] | None
 
 

@@ -24,22 +24,13 @@ FAR = 2.0
 
 @dataclass(frozen=True)
 class Misplaced:
-    """A place where the order is wrong.
+    """A place where the order is wrong."""
 
-    Attributes
-    ----------
-    kind
-        "interchanged", "misplaced" or "apart".
-    places
-        Places in the stated order, from 0: the two that are interchanged; the misplaced one, and the one that it
-        follows (-1: it comes first); the one that stands apart.
-    before, after
-        Length of the edges concerned, in the stated order and in the other.
-    """
-
-    kind: str
+    kind: str  # "interchanged", "misplaced" or "apart"
+    # Places in the stated order, from 0: the two that are interchanged; the misplaced one, and the one that it follows
+    # (-1: it comes first); the one that stands apart
     places: tuple[int, ...]
-    before: float
+    before: float  # length of the edges concerned, in the stated order and in the other
     after: float
 
 

@@ -96,10 +96,7 @@ class Verification(Shown):
 
 @np.errstate(over="ignore", invalid="ignore")  # damaged weights hold anything
 def verify(
-    checkpoints: Sequence[Source],
-    *,
-    against: Source | Sequence[Source] | None = None,
-    follow_links: bool = False,
+    checkpoints: Sequence[Source], *, against: Source | Sequence[Source] | None = None, follow_links: bool = False
 ) -> Verification:
     """Check whether a checkpoint series is what it says.
 

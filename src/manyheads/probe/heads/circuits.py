@@ -26,12 +26,10 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-# The matrices of a head.
-MATRICES = ("query", "key", "value", "output", "query-key", "output-value")
+MATRICES = ("query", "key", "value", "output", "query-key", "output-value")  # the matrices of a head
 # Circuit → the two matrices of the head that form it.
 CIRCUITS = {"query-key": ("query", "key"), "output-value": ("value", "output")}
-# Pairs of Gaussian matrices of which the null levels are the means.
-DRAWS = 64
+DRAWS = 64  # pairs of Gaussian matrices of which the null levels are the means
 
 
 def head_norms(weights: Mapping[str, NDArray[Any]]) -> Array:

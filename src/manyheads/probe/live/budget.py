@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from manyheads.errors import UsageError, check_integer
+from manyheads.probe.lazy_torch import torch
 
 
 class TimeBudget:
@@ -70,7 +71,5 @@ class TimeBudget:
 
     def _clock(self) -> float:
         if self._asynchronous:
-            import torch
-
             torch.accelerator.synchronize()
         return time.perf_counter()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from manyheads._extras import require
+from manyheads.probe.lazy_torch import torch
 from manyheads.probe.live.step_log import StepLog
 from manyheads.probe.live.trackers import Row, Tracker
 
@@ -58,10 +58,10 @@ class Output:
 
 def count_processes() -> int:
     """Return the number of processes that train together."""
-    distributed = require("torch").distributed
+    distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def is_first_process() -> bool:
     """Whether this process is the one of rank 0, or trains alone."""
-    return count_processes() == 1 or require("torch").distributed.get_rank() == 0
+    return count_processes() == 1 or torch.distributed.get_rank() == 0

@@ -15,6 +15,7 @@ from manyheads.models.torch.model import unwrap
 from manyheads.probe.attention.datasets import Snapshot, take_snapshot
 from manyheads.probe.attention.interface import AttentionObserver
 from manyheads.probe.attention.recording import AttentionRecord, empty_record
+from manyheads.probe.lazy_torch import torch
 from manyheads.probe.live.budget import TimeBudget
 from manyheads.probe.live.output import LOGGER, Output, count_processes, is_first_process
 from manyheads.probe.live.reading import as_series, encode_snapshot
@@ -229,8 +230,6 @@ class AttentionRecorder:
 
 def run_in_evaluation(model: Any, batch: Mapping[str, Any]) -> None:
     """Run a batch through a model in evaluation, without gradients; leave its modes and PyTorch's generators alone."""
-    import torch
-
     device = next(model.parameters()).device
     batch = {name: value.to(device) if hasattr(value, "to") else value for name, value in batch.items()}
     if "labels" not in batch and "logits_to_keep" in inspect.signature(model.forward).parameters:
@@ -256,7 +255,5 @@ def _rows(step: int, snapshot: Snapshot, errors: Mapping[str, np.ndarray]) -> It
 
 def _kept_generators(device: Any) -> Any:
     """Return a context that puts PyTorch's generators back, those of the processor and of the model's device."""
-    import torch
-
     fork = torch.random.fork_rng
     return fork(devices=[]) if device.type == "cpu" else fork(devices=[device], device_type=device.type)

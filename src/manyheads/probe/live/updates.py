@@ -25,6 +25,7 @@ from manyheads.models.parameters import recognize
 from manyheads.models.torch.model import INNER, unwrap
 from manyheads.probe.attention.datasets import layer_number
 from manyheads.probe.heads.layouts import HeadLayout, head_layouts
+from manyheads.probe.lazy_torch import torch
 from manyheads.probe.live.budget import TimeBudget
 from manyheads.probe.live.output import Output, count_processes
 from manyheads.probe.live.reading import as_series
@@ -132,7 +133,6 @@ class UpdateRecorder:
         UsageError
             No optimizer, or one that trains no matrix of the model.
         """
-        torch = require("torch")
         while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
             optimizer = inner
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -283,8 +283,6 @@ class UpdateRecorder:
         return wanted and matrix.parameter.dim() == 2
 
     def _describe(self, matrix: _Matrix) -> dict[str, Any]:
-        import torch
-
         eps = torch.finfo(matrix.parameter.dtype).eps
         levels = {"update_ratio_rounding": ROUNDING * eps, "significand_bits_dtype": 1 - math.log2(eps)}
         if self._has_spectrum(matrix):
@@ -332,8 +330,6 @@ def significand_bits(tensor: Any) -> float:
     >>> [significand_bits(x) for x in (torch.tensor([1 / 3]), torch.tensor([1 / 3]).bfloat16().float())]
     [24.0, 8.0]
     """
-    import torch
-
     tensor = local(tensor)
     eps = torch.finfo(tensor.dtype).eps
     for narrow in (torch.bfloat16, torch.float16, torch.float32):

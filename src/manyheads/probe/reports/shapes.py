@@ -30,34 +30,17 @@ LEAST_GRADIENT = 2.0**-8
 
 
 class Reading(NamedTuple):
-    """Curve of one layer, and its shape.
+    """Curve of one layer, and its shape."""
 
-    Attributes
-    ----------
-    figure
-        "entropy" (mean over heads) or "stable rank" (of a lower MLP matrix).
-    layer, name
-        Number of the layer, and name of its attention module or matrix.
-    steps, values
-        The curve.
-    level
-        Its null level: the entropy of uniform attention, the stable rank of a Gaussian matrix.
-    shape
-        None if there are too few steps.
-    heads
-        Number of heads of each shape, for entropies.
-    collapsed
-        First step from which no head of the layer passes gradients through its softmax in bfloat16; None: none.
-    """
-
-    figure: str
-    layer: int
+    figure: str  # "entropy" (mean over heads) or "stable rank" (of a lower MLP matrix)
+    layer: int  # number of the layer, and name of its attention module or matrix
     name: str
-    steps: NDArray[np.int64]
+    steps: NDArray[np.int64]  # the curve
     values: Array
-    level: float
-    shape: CurveShape | None
-    heads: Counter[str]
+    level: float  # its null level: the entropy of uniform attention, the stable rank of a Gaussian matrix
+    shape: CurveShape | None  # none if there are too few steps
+    heads: Counter[str]  # number of heads of each shape, for entropies
+    # First step from which no head of the layer passes gradients through its softmax in bfloat16; None: none
     collapsed: int | None
 
 

@@ -16,8 +16,7 @@ from manyheads.probe.checkpoints.contents import blocks
 
 Array = NDArray[np.float64]
 
-# Candidates for outlying entries in each block.
-TOP = 3
+TOP = 3  # candidates for outlying entries in each block
 
 
 @dataclass(frozen=True)
@@ -32,30 +31,16 @@ class Jump:
 
 @dataclass
 class Change:
-    """Change of a tensor between two checkpoints.
+    """Change of a tensor between two checkpoints."""
 
-    Attributes
-    ----------
-    size, spacing
-        Number of entries, and the relative spacing of their floating-point numbers.
-    before, after, product
-        Squared norms of the tensor in both checkpoints, and their inner product.
-    shift
-        Sum of the entries of the difference.
-    moved
-        Squared norm of the difference.
-    jumps
-        Candidates for entries whose change is an outlier.
-    """
-
-    size: int = 0
+    size: int = 0  # number of entries, and the relative spacing of their floating-point numbers
     spacing: float = 0.0
-    before: float = 0.0
+    before: float = 0.0  # squared norms of the tensor in both checkpoints, and their inner product
     after: float = 0.0
     product: float = 0.0
-    shift: float = 0.0
-    moved: float = 0.0
-    jumps: list[Jump] = field(default_factory=list)
+    shift: float = 0.0  # sum of the entries of the difference
+    moved: float = 0.0  # squared norm of the difference
+    jumps: list[Jump] = field(default_factory=list)  # candidates for entries whose change is an outlier
 
     @property
     def is_rounding(self) -> bool:

@@ -37,12 +37,9 @@ BEYOND, BEYOND_OTHERS = 8.0, 20.0
 JUMPS = ((5.0, 10.0), (8.0, 30.0))
 # Rows of zeros: their change over the largest of other rows, at the first checkpoint; over their RMS, at the last.
 STARTED, DECAYED = 1.5, 1e-2
-# Largest entry whose square fits in double precision.
-HUGE = 1e150
-# Largest entry over the next largest one of its tensor, in a single checkpoint.
-PEAK = 32.0
-# The smallest entry that is not zero over the next one: of n random entries the ratio is uniform.
-FLOOR = 1e-8
+HUGE = 1e150  # largest entry whose square fits in double precision
+PEAK = 32.0  # largest entry over the next largest one of its tensor, in a single checkpoint
+FLOOR = 1e-8  # the smallest entry that is not zero over the next one: of n random entries the ratio is uniform
 
 
 @dataclass

@@ -20,14 +20,11 @@ Array = NDArray[np.float64]
 
 # Number of columns that are compared to find a permutation of the rows, and of blocks of rows that are searched for.
 LINES, SOUGHT = 64, 512
-# Largest residual of an explanation.
-RESIDUAL = 0.7
+RESIDUAL = 0.7  # largest residual of an explanation
 # The same for vectors, which training negates and shifts too, and for a factor of a matrix, which may grow.
 CLOSE, SCALED = 0.05, 0.3
-# Changes below this share of the norm are not explained.
-LARGE = 0.15
-# Tolerance of a shift of gains by one, and its largest residual: some implementations multiply by 1 + w.
-ONE = 0.15
+LARGE = 0.15  # changes below this share of the norm are not explained
+ONE = 0.15  # tolerance of a shift of gains by one, and its largest residual: some implementations multiply by 1 + w
 
 
 class Explanation(NamedTuple):
