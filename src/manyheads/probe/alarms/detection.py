@@ -116,12 +116,10 @@ class _Series:
     """Curves side by side."""
 
     steps: Array  # (T,)
-    # The figures; on the scale of their noise and on that of changes worth an alarm, upwards unwelcome, without gaps,
-    # (T, K)
-    raw: Array
-    values: Array
-    sizes: Array
-    figure: Array  # number of the figure in WATCHED, and coordinates, (K,)
+    raw: Array  # the figures, (T, K)
+    values: Array  # on the scale of their noise, upwards unwelcome, without gaps
+    sizes: Array  # on the scale of changes worth an alarm
+    figure: Array  # number of the figure in WATCHED, (K,)
     layer: Array
     head: Array
 

@@ -17,9 +17,9 @@ class Figure:
     name: str  # of the variable over (step, layer, head)
     transform: Callable[[Array], Array]  # scale on which its noise is of one size, with the unwelcome direction upwards
     change: float  # smallest change that is worth an alarm, on the scale `size`
-    subject: str  # words of the alarm; `direction` is "grows" or "falls", the unwelcome one
-    direction: str
-    size: Callable[[Array], Array] | None = None  # none: that of `transform`
+    subject: str
+    direction: str  # "grows" or "falls", the unwelcome one
+    size: Callable[[Array], Array] | None = None  # None: that of `transform`
 
 
 def _logit(mass: Array) -> Array:

@@ -30,9 +30,9 @@ CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
 class AttentionCall:
     """One call of an attention function."""
 
-    query: Any  # (B, H, n, d) and (B, G, m, d)
-    key: Any
-    scale: float  # numbers; softcap is None if absent
+    query: Any  # (B, H, n, d)
+    key: Any  # (B, G, m, d)
+    scale: float
     causal: bool  # row i sees the keys up to i; then mask is None
     mask: Any  # booleans (B or 1, H or 1, n or 1, m), a rule of rows and keys, or None: every key is allowed
     bias: Any  # numbers that broadcast to (B, H, n, m), or None
@@ -83,17 +83,9 @@ class AttentionCall:
 def read_call(implementation: str, name: str, module: Any, arguments: tuple[Any, ...], keywords: Any) -> AttentionCall:
     """Read one call of an attention function.
 
-    Parameters
-    ----------
-    implementation
-        "sdpa", "eager" or "flex_attention".
-    name, module
-        The module that called, and its name in the model.
-    arguments
-        (query, key, value, mask, ...): query (B, H, n, d), key (B, G, m, d).
-    keywords
-        `scaling`, `is_causal`, `position_bias`, and, where the implementation applies them, `softcap` and `s_aux`;
-        others are ignored. "sdpa" computes attention without soft-cap and without sinks, whatever the module passes.
+    `implementation` is "sdpa", "eager" or "flex_attention", `name` that of the module in the model; arguments are
+    (query, key, value, mask, ...). Of the keywords `scaling`, `is_causal`, `position_bias`, `softcap` and `s_aux` are
+    read; "sdpa" computes attention without the last two, whatever the module passes.
     """
     query, key, _, mask = (value.detach() if hasattr(value, "detach") else value for value in arguments[:4])
     n, m = query.shape[2], key.shape[2]

@@ -45,10 +45,10 @@ class LayerRecord:
     """Weighted sums over the calls of one attention module."""
 
     cross: bool  # whether it attends to another sequence
-    heads: int  # H, and the number of key heads that they share
-    key_heads: int
-    calls: int = 0  # calls so far, and rows in them that count
-    weight: float = 0.0
+    heads: int
+    key_heads: int  # shared by the heads
+    calls: int = 0
+    weight: float = 0.0  # rows in the calls that count
     _sums: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
     _variances: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
     _levels: dict[str, np.ndarray] = field(default_factory=dict, repr=False)

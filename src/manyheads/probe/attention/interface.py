@@ -27,13 +27,6 @@ class AttentionObserver:
     The same wrappers come back at every `observing`, so that `torch.compile` compiles twice at most, with and without
     them.
 
-    Parameters
-    ----------
-    model
-        A PyTorch module that holds attention modules of transformers.
-    observer
-        See `Observer`.
-
     Raises
     ------
     UsageError

@@ -38,14 +38,7 @@ class RowSample:
 def draw_rows(length: int, rows: int | None, rng: np.random.Generator) -> RowSample:
     """Draw rows of a sequence.
 
-    Parameters
-    ----------
-    length
-        Number of rows of the sequence.
-    rows
-        How many, at least 1; None or at least `length`: all.
-    rng
-        Source of the choice within strata.
+    Of `rows` None, or at least `length`, all are taken; `rng` chooses within strata.
 
     Examples
     --------
@@ -65,19 +58,8 @@ def draw_rows(length: int, rows: int | None, rng: np.random.Generator) -> RowSam
 def estimate_mean(sums: np.ndarray, counts: np.ndarray, sample: RowSample) -> tuple[np.ndarray, np.ndarray]:
     """Estimate the mean of a figure over all rows that count, and its standard error.
 
-    Parameters
-    ----------
-    sums
-        Sums over the batch, (heads, r).
-    counts
-        Number of sequences in which each row counts, (heads or 1, r).
-    sample
-        The rows.
-
-    Returns
-    -------
-    mean, error
-        (heads,). NaN if no row counts; the error is 0 for all rows, NaN for a single stratum.
+    Sums over the batch are (heads, r), and the numbers of sequences in which each row counts (heads or 1, r). Both
+    results are (heads,): NaN if no row counts; the error is 0 for all rows, NaN for a single stratum.
     """
     total = counts @ sample.weight
     with np.errstate(invalid="ignore", divide="ignore"):

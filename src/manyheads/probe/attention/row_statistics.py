@@ -20,22 +20,9 @@ BLOCK = 128  # rows at a time: their logits are held for all heads
 def row_statistics(call: AttentionCall, rows: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
     """Compute statistics of the given rows.
 
-    Parameters
-    ----------
-    call
-        The call of the attention function.
-    rows
-        Numbers of rows, integers (r,).
-
-    Returns
-    -------
-    statistics
-        Name → (B, H, r): entropy, logsumexp, mean_logit, max_logit, collision, first_mass, distance (not for cross
-        attention); with learned sinks sink_mass and key_entropy.
-    levels
-        The same at logits of zero, (B or 1, H or 1, r).
-    counted
-        Booleans (B or 1, H or 1, r): rows that see a key and whose query is no padding.
+    Returned are statistics by name, (B, H, r): entropy, logsumexp, mean_logit, max_logit, collision, first_mass,
+    distance (not for cross attention), and with learned sinks sink_mass and key_entropy; the same at logits of zero,
+    (B or 1, H or 1, r); and which rows see a key and are no padding, booleans (B or 1, H or 1, r).
     """
     parts = [_block(call, part) for part in rows.split(BLOCK)]
     statistics, levels = (
@@ -87,9 +74,9 @@ def _logits(call: AttentionCall, rows: Any) -> Any:
 class MaskSummary:
     """Keys that the mask allows to each row, as numbers."""
 
-    count: Any  # number of keys that the row may see, the first of them, and their mean column, (B or 1, H or 1, r)
-    first: Any
-    centre: Any
+    count: Any  # number of keys that the row may see, (B or 1, H or 1, r)
+    first: Any  # the first of them
+    centre: Any  # their mean column
     # Whether the row sees a key and, where queries and keys are one sequence, its own: padded queries do not
     counted: Any
     own: Any  # column of the row's own key, (r,); None for cross attention

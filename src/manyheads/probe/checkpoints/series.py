@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from manyheads.errors import UsageError
-from manyheads.models.checkpoints.checkpoint import Checkpoint
+from manyheads.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 
 Source: TypeAlias = Checkpoint | Path | str
 
@@ -43,6 +43,11 @@ def path_of(source: Source) -> Path:
     return source.path if isinstance(source, Checkpoint) else Path(source)
 
 
+def as_checkpoint(source: Source, follow_links: bool = False) -> Checkpoint:
+    """Return a checkpoint, opened if it is not."""
+    return source if isinstance(source, Checkpoint) else open_checkpoint(source, follow_links=follow_links)
+
+
 def step_of(source: Source) -> int | None:
     """Return the training step in the name of a checkpoint's folder or file, or in that of the folder around a file.
 
@@ -52,8 +57,8 @@ def step_of(source: Source) -> int | None:
     (500, 1000, 7, None)
     """
     path = path_of(source)
-    in_file = path.suffix in (".safetensors", ".json")
-    found = (_step(_fields([part]), STEPS) for part in (path.name, path.parent.name)[: 1 + in_file])
+    parts = (path.name, path.parent.name) if path.suffix in (".safetensors", ".json") else (path.name,)
+    found = (_step(_fields([part]), STEPS) for part in parts)
     return next((step for step in found if step is not None), None)
 
 

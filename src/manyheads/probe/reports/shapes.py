@@ -33,25 +33,19 @@ class Reading(NamedTuple):
     """Curve of one layer, and its shape."""
 
     figure: str  # "entropy" (mean over heads) or "stable rank" (of a lower MLP matrix)
-    layer: int  # number of the layer, and name of its attention module or matrix
-    name: str
-    steps: NDArray[np.int64]  # the curve
+    layer: int
+    name: str  # of the attention module or matrix
+    steps: NDArray[np.int64]
     values: Array
     level: float  # its null level: the entropy of uniform attention, the stable rank of a Gaussian matrix
-    shape: CurveShape | None  # none if there are too few steps
+    shape: CurveShape | None  # None if there are too few steps
     heads: Counter[str]  # number of heads of each shape, for entropies
     # First step from which no head of the layer passes gradients through its softmax in bfloat16; None: none
     collapsed: int | None
 
 
 def read_shapes(tree: "xr.DataTree") -> list[Reading]:
-    """Tell the shapes of the curves of a recording of a fixed batch, layer by layer.
-
-    Parameters
-    ----------
-    tree
-        Of `measure_checkpoints`, or a live recording. A shape takes 20 steps.
-    """
+    """Tell the shapes of the curves of a recording of a fixed batch, layer by layer; a shape takes 20 steps."""
     return [*_entropies(tree), *_ranks(tree)]
 
 
