@@ -62,7 +62,8 @@ def lines(
         parts = [(f"{where}{name}", one) for name, array in arrays.items() for where, one in _parts(array, {x, *over})]
         for place, (name, values) in enumerate(parts):
             group = 0 if role == "reference" else place
-            values = values.dropna(x, how="all")
+            if not (values := values.dropna(x, how="all")).size:
+                continue
             rows = values.transpose(..., x).values.reshape(-1, values.sizes[x])
             curves.append(spread_curve(np.asarray(values[x], float), rows, name, role, group))
     label = x_label or label_of(next(iter((*trained.values(), *predicted.values())))[x])
