@@ -169,7 +169,7 @@ class Violations(st.Study):
             "violation",
             "log10 of the relative squared error",
             {title: placed[name] for name, title in names.items()},
-            note="Medians over replicates; a gap in a line is a refusal.",
+            note="Medians over replicates; without a point, all are refusals.",
             shows=("No wrong layer",),
             x_ticks=self.violations,
         )
