@@ -40,6 +40,8 @@ class Constraint:
     --------
     >>> Constraint(least=2, count=2, order="rising").kept("sizes", [2, 4], "tuple[int, ...]")
     (2, 4)
+    >>> Constraint().kept("shapes", [(2, 3)], "tuple[tuple[int, int], ...]")
+    ((2, 3),)
     >>> Constraint(above=0).kept("rate", 0.0, "float")
     Traceback (most recent call last):
     manyheads.errors.UsageError: rate=0.0: expected a positive number
@@ -194,6 +196,7 @@ def _kind_of(annotation: str) -> _Kind:
     length = 0 if inside is None or "..." in annotation else inside[1].count(",") + 1
     literal = re.search(r"Literal\[(.*?)\]", annotation)
     choices = tuple(re.findall(r"""["'](.*?)["']""", literal[1])) if literal else ()
-    numeric = not literal and not words & {"str", "bool", "Path"}
+    nested = annotation.count("tuple[") > 1
+    numeric = not literal and not nested and not words & {"str", "bool", "Path"}
     noun = "number" if numeric and "float" in words else "integer" if numeric and "int" in words else "value"
     return _Kind(noun, "tuple" in words, length, "None" in words, choices)

@@ -5,15 +5,19 @@ or two, does a causal mask halve the score products, is recomputed work counted?
 `manyheads.costs.Cost` keeps its parts apart, so that it can be read under another convention without a guess.
 """
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, field
+from typing import Literal
 
-from manyheads.errors import UsageError, check_integers
+from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads.errors import UsageError
 
 Causal = Literal["exact", "halved", "dense", "executed"]
 Embedding = Literal["gather", "onehot", "executed"]
 Recompute = Literal["none", "scores", "block", "block-needed", "block+scores", "executed"]
 Backward = Literal["needed", "twice", "executed"]
+
+CHECKED = {"constraint": Constraint()}
+"""Metadata of a field that holds one of the words of its type."""
 
 CAUSAL = {
     "exact": "causal pairs exactly",
@@ -82,21 +86,15 @@ class Convention:
     ['multiply-add = 1', 'causal mask ignored', 'softmax not in FLOPs']
     """
 
-    multiply_add: Literal[1, 2] = 2
-    causal: Causal = "exact"
-    softmax: int = 0
-    recompute: Recompute = "none"
-    embedding: Embedding = "gather"
-    backward: Backward = "needed"
+    multiply_add: Literal[1, 2] = constrained(2, Constraint(choices=(1, 2)))
+    causal: Causal = field(default="exact", metadata=CHECKED)
+    softmax: int = constrained(0, Constraint(least=0))
+    recompute: Recompute = field(default="none", metadata=CHECKED)
+    embedding: Embedding = field(default="gather", metadata=CHECKED)
+    backward: Backward = field(default="needed", metadata=CHECKED)
 
     def __post_init__(self) -> None:
-        choices = (("multiply_add", (1, 2)), ("causal", get_args(Causal)), ("recompute", get_args(Recompute)))
-        for field, allowed in (*choices, ("embedding", get_args(Embedding)), ("backward", get_args(Backward))):
-            if getattr(self, field) not in allowed:
-                raise UsageError(
-                    f"convention: {field}={getattr(self, field)!r} is none of {', '.join(map(str, allowed))}"
-                )
-        check_integers(self, "softmax", least=0)  # operations per score
+        check_fields(self, "convention: ")
         answers = {value == "executed" for value in (self.causal, self.recompute, self.embedding, self.backward)}
         if len(answers) > 1 or (self.executed and self.softmax):
             raise UsageError(

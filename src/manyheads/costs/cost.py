@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from manyheads._overview import Overview, Shown, render_table
 from manyheads.costs.conventions import Convention, ConventionError, find_convention
-from manyheads.costs.tally import Tally
+from manyheads.costs.tally import NOTHING, Tally
 from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,33 +39,16 @@ class UnknownCost(UsageError):
 
 @dataclass(frozen=True)
 class Item:
-    """One named amount of work in one stage; nothing in it depends on a convention.
-
-    Parameters
-    ----------
-    name, stage
-        What the work is, and whether it belongs to the forward pass, to the backward pass (``"idle"``: to gradients
-        that nobody asks for), or to recomputation.
-    macs
-        Multiply-adds of matrix products.
-    scores
-        Scores that pass through a softmax, twice in the backward stage (for conventions that charge them).
-    elementwise, transcendental
-        Elementwise operations, and among arithmetic those that are transcendental functions, counted apart.
-    bytes
-        Compulsory traffic.
-    embedding
-        Whether the work exists only if a token embedding is a product with one-hot rows.
-    """
+    """One named amount of work in one stage; nothing in it depends on a convention."""
 
     name: str
-    stage: Stage = "forward"
-    macs: Tally = field(default_factory=Tally)
-    scores: Tally = field(default_factory=Tally)
-    elementwise: Tally = field(default_factory=Tally)
-    transcendental: Tally = field(default_factory=Tally)
-    bytes: int = 0
-    embedding: bool = False
+    stage: Stage = "forward"  # of the backward pass, "idle" is for gradients that nobody asks for
+    macs: Tally = NOTHING  # multiply-adds of matrix products
+    scores: Tally = NOTHING  # that pass through a softmax, twice in the backward stage
+    elementwise: Tally = NOTHING
+    transcendental: Tally = NOTHING  # not contained in `elementwise`
+    bytes: int = 0  # compulsory traffic
+    embedding: bool = False  # whether the work exists only if a token embedding is a product with one-hot rows
 
     def counted(self, convention: Convention) -> bool:
         """Tell whether `convention` counts this item's work (its bytes are always counted)."""
@@ -84,8 +67,7 @@ class Item:
 
     def times(self, factor: int) -> "Item":
         """Repeat the work."""
-        amounts = {name: factor * getattr(self, name) for name in _AMOUNTS}
-        return replace(self, **amounts)
+        return replace(self, **{name: factor * getattr(self, name) for name in _AMOUNTS})
 
     def plus(self, other: "Item") -> "Item":
         """Add the amounts of an item of the same name and stage."""

@@ -1,9 +1,11 @@
 """Shapes: the integers of an architecture that its cost depends on."""
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import MISSING, dataclass, field
+from typing import Any, Literal
 
-from manyheads.errors import UsageError, check_integers
+from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads.costs.conventions import CHECKED
+from manyheads.errors import UsageError
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "tanh"]
 Norm = Literal["layernorm", "rmsnorm", "none"]
@@ -11,7 +13,23 @@ Biases = Literal["all", "none", "qkv", "output", "mlp", "qkv+output", "qkv+mlp",
 Positions = Literal["learned", "rotary", "none"]
 LARGEST = 10**18
 """No size is larger: a mistake, or a file that means harm; products of a few sizes still have a float."""
-WORDS = {"activation": Activation, "norm": Norm, "biases": Biases, "positions": Positions}
+
+
+def _size(default: Any = MISSING, least: int = 1) -> Any:
+    """Declare an integer from `least` to `LARGEST`."""
+    return constrained(default, Constraint(least=least, most=LARGEST))
+
+
+def _fill(shape: Any, defaults: dict[str, Any]) -> None:
+    """Check the fields of a shape, and set those that are None."""
+    check_fields(shape, f"{type(shape).__name__}: ")
+    for name, default in defaults.items():
+        if getattr(shape, name) is None:
+            object.__setattr__(shape, name, default)
+    if shape.heads % shape.kv_heads:
+        raise UsageError(f"{type(shape).__name__}: {shape.kv_heads} key-value heads do not divide {shape.heads} heads")
+    if shape.window and not shape.causal:
+        raise UsageError(f"{type(shape).__name__}: a window needs causal=True")
 
 
 @dataclass(frozen=True)
@@ -44,31 +62,21 @@ class AttentionShape:
         window without a causal mask.
     """
 
-    queries: int
-    heads: int
-    head_dim: int
-    keys: int | None = None
-    value_dim: int | None = None
-    kv_heads: int | None = None
-    batch: int = 1
+    queries: int = _size()
+    heads: int = _size()
+    head_dim: int = _size()
+    keys: int | None = _size(None)
+    value_dim: int | None = _size(None)
+    kv_heads: int | None = _size(None)
+    batch: int = _size(1)
     causal: bool = False
-    window: int = 0
-    itemsize: int = 4
+    window: int = _size(0, 0)
+    itemsize: int = _size(4)
 
     def __post_init__(self) -> None:
-        for name, default in (("keys", self.queries), ("value_dim", self.head_dim), ("kv_heads", self.heads)):
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, default)
-        check_integers(
-            self, "queries", "heads", "head_dim", "keys", "value_dim", "kv_heads", "batch", "itemsize", most=LARGEST
-        )
-        check_integers(self, "window", least=0, most=LARGEST)
-        if self.heads % self.kv_heads:  # type: ignore[operator]
-            raise UsageError(f"AttentionShape: {self.kv_heads} key-value heads do not divide {self.heads} heads")
+        _fill(self, {"keys": self.queries, "value_dim": self.head_dim, "kv_heads": self.heads})
         if self.causal and self.queries > self.keys:  # type: ignore[operator]
             raise UsageError(f"AttentionShape: {self.queries} causal queries cannot be the last of {self.keys} keys")
-        if self.window and not self.causal:
-            raise UsageError("AttentionShape: a window needs causal=True")
 
 
 @dataclass(frozen=True)
@@ -130,65 +138,50 @@ class ModelShape:
     3072
     """
 
-    layers: int
-    width: int
-    heads: int
-    mlp_hidden: int | None = None
-    kv_heads: int | None = None
-    head_dim: int | None = None
+    layers: int = _size(least=0)
+    width: int = _size()
+    heads: int = _size()
+    mlp_hidden: int | None = _size(None, 0)
+    kv_heads: int | None = _size(None)
+    head_dim: int | None = _size(None)
     gated: bool = False
-    vocabulary: int = 0
+    vocabulary: int = _size(0, 0)
     unembedding: bool | None = None
     tied: bool = False
     causal: bool = True
-    window: int = 0
-    embedding_width: int | None = None
-    patch_features: int = 0
-    special_tokens: int = 0
-    classes: int = 0
-    class_width: int | None = None
-    token_classes: int = 0
+    window: int = _size(0, 0)
+    embedding_width: int | None = _size(None)
+    patch_features: int = _size(0, 0)
+    special_tokens: int = _size(0, 0)
+    classes: int = _size(0, 0)
+    class_width: int | None = _size(None)
+    token_classes: int = _size(0, 0)
     pooled: bool = False
-    fixed_length: int = 0
+    fixed_length: int = _size(0, 0)
     head_transform: bool = False
-    activation: Activation = "gelu"
-    norm: Norm = "layernorm"
-    biases: Biases = "all"
-    positions: Positions = "learned"
-    itemsize: int = 4
+    activation: Activation = field(default="gelu", metadata=CHECKED)
+    norm: Norm = field(default="layernorm", metadata=CHECKED)
+    biases: Biases = field(default="all", metadata=CHECKED)
+    positions: Positions = field(default="learned", metadata=CHECKED)
+    itemsize: int = _size(4)
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_integers(self, "layers", least=0, most=LARGEST)
-        check_integers(self, "width", "heads", "itemsize", most=LARGEST)
-        if self.head_dim is None:
-            if self.width % self.heads:
-                raise UsageError(f"ModelShape: width={self.width} is no multiple of heads={self.heads}; give head_dim")
-            object.__setattr__(self, "head_dim", self.width // self.heads)
-        defaults = (("mlp_hidden", 4 * self.width), ("kv_heads", self.heads), ("unembedding", self.vocabulary > 0))
-        for name, default in (*defaults, ("embedding_width", self.width), ("class_width", self.width)):
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, default)
-        check_integers(self, "head_dim", "kv_heads", "embedding_width", "class_width", most=LARGEST)
-        check_integers(self, "mlp_hidden", "vocabulary", "window", "patch_features", least=0, most=LARGEST)
-        check_integers(self, "special_tokens", "classes", "token_classes", "fixed_length", least=0, most=LARGEST)
-        if self.heads % self.kv_heads:  # type: ignore[operator]
-            raise UsageError(f"ModelShape: {self.kv_heads} key-value heads do not divide {self.heads} heads")
-        if self.unembedding and not self.vocabulary:
+        check_fields(self, "ModelShape: ")
+        if self.head_dim is None and self.width % self.heads:
+            raise UsageError(f"ModelShape: width={self.width} is no multiple of heads={self.heads}; give head_dim")
+        width, vocabulary = self.width, self.vocabulary
+        whole = {"embedding_width": width, "class_width": width, "unembedding": vocabulary > 0}
+        _fill(self, {"head_dim": width // self.heads, "mlp_hidden": 4 * width, "kv_heads": self.heads, **whole})
+        if self.unembedding and not vocabulary:
             raise UsageError("ModelShape: an unembedding needs a vocabulary")
-        if self.vocabulary and self.patch_features:
+        if vocabulary and self.patch_features:
             raise UsageError("ModelShape: either a vocabulary or patch_features, not both")
-        if self.embedding_width != self.width and not self.vocabulary:
+        if self.embedding_width != width and not vocabulary:
             raise UsageError("ModelShape: embedding_width needs a vocabulary")
-        if self.window and not self.causal:
-            raise UsageError("ModelShape: a window needs causal=True")
         for name in ("gated", "unembedding", "tied", "causal", "pooled", "head_transform"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"ModelShape: {name}={getattr(self, name)!r} is neither True nor False")
-        for name, kind in WORDS.items():
-            known = get_args(kind)
-            if getattr(self, name) not in known:
-                raise UsageError(f"ModelShape: {name}={getattr(self, name)!r} is none of {', '.join(known)}")
 
     @property
     def projection_macs(self) -> int:
@@ -223,52 +216,32 @@ class ModelShape:
 class RecurrentShape:
     """A recurrent network: a cell of `cell_layers` dense layers, applied to one position after the other.
 
-    Parameters
-    ----------
-    inputs, hidden
-        Width of an input, `d_in`, and of the state, `H`. The first layer of the cell reads both.
-    cell_layers
-        Dense layers in the cell; 1 is an Elman network.
-    classes
-        Rows of the head on the last state; 0 means none.
-    itemsize
-        Bytes of a number.
+    The first layer of the cell reads an input of width `d_in` and the state of width `H`; a cell of one layer is an
+    Elman network.
     """
 
-    inputs: int
-    hidden: int
-    cell_layers: int = 1
-    classes: int = 0
-    itemsize: int = 4
+    inputs: int = _size()
+    hidden: int = _size()
+    cell_layers: int = _size(1)
+    classes: int = _size(0, 0)  # rows of the head on the last state; 0 means none
+    itemsize: int = _size(4)  # bytes of a number
 
     def __post_init__(self) -> None:
-        check_integers(self, "inputs", "hidden", "cell_layers", "itemsize", most=LARGEST)
-        check_integers(self, "classes", least=0, most=LARGEST)
+        check_fields(self, "RecurrentShape: ")
 
 
 @dataclass(frozen=True)
 class PooledShape:
-    """An MLP on every position, a mean over positions, a head: blind to the order.
+    """An MLP on every position, a mean over positions, a head: blind to the order."""
 
-    Parameters
-    ----------
-    inputs, hidden, layers
-        Width of an input, `d`; width `H` and number of the dense layers.
-    classes
-        Rows of the head on the pooled vector; 0 means none.
-    itemsize
-        Bytes of a number.
-    """
-
-    inputs: int
-    hidden: int
-    layers: int = 1
-    classes: int = 0
-    itemsize: int = 4
+    inputs: int = _size()  # width d of an input
+    hidden: int = _size()  # width H of the dense layers
+    layers: int = _size(1)
+    classes: int = _size(0, 0)  # rows of the head on the pooled vector; 0 means none
+    itemsize: int = _size(4)  # bytes of a number
 
     def __post_init__(self) -> None:
-        check_integers(self, "inputs", "hidden", "layers", "itemsize", most=LARGEST)
-        check_integers(self, "classes", least=0, most=LARGEST)
+        check_fields(self, "PooledShape: ")
 
 
 # Elementwise operations of a value, and its transcendental functions, in the forward and in the backward pass, where

@@ -61,6 +61,9 @@ class Tally:
         return self.exact if causal in ("exact", "halved") else self.dense
 
 
+NOTHING = Tally()
+
+
 def pair(queries: int, keys: int, causal: bool, window: int = 0) -> Tally:
     r"""Count the (query, key) pairs of one attention pattern.
 
@@ -69,14 +72,7 @@ def pair(queries: int, keys: int, causal: bool, window: int = 0) -> Tally:
 
     .. math:: nm - n(n-1)/2 \;\text{pairs without a window.}
 
-    Parameters
-    ----------
-    queries, keys
-        `n` and `m`.
-    causal
-        Whether a query sees only itself and what came before.
-    window
-        Keys that a query sees at most, itself included; 0 means all. Only the exact count knows it.
+    Only the exact count knows the window; 0 means all keys.
 
     Raises
     ------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -108,14 +110,8 @@ def read_runs(path: Path | str) -> list[RunCurves]:
     if path.suffix.lower() not in (".pt", ".pth"):
         return [read_curves(path)]
     torch = require("torch")
-    try:
+    with _refusing(path, "torch.load(weights_only=True) fails, give a list of results"):
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file") from None
-    except Exception as error:  # of pickle, zipfile, torch
-        raise FileRefused(
-            f"{path}: torch.load(weights_only=True) fails with {type(error).__name__}: give a list of results"
-        ) from error
     if not isinstance(found, list) or not found or not all(isinstance(each, dict) for each in found):
         raise FileRefused(f"{path}: expected a list of dictionaries with keys, this_entropies and this_val_loss")
     return [_read_result(path, place, each) for place, each in enumerate(found)]
@@ -164,28 +160,31 @@ def with_losses(run: RunCurves, path: Path | str) -> RunCurves:
     return replace(run, loss=loss, learning_rate=rate)
 
 
-def _log_of(path: Path) -> list[dict[str, Any]]:
+@contextmanager
+def _refusing(path: Path, why: str) -> Iterator[None]:
+    """Turn what fails while a file is read into a refusal."""
     try:
-        log = json.loads(path.read_text(encoding="utf-8"))["log_history"]
-        return [entry for entry in log if isinstance(entry, dict) and "step" in entry]
+        yield
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FileRefused(f"{path}: no trainer_state.json of the Hugging Face Trainer ({error})") from error
+    except Exception as error:  # of pickle, zipfile, zlib, csv, numpy, torch
+        raise FileRefused(f"{path}: {why} ({type(error).__name__}: {str(error)[:100]})") from error
+
+
+def _log_of(path: Path) -> list[dict[str, Any]]:
+    with _refusing(path, "no trainer_state.json of the Hugging Face Trainer"):
+        log = json.loads(path.read_text(encoding="utf-8"))["log_history"]
+        return [entry for entry in log if isinstance(entry, dict) and "step" in entry]
 
 
 def _rows(path: Path, needed: tuple[str, ...]) -> list[dict[str, str]]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            columns = tuple(reader.fieldnames or ())
-            if missing := [name for name in needed if name not in columns]:
-                raise FileRefused(f"{path} has no column {missing[0]!r}: expected {', '.join(COLUMNS)}")
-            return [{name: (row.get(name) or "").strip() for name in columns} for row in reader]
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FileRefused(f"{path}: no table of curves ({error})") from error
+    with _refusing(path, "no table of curves"), path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        columns = tuple(reader.fieldnames or ())
+        rows = [{name: (row.get(name) or "").strip() for name in columns} for row in reader]
+    if missing := [name for name in needed if name not in columns]:
+        raise FileRefused(f"{path} has no column {missing[0]!r}: expected {', '.join(COLUMNS)}")
+    return rows
 
 
 def _number(text: str, path: Path, column: str) -> float:
@@ -215,13 +214,11 @@ def _read_table(path: Path) -> RunCurves:
 
 
 def _read_arrays(path: Path) -> RunCurves:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            given = {name: np.asarray(archive[name], np.float64) for name in archive.files if name in COLUMNS}
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file") from None
-    except Exception as error:  # of zipfile, zlib, numpy
-        raise FileRefused(f"{path}: no arrays of curves ({error})") from error
+    with (
+        _refusing(path, "no arrays of curves"),
+        np.load(path, allow_pickle=False) as archive,
+    ):
+        given = {name: np.asarray(archive[name], np.float64) for name in archive.files if name in COLUMNS}
     if "step" not in given or given["step"].ndim != 1:
         raise FileRefused(f"{path} has no array 'step' (steps,): expected {', '.join(COLUMNS)}")
     if odd := [name for name in SCALARS if name in given and given[name].size != 1]:

@@ -114,8 +114,7 @@ def curve_shape(curve: Float[ArrayLike, " time"], *, even: bool = True) -> Curve
     scale = float(np.abs(values).max()) or 1.0
     y = values / scale  # neither squares nor sums overflow
     y = y - y.mean()
-    estimated = _estimate_noise(y)
-    place, noise = int(estimated[0]), float(estimated[1])
+    place, noise = (each.item() for each in _estimate_noise(y))
     moves = _Moves(y, place, max(noise, ROUNDING), even)
     return CurveShape(moves.label(), *_drop_and_rise(y, scale), float(RHOS[place]), noise * scale)
 
@@ -157,17 +156,15 @@ class _Moves:
             plain = _Moves(self.y, 0, self._white_noise(), True)._moves_at(RIVAL if len(found) == 1 else PLAIN)
             if plain not in found:
                 return "undecided"
-        if found in ("-", "+") and self._exceeds_ends(-1 if found == "-" else 1):
-            return "undecided"
-        if not found and not self._is_flat():
+        if self._exceeds_ends(found) if found in ("-", "+") else not found and not self._is_flat():
             return "undecided"
         if found == "-" and self._has_levelled_off():
             return "levelled off"
         return NAMES.get(found, "no single shape")
 
-    def _exceeds_ends(self, sign: int) -> bool:
-        """Return whether single samples of a curve that only falls (-1) or rises lie beyond its ends."""
-        y, n = sign * self.y, len(self.y)
+    def _exceeds_ends(self, move: str) -> bool:
+        """Return whether single samples of a curve that only falls ("-") or rises lie beyond its ends."""
+        y, n = (-self.y if move == "-" else self.y), len(self.y)
         extreme = (math.sqrt(2 * math.log(n)) + 2) * self._white_noise()
         return bool(max(y[0] - y.min(), y.max() - y[-1]) > extreme)
 
@@ -212,9 +209,7 @@ class _Moves:
                 moves, start, sign = moves + "-+"[sign > 0], begin, -sign
             found.append(moves)
         falls, rises = found
-        if len(falls) == len(rises):
-            return "???" if falls else ""
-        return max(found, key=len)
+        return max(found, key=len) if len(falls) != len(rises) else "???" if falls else ""
 
     def _first_move(self, level: float, size: float, sign: int, start: int) -> int | None:
         """Return where the block begins in which the first move that starts at a sample or later has ended."""

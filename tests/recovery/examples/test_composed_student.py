@@ -9,7 +9,7 @@ from manyheads.errors import UsageError
 from manyheads.recovery.examples.composed_student import Composed, draw_composed, evaluate_composed, fit_composed
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.task import sequences
-from manyheads.studies.recovery.layer_and_mlp import LayerAndMlp, _compare
+from manyheads.studies.recovery.layer_and_mlp import LayerAndMlp, compare_weights
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_a_linear_map_between_layer_and_mlp_cannot_be_seen(teacher, rng):
     np.testing.assert_allclose(
         np.asarray(evaluate_composed(moved, x)), np.asarray(evaluate_composed(teacher, x)), atol=2e-4
     )
-    found = _compare(teacher, moved._replace(theta=moved.theta[::-1], projection=moved.projection[::-1]))
+    found = compare_weights(teacher, moved._replace(theta=moved.theta[::-1], projection=moved.projection[::-1]))
     assert found["theta"] == 0
     assert found["mapped"] < 1e-10 < 0.1 < found["projection"]
 

@@ -16,12 +16,9 @@ if TYPE_CHECKING:
 
     from manyheads.probe.checkpoints.series import Source
 
-SHOWN = 6
-"""Checkpoints of a series that fit beside one another in a terminal."""
+SHOWN = 6  # checkpoints of a series that fit beside one another in a terminal
 Paths = Annotated[
-    Union[None, tuple[Path, ...]],
-    tyro.conf.Positional,
-    tyro.conf.arg(metavar="CHECKPOINT ...", help_behavior_hint=""),
+    Union[None, tuple[Path, ...]], tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT ...", help_behavior_hint="")
 ]
 
 

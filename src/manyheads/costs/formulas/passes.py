@@ -1,11 +1,11 @@
 """Parts of a forward pass, and their items in a forward, backward and recomputed pass."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from manyheads.costs.cost import Item
-from manyheads.costs.tally import Tally
+from manyheads.costs.tally import NOTHING, Tally
 
 
 @dataclass(frozen=True)
@@ -13,36 +13,19 @@ class Part:
     """One named step of a forward pass.
 
     A product `Y = X W` of `macs` multiply-adds has a backward pass of twice as many: `dX = dY W^T` and `dW = X^T dY`.
-
-    Parameters
-    ----------
-    name, macs
-        The step and its multiply-adds.
-    forward, exp, backward, backward_exp
-        Elementwise operations and transcendental functions of each pass.
-    scores
-        Scores that pass through a softmax.
-    scores_macs
-        Multiply-adds that recreate the scores alone.
-    idle
-        Multiply-adds among those of the backward pass whose gradient nobody asks for.
-    again
-        Whether block recomputation repeats the step: ``"block"``, ``"last"`` for the step that ends a block, ``""``.
-    embedding
-        Whether the products exist only for one-hot rows.
     """
 
     name: str
-    macs: Tally = field(default_factory=Tally)
-    forward: Tally = field(default_factory=Tally)
-    exp: Tally = field(default_factory=Tally)
-    backward: Tally = field(default_factory=Tally)
-    backward_exp: Tally = field(default_factory=Tally)
-    scores: Tally = field(default_factory=Tally)
-    scores_macs: Tally = field(default_factory=Tally)
-    idle: int = 0
-    again: Literal["block", "last", ""] = ""
-    embedding: bool = False
+    macs: Tally = NOTHING
+    forward: Tally = NOTHING  # elementwise operations and transcendental functions of each pass
+    exp: Tally = NOTHING
+    backward: Tally = NOTHING
+    backward_exp: Tally = NOTHING
+    scores: Tally = NOTHING  # that pass through a softmax
+    scores_macs: Tally = NOTHING  # multiply-adds that recreate the scores alone
+    idle: int = 0  # multiply-adds among those of the backward pass whose gradient nobody asks for
+    again: Literal["block", "last", ""] = ""  # whether block recomputation repeats the step; "last" ends a block
+    embedding: bool = False  # whether the products exist only for one-hot rows
 
 
 def dense_part(
@@ -59,31 +42,17 @@ def pass_items(parts: Iterable[Part], training: bool) -> tuple[Item, ...]:
     for part in parts:
         forward = Item(part.name, "forward", part.macs, part.scores, part.forward, part.exp, embedding=part.embedding)
         items.append(forward)
-        if training:
-            items += _backward_items(part, forward)
+        if not training:
+            continue
+        needed, elementwise = 2 * part.macs + Tally.of(-part.idle), (part.backward, part.backward_exp)
+        items.append(Item(part.name, "backward", needed, 2 * part.scores, *elementwise, embedding=part.embedding))
+        if part.idle:
+            items.append(Item(part.name, "idle", Tally.of(part.idle), embedding=part.embedding))
+        if part.again:
+            items.append(replace(forward, stage="block-again" if part.again == "block" else "last-again"))
+        if part.scores_macs:
+            items.append(replace(forward, stage="scores-again", macs=part.scores_macs))
     return tuple(items)
-
-
-def _backward_items(part: Part, forward: Item) -> list[Item]:
-    needed = 2 * part.macs + Tally.of(-part.idle)
-    items = [
-        Item(
-            part.name,
-            "backward",
-            needed,
-            2 * part.scores,
-            part.backward,
-            part.backward_exp,
-            embedding=part.embedding,
-        )
-    ]
-    if part.idle:
-        items.append(Item(part.name, "idle", Tally.of(part.idle), embedding=part.embedding))
-    if part.again:
-        items.append(replace(forward, stage="block-again" if part.again == "block" else "last-again"))
-    if part.scores_macs:
-        items.append(replace(forward, stage="scores-again", macs=part.scores_macs))
-    return items
 
 
 def traffic(amount: int) -> Item:

@@ -26,17 +26,8 @@ def rnn_cost(
 
     Training takes `3 F - 2 b n H d_in`, since inputs need no gradient.
 
-    Parameters
-    ----------
-    shape, length, batch
-        Sizes, positions `n`, sequences `b`.
-    training
-        Whether the backward pass is counted too.
-    convention
-        How the result is read.
-    scanned
-        Whether every step of the backward pass is the same, as in a scan. Unrolled, the first step leaves out the
-        gradient of the constant initial state, `2 b H^2`.
+    Unless `scanned`, the first step of the backward pass leaves out the gradient of the constant initial state,
+    `2 b H^2`.
     """
     steps, hidden = Call(length, length, batch).tokens, shape.hidden
     constant = 0 if scanned else batch * hidden * hidden

@@ -113,24 +113,13 @@ def find_alarms(
 
 @dataclass(frozen=True)
 class _Series:
-    """Curves side by side.
+    """Curves side by side."""
 
-    Attributes
-    ----------
-    steps
-        (T,).
-    raw, values, sizes
-        The figures; on the scale of their noise and on that of changes worth an alarm, upwards unwelcome, without
-        gaps, (T, K).
-    figure, layer, head
-        Number of the figure in WATCHED, and coordinates, (K,).
-    """
-
-    steps: Array
-    raw: Array
-    values: Array
-    sizes: Array
-    figure: Array
+    steps: Array  # (T,)
+    raw: Array  # the figures, (T, K)
+    values: Array  # on the scale of their noise, upwards unwelcome, without gaps
+    sizes: Array  # on the scale of changes worth an alarm
+    figure: Array  # number of the figure in WATCHED, (K,)
     layer: Array
     head: Array
 

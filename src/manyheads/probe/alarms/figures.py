@@ -12,28 +12,14 @@ FLOOR = 0.03  # share of the largest entropy, added to distances from uniform at
 
 @dataclass(frozen=True)
 class Figure:
-    """Monitored figure.
+    """Monitored figure."""
 
-    Attributes
-    ----------
-    name
-        Of the variable over (step, layer, head).
-    transform
-        Scale on which its noise is of one size, with the unwelcome direction upwards.
-    change
-        Smallest change that is worth an alarm, on the scale `size`.
-    subject, direction
-        Words of the alarm; `direction` is "grows" or "falls", the unwelcome one.
-    size
-        None: that of `transform`.
-    """
-
-    name: str
-    transform: Callable[[Array], Array]
-    change: float
+    name: str  # of the variable over (step, layer, head)
+    transform: Callable[[Array], Array]  # scale on which its noise is of one size, with the unwelcome direction upwards
+    change: float  # smallest change that is worth an alarm, on the scale `size`
     subject: str
-    direction: str
-    size: Callable[[Array], Array] | None = None
+    direction: str  # "grows" or "falls", the unwelcome one
+    size: Callable[[Array], Array] | None = None  # None: that of `transform`
 
 
 def _logit(mass: Array) -> Array:

@@ -42,23 +42,13 @@ def layer_number(name: str) -> int | None:
 
 @dataclass
 class LayerRecord:
-    """Weighted sums over the calls of one attention module.
+    """Weighted sums over the calls of one attention module."""
 
-    Attributes
-    ----------
-    cross
-        Whether it attends to another sequence.
-    heads, key_heads
-        H, and the number of key heads that they share.
-    calls, weight
-        Calls so far, and rows in them that count.
-    """
-
-    cross: bool
+    cross: bool  # whether it attends to another sequence
     heads: int
-    key_heads: int
+    key_heads: int  # shared by the heads
     calls: int = 0
-    weight: float = 0.0
+    weight: float = 0.0  # rows in the calls that count
     _sums: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
     _variances: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
     _levels: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
@@ -113,25 +103,13 @@ class LayerHeads(NamedTuple):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Figures of all layers at one time.
+    """Figures of all layers at one time."""
 
-    Attributes
-    ----------
-    layers
-        The modules, in the order of the first calls.
-    values, errors
-        Name → means and their standard errors, (layer, head); NaN where there is none.
-    levels
-        Name → value at logits of zero, (layer,).
-    weight
-        Rows that the measured ones stand for, (layer,).
-    """
-
-    layers: tuple[LayerHeads, ...]
-    values: Mapping[str, np.ndarray]
+    layers: tuple[LayerHeads, ...]  # the modules, in the order of the first calls
+    values: Mapping[str, np.ndarray]  # name → means and their standard errors, (layer, head); NaN where there is none
     errors: Mapping[str, np.ndarray]
-    levels: Mapping[str, np.ndarray]
-    weight: np.ndarray
+    levels: Mapping[str, np.ndarray]  # name → value at logits of zero, (layer,)
+    weight: np.ndarray  # rows that the measured ones stand for, (layer,)
 
 
 def take_snapshot(records: Mapping[str, LayerRecord], chosen: Collection[str]) -> Snapshot:

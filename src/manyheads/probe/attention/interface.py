@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from manyheads.errors import UsageError
+from manyheads.probe.lazy_torch import torch
 
 MEASURED = ("sdpa", "eager", "flex_attention")  # implementations of attention whose masks are read
 REPLACES = "_manyheads_replaces"  # attribute of a wrapper: the function that it stands before
@@ -25,13 +26,6 @@ class AttentionObserver:
 
     The same wrappers come back at every `observing`, so that `torch.compile` compiles twice at most, with and without
     them.
-
-    Parameters
-    ----------
-    model
-        A PyTorch module that holds attention modules of transformers.
-    observer
-        See `Observer`.
 
     Raises
     ------
@@ -99,8 +93,6 @@ def _chain(function: Any) -> Iterator[Any]:
 
 def _wrapper(name: str, before: list[Any], members: set[int], active: list[bool], observer: Observer) -> Any:
     """Return an attention function that calls the one before it, and then the observer."""
-    import torch
-
     # Measured outside of compiled graphs: one break at each call, instead of a compilation of the statistics.
     report = torch._dynamo.disable(observer)
 

@@ -15,6 +15,7 @@ from manyheads.probe.attention.fused import fused_statistics
 from manyheads.probe.attention.interface import AttentionObserver
 from manyheads.probe.attention.row_sampling import RowSample, draw_rows, estimate_mean
 from manyheads.probe.attention.row_statistics import row_statistics
+from manyheads.probe.lazy_torch import torch
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -90,7 +91,6 @@ class AttentionRecord:
         self, implementation: str, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
     ) -> None:
         """Measure one attention call of a module that is recorded."""
-        torch = require("torch")
         name = self._names.get(id(module))
         # Gradient checkpointing runs the forward pass again within the backward pass: those calls were measured.
         graph_task = getattr(torch._C, "_current_graph_task_id", None)  # private: absent, both passes are counted
@@ -103,7 +103,6 @@ class AttentionRecord:
             self._measure(call, sample, output.detach(), layer)
 
     def _measure(self, call: AttentionCall, sample: RowSample, output: Any, layer: LayerRecord) -> None:
-        torch = require("torch")
         index = torch.as_tensor(sample.index, device=call.query.device)
         if self.rows is None:
             if not call.fusable:
@@ -128,7 +127,6 @@ class AttentionRecord:
 
 def _mean(values: Any, counts: Any, sample: RowSample) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and standard error by head of a figure (B, H, r) over the rows that count."""
-    torch = require("torch")
     sums = torch.where(counts > 0, values.double(), 0.0).sum(0)
     return estimate_mean(sums.cpu().numpy(), counts.sum(0).cpu().numpy(), sample)
 

@@ -32,24 +32,10 @@ def read_tokens(
 ) -> Tokens:
     """Read a batch of token ids, (sequences, length).
 
-    Parameters
-    ----------
-    path
-        A .npy file, or a .npz file of one array: (sequences, length), or one stream of tokens, which is cut. Any other
-        file is a text in UTF-8, for the tokenizer.
-    checkpoint
-        Folder of the model, whose tokenizer is used, and whose configuration says how long sequences may be.
-    length, sequences
-        Of the batch: at most those of a two-dimensional array; 512, or what the model takes, and 8, by default, of a
-        stream or a text, or as many as it holds.
-    tokenizer
-        Folder with the tokenizer; None: that of the checkpoint.
-
-    Returns
-    -------
-    (sequences, length) int64
-        A text is tokenized without special tokens and cut; each sequence begins and ends with those that the tokenizer
-        adds to a sequence.
+    A .npy file, or a .npz file of one array, holds (sequences, length), or one stream of tokens, which is cut. Any
+    other file is a text in UTF-8, for the tokenizer of the checkpoint or in another folder: tokenized without special
+    tokens and cut, each sequence begins and ends with those that the tokenizer adds. Length and sequences are at most
+    those of a two-dimensional array; otherwise 512, or what the model takes, and 8 by default, or as many as there are.
 
     Raises
     ------

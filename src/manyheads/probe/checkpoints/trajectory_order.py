@@ -24,38 +24,21 @@ FAR = 2.0
 
 @dataclass(frozen=True)
 class Misplaced:
-    """A place where the order is wrong.
+    """A place where the order is wrong."""
 
-    Attributes
-    ----------
-    kind
-        "interchanged", "misplaced" or "apart".
-    places
-        Places in the stated order, from 0: the two that are interchanged; the misplaced one, and the one that it
-        follows (-1: it comes first); the one that stands apart.
-    before, after
-        Length of the edges concerned, in the stated order and in the other.
-    """
-
-    kind: str
+    kind: str  # "interchanged", "misplaced" or "apart"
+    # Places in the stated order, from 0: the two that are interchanged; the misplaced one, and the one that it follows
+    # (-1: it comes first); the one that stands apart
     places: tuple[int, ...]
-    before: float
-    after: float
+    before: float  # length of the edges concerned, in the stated order
+    after: float  # and in the other
 
 
 def find_misplaced(distances: Array) -> list[Misplaced]:
     """Find checkpoints that are out of order, one change after another, the one that shortens the path most first.
 
-    Parameters
-    ----------
-    distances
-        Shape (checkpoints, checkpoints), symmetric; checkpoints of distance 0 to each other are to be left out.
-
-    Returns
-    -------
-    list[Misplaced]
-        Empty where no order is shorter by the share `SHORTER`. A checkpoint at either end cannot stand apart, and the
-        direction of the whole series has no length.
+    Distances (checkpoints, checkpoints) are symmetric; checkpoints of distance 0 to each other are to be left out. A
+    checkpoint at either end cannot stand apart, and the direction of the whole series has no length.
 
     Examples
     --------

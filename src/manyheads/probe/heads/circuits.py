@@ -26,24 +26,18 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-# The matrices of a head.
-MATRICES = ("query", "key", "value", "output", "query-key", "output-value")
+MATRICES = ("query", "key", "value", "output", "query-key", "output-value")  # the matrices of a head
 # Circuit → the two matrices of the head that form it.
 CIRCUITS = {"query-key": ("query", "key"), "output-value": ("value", "output")}
-# Pairs of Gaussian matrices of which the null levels are the means.
-DRAWS = 64
+DRAWS = 64  # pairs of Gaussian matrices of which the null levels are the means
 
 
 def head_norms(weights: Mapping[str, NDArray[Any]]) -> Array:
     """Return figures of the matrices of every head, (4, 6, H), from small Gram matrices.
 
-    Frobenius and spectral norm, effective rank, and participation ratio (`manyheads.spectra.effective_rank`).
-
-    Parameters
-    ----------
-    weights
-        "query" and "output" (H, N, d), "key" and "value" (G, N, d), of any floating dtype, with head h reading group
-        h // (H / G). Those that are absent, and the circuits that they would form, are NaN, as are heads beyond G.
+    Frobenius and spectral norm, effective rank, and participation ratio (`manyheads.spectra.effective_rank`) of "query"
+    and "output" (H, N, d), "key" and "value" (G, N, d), with head h reading group h // (H / G), and of the circuits.
+    Those that are absent, and the circuits that they would form, are NaN, as are heads beyond G.
 
     Examples
     --------
@@ -128,9 +122,7 @@ def _wishart(side: int, degrees: int, rng: np.random.Generator) -> Array:
 def head_dataset(norms: list[Array], sizes: list[tuple[int, int]]) -> "xr.Dataset":
     """Gather what `head_norms` returned for every layer, with head size and width (N, d), beside its null level.
 
-    Over (head_matrix, layer, head): `frobenius`, `spectral`, `stable_rank`, `effective_rank`, `participation_ratio`;
-    over (head_matrix, layer):
-    `stable_rank_random`, `stable_rank_random_std`. NaN where a layer has fewer heads.
+    Over (head_matrix, layer, head) and, for null levels, (head_matrix, layer); NaN where a layer has fewer heads.
     """
     import xarray as xr
 

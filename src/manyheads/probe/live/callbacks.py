@@ -35,28 +35,25 @@ def trainer_callback(*recorders: Recorder) -> Any:
     from transformers import TrainerCallback
 
     class RecorderCallback(TrainerCallback):
-        def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        def on_train_begin(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
             _watch(recorders, [optimizer])
 
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            for recorder in recorders:
-                recorder.begin(state.global_step)
+        def on_step_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+            _tell(recorders, "begin", state.global_step)
 
-        def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            _end(recorders)
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            _tell(recorders, "end")
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            _end(recorders)
+        on_substep_end = on_step_end
 
-        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            _finish(recorders, state.global_step)
+        def on_train_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+            _tell(recorders, "finish", state.global_step)
 
         def __enter__(self) -> Any:
             return self
 
         def __exit__(self, *_: Any) -> None:
-            for recorder in recorders:
-                recorder.abandon()
+            _tell(recorders, "abandon")
 
     return RecorderCallback()
 
@@ -87,19 +84,17 @@ def lightning_callback(*recorders: Recorder) -> Any:
         def on_train_start(self, trainer: Any, module: Any) -> None:
             _watch(recorders, trainer.optimizers)
 
-        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
-            for recorder in recorders:
-                recorder.begin(trainer.global_step)
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            _tell(recorders, "begin", trainer.global_step)
 
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
-            _end(recorders)
+        def on_train_batch_end(self, *_: Any) -> None:
+            _tell(recorders, "end")
 
         def on_train_end(self, trainer: Any, module: Any) -> None:
-            _finish(recorders, trainer.global_step)
+            _tell(recorders, "finish", trainer.global_step)
 
-        def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
-            for recorder in recorders:
-                recorder.abandon()
+        def on_exception(self, *_: Any) -> None:
+            _tell(recorders, "abandon")
 
     return RecorderCallback()
 
@@ -115,16 +110,10 @@ def _lightning_callback_class() -> Any:
 
 def _watch(recorders: Iterable[Recorder], optimizers: Iterable[Any]) -> None:
     for recorder in recorders:
-        if isinstance(recorder, UpdateRecorder):
-            for optimizer in optimizers:
-                recorder.watch(optimizer)
+        for optimizer in optimizers if isinstance(recorder, UpdateRecorder) else ():
+            recorder.watch(optimizer)
 
 
-def _end(recorders: Iterable[Recorder]) -> None:
+def _tell(recorders: Iterable[Recorder], event: str, *step: int) -> None:
     for recorder in recorders:
-        recorder.end()
-
-
-def _finish(recorders: Iterable[Recorder], step: int) -> None:
-    for recorder in recorders:
-        recorder.finish(step)
+        getattr(recorder, event)(*step)

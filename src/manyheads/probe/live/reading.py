@@ -111,6 +111,7 @@ FIGURES = {
     "stable_rank": ("stable rank of the update", "1"),
 }
 HEAD_FIGURES = {f"head_{name}": FIGURES[name] for name in ("update_ratio", "weight_rms", "gradient_rms")}
+ABOUT = ("role", "layer", "optimizer", "weight_decay")
 HEAD_MATRICES = ("query", "key", "value", "output")
 LEVELS = {
     "significand_bits_dtype": "bits of the significands of this type",
@@ -129,8 +130,7 @@ def _gather_updates(header: Mapping[str, Any], lines: list[dict[str, Any]]) -> "
         coords={
             "step": np.array([line["step"] for line in lines], dtype=np.int64),
             "matrix": list(about),
-            **{key: ("matrix", [each[key] for each in about.values()]) for key in ("role", "layer", "optimizer")},
-            "weight_decay": ("matrix", [each["weight_decay"] for each in about.values()]),
+            **{key: ("matrix", [each[key] for each in about.values()]) for key in ABOUT},
         }
     )
     found["step"].attrs["long_name"] = "optimizer updates before this one"

@@ -25,12 +25,7 @@ REMEDY = "move it away and record again"
 class StepLog:
     """Log of one kind of figures, in a file or in memory.
 
-    Parameters
-    ----------
-    path
-        The file; continued if it exists. None: lines are kept in memory.
-    header
-        What the log is about. A file whose header says otherwise is not continued.
+    A file is continued if its header is the same; without a path, lines are kept in memory.
 
     Raises
     ------

@@ -42,14 +42,8 @@ CAVEAT = (
 def write_recording_report(tree: "xr.DataTree", out: Path | str, command: str = "") -> Path:
     """Write the report of a recording as one HTML file and return its path.
 
-    Parameters
-    ----------
-    tree
-        Of `measure_checkpoints`, or `open_recording` of a live recording of a fixed batch.
-    out
-        The HTML file.
-    command
-        What measures it again; empty for none.
+    The tree is that of `measure_checkpoints`, or of `open_recording` of a live recording of a fixed batch; the command
+    says what measures it again.
 
     Raises
     ------

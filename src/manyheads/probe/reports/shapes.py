@@ -30,45 +30,22 @@ LEAST_GRADIENT = 2.0**-8
 
 
 class Reading(NamedTuple):
-    """Curve of one layer, and its shape.
+    """Curve of one layer, and its shape."""
 
-    Attributes
-    ----------
-    figure
-        "entropy" (mean over heads) or "stable rank" (of a lower MLP matrix).
-    layer, name
-        Number of the layer, and name of its attention module or matrix.
-    steps, values
-        The curve.
-    level
-        Its null level: the entropy of uniform attention, the stable rank of a Gaussian matrix.
-    shape
-        None if there are too few steps.
-    heads
-        Number of heads of each shape, for entropies.
-    collapsed
-        First step from which no head of the layer passes gradients through its softmax in bfloat16; None: none.
-    """
-
-    figure: str
+    figure: str  # "entropy" (mean over heads) or "stable rank" (of a lower MLP matrix)
     layer: int
-    name: str
+    name: str  # of the attention module or matrix
     steps: NDArray[np.int64]
     values: Array
-    level: float
-    shape: CurveShape | None
-    heads: Counter[str]
+    level: float  # its null level: the entropy of uniform attention, the stable rank of a Gaussian matrix
+    shape: CurveShape | None  # None if there are too few steps
+    heads: Counter[str]  # number of heads of each shape, for entropies
+    # First step from which no head of the layer passes gradients through its softmax in bfloat16; None: none
     collapsed: int | None
 
 
 def read_shapes(tree: "xr.DataTree") -> list[Reading]:
-    """Tell the shapes of the curves of a recording of a fixed batch, layer by layer.
-
-    Parameters
-    ----------
-    tree
-        Of `measure_checkpoints`, or a live recording. A shape takes 20 steps.
-    """
+    """Tell the shapes of the curves of a recording of a fixed batch, layer by layer; a shape takes 20 steps."""
     return [*_entropies(tree), *_ranks(tree)]
 
 

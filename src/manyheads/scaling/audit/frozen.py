@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads.scaling.audit.init_test import init_is_right
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
-from manyheads.scaling.parametrization.targets import (
-    missing_multipliers,
-    parameter_targets,
-    usual_multipliers,
-)
+from manyheads.scaling.parametrization.targets import missing_multipliers, parameter_targets, usual_multipliers
 from manyheads.scaling.torch.applied_factors import WORDS
 from manyheads.scaling.torch.init import measure_init
 

@@ -10,12 +10,7 @@ from manyheads.models.architecture import apply_role_map
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters, MuonHyperparameters
 from manyheads.scaling.parametrization.muon import FACTORS
 from manyheads.scaling.parametrization.parametrization import Parametrization
-from manyheads.scaling.parametrization.targets import (
-    Factors,
-    forward_multipliers,
-    parameter_targets,
-    usual_multipliers,
-)
+from manyheads.scaling.parametrization.targets import Factors, forward_multipliers, parameter_targets, usual_multipliers
 from manyheads.transformer.inputs import TokenInput
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.shape import Shape

@@ -23,12 +23,7 @@ if TYPE_CHECKING:
     from manyheads.scaling.parametrization.parametrization import Parametrization
 
 WORDS = {name: f"{name}s" for name in ("logit", "output", "embedding", "position", "value")}
-WORDS |= {
-    "branch": "branches",
-    "hidden": "hidden units",
-    "input": "inputs of weights",
-    "stream": "stream",
-}
+WORDS |= {"branch": "branches", "hidden": "hidden units", "input": "inputs of weights", "stream": "stream"}
 GIVE = (
     "give folded=ForwardMultipliers(branch=..., logit=..., output=...), what the model multiplies relative to the base"
 )

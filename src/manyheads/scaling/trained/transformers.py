@@ -268,9 +268,7 @@ def _updates(
     _, moved = jax.lax.scan(stretch, (start.weights, tx.init(start.weights)), (bounds[:-1], bounds[1:]))
     spread = jnp.sqrt(jnp.var(jax.vmap(_kernel)(starts.stream), axis=0, ddof=1).mean()) if twins > 1 else None
     whole = moved._replace(
-        logits_start=_rms(before.logits),
-        head_variance_start=jnp.var(starts.logits, axis=-3).mean(),
-        kernel_std=spread,
+        logits_start=_rms(before.logits), head_variance_start=jnp.var(starts.logits, axis=-3).mean(), kernel_std=spread
     )
     return _only(fields, whole)
 

@@ -72,8 +72,7 @@ def lines(
         parts = [(f"{where}{name}", one) for name, array in arrays.items() for where, one in _parts(array, {x, *over})]
         for place, (name, values) in enumerate(parts):
             group = 0 if role == "reference" else place
-            values = values.dropna(x, how="all")
-            if not values.sizes[x]:
+            if not (values := values.dropna(x, how="all")).size:
                 continue
             rows = values.transpose(..., x).values.reshape(-1, values.sizes[x])
             label = "" if role == "predicted" and any(curve.label == name for curve in curves) else name

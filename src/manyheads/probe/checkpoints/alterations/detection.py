@@ -26,7 +26,7 @@ from manyheads.probe.checkpoints.alterations.transformations import (
     explain_moments,
     explain_orders,
     name_lines,
-)  # fmt: skip
+)
 from manyheads.probe.checkpoints.contents import Contents, Finding, Notes, matrix_shape
 
 # Smaller distance to a neighbour over the distance between the neighbours: matrices, vectors; 1 in a stationary phase.
@@ -37,12 +37,9 @@ BEYOND, BEYOND_OTHERS = 8.0, 20.0
 JUMPS = ((5.0, 10.0), (8.0, 30.0))
 # Rows of zeros: their change over the largest of other rows, at the first checkpoint; over their RMS, at the last.
 STARTED, DECAYED = 1.5, 1e-2
-# Largest entry whose square fits in double precision.
-HUGE = 1e150
-# Largest entry over the next largest one of its tensor, in a single checkpoint.
-PEAK = 32.0
-# The smallest entry that is not zero over the next one: of n random entries the ratio is uniform.
-FLOOR = 1e-8
+HUGE = 1e150  # largest entry whose square fits in double precision
+PEAK = 32.0  # largest entry over the next largest one of its tensor, in a single checkpoint
+FLOOR = 1e-8  # the smallest entry that is not zero over the next one: of n random entries the ratio is uniform
 
 
 @dataclass
@@ -57,11 +54,8 @@ class _Trajectory:
 
     def sizes(self) -> dict[tuple[int, int], float]:
         """Return the RMS change over each interval in which it exceeds rounding."""
-        found = {}
-        for interval, change in zip(zip(self.places, self.places[1:], strict=False), self.changes, strict=True):
-            if not change.is_rounding:
-                found[interval] = change.rms
-        return found
+        intervals = zip(itertools.pairwise(self.places), self.changes, strict=True)
+        return {interval: change.rms for interval, change in intervals if not change.is_rounding}
 
 
 class _ReferenceChanges:
@@ -95,8 +89,8 @@ def find_alterations(
     for place, name in sorted(zeros):
         found[contents[place].name, "altered tensors"].append(f"{name} is zero")
     lines = {name: told for name in names if (told := _find_zero_lines(name, contents, checkpoints))}
+    altered |= lines.keys()
     for name, told in lines.items():
-        altered.add(name)
         for place, text in told.items():
             found[contents[place].name, "altered entries"].append(f"{name}: {text}")
     for name, trajectory in trajectories.items():
@@ -147,10 +141,7 @@ def _measure_trajectory(
     """Measure the changes of a tensor over the checkpoints that hold it, finite and in the usual shape."""
     shapes = [each.entries[name].shape if name in each.samples else None for each in contents]
     usual = max(dict.fromkeys(shape for shape in shapes if shape is not None), key=shapes.count)
-    places = [
-        place for place, shape in enumerate(shapes)
-        if shape == usual and name not in contents[place].nonfinite
-    ]  # fmt: skip
+    places = [at for at, shape in enumerate(shapes) if shape == usual and name not in contents[at].nonfinite]
     if len(places) < 2 or any(contents[place].extremes[name].largest > HUGE for place in places):
         return None
     held = [checkpoints[contents[place].name] for place in places]
@@ -178,14 +169,12 @@ def _find_jumps(trajectory: _Trajectory) -> list[tuple[tuple[int, ...], Jump, se
     for jumps in by_place.values():
         for interval, jump in jumps.items():
             then = jumps.get(interval + 1)
-            if (
-                then
-                and min(jump.times, then.times) > back
-                and abs(then.after - jump.before)
-                < 0.5 * min(abs(jump.after - jump.before), abs(then.after - then.before))
-            ):
+            if not then or min(jump.times, then.times) <= back:
+                continue
+            least = min(abs(jump.after - jump.before), abs(then.after - then.before))
+            if abs(then.after - jump.before) < 0.5 * least:
                 found.append(((trajectory.places[interval + 1],), jump, {interval, interval + 1}))
-        taken = set().union(*(intervals for _, _, intervals in found)) if found else set()
+        taken = {each for _, _, intervals in found for each in intervals}
         for interval, jump in jumps.items():
             near = max((jumps[i].times for i in (interval - 1, interval + 1) if i in jumps), default=0.0)
             if interval not in taken and jump.times > max(away, 3 * near if np.isfinite(near) else np.inf):
@@ -208,10 +197,7 @@ def _find_altered(
     found: list[tuple[tuple[int, ...], int]] = []
     lengths = [np.sqrt(change.moved) for change in trajectory.changes]
     strong = {interval for interval, told in trajectory.explanations.items() if not told.weak}
-    small = {
-        interval for interval, change in enumerate(trajectory.changes)
-        if change.size < 8 or change.is_rounding
-    }  # fmt: skip
+    small = {at for at, change in enumerate(trajectory.changes) if change.size < 8 or change.is_rounding}
     for inner in range(last):
         both = {inner, inner + 1}
         if both & (taken | small):
@@ -252,7 +238,7 @@ def _find_zero_tensors(place: int, contents: Sequence[Contents]) -> list[str]:
     layers, zero = (Counter(map(_kind, names)) for names in (content.extremes if blank else (), blank))
     for name in blank:
         before = next((each.extremes[name].largest for each in contents[:place][::-1] if name in each.extremes), 0.0)
-        alone = zero[_kind(name)] == 1 < layers[_kind(name)] and _is_matrix(name, content)
+        alone = zero[_kind(name)] == 1 < layers[_kind(name)] and _has_columns(name, content.entries[name].shape)
         if content.entries[name].size >= 8 and (before or alone):
             found.append(name)
     return found
@@ -266,22 +252,15 @@ def _find_zero_lines(name: str, contents: Sequence[Contents], checkpoints: Mappi
         content = contents[place]
         shape = content.entries[name].shape
         near = [each for each in places[max(number - 1, 0) : number + 2] if each != place]
-        if (
-            not content.zero_lines.get(name)
-            or not content.extremes[name].largest
-            or not _is_matrix(name, content)
-            or not near
-            or min(matrix_shape(shape)[1:]) < 2
-            or any(contents[each].entries[name].shape != shape for each in near)
-        ):
+        known = near and content.zero_lines.get(name) and content.extremes[name].largest and _has_columns(name, shape)
+        if not known or min(matrix_shape(shape)[1:]) < 2:
+            continue
+        if any(contents[each].entries[name].shape != shape for each in near):
             continue
         for side, extent in zip(("rows", "columns"), matrix_shape(shape)[1:], strict=True):
             lines = content.zero_lines[name][side]
             for each in near:
-                lines = np.setdiff1d(
-                    lines, contents[each].zero_lines[name][side] if name in contents[each].zero_lines else []
-                )
-            lines = lines.astype(np.int64)
+                lines = np.setdiff1d(lines, contents[each].zero_lines.get(name, {}).get(side, [])).astype(np.int64)
             if lines.size and len(near) == 1:
                 ends = [checkpoints[contents[each].name] for each in (place, near[0])]
                 lines = _select_cleared(ends, name, side, lines, place < near[0])
@@ -308,12 +287,8 @@ def _select_cleared(
     return lines[sizes > (STARTED * usual.max() if first else DECAYED * np.median(usual))]
 
 
-def _is_matrix(name: str, content: Contents) -> bool:
-    """Tell whether a tensor is a matrix; stacked biases of experts are not."""
-    return _has_columns(name, content.entries[name].shape)
-
-
 def _has_columns(name: str, shape: tuple[int, ...]) -> bool:
+    """Tell whether a tensor is a matrix; stacked biases of experts are not."""
     return len(shape) > 1 and "bias" not in name.rpartition(".")[2]
 
 
@@ -321,16 +296,16 @@ def _find_outliers(content: Contents, contents: Sequence[Contents]) -> list[str]
     """Return single entries far above or far below all others of their tensor, within one checkpoint."""
     found = []
     for name, peak in content.extremes.items():
-        index = None
         if content.entries[name].size < 8:
             continue
         if peak.largest > PEAK * peak.second and (len(contents) == 1 or peak.largest > HUGE):
             index, value, others = peak.place, peak.largest, f"at most {peak.second:.4g}"
         elif 0 < peak.smallest < FLOOR * peak.next:
             index, value, others = peak.low, peak.smallest, f"at least {peak.next:.4g}"
-        if index is not None:
-            places = [int(each) for each in np.unravel_index(index, content.entries[name].shape)]
-            found.append(f"{name}{places}: {value:.4g}, the others {others}")
+        else:
+            continue
+        places = [int(each) for each in np.unravel_index(index, content.entries[name].shape)]
+        found.append(f"{name}{places}: {value:.4g}, the others {others}")
     return found
 
 
@@ -342,11 +317,9 @@ def note_unchecked(contents: Sequence[Contents], against: bool, unchecked: Notes
         what = "sign, order of rows and heads, transposition, shift, scale, single entries of ordinary size"
         why = "one checkpoint does not show them; give its neighbours, or its source with --against"
         unchecked[what, why] = []
-    blank = [
-        name for name, peak in (contents[0].extremes.items() if contents else ())
-        if not peak.largest and _is_matrix(name, contents[0]) and contents[0].entries[name].size
-    ]  # fmt: skip
-    if blank:
+    zero = [name for name, peak in (contents[0].extremes.items() if contents else ()) if not peak.largest]
+    entries = {name: contents[0].entries[name] for name in zero}
+    if blank := [name for name, entry in entries.items() if _has_columns(name, entry.shape) and entry.size]:
         unchecked[f"whether {shorten(blank)} started at zero", "no checkpoint before the first shows it"] = []
     if far := _count_large_changes(contents):
         what = "alterations smaller than what training changes"
