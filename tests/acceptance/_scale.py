@@ -4,9 +4,8 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -23,11 +22,10 @@ from manyheads.study.store.run_store import RunStore
 SHAPES = 7  # of units in a ragged run, each in every cell
 
 
-@dataclass(frozen=True)
 class Many(Still):
     """A study of many cells; its units are made here, so that nothing but the store is measured."""
 
-    name: ClassVar[str] = "toy/many"
+    name = "toy/many"
     count: int = 25
 
     def cells(self):

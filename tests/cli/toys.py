@@ -2,9 +2,8 @@
 
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import xarray as xr
 
@@ -13,13 +12,12 @@ from manyheads.study import Source, Study, Verdict, grid
 PLACE = {"long_name": "place", "units": "m"}
 
 
-@dataclass(frozen=True)
 class Patient(Study):
     """Does next to nothing, as slowly as the environment's PATIENCE asks, or fails when it compares."""
 
-    name: ClassVar[str] = "toy/patient"
-    claim: ClassVar[str] = "what is counted is what is there"
-    source: ClassVar[Source] = Source("peano1889", "Arithmetices principia", "Giuseppe Peano", 1889, venue="Turin")
+    name = "toy/patient"
+    claim = "what is counted is what is there"
+    source = Source("peano1889", "Arithmetices principia", "Giuseppe Peano", 1889, venue="Turin")
 
     units: int = 12
     target: float = 1.0
@@ -31,7 +29,7 @@ class Patient(Study):
     def predict(self, key):
         return xr.Dataset({"x": ((), 1.0, PLACE)})
 
-    def train(self, key, cell):
+    def train(self, key, place):
         time.sleep(float(os.environ.get("PATIENCE", "0")))
         return xr.Dataset({"x": ((), 1.0, PLACE)})
 
@@ -43,11 +41,10 @@ class Patient(Study):
         return (replace(verdict, derived=True),)
 
 
-@dataclass(frozen=True)
 class Demanding(Patient):
     """Has a field without a default, which the command line cannot fill."""
 
-    name: ClassVar[str] = "toy/demanding"
+    name = "toy/demanding"
     text: Path = Path("absent.txt")
 
     @classmethod

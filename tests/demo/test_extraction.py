@@ -16,7 +16,7 @@ from manyheads.demo.text import TextTraining, stored_weights
 from manyheads.errors import UsageError
 from manyheads.recovery.refusals import VerificationError
 from manyheads.study import check_study, run
-from manyheads.study.tables import dataset
+from manyheads.study.tables import record
 from manyheads.transformer.transformer import initialize
 
 SMALL = TextTraining(key_dim=8, heads=2, depth=1, length=16, batch=2, steps=3, snapshots=3)
@@ -30,7 +30,7 @@ def study(monkeypatch, tmp_path):
         header: ClassVar = {"inputs": TextTraining().inputs(), "configuration": asdict(SMALL)}
 
     def read(finished, study, key):
-        return dataset(stored_weights(jax.jit(lambda key: SMALL._model(key, len(read_characters()[0])).weights)(key)))
+        return record(stored_weights(jax.jit(lambda key: SMALL._model(key, len(read_characters()[0])).weights)(key)))
 
     monkeypatch.setattr(chapter, "open_trainings", lambda finished: Trainings)
     monkeypatch.setattr(chapter, "finished_study", lambda finished: replace(SMALL, text=None))

@@ -6,9 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import xarray as xr
 from tests.study.toys import Walk
@@ -24,16 +22,15 @@ echo "$number;cluster"
 """
 
 
-@dataclass(frozen=True)
 class Nap(Walk):
     """A walk whose units take a moment."""
 
-    name: ClassVar[str] = "toy/nap"
+    name = "toy/nap"
     seconds: float = 0.2
 
-    def train(self, key, cell) -> xr.Dataset:
+    def train(self, key, steps) -> xr.Dataset:
         time.sleep(self.seconds)
-        return super().train(key, cell)
+        return super().train(key, steps)
 
 
 class Cluster:

@@ -11,14 +11,11 @@ from tests.study.toys import SOURCE, Averages
 import manyheads as mh
 from manyheads.errors import UsageError
 from manyheads.statistics import Interval, fit_exponent, replicates_to_decide
-from manyheads.study import Claim, Verdict
+from manyheads.study import Claim, Verdict, near
 from manyheads.study.base import decide
 
 STATED = {"tolerance": 0.5, "basis": "a test"}
-
-
-def constant(value):
-    return lambda predicted, trained: value
+REGION = near(1, 0.5)
 
 
 def test_the_kind_of_the_figure_chooses_the_rule(rng):
@@ -33,56 +30,37 @@ def test_the_kind_of_the_figure_chooses_the_rule(rng):
         (xr.DataArray(3), Verdict.exact("c", 3.0, target=1.0, **STATED)),
     )
     for measured, verdict in rules:
-        assert Claim("c", constant(measured), target=1.0, **STATED).verdict(xr.Dataset(), xr.Dataset()) == verdict
+        assert Claim("c", measured, REGION, "a test").verdict() == verdict
 
 
 def test_an_undecided_exponent_says_how_many_replicates_decide(rng):
     sizes = (4, 8, 16)
     values = np.asarray(sizes) ** 0.9 * np.exp(0.4 * rng.normal(size=(6, 3)))
     fit = fit_exponent(sizes, values)
-    verdict = Claim("c", constant(fit), target=1.0, tolerance=0.2, basis="a test").verdict(xr.Dataset(), xr.Dataset())
+    verdict = Claim("c", fit, near(1, 0.2), "a test").verdict()
     assert (verdict.figure, verdict.interval) == (fit.exponent, (fit.interval.low, fit.interval.high))
     needed = replicates_to_decide(fit.replicate_exponents, 1.0, 0.2, level=0.99)
     assert verdict.replicates_needed == (needed if verdict.outcome == "inconclusive" else None)
 
 
-def test_what_the_theory_says_may_come_from_the_prediction(rng):
+def test_options_of_samples_are_those_of_the_verdict(rng):
     samples = 2 + 0.1 * rng.normal(size=6)
-    predicted = xr.Dataset({"mean": 2.0, "error": 0.02, "margin": 0.3, "fails": True})
-    claim = Claim(
-        "c",
-        lambda predicted, trained: trained["x"].values,
-        target=lambda predicted: float(predicted["mean"]),
-        tolerance=lambda predicted: (float(predicted["margin"]), 0.1),
-        basis="a test",
-        expected=lambda predicted: "refuted" if predicted["fails"] else "holds",
-        prediction_error=lambda predicted: float(predicted["error"]),
-        prediction_dof=7,
-        resolution=0.01,
-    )
-    assert claim.verdict(predicted, xr.Dataset({"x": ("replicate", samples)})) == Verdict.from_samples(
-        "c",
-        samples,
-        target=2.0,
-        tolerance=(0.3, 0.1),
-        basis="a test",
-        expected="refuted",
-        prediction_error=0.02,
-        prediction_dof=7,
-        resolution=0.01,
-    )
+    options = {"prediction_error": 0.02, "prediction_dof": 7, "resolution": 0.01}
+    claim = Claim("c", samples, near(2, (0.3, 0.1)), "a test", expected="refuted", **options)
+    stated = {"target": 2.0, "tolerance": (0.3, 0.1), "basis": "a test", "expected": "refuted"}
+    assert claim.verdict() == Verdict.from_samples("c", samples, **stated, **options)
 
 
 @pytest.mark.parametrize("measured", [1.0, Interval(0, 1), (0.5, Interval(0, 1))])
 @pytest.mark.parametrize("option", [{"resolution": 0.1}, {"prediction_error": 0.1}])
 def test_options_that_would_be_ignored_are_refused(measured, option):
     with pytest.raises(UsageError, match="would be ignored"):
-        Claim("c", constant(measured), target=1.0, **STATED, **option).verdict(xr.Dataset(), xr.Dataset())
+        Claim("c", measured, REGION, "a test", **option).verdict()
 
 
 def test_samples_have_one_axis():
     with pytest.raises(UsageError, match=r"shape \(2, 3\)"):
-        Claim("c", constant(np.ones((2, 3))), target=1.0, **STATED).verdict(xr.Dataset(), xr.Dataset())
+        Claim("c", np.ones((2, 3)), REGION, "a test").verdict()
 
 
 def test_a_study_without_claims_is_refused(tmp_path):
@@ -107,9 +85,9 @@ def test_expectations_belong_to_the_default_configurations():
         def full(cls):
             return cls(repeats=500)
 
-        def claims(self):
-            low = Claim("c", constant(1.0), target=0.0, **STATED, expected="refuted")
-            return (low, replace(low, text="derived", expected=lambda predicted: "refuted"))
+        def claims(self, theory, trained):
+            low = Claim("c", 1.0, near(0, 0.5), "a test", expected="refuted")
+            yield from (low, replace(low, text="derived", derived=True))
 
     for study, expected in ((Sized(), "refuted"), (Sized.full(), "refuted"), (Sized(repeats=7), None)):
         first, derived = decide(study, xr.Dataset(), xr.Dataset())

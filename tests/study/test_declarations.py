@@ -74,8 +74,8 @@ def test_a_class_is_a_frozen_dataclass_with_documented_settings():
     with pytest.raises(FrozenInstanceError):
         study.repeats = 3
     assert (Means.small().sizes, Means.full().sizes, study.sizes) == ((4, 16), (4, 16, 64, 256), (4, 16, 64))
-    assert inspect.getdoc(Means).endswith("peek\n    whether a claim reads its region off the data.")
-    assert {flag.name: flag.help for flag in flags_of(Means, study)}["--sizes"] == "draws n."
+    assert inspect.getdoc(Means).endswith("peek\n    Whether a claim reads its region off the data.")
+    assert {flag.name: flag.help for flag in flags_of(Means, study)}["--sizes"] == "Draws n."
     assert str(Means.source).endswith("part 4")
 
 

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,7 +15,7 @@ import xarray as xr
 from tests.study.toys import SOURCE, Still
 
 from manyheads.errors import UsageError
-from manyheads.study import Cell, Curve, Lines, Source, Study, Verdict, check_study, grid, open_run, run
+from manyheads.study import Cell, Curve, Lines, Study, Verdict, check_study, grid, open_run, run
 from manyheads.study.contract import ContractBroken
 from manyheads.study.execution.executors import local_pool
 from manyheads.study.execution.runner import ComparisonFailed, UnitFailed, WorkersLost
@@ -30,13 +29,12 @@ from manyheads.study.store.run_store import StoreDamaged, find_runs
 Y = {"long_name": "y", "units": "1"}
 
 
-@dataclass(frozen=True)
 class Odd(Study):
     """Returns the variables that `kind` names."""
 
-    name: ClassVar[str] = "toy/odd"
-    claim: ClassVar[str] = "nothing much"
-    source: ClassVar[Source] = SOURCE
+    name = "toy/odd"
+    claim = "nothing much"
+    source = SOURCE
 
     kind: str = "plain"
     rate: float = 1.0
@@ -55,7 +53,7 @@ class Odd(Study):
     def predict(self, key):
         return xr.Dataset({"y": ((), 0.0, Y), "text": ((), "a", {"long_name": "a text"})})
 
-    def train(self, key, cell):
+    def train(self, key, **cell):
         layers = np.arange(cell.get("depth", 2))
         text = ("layer", [f"layer {layer}" for layer in layers], {"long_name": "a text"})
         variables = {
@@ -223,12 +221,11 @@ def test_a_picture_that_is_no_matrix_is_refused(values, ticks):
         Picture("t", "x", "y", values, x_ticks=ticks)
 
 
-@dataclass(frozen=True)
 class Refusing(Still):
     """Refuses numbers of its own and odd data; one of its claims no data can change."""
 
-    name: ClassVar[str] = "toy/refusing"
-    unread_prediction: ClassVar[str] = "a test"
+    name = "toy/refusing"
+    unread_prediction = "a test"
     divisor: int = 3
     fixed: bool = False
 
@@ -267,16 +264,15 @@ def test_an_altered_summary_is_found_and_renewed_by_running_again(change, tmp_pa
     assert (path / "summary.json").read_text() == before
 
 
-@dataclass(frozen=True)
 class Misdeclared(Still):
     """A study whose class variables are of types that no header holds."""
 
-    name: ClassVar[str] = "toy/misdeclared"
+    name = "toy/misdeclared"
     asked: ClassVar[list] = []
 
-    def train(self, key, cell):
+    def train(self, key, **cell):
         self.asked.append(cell)
-        return super().train(key, cell)
+        return super().train(key, **cell)
 
 
 DECLARED = [("claim", ("a", "b")), ("revision", True), ("revision", "2"), ("chunk", 0), ("chunk", 2.0)]

@@ -1,9 +1,7 @@
 """What is asked is judged before work starts: names, files, sizes; and what a study is told."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +12,9 @@ from tests.study.toys import RMS, Averages, Still
 import manyheads as mh
 from manyheads.data import load_text
 from manyheads.errors import UsageError
-from manyheads.study import Listing, load
+from manyheads.study import load
 from manyheads.study.execution.executors import local_pool
 from manyheads.study.execution.units import Layout, compute
-from manyheads.study.panels import paired_panels
 from manyheads.study.store.identity import file_sha256
 
 STUDY = "from tests.study.toys import Still\nclass {}(Still):\n    name = 'toy/{}'\n"
@@ -62,37 +59,23 @@ def test_what_has_no_end_is_not_read(read, tmp_path):
             read(path)
 
 
-@dataclass(frozen=True)
 class Recorded(Averages):
     """Reads its replicates from outside."""
 
-    name: ClassVar[str] = "toy/recorded"
+    name = "toy/recorded"
 
-    def train(self, key, cell, replicate=0):
+    def train(self, key, size, replicate):
         return xr.Dataset({"error": ((), jnp.asarray([0.5, 0.25, 0.125])[replicate], RMS)})
 
 
-@dataclass(frozen=True)
 class RecordedTogether(Recorded):
     """The same, traced."""
 
-    vectorized: ClassVar[bool] = True
-    chunk: ClassVar[int] = 3
+    vectorized = True
+    chunk = 3
 
 
 @pytest.mark.parametrize("study", [Recorded(sizes=(4,)), RecordedTogether(sizes=(4,))], ids=["plain", "vectorized"])
 def test_a_replicate_may_know_its_number(study, seed):
     found = [np.ravel(compute(study, unit, seed)["error"].values) for unit in Layout.of(study).trained(3)]
     np.testing.assert_array_equal(np.concatenate(found), [0.5, 0.25, 0.125])
-
-
-def test_labels_in_words_are_shown_as_a_table():
-    words = {"layer": ["query", "key"]}
-    predicted = xr.Dataset({"rank": ("layer", [1.0, 2.0], {"long_name": "stable rank"})}, words)
-    trained = xr.Dataset(
-        {"rank": (("cell", "replicate", "layer"), [[[1.0, 2.5], [2.0, 3.5]]], {"long_name": "stable rank"})},
-        words | {"cell": ["only"]},
-    )
-    (panel,) = paired_panels(predicted, trained)
-    assert isinstance(panel, Listing)
-    assert panel.rows == (("only", "query", "1.5", "1"), ("only", "key", "3", "2"))

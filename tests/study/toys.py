@@ -1,16 +1,13 @@
 """Small studies that the tests of `study` run: vectorized, sampled, ragged, failing."""
 
-from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Claim, Source, Study, Verdict, grid
+from manyheads.study import Cell, Claim, Source, Study, Verdict, exponent, generator, grid, lines, near
 
 SOURCE = Source("bernoulli1713", "Ars Conjectandi", "Jacob Bernoulli", 1713, venue="Basel")
 RMS = {"long_name": "rms error", "units": "1"}
@@ -22,18 +19,12 @@ def rms_error(key, repeats, size):
     return jnp.sqrt(jnp.mean(draws.mean(1) ** 2))
 
 
-def generator(key):
-    """Return NumPy's generator for a key: it compiles nothing."""
-    return np.random.default_rng(np.asarray(jax.random.key_data(key)))
-
-
-@dataclass(frozen=True)
 class Averages(Study):
     """The error of an average of n draws falls as n**-1/2."""
 
-    name: ClassVar[str] = "toy/averages"
-    claim: ClassVar[str] = "the error of an average of n draws falls as the square root of n"
-    source: ClassVar[Source] = SOURCE
+    name = "toy/averages"
+    claim = "the error of an average of n draws falls as the square root of n"
+    source = SOURCE
 
     sizes: tuple[int, ...] = (4, 16, 64)
     repeats: int = 50
@@ -45,40 +36,31 @@ class Averages(Study):
         error = np.asarray(self.sizes, float) ** -0.5
         return xr.Dataset({"error": ("size", error, RMS)}, coords={"size": list(self.sizes)})
 
-    def train(self, key, cell):
-        return xr.Dataset({"error": ((), rms_error(key, self.repeats, cell["size"]), RMS)})
+    def train(self, key, size):
+        return xr.Dataset({"error": ((), rms_error(key, self.repeats, size), RMS)})
 
-    def claims(self):
-        def slope(predicted, trained):
-            fit = fit_exponent(trained["size"].values, trained["error"].transpose("replicate", "cell").values)
-            return fit.exponent, fit.interval
-
-        def predicted_slope(predicted):
-            low, high = (predicted.isel(size=place) for place in (0, -1))
-            return float(np.log(high["error"] / low["error"]) / np.log(high["size"] / low["size"]))
-
-        return (
-            Claim("the slope is -1/2", slope, target=predicted_slope, tolerance=0.2, basis="chosen wide for a test"),
-        )
+    def claims(self, theory, trained):
+        low, high = (theory.isel(size=place) for place in (0, -1))
+        law = float(np.log(high["error"] / low["error"]) / np.log(high["size"] / low["size"]))
+        figure = exponent(trained["error"], "size", predicted=theory["error"])
+        yield Claim("the slope is -1/2", figure, near(law, 0.2), "chosen wide for a test")
 
 
-@dataclass(frozen=True)
 class VectorizedAverages(Averages):
     """The same, several replicates at a time."""
 
-    name: ClassVar[str] = "toy/vectorized-averages"
-    vectorized: ClassVar[bool] = True
-    chunk: ClassVar[int] = 3
+    name = "toy/vectorized-averages"
+    vectorized = True
+    chunk = 3
 
 
-@dataclass(frozen=True)
 class Walk(Study):
     """A random walk, its prediction sampled, with text, booleans, labels that differ between cells, and a time."""
 
-    name: ClassVar[str] = "toy/walk"
-    claim: ClassVar[str] = "the mean square distance of a random walk grows by one a step"
-    source: ClassVar[Source] = SOURCE
-    predictions: ClassVar[int | None] = 3
+    name = "toy/walk"
+    claim = "the mean square distance of a random walk grows by one a step"
+    source = SOURCE
+    predictions = 3
 
     walkers: int = 64
     steps: tuple[int, ...] = (3, 5)
@@ -91,19 +73,19 @@ class Walk(Study):
         rate = np.mean(generator(key).normal(size=4096) ** 2)
         return xr.Dataset({"rate": ((), rate, {"long_name": "growth a step", "units": "1"})})
 
-    def train(self, key, cell):
-        draws = generator(key).normal(size=(self.walkers, cell["steps"]))
+    def train(self, key, steps):
+        draws = generator(key).normal(size=(self.walkers, steps))
         if self.fail_at >= 0 and bool((jax.random.key_data(key) == jax.random.key_data(self._doomed())).all()):
             raise ArithmeticError("the walk ran into a wall")
         square = (draws.cumsum(1) ** 2).mean(0)
         return xr.Dataset(
             {
                 "square": ("step", square, {"long_name": "mean square distance", "units": "1"}),
-                "rate": ((), square[-1] / cell["steps"], {"long_name": "growth a step", "units": "1"}),
-                "outcome": ((), "far" if square[-1] > cell["steps"] else "near", {"long_name": "where it ended"}),
+                "rate": ((), square[-1] / steps, {"long_name": "growth a step", "units": "1"}),
+                "outcome": ((), "far" if square[-1] > steps else "near", {"long_name": "where it ended"}),
                 "grows": ((), bool(square[-1] > square[0]), {"long_name": "whether it moved away"}),
             },
-            coords={"step": ("step", np.arange(1, cell["steps"] + 1), {"long_name": "step"})},
+            coords={"step": ("step", np.arange(1, steps + 1), {"long_name": "step"})},
         )
 
     def compare(self, predicted, trained):
@@ -123,17 +105,20 @@ class Walk(Study):
             ),
         )
 
+    def pictures(self, theory, trained):
+        rates = {"trained": trained["rate"]}, {"predicted": theory["rate"].expand_dims(steps=trained["steps"].values)}
+        yield lines("growth", "steps", "growth a step", *rates)
+
     def _doomed(self):
         return jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), self.fail_at)
 
 
-@dataclass(frozen=True)
 class Still(Study):
     """Broken on purpose in the ways that tests ask for."""
 
-    name: ClassVar[str] = "toy/still"
-    claim: ClassVar[str] = "nothing moves"
-    source: ClassVar[Source] = SOURCE
+    name = "toy/still"
+    claim = "nothing moves"
+    source = SOURCE
 
     fault: str = "none"
     size: int = 3
@@ -145,7 +130,7 @@ class Still(Study):
         value = generator(key).normal() if self.fault == "prediction" else 0.0
         return xr.Dataset({"x": ((), value, {"long_name": "place", "units": "m"})})
 
-    def train(self, key, cell):
+    def train(self, key, **cell):
         x = generator(key).normal(size=self.size)
         if self.fault == "purity":
             x = np.random.default_rng().normal(size=self.size)

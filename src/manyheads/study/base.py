@@ -1,15 +1,13 @@
 """`Study`: a claim, what the theory predicts, a system that is really trained, and how the two are compared.
 
 A study is a frozen dataclass. Its fields are its configuration, its command-line flags and, hashed, its identity in the
-store; its class variables say what it claims and where the claim comes from. Marked OLD: what studies in the style
-before declared settings and evaluated claims need, until the last of them has moved.
+store; its class variables say what it claims and where the claim comes from.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-import inspect
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
@@ -76,8 +74,6 @@ class Study(abc.ABC):
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Make the class a frozen dataclass and document its settings."""
         super().__init_subclass__(**keywords)
-        if any("ClassVar" in str(kind) for kind in vars(cls).get("__annotations__", {}).values()):
-            return  # OLD: a decorator follows
         dataclasses.dataclass(frozen=True)(cls)
         cls.__doc__ = documented(cls)
 
@@ -144,16 +140,10 @@ class Study(abc.ABC):
 
     def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
         """Return the verdicts on the claims."""
-        if is_old(self):
-            return tuple(claim.verdict(predicted, trained) for claim in self.claims())  # type: ignore[call-arg]
         return tuple(claim.verdict() for claim in evaluated_claims(self, predicted, trained))
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
         """Return the pictures of the report as data: the study's own, then those of claims and of variables."""
-        if is_old(self):
-            from manyheads.study.panels import paired_panels
-
-            return paired_panels(predicted, trained)
         from manyheads.study.reporting.standard import standard_panels
         from manyheads.study.tables import keeping_labels, on_grid, theory_on_grid
 
@@ -180,11 +170,6 @@ def evaluated_claims(study: Study, predicted: xr.Dataset, trained: xr.Dataset) -
 
     with keeping_labels():
         return tuple(study.claims(theory_on_grid(predicted, study.cells()), on_grid(trained, predicted)))
-
-
-def is_old(study: Study) -> bool:
-    """OLD: tell whether a study lists claims without data, or compares by hand."""
-    return type(study).compare is not Study.compare or not inspect.signature(study.claims).parameters
 
 
 def decide(study: Study, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:

@@ -7,10 +7,9 @@ it stands. What has no figure, such as the logarithm of a negative number, leave
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from manyheads.errors import UsageError
 from manyheads.study.verdicts import LEVEL, Expected, Scale, Tolerance, Verdict
@@ -18,11 +17,6 @@ from manyheads.study.verdicts import LEVEL, Expected, Scale, Tolerance, Verdict
 if TYPE_CHECKING:
     import numpy as np
     import xarray as xr
-
-
-T = TypeVar("T")  # OLD, as the next two lines
-Measure = Callable[["xr.Dataset", "xr.Dataset"], Any]
-FromPrediction = Callable[["xr.Dataset"], T]
 
 
 class Region(NamedTuple):
@@ -122,23 +116,13 @@ class Claim:
     region: Region
     basis: str
     quantity: str = ""
-    expected: Expected | None = "holds"
+    expected: str | None = "holds"
     derived: bool = False
     bounds: tuple[float, float] = (-math.inf, math.inf)
     resolution: float = 0.0
     prediction_error: float = 0.0
     prediction_dof: float = math.inf
     scale: Scale = "linear"
-
-    if TYPE_CHECKING:
-
-        def __init__(self, text: str, *args: Any, **options: Any) -> None: ...  # OLD: both kinds of claims
-
-    def __new__(cls, *args: Any, **options: Any) -> Self:
-        """OLD: return a claim on functions of the data where one is asked for."""
-        if "target" in options or "measure" in options or (len(args) > 2 and not isinstance(args[2], Region)):
-            return OldClaim(*args, **options)  # type: ignore[return-value]
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         right = {
@@ -232,45 +216,6 @@ class Claim:
                 f"claim {self.text!r}: it measures {what}, so prediction_error, resolution and scale would be ignored; "
                 "include them in the interval or the tolerance"
             )
-
-
-@dataclass(frozen=True)
-class OldClaim:
-    """OLD: a claim whose figure is ``measure(predicted, trained)``; the rest may be a function of the prediction."""
-
-    text: str
-    measure: Measure
-    target: float | FromPrediction[float]
-    tolerance: Tolerance | FromPrediction[Tolerance]
-    basis: str
-    expected: Expected | FromPrediction[Expected] = "holds"
-    prediction_error: float | FromPrediction[float] = 0.0
-    prediction_dof: float = math.inf
-    resolution: float = 0.0
-    bounds: tuple[float, float] = (-math.inf, math.inf)
-    quantity: str = ""
-    scale: Scale = "linear"
-
-    def verdict(self, predicted: xr.Dataset, trained: xr.Dataset) -> Verdict:
-        """Measure and decide."""
-
-        def value(of: Any) -> Any:
-            return of(predicted) if callable(of) else of
-
-        return Claim(
-            self.text,
-            self.measure(predicted, trained),
-            Region(value(self.target), value(self.tolerance)),
-            self.basis,
-            self.quantity,
-            value(self.expected),
-            derived=callable(self.expected),
-            bounds=self.bounds,
-            resolution=self.resolution,
-            prediction_error=value(self.prediction_error),
-            prediction_dof=self.prediction_dof,
-            scale=self.scale,
-        ).verdict()
 
 
 def _is_number(value: object, least: float = -math.inf) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyheads.errors import ManyheadsError
-from manyheads.study.base import Study, configuration, evaluated_claims, is_old
+from manyheads.study.base import Study, configuration, evaluated_claims
 from manyheads.study.execution.runner import open_run, run
 from manyheads.study.execution.units import Layout, Unit, compute
 from manyheads.study.panels import Drawn, Panel, panel_from_json
@@ -212,8 +212,6 @@ def check_preregistration(trial: Trial) -> None:
     """Check that text, region and basis of every claim are known before the data are: no distortion changes them."""
     import numpy as np
 
-    if is_old(trial.study):
-        return
     predicted, trained = (trial.tree[node].to_dataset() for node in ("predicted", "trained"))
 
     def stated(data: xr.Dataset) -> list[tuple[object, ...]]:

@@ -19,7 +19,6 @@ from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
-    import xarray as xr
 
 Role = Literal["trained", "predicted", "reference"]
 
@@ -276,101 +275,12 @@ def spread_curve(x: Iterable[float], samples: np.ndarray, label: str, role: Role
     )
 
 
-def paired_panels(predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-    """Return one panel for every variable that was both predicted and trained: the default of `Study.panels`."""
-    names = [
-        str(name)
-        for name, variable in trained.data_vars.items()
-        if name in predicted.data_vars
-        and variable.attrs.get("deterministic", True)
-        and {variable.dtype.kind, predicted[name].dtype.kind} <= set("biuf")
-    ]
-    return tuple(_paired_panel(name, predicted[name], trained[name]) for name in names)
-
-
-def _paired_panel(name: str, predicted: xr.DataArray, trained: xr.DataArray) -> Panel:
-    own = [str(dim) for dim in trained.dims if dim not in ("cell", "replicate")]
-    title = str(trained.attrs.get("long_name", name))
-    y_label = _with_units(title, trained.attrs)
-    if len(own) == 1 and trained[own[0]].dtype.kind not in "biuf":
-        return _text_listing(title, own[0], predicted, trained)
-    if len(own) == 1 and trained.dtype.kind in "biuf":
-        axis = trained[own[0]]
-        curves = [
-            curve
-            for position, cell in enumerate(trained["cell"].values)
-            for curve in _cell_curves(trained.isel(cell=position), predicted, axis, str(cell), position)
-        ]
-        return Lines(title, _with_units(own[0], axis.attrs), y_label, tuple(curves), note=BAND_NOTE)
-    axes = [str(n) for n, c in trained.coords.items() if c.dims == ("cell",) and n != "cell" and c.dtype.kind in "if"]
-    if not own and len(axes) == 1 and trained.sizes["cell"] > 1 and set(predicted.dims) <= {axes[0], "prediction"}:
-        axis = trained[axes[0]]
-        theory = predicted.values if "prediction" in predicted.dims else predicted.values[None]
-        theory = theory if theory.ndim == 2 else theory[:, None].repeat(axis.size, 1)
-        curves = [
-            spread_curve(axis.values, trained.transpose("replicate", "cell").values, "trained"),
-            spread_curve(axis.values, theory, "predicted", "predicted"),
-        ]
-        spread = [spans_decades(values) for values in (axis.values, trained.values)]
-        return Lines(title, axes[0], y_label, tuple(curves), log_x=spread[0], log_y=spread[1], note=BAND_NOTE)
-    rows = tuple(
-        (
-            str(cell),
-            f"{float(trained.isel(cell=i).mean()):.4g}",
-            f"{float(_for_cell(predicted, trained, i).mean()):.4g}",
-        )
-        for i, cell in enumerate(trained["cell"].values)
-    )
-    return Listing(title, ("cell", "trained, mean", "predicted, mean"), rows)
-
-
 def spans_decades(values: np.ndarray) -> bool:
     """Return whether values are positive and so far apart that they belong on a logarithmic axis."""
     return bool(values.min() > 0 and values.max() >= 8 * values.min())
 
 
 BAND_NOTE = "Lines are means over replicates, bands reach from the smallest to the largest replicate."
-
-
-def _cell_curves(
-    trained: xr.DataArray, predicted: xr.DataArray, axis: xr.DataArray, cell: str, group: int
-) -> list[Curve]:
-    name = str(axis.name)
-    theory = predicted.sel(
-        {dim: trained[dim].item() for dim in predicted.dims if dim in trained.coords and dim != name}
-    )
-    lead = "" if cell == "only" else f"{cell}, "
-    curves = [spread_curve(axis.values, trained.transpose("replicate", name).values, f"{lead}trained", group=group)]
-    if set(theory.dims) <= {name, "prediction"} and name in theory.dims:
-        rows = theory.transpose("prediction", name).values if "prediction" in theory.dims else theory.values[None]
-        curves.append(spread_curve(theory[name].values, rows, f"{lead}predicted", "predicted", group))
-    return curves
-
-
-def _text_listing(title: str, axis: str, predicted: xr.DataArray, trained: xr.DataArray) -> Listing:
-    """Return means over replicates by label, where an axis has texts or dates and no numbers."""
-    rows = []
-    for position, cell in enumerate(trained["cell"].values):
-        theory, system = _for_cell(predicted, trained, position), trained.isel(cell=position)
-        for label in trained[axis].values:
-            there = axis not in theory.coords or bool((theory[axis] == label).any())
-            stated = theory.sel({axis: label}) if axis in theory.coords and there else theory
-            mean = f"{float(system.sel({axis: label}).mean()):.4g}"
-            rows.append((str(cell), str(label), mean, f"{float(stated.mean()):.4g}" if there else ""))
-    return Listing(title, ("cell", axis, "trained, mean", "predicted, mean"), tuple(rows))
-
-
-def _for_cell(predicted: xr.DataArray, trained: xr.DataArray, position: int) -> xr.DataArray:
-    cell = trained.isel(cell=position)
-    return predicted.sel(
-        {dim: cell[dim].item() for dim in predicted.dims if dim in cell.coords and cell[dim].ndim == 0}
-    )
-
-
-def _with_units(text: str, attributes: dict[str, Any]) -> str:
-    label = str(attributes.get("long_name", text))
-    units = str(attributes.get("units", ""))
-    return f"{label} [{units}]" if units not in ("", "1") else label
 
 
 def _plain(value: Any) -> Any:

@@ -1,8 +1,5 @@
 """Assembly of units whose cells, or whose replicates, differ in shape: joined schema by schema as one by one."""
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import numpy as np
 import pytest
 import xarray as xr
@@ -27,23 +24,21 @@ LABELS = {
 }
 
 
-@dataclass(frozen=True)
 class Many(Still):
     """A study of several cells, whose units the test makes."""
 
-    name: ClassVar[str] = "toy/many"
+    name = "toy/many"
 
     def cells(self):
         return grid(place=tuple(range(CELLS)))
 
 
-@dataclass(frozen=True)
 class Chunked(Many):
     """The same, two replicates at a time."""
 
-    name: ClassVar[str] = "toy/chunked"
-    vectorized: ClassVar[bool] = True
-    chunk: ClassVar[int] = 2
+    name = "toy/chunked"
+    vectorized = True
+    chunk = 2
 
 
 def unit(rng, labels, chunk):

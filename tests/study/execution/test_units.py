@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 from tests.study.toys import Averages, Still, VectorizedAverages, Walk
 
+from manyheads.errors import UsageError
 from manyheads.study.execution.units import Layout, compute, prediction_key, replicate_key
 from manyheads.study.store.records.schema import MalformedResult
 
@@ -52,9 +53,10 @@ def test_units_run_in_double_precision_and_leave_the_switch_alone(seed):
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"), [("type", "expected an xarray"), ("objects", "dtype object"), ("reserved", "'replicate'")]
+    ("fault", "words"),
+    [("type", r"expected \(dimensions, values"), ("objects", "dtype object"), ("reserved", "'replicate'")],
 )
 def test_results_that_no_store_can_hold_are_refused(fault, words):
     study = Still(fault=fault)
-    with pytest.raises(MalformedResult, match=words):
+    with pytest.raises((MalformedResult, UsageError), match=words):
         compute(study, Layout.of(study).trained(1)[0], 0)

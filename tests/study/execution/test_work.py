@@ -6,7 +6,6 @@ import json
 import os
 import time
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -33,18 +32,17 @@ def whole(tmp_path_factory):
     return run(Walk(), REPLICATES, store=tmp_path_factory.mktemp("whole"), progress=False)
 
 
-@dataclass(frozen=True)
 class Reader(Walk):
     """A walk that reads a file, and may find another content in it afterwards."""
 
-    name: ClassVar[str] = "toy/reader"
+    name = "toy/reader"
     path: Path = Path("steps.txt")
     spoiled_by: ClassVar[str] = ""
 
-    def train(self, key, cell) -> xr.Dataset:
+    def train(self, key, steps) -> xr.Dataset:
         if self.spoiled_by:
             self.path.write_text(self.spoiled_by)
-        return super().train(key, cell)
+        return super().train(key, steps)
 
 
 def test_a_unit_is_refused_when_its_input_changed_while_it_was_computed(tmp_path, monkeypatch):
@@ -122,8 +120,8 @@ def test_a_run_ends_when_dask_has_lost_its_scheduler_and_cancels_nothing(tmp_pat
 class Doomed(Walk):
     """A walk one of whose units fails."""
 
-    def train(self, key, cell) -> xr.Dataset:
-        found = super().train(key, cell)
+    def train(self, key, steps) -> xr.Dataset:
+        found = super().train(key, steps)
         if int(found["square"].sum() * 1e6) == self.fail_at:
             raise ArithmeticError("the walk ran into a wall")
         return found

@@ -4,8 +4,6 @@ import base64
 import hashlib
 import json
 import re
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ from tests.study.toys import Averages, Still, Walk
 from manyheads.errors import FileRefused, UsageError
 from manyheads.study import Curve, Lines, Listing, Source, Verdict, cite, report, run
 from manyheads.study.execution.runner import UnitFailed
-from manyheads.study.panels import Multiples, Picture, Scatter, paired_panels, panel_from_json, spread_curve
+from manyheads.study.panels import Multiples, Picture, Scatter, panel_from_json, spread_curve
 from manyheads.study.reporting.drawing import draw
 from manyheads.study.reporting.html import Section, write_report
 from manyheads.study.reporting.style import number_text
@@ -83,13 +81,12 @@ def test_runs_of_one_study_say_by_what_they_differ(tmp_path):
 EVIL = '<script>alert("1")</script>&amp;\'"'
 
 
-@dataclass(frozen=True)
 class Hostile(Still):
     """Names that would like to be markup."""
 
-    name: ClassVar[str] = "toy/hostile"
-    claim: ClassVar[str] = EVIL
-    source: ClassVar[Source] = Source("evil", EVIL, EVIL, 2026, locus=EVIL)
+    name = "toy/hostile"
+    claim = EVIL
+    source = Source("evil", EVIL, EVIL, 2026, locus=EVIL)
 
     def panels(self, predicted, trained):
         curve = Curve((0.0, 1.0), (1.0, 2.0), EVIL)
@@ -279,26 +276,14 @@ def test_bands_reach_from_the_smallest_to_the_largest_replicate(rng):
     np.testing.assert_allclose([curve.y, curve.low, curve.high], [samples.mean(0), samples.min(0), samples.max(0)])
 
 
-def test_the_default_panels_pair_prediction_and_training(store):
+def test_the_default_panels_show_the_series_of_a_claim(store):
     tree = run(Averages(repeats=5), 3, store=store, progress=False)
-    (panel,) = paired_panels(tree["predicted"].to_dataset(), tree["trained"].to_dataset())
+    panel, _ = Averages(repeats=5).panels(tree["predicted"].to_dataset(), tree["trained"].to_dataset())
     assert isinstance(panel, Lines)
     trained, predicted = panel.curves
     assert (trained.role, predicted.role) == ("trained", "predicted")
     np.testing.assert_allclose(predicted.y, [0.5, 0.25, 0.125])
     assert trained.x == (4.0, 16.0, 64.0)
-
-
-def test_default_panels_of_a_series_follow_its_own_axis():
-    time = ("time", [0.0, 1.0, 2.0])
-    trained = xr.Dataset(
-        {"v": (("cell", "replicate", "time"), np.ones((1, 2, 3)), {"long_name": "speed", "units": "m/s"})},
-        coords={"cell": ["only"], "time": time},
-    )
-    predicted = xr.Dataset({"v": ("time", [1.0, 2.0, 3.0])}, coords={"time": time})
-    (panel,) = paired_panels(predicted, trained)
-    assert panel.y_label == "speed [m/s]"
-    assert [curve.role for curve in panel.curves] == ["trained", "predicted"]
 
 
 def test_a_report_is_not_written_over_a_folder(tmp_path):

@@ -5,6 +5,7 @@ under an MLP, trained by SGD: on a regression, whose targets are finite, and by 
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -105,7 +106,7 @@ class Rebound(st.Study):
         side = dict(zip(SYSTEMS, theory["side"].values.tolist(), strict=True))
         below, above = ([name for name in DYNAMICS if side[name] == sign] for sign in (-1, 1))
 
-        def derived(system: str) -> dict[str, object]:
+        def derived(system: str) -> dict[str, Any]:
             return {"expected": "holds" if side[system] == -1 else "refuted", "derived": True}
 
         yield st.Claim(

@@ -49,30 +49,18 @@ def setting(
     return constrained(default, rule, about=about, small=small, full=full)
 
 
-def sweep(
-    default: tuple[Any, ...],
-    about: str,
-    *,
-    least: Bound = None,
-    above: Bound = None,
-    count: int = 2,
-    falling: bool = False,
-    small: Any = UNCHANGED,
-    full: Any = UNCHANGED,
-    **rules: Any,
-) -> Any:
-    """Declare the values along an axis of the grid: two or more, in rising order, each at least one or above `above`.
+def sweep(default: tuple[Any, ...], about: str, *, count: int = 2, falling: bool = False, **rules: Any) -> Any:
+    """Declare the values along an axis of the grid: two or more in rising (or falling) order, from one on.
 
     Parameters
     ----------
+    default, about, count, **rules
+        As in `setting`; with `least` or `above` values begin elsewhere.
     falling
         Whether they fall.
-    default, about, least, above, count, small, full, **rules
-        As in `setting`.
     """
-    least = 1 if least is None and above is None else least
-    order: Order = "falling" if falling else "rising"
-    return setting(default, about, least=least, above=above, count=count, order=order, small=small, full=full, **rules)
+    rules = {"order": "falling" if falling else "rising"} | ({} if "above" in rules else {"least": 1}) | rules
+    return setting(default, about, count=count, **rules)
 
 
 def values_of(kind: type, size: Size) -> dict[str, Any]:
@@ -83,10 +71,7 @@ def values_of(kind: type, size: Size) -> dict[str, Any]:
 
 def documented(kind: type) -> str:
     """Return the docstring of a class of settings, with the section on them that flags and documentation read."""
-    entries = [
-        f"{field.name}\n    {field.metadata['about']}."
-        for field in dataclasses.fields(kind)
-        if "about" in field.metadata
-    ]
+    about = {field.name: field.metadata.get("about", "") for field in dataclasses.fields(kind)}
+    entries = [f"{name}\n    {text[0].upper()}{text[1:]}." for name, text in about.items() if text]
     text = inspect.cleandoc(kind.__doc__ or "")
     return "\n".join([text, "", "Attributes", "----------", *entries]) if entries else text

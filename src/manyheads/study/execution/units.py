@@ -241,8 +241,6 @@ def train(study: Study, key: jax.Array, cell: Cell, replicate: Any = 0) -> Any:
     """Train one replicate and return a dataset; a `train` with a parameter `replicate` is told its number."""
     taken = inspect.signature(study.train).parameters
     number = {"replicate": replicate} if "replicate" in taken else {}
-    if "cell" in taken:  # OLD
-        return study.train(key, cell, **number)
     return record(study.train(key, **cell, **number))
 
 

@@ -43,13 +43,10 @@ class RunTree(xr.DataTree):
 
         Cells that the study does not have are NaN.
         """
-        from manyheads.study.tables import unstack
+        from manyheads.study.tables import on_grid
 
-        trained = self._one()["trained"].to_dataset()
-        axes = [name for name, each in trained.coords.items() if each.dims == ("cell",) and name != "cell"]
-        if not axes:
-            return trained.isel(cell=0, drop=True)
-        return xr.Dataset({name: unstack(trained, str(name)) for name in trained.data_vars}, attrs=trained.attrs)
+        found = on_grid(*(self._one()[node].to_dataset() for node in ("trained", "predicted")))
+        return found.transpose(*found.attrs.pop("axes").split(), ...)
 
     def plot(self, picture: int = 0) -> Figure:
         """Draw a picture of the report, numbered as in `pictures`."""

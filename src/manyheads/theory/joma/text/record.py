@@ -14,7 +14,7 @@ from jaxtyping import Array, Int
 from manyheads.attention import attention_entropy, causal
 from manyheads.data import TextWindows
 from manyheads.spectra import causal_entropy_level, expected_stable_rank, traced_stable_rank
-from manyheads.study.tables import dataset
+from manyheads.study.tables import record
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.training import Snapshot, Trained, train
 from manyheads.transformer.transformer import Transformer
@@ -90,19 +90,18 @@ def recorded_dataset(done: Trained, names: tuple[str, ...] = tuple(STATISTICS)) 
     """Collect the recorded statistics of a training as labelled variables over `step`, `layer` and `head`."""
     values = {name: np.stack([statistics[name] for _, statistics in done.measured]) for name in names}
     _, depth, heads = values["entropy"].shape
-    return dataset(
-        {name: (dims, values[name], *text) for name, (dims, *text) in STATISTICS.items() if name in names},
-        coords={
-            "step": (np.asarray([step for step, _ in done.measured]), "step"),
-            "layer": (np.arange(depth), "layer, from the bottom"),
-            "head": (np.arange(heads), "head"),
-        },
-    )
+    coordinates = {
+        "step": ("step", np.asarray([step for step, _ in done.measured]), "step"),
+        "layer": ("layer", np.arange(depth), "layer, from the bottom"),
+        "head": ("head", np.arange(heads), "head"),
+    }
+    found = {name: (dims, values[name], *text) for name, (dims, *text) in STATISTICS.items() if name in names}
+    return record(found | coordinates)
 
 
 def reference_levels(length: int, width: int) -> xr.Dataset:
     """Compute the entropy of uniform causal attention and the stable rank of a random matrix of the MLP's shape."""
-    return dataset(
+    return record(
         {
             "uniform": ((), causal_entropy_level(length), "entropy of uniform causal attention", "nat"),
             "random_rank": ((), expected_stable_rank(4 * width, width), "stable rank of a random matrix"),
