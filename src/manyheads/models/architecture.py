@@ -12,62 +12,14 @@ from typing import Any
 
 from manyheads.errors import UsageError
 from manyheads.models.config import ModelConfig, read_config
-from manyheads.models.counts import model_sizes
-from manyheads.models.modules import Role
-from manyheads.models.parameters import ParameterMap, recognize
+from manyheads.models.modules import GAINS, Role
+from manyheads.models.parameters import ParameterMap, ParameterRole, recognize
 from manyheads.models.parts import PARTS, UNDERIVED, Architecture, Parameter
 from manyheads.models.refusals import CheckpointRefused
 from manyheads.transformer.shape import Shape
 
 LARGEST_STD = 1e30
 """No family starts its weights at such a std; float32 still holds it."""
-
-_WEIGHT = {
-    Role.EMBEDDING: "embedding",
-    Role.SEGMENT: "embedding",
-    Role.PATCH: "embedding",
-    Role.POSITION: "positional",
-    Role.MARKER: "marker",
-    Role.QUERY: "query",
-    Role.KEY: "key",
-    Role.VALUE: "value",
-    Role.QUERY_DOWN: "query_down",
-    Role.QUERY_UP: "query_up",
-    Role.KEY_VALUE_DOWN: "key_value_down",
-    Role.KEY_VALUE_UP: "key_value_up",
-    Role.OUTPUT: "output",
-    Role.MLP_IN: "mlp_in",
-    Role.MLP_GATE: "mlp_in",
-    Role.MLP_OUT: "mlp_out",
-    Role.EXPERT_IN: "mlp_in",
-    Role.EXPERT_OUT: "mlp_out",
-    Role.ROUTER: "router",
-    Role.SHARED_GATE: "router",
-    Role.SINK: "sink",
-    Role.RELATIVE_POSITION: "sink",
-    Role.HEAD_TRANSFORM: "hidden",
-    Role.POOLER: "hidden",
-    Role.UNEMBEDDING: "unembedding",
-    Role.CLASSIFIER: "unembedding",
-}
-_NORM = {
-    Role.ATTENTION_NORM: "attention",
-    Role.MLP_NORM: "mlp",
-    Role.FINAL_NORM: "final",
-    Role.HEAD_NORM: "final",
-    Role.EMBEDDING_NORM: "embedding",
-    Role.QUERY_NORM: "query",
-    Role.KEY_NORM: "key",
-    Role.ATTENTION_POST_NORM: "attention_post",
-    Role.MLP_POST_NORM: "mlp_post",
-    Role.ATTENTION_SCALE: "branch",
-    Role.MLP_SCALE: "branch",
-    Role.QUERY_DOWN_NORM: "inner",
-    Role.KEY_VALUE_DOWN_NORM: "inner",
-    Role.MIXED_NORM: "inner",
-    Role.MLP_HIDDEN_NORM: "inner",
-}
-_REFUSED = {Role.MLP_ACTIVATION: "activation"}
 
 
 @dataclass(frozen=True)
@@ -234,7 +186,7 @@ def _recognize(config: Mapping[str, Any], groups: list[tuple[str, ...]]) -> Para
         ) from refused
 
 
-def read_body(config: Mapping[str, Any]) -> Body:
+def read_body(config: ModelConfig | Mapping[str, Any]) -> Body:
     """Read what a configuration says of the blocks, without the names of their parameters.
 
     Examples
@@ -244,7 +196,7 @@ def read_body(config: Mapping[str, Any]) -> Body:
     (4, False, True)
     """
     try:
-        return _read_body(read_config(config, "model"))
+        return _read_body(config if isinstance(config, ModelConfig) else read_config(config, "model"))
     except CheckpointRefused as refused:
         raise UsageError(f"{refused.found}") from refused
 
@@ -252,8 +204,8 @@ def read_body(config: Mapping[str, Any]) -> Body:
 def _read_body(config: ModelConfig) -> Body:
     """Refuse attention that the theory does not describe."""
     values, raw = config.values, config.raw
-    if refused := [_REFUSED[module.role] for module in config.family.body if module.role in _REFUSED]:
-        raise UsageError(f"the family {config.family.model_type}: {UNDERIVED[refused[0]]}")
+    if any(module.role is Role.MLP_ACTIVATION for module in config.family.body):
+        raise UsageError(f"the family {config.family.model_type}: {UNDERIVED['activation']}")
     width, heads, key_dim = values["width"], values["heads"], values["key_dim"]
     if not values["layers"]:
         raise UsageError("a model without layers: depth is a positive integer")
@@ -264,7 +216,7 @@ def _read_body(config: ModelConfig) -> Body:
         )
     if raw.get("add_cross_attention") or raw.get("is_encoder_decoder"):
         raise UsageError("cross-attention is not described here: train the decoder alone, or give roles= and shape=")
-    sizes = model_sizes(config)
+    sizes = config.sizes
     if sizes["embedding_width"] != width:
         raise _narrow(config.family.counted["embedding_width"].name, width)
     shape = Shape(
@@ -306,10 +258,10 @@ def _read_std(config: Mapping[str, Any]) -> float:
     return float(std)
 
 
-def _parts(part: Any, name: str) -> tuple[str, ...]:
+def _parts(part: ParameterRole, name: str) -> tuple[str, ...]:
     """Translate the meaning of a name of a family."""
-    if part.role in _NORM:
-        return (f"{_NORM[part.role]}_{'gain' if part.kind == 'gain' else 'shift'}",)
+    if part.role.sort == "norm" or part.role in GAINS:
+        return (f"{part.role.part}_{'gain' if part.kind == 'gain' else 'shift'}",)
     biased = "_bias" if part.kind == "bias" else ""
     if part.role is Role.QUERY_KEY_VALUE:
         return tuple(f"{each}{biased}" for each in ("query", "key", "value"))
@@ -317,7 +269,7 @@ def _parts(part: Any, name: str) -> tuple[str, ...]:
         return ("blank",)
     if part.role is Role.MLP_GATE_IN:
         return (f"mlp_gate{biased}", f"mlp_in{biased}")
-    return (f"{_WEIGHT[part.role]}{biased}",)
+    return (f"{part.role.part}{biased}",)
 
 
 def _closing(parameters: ParameterMap, post: bool) -> tuple[Role | None, str]:

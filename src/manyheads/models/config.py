@@ -7,12 +7,13 @@ else; transformers is not needed.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from manyheads.models.checkpoints.files import read_json
 from manyheads.models.families import FAMILIES, UNSUPPORTED
-from manyheads.models.modules import NEVER, Condition, Family, Key
+from manyheads.models.modules import ALWAYS, MAYBE, NEVER, Condition, Family, Key, Role
 from manyheads.models.refusals import ConfigInvalid, FamilyUnknown, shorten
 
 SIZES = ("width", "heads", "layers")
@@ -24,26 +25,30 @@ class ModelConfig:
 
     Attributes
     ----------
-    family
-        The family.
     values
         Canonical name → value (width, heads, layers, key_dim, key_value_heads, eps, ...).
-    raw
-        The configuration itself.
-    path
-        Where it comes from, for messages.
     """
 
     family: Family
     values: Mapping[str, Any]
     raw: Mapping[str, Any]
-    path: Path
+    path: Path  # where it comes from, for messages
+
+    @classmethod
+    def of(cls, source: "ModelConfig | Mapping[str, Any] | Path | str") -> "ModelConfig":
+        """Return a configuration as it is, or read its content, a `config.json` or the folder that holds one."""
+        if isinstance(source, cls):
+            return source
+        return read_config(*load_config(source)) if isinstance(source, (str, Path)) else read_config(source, "config")  # type: ignore[arg-type]
+
+    def _fact(self, stated: bool | str) -> bool:
+        """Return a property of the family, or what the key says that it names."""
+        return stated if isinstance(stated, bool) else bool(self.values[stated])
 
     @property
     def causal(self) -> bool:
         """Whether a position sees only itself and earlier ones."""
-        causal = self.family.causal
-        return causal if isinstance(causal, bool) else bool(self.values[causal])
+        return self._fact(self.family.causal)
 
     @property
     def post_norm(self) -> bool:
@@ -54,20 +59,61 @@ class ModelConfig:
     @property
     def parallel(self) -> bool:
         """Whether attention and MLP of a block read the same stream and are added together."""
-        parallel = self.family.parallel
-        return parallel if isinstance(parallel, bool) else bool(self.values[parallel])
+        return self._fact(self.family.parallel)
 
     @property
     def root_width(self) -> bool:
         """Whether embeddings are multiplied by the root of the width."""
-        scaled = self.family.root_width
-        return scaled if isinstance(scaled, bool) else bool(self.values[scaled])
+        return self._fact(self.family.root_width)
+
+    @cached_property
+    def counted(self) -> dict[str, Any]:
+        """Canonical name → value of what only counts of operations need."""
+        return {name: read_value(key, self.raw, self.path) for name, key in self.family.counted.items()}
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """The sizes that sides of modules are written in, by name."""
+        values, counted = self.values, self.counted
+        width, key_dim, hidden = values["width"], values["key_dim"], counted.get("mlp_hidden")
+        found = {name: value for name, value in {**values, **counted}.items() if isinstance(value, int)}
+        found |= {"queries": values["heads"] * key_dim, "keys": values["key_value_heads"] * key_dim}
+        found["hidden"] = counted.get("mlp_ratio", 4) * width if hidden is None else hidden
+        found["embedding_width"] = counted.get("embedding_width") or width
+        found["value_dim"] = values.get("value_dim", key_dim)
+        found["positions"] = counted.get("positions", 0) + self.family.position_offset
+        labels, count = self.raw.get("id2label"), read_value(Key("num_labels", 2), self.raw, self.path)
+        found["labels"] = len(labels) if isinstance(labels, dict) else count
+        if "patch" in counted:
+            image, patch = counted["image"], counted["patch"]
+            if not 0 < patch <= image:
+                raise ConfigInvalid(self.path, f"patch_size is {patch}, expected 1 to the image_size, {image}")
+            found["patch_features"] = patch**2 * counted["channels"]
+            found["patches"] = (image // patch) ** 2
+            found["positions"] = found["patches"] + counted.get("markers", 1)
+            # Masked autoencoders show the rest to their blocks.
+            found["hidden_patches"] = found["patches"] - int(found["patches"] * (1 - counted.get("mask_ratio", 0)))
+        if "experts" in found and not 1 <= found["active_experts"] <= found["experts"]:
+            what = f"a token visits {found['active_experts']} experts, expected 1 to their number, {found['experts']}"
+            raise ConfigInvalid(self.path, what)
+        if "shared_experts" in counted:
+            found["shared_hidden"] = counted["expert_hidden"] * (counted["shared_experts"] or 0)
+        return found
 
     def holds(self, condition: Condition) -> bool:
         """Tell whether a module, or its bias, is there under this configuration."""
-        return condition != NEVER and all(
-            not self.values[key[1:]] if key.startswith("!") else self.values[key] for key in condition
+        return condition == ALWAYS or (
+            condition != NEVER
+            and all(not self.values[key[1:]] if key.startswith("!") else self.values[key] for key in condition.split())
         )
+
+    def may_hold(self, condition: Condition) -> bool:
+        """Tell whether a module, or its bias, is there or may be."""
+        return condition == MAYBE or self.holds(condition)
+
+    def has_biases(self, *roles: Role) -> bool:
+        """Tell whether some module of the body with one of these roles has a bias, or may have one."""
+        return any(self.may_hold(module.bias) for module in self.family.body if module.role in roles)
 
     def built_with(self, *endings: str) -> bool:
         """Tell whether a class that the configuration names ends so: which head stands on the body."""
@@ -125,14 +171,8 @@ class ModelConfig:
 def read_config(raw: Mapping[str, Any], path: Path | str = "config.json", *, complete: bool = False) -> ModelConfig:
     """Read a configuration by the table of its family, with the family's defaults, and refuse what cannot be.
 
-    Parameters
-    ----------
-    raw
-        The content of a `config.json`.
-    path
-        Where it comes from, for messages.
-    complete
-        Whether width, heads and layers have to be stated, as they are beside weights.
+    `path` is where it comes from, for messages. If it is to be `complete`, width, heads and layers have to be stated,
+    as they are beside weights.
     """
     path, model_type = Path(path), raw.get("model_type")
     if isinstance(model_type, str) and model_type in UNSUPPORTED:
@@ -205,14 +245,6 @@ def shown(value: Any) -> str:
 
 
 def load_config(path: Path | str) -> tuple[dict[str, Any], Path]:
-    """Read a `config.json`, or that of a folder; links are followed, since only JSON is read.
-
-    Returns
-    -------
-    dict, Path
-        Its content, and the path of the file.
-    """
-    path = Path(path)
-    if os.path.isdir(path):
-        path = path / "config.json"
+    """Read a `config.json`, or that of a folder; return its content and its path. Links are followed."""
+    path = Path(path, "config.json") if os.path.isdir(path) else Path(path)
     return read_json(path, follow_links=True), path

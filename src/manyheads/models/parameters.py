@@ -7,12 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 from manyheads.models.checkpoints.checkpoint import Checkpoint
-from manyheads.models.config import ModelConfig, read_config, read_value
-from manyheads.models.modules import MAYBE, Module, Role
+from manyheads.models.config import ModelConfig, read_config
+from manyheads.models.modules import GAINS, MAYBE, Module, Role
 from manyheads.models.refusals import ConfigInvalid, FileMissing, WeightsMismatch, shorten
-
-GAINS = (Role.ATTENTION_SCALE, Role.MLP_SCALE)
-"""Roles of bare tensors that multiply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +195,11 @@ def _expected(config: ModelConfig, prefix: str, known: set[str]) -> Iterator[tup
         for layer in range(config.values["layers"]) if "{layer}" in module.path else [None]:
             if not config.has(module.only, layer):
                 continue
-            if module.saved and prefix + module.path.replace("{layer}", str(layer)) not in known:
+            path = prefix + module.at(layer)
+            if module.saved and path not in known:
                 yield from _experts(config, module, prefix, layer)
-                continue
-            yield from _tensors(config, module, prefix + module.path.replace("{layer}", str(layer)), layer, known)
+            else:
+                yield from _tensors(config, module, path, layer, known)
     for module in config.family.heads:
         yield from _tensors(config, module, module.path, None, known)
 
@@ -210,9 +208,8 @@ def _experts(
     config: ModelConfig, module: Module, prefix: str, layer: int | None
 ) -> Iterator[tuple[str, ParameterRole, bool]]:
     """Go through the names under which a file holds the experts of a layer one by one."""
-    count = read_value(config.family.counted["experts"], config.raw, config.path)
     for path in module.saved:
-        for expert in range(count):
+        for expert in range(config.counted["experts"]):
             name = prefix + path.replace("{layer}", str(layer)).replace("{expert}", str(expert)) + ".weight"
             yield name, ParameterRole(module.role, "weight", layer, "out,in"), True
 
@@ -221,23 +218,23 @@ def _tensors(
     config: ModelConfig, module: Module, path: str, layer: int | None, known: set[str]
 ) -> Iterator[tuple[str, ParameterRole, bool]]:
     """Go through the names of one module."""
-    kind, gain, bias = ("gain" if module.sort == "norm" else "weight"), ".weight", ".bias"
+    gain, bias = ".weight", ".bias"
     if module.sort == "norm" and config.family.renamed_norms and path + ".gamma" in known:
         gain, bias = ".gamma", ".beta"
+    kind = "gain" if module.sort == "norm" or module.role in GAINS else "weight"
     if module.sort == "bare":
-        kind = "buffer" if module.role is Role.BUFFER else "bias" if module.is_bias else "weight"
-        kind = "gain" if module.role in GAINS else kind
+        kind = "buffer" if module.role is Role.BUFFER else "bias" if module.is_bias else kind
         gain = ""
     layout = ""
     if module.sort == "linear":  # a family's layout is that of its blocks; heads and patches are always (out, in, ...)
         layout = config.family.layout if "{layer}" in module.path else "out,in"
     # A module that may be absent is absent as a whole: its weight without its bias is half a download.
     open_ended = module.when == MAYBE and not {path + gain, path + bias} & known
-    if module.when == MAYBE or config.holds(module.when):
+    if config.may_hold(module.when):
         role = ParameterRole(module.role, kind, layer, layout if kind == "weight" else "")
         shared = config.values.get("tied", False) and path + gain in config.family.ties  # saved once
         yield path + gain, role, not (open_ended or (shared and module.when == MAYBE))
-    if module.sort in ("linear", "norm") and (module.bias == MAYBE or config.holds(module.bias)):
+    if module.sort in ("linear", "norm") and config.may_hold(module.bias):
         yield path + bias, ParameterRole(module.role, "bias", layer, ""), not (open_ended or module.bias == MAYBE)
 
 

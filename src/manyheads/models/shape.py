@@ -7,8 +7,8 @@ from typing import Any
 
 from manyheads.costs import ModelShape
 from manyheads.errors import UsageError
-from manyheads.models.config import ModelConfig, load_config, read_config, read_value, shown
-from manyheads.models.counts import describe_assumed, model_sizes, module_sizes
+from manyheads.models.config import ModelConfig, load_config, read_config, shown
+from manyheads.models.counts import describe_assumed, module_sizes
 from manyheads.models.families.heads import describe_head, has_language_head, head_layers
 from manyheads.models.modules import Role
 from manyheads.models.refusals import ConfigInvalid
@@ -73,7 +73,7 @@ def shape_of(raw: Mapping[str, Any], path: Path) -> ModelShape:
 def _family_fields(config: ModelConfig) -> dict[str, Any]:
     """Return the fields of `ModelShape` that a family and its configuration give."""
     family, values, raw, path = config.family, config.values, config.raw, config.path
-    counted = {name: read_value(key, raw, path) for name, key in family.counted.items()}
+    counted = config.counted
     modules = {module.role: module for module in (*family.body, *family.heads)}
     if beyond := [role for role in (Role.EXPERT_IN, Role.KEY_VALUE_DOWN) if role in modules]:
         what = "experts" if beyond[0] is Role.EXPERT_IN else "latent attention"
@@ -82,7 +82,7 @@ def _family_fields(config: ModelConfig) -> dict[str, Any]:
             f"the family {family.model_type} has {what}, which a ModelShape does not hold",
             "count its parameters and matrix FLOPs: manyheads.models.counts, `manyheads count config.json`",
         )
-    if model_sizes(config).get("hidden_patches"):
+    if config.sizes.get("hidden_patches"):
         raise ConfigInvalid(
             path,
             f"mask_ratio is {shown(counted['mask_ratio'])}: a ModelShape cannot leave patches out of the blocks",
@@ -113,7 +113,7 @@ def _family_fields(config: ModelConfig) -> dict[str, Any]:
         "heads": values["heads"],
         "kv_heads": values["key_value_heads"],
         "head_dim": values["key_dim"],
-        "mlp_hidden": model_sizes(config)["hidden"],
+        "mlp_hidden": config.sizes["hidden"],
         "gated": joint is not None or Role.MLP_GATE in modules,
         "tied": values.get("tied", False),
         "causal": config.causal,
@@ -130,9 +130,9 @@ def _family_fields(config: ModelConfig) -> dict[str, Any]:
         *describe_assumed(config),
         *dtype,
         *describe_head(config),
-        *_describe_differences(config, counted, modules),
+        *_describe_differences(config, modules),
     )
-    ends = _patches(config, counted) if "patch" in counted else _text(config, counted, modules)
+    ends = _patches(config) if "patch" in counted else _text(config, modules)
     return shape | ends | _head(config) | {"notes": notes}
 
 
@@ -163,10 +163,10 @@ def _positions(modules: Mapping[Role, Any], values: Mapping[str, Any]) -> str:
     return "learned" if Role.POSITION in modules else "none"
 
 
-def _describe_differences(config: ModelConfig, counted: Mapping[str, Any], modules: Mapping[Role, Any]) -> list[str]:
+def _describe_differences(config: ModelConfig, modules: Mapping[Role, Any]) -> list[str]:
     """Return notes on elementwise work that is counted as a plain block's."""
     notes = []
-    if (activation := counted["activation"]) in OTHER_ACTIVATIONS:
+    if (activation := config.counted["activation"]) in OTHER_ACTIVATIONS:
         notes.append(f"the activation {activation} is counted as {OTHER_ACTIVATIONS[activation]}")
     more = (Role.QUERY_NORM, Role.ATTENTION_POST_NORM, Role.MIXED_NORM, Role.ATTENTION_SCALE, Role.EMBEDDING_NORM)
     if any(role in modules and config.holds(modules[role].when) for role in more) and not config.post_norm:
@@ -178,22 +178,22 @@ def _describe_differences(config: ModelConfig, counted: Mapping[str, Any], modul
     return notes
 
 
-def _text(config: ModelConfig, counted: Mapping[str, Any], modules: Mapping[Role, Any]) -> dict[str, Any]:
+def _text(config: ModelConfig, modules: Mapping[Role, Any]) -> dict[str, Any]:
     """Return what a model of tokens has at its ends."""
     language = has_language_head(config)
     return {
-        "vocabulary": counted["vocabulary"],
+        "vocabulary": config.counted["vocabulary"],
         "unembedding": language,
         # To a narrower embedding the transform is the projection.
         "head_transform": Role.HEAD_TRANSFORM in modules
         and language
-        and counted.get("embedding_width") in (None, config.values["width"]),
+        and config.counted.get("embedding_width") in (None, config.values["width"]),
     }
 
 
-def _patches(config: ModelConfig, counted: Mapping[str, Any]) -> dict[str, Any]:
+def _patches(config: ModelConfig) -> dict[str, Any]:
     """Return what a model of images has below its blocks."""
-    sizes, image, patch = model_sizes(config), counted["image"], counted["patch"]
+    sizes, image, patch = config.sizes, config.counted["image"], config.counted["patch"]
     if image % patch:
         raise ConfigInvalid(config.path, f"image_size {image} is no multiple of patch_size {patch}")
     return {

@@ -10,6 +10,7 @@ import tyro
 from manyheads.cli.parsing import ABSENT
 
 if TYPE_CHECKING:
+    from manyheads.models.config import ModelConfig
     from manyheads.scaling import BaseHyperparameters, Parametrization
     from manyheads.transformer import Shape
 
@@ -220,7 +221,6 @@ def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tup
 def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
     from manyheads.errors import UsageError
     from manyheads.models.config import load_config, read_config
-    from manyheads.models.counts import describe_assumed
     from manyheads.models.shape import shape_of
     from manyheads.transformer import Shape
 
@@ -228,16 +228,14 @@ def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
         raise UsageError(f"{flag} {path}: no such file; give a config.json, or a folder with one")
     if os.path.isdir(path) and not os.path.exists(os.path.join(path, "config.json")):
         raise UsageError(f"{flag} {path}: there is no config.json in this folder; give one that has it, or N,H,L")
-    config, origin = load_config(path)
-    if config.get("model_type"):
-        assumed = describe_assumed(
-            read_config(config, origin), SHAPE_FIELDS
-        )  # refuses the file; what follows the model
+    raw, origin = load_config(path)
+    if raw.get("model_type"):
+        config = read_config(raw, origin)  # refuses the file; what follows, the model
         try:
-            return _shape_of_family(config, assumed)
+            return _shape_of_family(config)
         except UsageError as error:
             raise UsageError(f"{flag} {path}: {error}") from error
-    model = shape_of(config, origin)
+    model = shape_of(raw, origin)
     heads, key_dim = model.heads, model.head_dim or model.width // model.heads
     hidden = 4 * model.width if model.mlp_hidden is None else model.mlp_hidden
     notes = Notes(hidden / model.width, heads // (model.kv_heads or heads), model.tied)
@@ -248,13 +246,15 @@ def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
         raise UsageError(f"{flag} {path}: {error}") from error
 
 
-def _shape_of_family(config: dict[str, Any], assumed: tuple[str, ...]) -> "tuple[Shape, Notes]":
+def _shape_of_family(config: "ModelConfig") -> "tuple[Shape, Notes]":
     """Read a configuration of transformers; refuse attention that the theory does not describe."""
     from manyheads.models.architecture import read_body
+    from manyheads.models.counts import describe_assumed
 
+    assumed = describe_assumed(config, SHAPE_FIELDS)
     body = read_body(config)
     shape = body.shape
     ratio = (shape.hidden or 4 * shape.width) / shape.width
     group = shape.heads // shape.group_heads
-    family = config["model_type"]
+    family = config.family.model_type
     return shape, Notes(ratio, group, body.tied, family, body.post_norm, body.fused, body.experts, body.latent, assumed)

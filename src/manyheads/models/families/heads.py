@@ -38,8 +38,8 @@ _DECODER_ENDS = _ENDS | {
     "DoubleHeadsModel": (_CLASSES._replace(sides="1,width"),),
 }
 _DENSE = (
-    HeadLayer(Role.HEAD_TRANSFORM, "width,width", ("classifier_bias",)),
-    HeadLayer(Role.HEAD_NORM, "width", ("norm_bias",)),
+    HeadLayer(Role.HEAD_TRANSFORM, "width,width", "classifier_bias"),
+    HeadLayer(Role.HEAD_NORM, "width", "norm_bias"),
 )
 _DENSE_ONCE = tuple(layer._replace(once=True) for layer in _DENSE)
 _FAMILY_ENDS: Mapping[str, Mapping[str, tuple[HeadLayer, ...]]] = {

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from manyheads._extras import require
-from manyheads.models.config import ModelConfig
-from manyheads.models.modules import MAYBE, Family, Module, Role
+from manyheads.models.modules import Family, Module, Role
 from manyheads.models.refusals import NotExtractable
 
 WIDE = ("float32", "float64")  # what NumPy holds
@@ -63,7 +62,7 @@ def find_block(model: Any, family: Family, layer: int) -> Any:
 def _in_memory(saved: dict[str, str], family: Family, module: Module, layer: int) -> str | None:
     """Return the path in memory of a module of a family, None where the model has none."""
     for prefix in family.prefixes:
-        name = saved.get(f"{prefix}{module.path.replace('{layer}', str(layer))}.weight")
+        name = saved.get(f"{prefix}{module.at(layer)}.weight")
         if name is not None:
             return name.rpartition(".")[0]
     return None
@@ -207,10 +206,3 @@ def rotary_frequencies(model: Any, config: Any, layer: int = 0) -> tuple[Any, fl
         if kind and hasattr(rotary, f"{kind}inv_freq"):
             return getattr(rotary, f"{kind}inv_freq").detach(), float(getattr(rotary, f"{kind}attention_scaling"))
     return rotary.inv_freq.detach(), float(rotary.attention_scaling)
-
-
-def has_query_key_biases(config: ModelConfig) -> bool:
-    """Tell whether queries or keys have biases under a configuration."""
-    roles = (Role.QUERY, Role.KEY, Role.QUERY_KEY_VALUE)
-    biases = [module.bias for module in config.family.body if module.role in roles]
-    return any(bias == MAYBE or config.holds(bias) for bias in biases)
