@@ -102,21 +102,13 @@ def init_of(part: str) -> Start:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One trained parameter.
-
-    Attributes
-    ----------
-    closes
-        Whether it belongs to the norm that only the tied unembedding reads, and so can carry its multiplier.
-    offset
-        What the module adds to the parameter to make a gain of it: 1 for Gemma's norms, which multiply by 1 + w.
-    """
+    """One trained parameter."""
 
     name: str  # its name, the first of them where it has several
     parts: tuple[str, ...]  # what it does: one of `PARTS`; three where queries, keys and values share a matrix
     tied: bool = False  # whether it is the embedding and the unembedding at once; `parts` then says embedding
-    closes: bool = False
-    offset: float = 0.0
+    closes: bool = False  # whether its norm is read by the tied unembedding alone, and so can carry its multiplier
+    offset: float = 0.0  # what the module adds to make a gain of it: 1 for Gemma's norms, which multiply by 1 + w
     value: float | None = None  # at which it starts, where that is not its part's default: layer scale
     axes: int | None = None  # how many its tensor has; None if that is not known
 
@@ -128,25 +120,17 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The trained parameters of one model and its shape.
-
-    Attributes
-    ----------
-    open_end
-        Why no norm can carry the multiplier of a tied unembedding; empty where one can, or where nothing is tied.
-    frozen
-        The parameters that are not trained, as far as a configuration or a map explains them.
-    """
+    """The trained parameters of one model and its shape."""
 
     shape: Shape  # key dimension, heads, depth
     parameters: tuple[Parameter, ...]  # one for each parameter, shared ones once
     family: str = ""  # the `model_type` of its configuration, empty for a plain module
     post_norm: bool = False  # whether blocks normalize after adding to the stream
     std: float | None = None  # the standard deviation at which the family starts its weights, None for a plain module
-    open_end: str = field(default="", repr=False)
+    open_end: str = field(default="", repr=False)  # why no norm can carry the multiplier of a tied unembedding, if so
     root_width: bool = False  # whether embeddings are multiplied by the root of the width
     fixed_scale: bool = False  # whether logits are multiplied by a constant of the configuration
-    frozen: tuple[Parameter, ...] = field(default=(), repr=False)
+    frozen: tuple[Parameter, ...] = field(default=(), repr=False)  # not trained, as far as they are explained
 
     @property
     def normed_queries(self) -> bool:

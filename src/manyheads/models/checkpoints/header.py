@@ -53,24 +53,12 @@ DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor as the header describes it.
-
-    Attributes
-    ----------
-    name
-        Its name.
-    dtype
-        Its element type, a key of `DTYPES`.
-    shape
-        Its dimensions.
-    offset, nbytes
-        Where its bytes begin in the file, and how many there are.
-    """
+    """One tensor as the header describes it."""
 
     name: str
-    dtype: str
+    dtype: str  # a key of `DTYPES`
     shape: tuple[int, ...]
-    offset: int
+    offset: int  # where its bytes begin in the file
     nbytes: int
 
     @property
@@ -80,20 +68,7 @@ class TensorEntry:
 
 
 def read_header(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, TensorEntry], dict[str, str]]:
-    """Read and check the header of a file of `size` bytes.
-
-    Parameters
-    ----------
-    file, size
-        The open file at its start, and its length in bytes.
-    path
-        Its path, for messages.
-
-    Returns
-    -------
-    dict[str, Entry], dict[str, str]
-        The tensors in the order of the file, and the metadata.
-    """
+    """Read and check the header of an open file of `size` bytes: the tensors in the order of the file, and metadata."""
     if size < 8:
         raise FileDamaged(path, f"{size} bytes; a safetensors file has at least 8", "" if size else INTERRUPTED)
     start = file.read(8)
