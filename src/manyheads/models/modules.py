@@ -46,12 +46,7 @@ class Role(StrEnum):
     MIXED_NORM = "mixed_norm", "inner", "queries", "norm"  # before the output projection
     OUTPUT = "output", "output", "width,queries"
     ATTENTION_POST_NORM = "attention_post_norm", "attention_post", "width", "norm"  # before the residual sum
-    ATTENTION_SCALE = (
-        "attention_scale",
-        "branch",
-        "width",
-        "bare",
-    )  # layer scale: gains of a branch
+    ATTENTION_SCALE = ("attention_scale", "branch", "width", "bare")  # layer scale: gains of a branch
     MLP_NORM = "mlp_norm", "mlp", "width", "norm"
     MLP_IN = "mlp_in", "mlp_in", "hidden,width"
     MLP_GATE = "mlp_gate", "mlp_in", "hidden,width"
@@ -168,23 +163,12 @@ class Key(NamedTuple):
 
 
 _USUAL = {
-    "width": "hidden_size",
-    "heads": "num_attention_heads",
-    "layers": "num_hidden_layers",
-    "eps": "layer_norm_eps",
-    "tied": "tie_word_embeddings",
-    "key_dim": "head_dim",
-    "rotary_theta": "rope_theta",
-    "rotary_fraction": "partial_rotary_factor",
-    "mlp_hidden": "intermediate_size",
-    "vocabulary": "vocab_size",
-    "activation": "hidden_act|hidden_activation",
-    "positions": "max_position_embeddings",
-    "segments": "type_vocab_size",
-    "image": "image_size",
-    "patch": "patch_size",
-    "channels": "num_channels",
-}
+    "width": "hidden_size", "heads": "num_attention_heads", "layers": "num_hidden_layers", "eps": "layer_norm_eps",
+    "tied": "tie_word_embeddings", "key_dim": "head_dim", "rotary_theta": "rope_theta",
+    "rotary_fraction": "partial_rotary_factor", "mlp_hidden": "intermediate_size", "vocabulary": "vocab_size",
+    "activation": "hidden_act|hidden_activation", "positions": "max_position_embeddings", "segments": "type_vocab_size",
+    "image": "image_size", "patch": "patch_size", "channels": "num_channels",
+}  # fmt: skip
 _COUNTED = frozenset((
     "mlp_hidden", "mlp_ratio", "vocabulary", "activation", "positions", "segments", "buckets", "embedding_width",
     "image", "patch", "channels", "markers", "mask_ratio", "experts", "active_experts", "expert_hidden",
@@ -227,9 +211,7 @@ class Family:
     norm_place: str = "pre"  # or "post", or the key that is true for "pre"
     language_heads: tuple[str, ...] = ("ForCausalLM",)  # endings of class names with an unembedding, tied if not stored
     position_offset: int = 0  # rows of the position table before position 0
-    renamed_norms: bool = (
-        False  # whether norms may hold gamma and beta, as in the oldest saves
-    )
+    renamed_norms: bool = False  # whether norms may hold gamma and beta, as in the oldest saves
     renamed: tuple[tuple[str, str], ...] = ()  # pattern of a name in memory, in transformers 5 → as saved
     parallel: bool | str = False  # whether attention and MLP read the same stream and are added together
     gain_offset: float = 0.0  # what norms add to their parameter to make a gain of it: 1 for Gemma's

@@ -151,21 +151,14 @@ def _expected(config: ModelConfig, prefix: str, known: set[str]) -> Iterator[tup
                 continue
             path = prefix + module.at(layer)
             if module.saved and path not in known:
-                yield from _experts(config, module, prefix, layer)
+                for saved in module.saved:  # the experts of a layer one by one
+                    for expert in range(config.counted["experts"]):
+                        name = prefix + saved.replace("{layer}", str(layer)).replace("{expert}", str(expert))
+                        yield f"{name}.weight", ParameterRole(module.role, "weight", layer, "out,in"), True
             else:
                 yield from _tensors(config, module, path, layer, known)
     for module in config.family.heads:
         yield from _tensors(config, module, module.path, None, known)
-
-
-def _experts(
-    config: ModelConfig, module: Module, prefix: str, layer: int | None
-) -> Iterator[tuple[str, ParameterRole, bool]]:
-    """Go through the names under which a file holds the experts of a layer one by one."""
-    for path in module.saved:
-        for expert in range(config.counted["experts"]):
-            name = prefix + path.replace("{layer}", str(layer)).replace("{expert}", str(expert)) + ".weight"
-            yield name, ParameterRole(module.role, "weight", layer, "out,in"), True
 
 
 def _tensors(

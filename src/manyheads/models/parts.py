@@ -30,11 +30,10 @@ LATENT = ("query_down", "query_up", "key_value_down", "key_value_up")
 PARTS: Mapping[str, str] = {
     **ROLE_OF,
     **{part: part for part in LATENT},
-    "query_down_bias": "bias",
-    "key_value_down_bias": "bias",
+    **dict.fromkeys(("query_down_bias", "key_value_down_bias"), "bias"),
     "embedding_bias": "positional",  # of patches: it adds to the stream as a position does
-    "embedding_gain": "final_norm",  # of a norm on the stream below the blocks: no branch, as the last norm
-    "embedding_shift": "final_norm",
+    # Of a norm on the stream below the blocks: no branch, as the last norm.
+    **dict.fromkeys(("embedding_gain", "embedding_shift"), "final_norm"),
     "patch": "embedding",  # a matrix of pixels: its inputs are dense, where those of a table are one-hot
     "marker": "positional",  # a token that is a weight
     "blank": "positional",  # the same, starting at zero
@@ -42,12 +41,8 @@ PARTS: Mapping[str, str] = {
     "hidden_bias": "final_norm",  # moves by order one above the blocks
     "mlp_gate": "mlp_in",
     "mlp_gate_bias": "bias",
-    "query_gain": "norm",  # of a norm on the queries of a head
-    "query_shift": "norm",
-    "key_gain": "norm",
-    "key_shift": "norm",
-    "attention_post_gain": "norm",  # of a norm behind a branch, before the sum
-    "mlp_post_gain": "norm",
+    **dict.fromkeys(("query_gain", "query_shift", "key_gain", "key_shift"), "norm"),  # on the queries of a head
+    **dict.fromkeys(("attention_post_gain", "mlp_post_gain"), "norm"),  # behind a branch, before the sum
     "branch_gain": "norm",  # layer scale, without a norm
     "inner_gain": "norm",  # of a norm within a branch
     "router": ROUTER,
@@ -57,19 +52,10 @@ PARTS: Mapping[str, str] = {
 """Part → role."""
 
 CARRIES: Mapping[str, str] = {
-    "query": "logit",
-    "query_bias": "logit",
-    "query_up": "logit",
-    "query_gain": "logit",
-    "query_shift": "logit",
-    "attention_post_gain": "branch",
-    "mlp_post_gain": "branch",
-    "output": "branch",
-    "output_bias": "branch",
-    "mlp_out": "branch",
-    "mlp_out_bias": "branch",
-    "embedding": "embedding",
-    "patch": "embedding",
+    **dict.fromkeys(("query", "query_bias", "query_up", "query_gain", "query_shift"), "logit"),
+    **dict.fromkeys(("attention_post_gain", "mlp_post_gain", "output", "output_bias"), "branch"),
+    **dict.fromkeys(("mlp_out", "mlp_out_bias"), "branch"),
+    **dict.fromkeys(("embedding", "patch"), "embedding"),
 }
 """Part → the factor of the forward pass that multiplies it, and that it can therefore absorb."""
 

@@ -29,25 +29,12 @@ DIMENSION_LIMIT = 64
 
 SIZE_LIMIT = 2**63 - 1
 
-DTYPES: Mapping[str, np.dtype] = MappingProxyType(
-    {
-        "F64": np.dtype("<f8"),
-        "F32": np.dtype("<f4"),
-        "F16": np.dtype("<f2"),
-        "BF16": np.dtype(ml_dtypes.bfloat16),
-        "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-        "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-        "I64": np.dtype("<i8"),
-        "I32": np.dtype("<i4"),
-        "I16": np.dtype("<i2"),
-        "I8": np.dtype("i1"),
-        "U64": np.dtype("<u8"),
-        "U32": np.dtype("<u4"),
-        "U16": np.dtype("<u2"),
-        "U8": np.dtype("u1"),
-        "BOOL": np.dtype("?"),
-    }
-)
+_TYPES: Mapping[str, Any] = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": ml_dtypes.bfloat16, "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2, "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U64": "<u8", "U32": "<u4",
+    "U16": "<u2", "U8": "u1", "BOOL": "?",
+}  # fmt: skip
+DTYPES: Mapping[str, np.dtype] = MappingProxyType({name: np.dtype(kind) for name, kind in _TYPES.items()})
 """The element types: the name in the file and what NumPy calls it."""
 
 
