@@ -140,6 +140,10 @@ def constrained(default: Any = MISSING, rule: Constraint | None = None, **metada
     return field(default=default, metadata={"constraint": rule or Constraint(), **metadata})
 
 
+CHECKED = {"constraint": Constraint()}
+"""Metadata of a field that its type alone constrains, such as a word of a `Literal`."""
+
+
 def check_fields(owner: Any, prefix: str = "") -> None:
     """Check all constrained fields of a dataclass, and keep their numbers as Python's own.
 

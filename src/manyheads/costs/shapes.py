@@ -3,8 +3,7 @@
 from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal
 
-from manyheads._constraints import Constraint, check_fields, constrained
-from manyheads.costs.conventions import CHECKED
+from manyheads._constraints import CHECKED, Constraint, check_fields, constrained
 from manyheads.errors import UsageError
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "tanh"]

@@ -68,8 +68,10 @@ def read_architecture(
     family = known.config.family
     shape, post = body.shape, body.post_norm
     std = _read_std(config) if family.plain_start else None
-    _check_projections(known)
-    saved = known.config.family.saved_name
+    for name, part in known.roles.items():
+        if part.role in (Role.EMBEDDING_PROJECTION, Role.UNEMBEDDING_PROJECTION):
+            raise _narrow(name, known.config.values["width"])
+    saved = family.saved_name
     named = [(group, [known.roles[saved(name)] for name in group]) for group in groups]
     tied = any({Role.EMBEDDING, Role.UNEMBEDDING} <= {part.role for part in parts} for _, parts in named)
     closing, reason = _closing(known, post) if tied else (None, "")
@@ -241,12 +243,6 @@ def _narrow(name: str, width: int) -> UsageError:
         f"{name}: an embedding narrower than the stream is not described here; make it {width}, or "
         "give roles= and shape="
     )
-
-
-def _check_projections(parameters: ParameterMap) -> None:
-    for name, part in parameters.roles.items():
-        if part.role in (Role.EMBEDDING_PROJECTION, Role.UNEMBEDDING_PROJECTION):
-            raise _narrow(name, parameters.config.values["width"])
 
 
 def _read_std(config: Mapping[str, Any]) -> float:

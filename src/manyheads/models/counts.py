@@ -55,31 +55,14 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Parameters of a model.
+    """Parameters of a model."""
 
-    Attributes
-    ----------
-    total
-        All of them, tied ones once.
-    active
-        Those that a token meets: of experts, the ones that it visits; tables in full.
-    embedding
-        Tables that are looked up or added (tokens, positions, segments): in `active`, but in no matrix product; a table
-        that is tied to the unembedding is among the products all the same.
-    matrix
-        Active weights that are multiplied with a token.
-    predicted
-        Parameters of the blocks that predict further tokens (multi-token prediction), which are not in `total`.
-    notes
-        What was assumed, and what is left out.
-    """
-
-    total: int
-    active: int
-    embedding: int
-    matrix: int
-    predicted: int = 0
-    notes: tuple[str, ...] = ()
+    total: int  # all, tied ones once
+    active: int  # those that a token meets: of experts, the ones that it visits; tables in full
+    embedding: int  # tables that are looked up or added, in no matrix product unless tied to the unembedding
+    matrix: int  # active weights that are multiplied with a token
+    predicted: int = 0  # of the blocks that predict further tokens (multi-token prediction), not in the total
+    notes: tuple[str, ...] = ()  # what was assumed, and what is left out
 
 
 def describe_assumed(config: ModelConfig, only: Collection[str] = ()) -> tuple[str, ...]:

@@ -9,21 +9,11 @@ from typing import Any, NamedTuple, Self
 
 
 class Role(StrEnum):
-    """Role of a weight in a transformer.
+    """Role of a weight in a transformer."""
 
-    Attributes
-    ----------
-    part
-        Its part in the scaling (`manyheads.models.parts`), of a norm without `_gain`; empty for what has none.
-    sides
-        Sides of its weight in names of sizes (`manyheads.models.counts`), fan-out first.
-    sort
-        How a module holds it, see `Module`.
-    """
-
-    part: str
-    sides: str
-    sort: str
+    part: str  # in the scaling (`manyheads.models.parts`), of a norm without `_gain`; empty for what has none
+    sides: str  # of its weight in names of sizes (`ModelConfig.sizes`), fan-out first
+    sort: str  # how a `Module` holds it
 
     def __new__(cls, value: str, part: str = "", sides: str = "width", sort: str = "linear") -> Self:
         """Make a member whose value is its name."""
@@ -56,12 +46,7 @@ class Role(StrEnum):
     MIXED_NORM = "mixed_norm", "inner", "queries", "norm"  # before the output projection
     OUTPUT = "output", "output", "width,queries"
     ATTENTION_POST_NORM = "attention_post_norm", "attention_post", "width", "norm"  # before the residual sum
-    ATTENTION_SCALE = (
-        "attention_scale",
-        "branch",
-        "width",
-        "bare",
-    )  # layer scale: gains of a branch
+    ATTENTION_SCALE = ("attention_scale", "branch", "width", "bare")  # layer scale: gains of a branch
     MLP_NORM = "mlp_norm", "mlp", "width", "norm"
     MLP_IN = "mlp_in", "mlp_in", "hidden,width"
     MLP_GATE = "mlp_gate", "mlp_in", "hidden,width"
@@ -100,34 +85,18 @@ MAYBE: Condition = "maybe"
 class Module:
     """One module of a family and the tensors it holds.
 
-    Attributes
-    ----------
-    path
-        Its name without the prefix; `{layer}` stands for the number of the layer.
-    role
-        What it does.
-    bias, when
-        Under which condition the bias and the weight are stored. `when=MAYBE`: the whole module may be absent, as
-        buffers may.
-    sort
-        "linear" (weight and bias), "norm" (gain and bias), "table" (weight), "bare" (a tensor of that very name);
-        empty: that of its role.
-    sides
-        Sides of the weight in names of sizes; empty: those of its role.
-    only
-        Layers that have it: "dense" or "sparse" (with experts), "later" (all but the first); empty: all.
-    saved
-        For the experts of a layer: modules that hold them one by one in a file, where `{expert}` stands for a number.
+    Its sort is "linear" (weight and bias), "norm" (gain and bias), "table" (weight) or "bare" (a tensor of that very
+    name); sort and sides are those of the role unless given.
     """
 
-    path: str
+    path: str  # its name without the prefix; `{layer}` stands for the number of the layer
     role: Role
-    bias: Condition = ALWAYS
-    when: Condition = ALWAYS
+    bias: Condition = ALWAYS  # under which condition its bias is stored
+    when: Condition = ALWAYS  # under which condition it is stored; `MAYBE`: it may be absent as a whole, as buffers may
     sort: str = ""
     sides: str = ""
-    only: str = ""
-    saved: tuple[str, ...] = ()
+    only: str = ""  # layers that have it: "dense" or "sparse" (with experts), "later" (all but the first); empty: all
+    saved: tuple[str, ...] = ()  # modules that hold the experts one by one in a file, by their number `{expert}`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sort", self.sort or self.role.sort)
@@ -176,22 +145,11 @@ CLASSIFIERS = head("score=classifier:never classifier=classifier qa_outputs=clas
 
 
 class Key(NamedTuple):
-    """One value of a configuration.
+    """One value of a configuration."""
 
-    Attributes
-    ----------
-    name
-        What `config.json` calls it, several names joined by `|`; empty for a constant of the family.
-    default
-        What the classes of transformers take where it is absent; its type is the type of the value. None: an integer
-        that follows from others, see `manyheads.models.config`.
-    null
-        What they take where it is null; `...`: the default.
-    """
-
-    name: str
-    default: Any
-    null: Any = ...
+    name: str  # what `config.json` calls it, several names joined by `|`; empty for a constant of the family
+    default: Any  # what transformers takes where it is absent, of the type of the value; None: it follows from others
+    null: Any = ...  # what it takes where it is null; `...`: the default
 
     def given(self, raw: Mapping[str, Any]) -> Any:
         """Return what a configuration says under the first of the names that it has, else the default."""
@@ -205,23 +163,12 @@ class Key(NamedTuple):
 
 
 _USUAL = {
-    "width": "hidden_size",
-    "heads": "num_attention_heads",
-    "layers": "num_hidden_layers",
-    "eps": "layer_norm_eps",
-    "tied": "tie_word_embeddings",
-    "key_dim": "head_dim",
-    "rotary_theta": "rope_theta",
-    "rotary_fraction": "partial_rotary_factor",
-    "mlp_hidden": "intermediate_size",
-    "vocabulary": "vocab_size",
-    "activation": "hidden_act|hidden_activation",
-    "positions": "max_position_embeddings",
-    "segments": "type_vocab_size",
-    "image": "image_size",
-    "patch": "patch_size",
-    "channels": "num_channels",
-}
+    "width": "hidden_size", "heads": "num_attention_heads", "layers": "num_hidden_layers", "eps": "layer_norm_eps",
+    "tied": "tie_word_embeddings", "key_dim": "head_dim", "rotary_theta": "rope_theta",
+    "rotary_fraction": "partial_rotary_factor", "mlp_hidden": "intermediate_size", "vocabulary": "vocab_size",
+    "activation": "hidden_act|hidden_activation", "positions": "max_position_embeddings", "segments": "type_vocab_size",
+    "image": "image_size", "patch": "patch_size", "channels": "num_channels",
+}  # fmt: skip
 _COUNTED = frozenset((
     "mlp_hidden", "mlp_ratio", "vocabulary", "activation", "positions", "segments", "buckets", "embedding_width",
     "image", "patch", "channels", "markers", "mask_ratio", "experts", "active_experts", "expert_hidden",
@@ -247,76 +194,34 @@ def keys(**given: Any) -> dict[str, Key]:
 class Family:
     """One family of models.
 
-    Attributes
-    ----------
-    model_type
-        What `config.json` calls it.
-    prefixes
-        What may stand before the names of the body.
-    body, heads
-        The modules behind the prefix, and those that carry none.
-    settings
-        Canonical name → key of the configuration.
-    layout
-        How linear weights are stored: "out,in" or "in,out".
-    fused
-        How query, key and value share one matrix: "" (they do not), "parts" (all queries, all keys, all values) or
-        "heads" (head after head: its query, key, value).
-    causal, norm, norm_place
-        Properties of the whole family: True/False or the key that says so; "layer" or "rms"; "pre" or "post" or the
-        key that is true for "pre".
-    language_heads
-        Endings of the class names that put an unembedding on top; without one stored it is tied to the embedding.
-    position_offset
-        How many rows of the position table come before position 0.
-    renamed_norms
-        Whether gains and biases of norms may be called gamma and beta, as the oldest saves do.
-    renamed
-        What transformers 5 calls otherwise in memory than in a file: pattern of a name in memory → as saved.
-    parallel
-        Whether attention and MLP read the same stream and are added together, or the key that says so.
-    gain_offset
-        What norms add to their parameter to make a gain of it: 1 for Gemma's.
-    root_width
-        Whether embeddings are multiplied by the root of the width, or the key that says so.
-    fixed_scale
-        Whether logits are multiplied by a number that does not follow the key dimension.
-    gain_start
-        The gain at which norms start.
-    blank
-        Roles that start at zero here and elsewhere at random.
-    plain_start
-        Whether all matrices start at the std that the configuration states.
-    beyond
-        Why its attention is not read as weights of the common convention (`manyheads.models.attention_layers`); empty:
-        it is.
-    refused
-        Key → value of it, and why a model with that value is not described.
+    What is a property of the whole family in some, and of a configuration in others, is the property itself or the key
+    that says so.
     """
 
     model_type: str
-    prefixes: tuple[str, ...]
-    settings: Mapping[str, Key]
+    prefixes: tuple[str, ...]  # what may stand before the names of the body
+    settings: Mapping[str, Key]  # by canonical name
     body: tuple[Module, ...]
-    heads: tuple[Module, ...] = (lookup_head(), *CLASSIFIERS)
-    layout: str = "out,in"
-    fused: str = ""
+    heads: tuple[Module, ...] = (lookup_head(), *CLASSIFIERS)  # without a prefix
+    layout: str = "out,in"  # how linear weights are stored, or "in,out"
+    fused: str = ""  # how query, key and value share one matrix: "parts" (all queries, all keys, all values), "heads"
+    # (head after head: its query, key, value), "quarters" (the same of four groups, values before keys)
     causal: bool | str = True
-    norm: str = "layer"
-    norm_place: str = "pre"
-    language_heads: tuple[str, ...] = ("ForCausalLM",)
-    position_offset: int = 0
-    renamed_norms: bool = False
-    renamed: tuple[tuple[str, str], ...] = ()
-    parallel: bool | str = False
-    gain_offset: float = 0.0
-    root_width: bool | str = False
-    fixed_scale: bool = False
-    gain_start: float = 1.0
-    blank: tuple[Role, ...] = ()
-    plain_start: bool = True
-    beyond: str = ""
-    refused: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    norm: str = "layer"  # or "rms"
+    norm_place: str = "pre"  # or "post", or the key that is true for "pre"
+    language_heads: tuple[str, ...] = ("ForCausalLM",)  # endings of class names with an unembedding, tied if not stored
+    position_offset: int = 0  # rows of the position table before position 0
+    renamed_norms: bool = False  # whether norms may hold gamma and beta, as in the oldest saves
+    renamed: tuple[tuple[str, str], ...] = ()  # pattern of a name in memory, in transformers 5 → as saved
+    parallel: bool | str = False  # whether attention and MLP read the same stream and are added together
+    gain_offset: float = 0.0  # what norms add to their parameter to make a gain of it: 1 for Gemma's
+    root_width: bool | str = False  # whether embeddings are multiplied by the root of the width
+    fixed_scale: bool = False  # whether logits are multiplied by a number that does not follow the key dimension
+    gain_start: float = 1.0  # the gain at which norms start
+    blank: tuple[Role, ...] = ()  # roles that start at zero here and elsewhere at random
+    plain_start: bool = True  # whether all matrices start at the std that the configuration states
+    beyond: str = ""  # why its attention is not read as weights of the common convention, if it is not
+    refused: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # key → value of it that is refused, and why
 
     def derive(self, model_type: str, settings: Mapping[str, Key] | None = None, **changes: Any) -> Self:
         """Return a family that differs from this one in some keys and properties."""

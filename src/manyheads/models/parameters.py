@@ -14,49 +14,23 @@ from manyheads.models.refusals import ConfigInvalid, FileMissing, WeightsMismatc
 
 @dataclass(frozen=True, slots=True)
 class ParameterRole:
-    """Meaning of one name of a family.
-
-    Attributes
-    ----------
-    role
-        What the weight does.
-    kind
-        "weight", "bias", "gain" (of a norm) or "buffer".
-    layer
-        Number of the layer, None outside the layers.
-    layout
-        "out,in" or "in,out" for matrices that multiply a vector, "" for tables, vectors and bare tensors.
-    """
+    """Meaning of one name of a family."""
 
     role: Role
-    kind: str
-    layer: int | None
-    layout: str
+    kind: str  # "weight", "bias", "gain" (of a norm) or "buffer"
+    layer: int | None  # None outside the layers
+    layout: str  # "out,in" or "in,out" for matrices that multiply a vector, "" for tables, vectors and bare tensors
 
 
 @dataclass(frozen=True)
 class ParameterMap:
-    """The names of a model, explained by `recognize`.
-
-    Attributes
-    ----------
-    config
-        The configuration.
-    prefix
-        What stands before the names of the body here.
-    roles
-        Name → its meaning; only names that are present.
-    tied
-        Weight of a head → weight that it shares its values with, whether the first is stored or not.
-    unembedding
-        The stored weight that turns the residual stream into logits over tokens; None when the model has no such head.
-    """
+    """The names of a model, explained by `recognize`."""
 
     config: ModelConfig
-    prefix: str
-    roles: Mapping[str, ParameterRole]
-    tied: Mapping[str, str]
-    unembedding: str | None
+    prefix: str  # before the names of the body
+    roles: Mapping[str, ParameterRole]  # of the names that are present
+    tied: Mapping[str, str]  # weight of a head → weight that it shares its values with, be the first stored or not
+    unembedding: str | None  # the stored weight that turns the stream into logits over tokens, if there is one
 
     def names(self, role: Role, kind: str = "weight", layer: int | None = None) -> tuple[str, ...]:
         """Return the names of one role, kind and layer; none when the checkpoint has no such weight."""
@@ -67,17 +41,7 @@ class ParameterMap:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One weight of a checkpoint.
-
-    Attributes
-    ----------
-    name, shape, dtype
-        As stored.
-    role, kind, layer, layout
-        What it means, see `ParameterRole`.
-    tied_to
-        The weight that it shares its values with, None when it stands for itself.
-    """
+    """One weight of a checkpoint: its tensor as stored, and what it means (`ParameterRole`)."""
 
     name: str
     role: Role
@@ -86,21 +50,11 @@ class Weight:
     shape: tuple[int, ...]
     dtype: str
     layout: str
-    tied_to: str | None = None
+    tied_to: str | None = None  # the weight that it shares its values with
 
 
 def recognize(raw: Mapping[str, Any], names: Iterable[str], path: Path | str = "config.json") -> ParameterMap:
-    """Explain every name of a checkpoint, or refuse.
-
-    Parameters
-    ----------
-    raw
-        The configuration, as in `config.json` of Hugging Face transformers.
-    names
-        The names of the tensors.
-    path
-        Where they come from, for messages.
-    """
+    """Explain every name of a checkpoint by its configuration, or refuse; `path` is where they come from."""
     path, names = Path(path), list(names)
     config = read_config(raw, path, complete=True)
     family, layers = config.family, config.values["layers"]
@@ -197,21 +151,14 @@ def _expected(config: ModelConfig, prefix: str, known: set[str]) -> Iterator[tup
                 continue
             path = prefix + module.at(layer)
             if module.saved and path not in known:
-                yield from _experts(config, module, prefix, layer)
+                for saved in module.saved:  # the experts of a layer one by one
+                    for expert in range(config.counted["experts"]):
+                        name = prefix + saved.replace("{layer}", str(layer)).replace("{expert}", str(expert))
+                        yield f"{name}.weight", ParameterRole(module.role, "weight", layer, "out,in"), True
             else:
                 yield from _tensors(config, module, path, layer, known)
     for module in config.family.heads:
         yield from _tensors(config, module, module.path, None, known)
-
-
-def _experts(
-    config: ModelConfig, module: Module, prefix: str, layer: int | None
-) -> Iterator[tuple[str, ParameterRole, bool]]:
-    """Go through the names under which a file holds the experts of a layer one by one."""
-    for path in module.saved:
-        for expert in range(config.counted["experts"]):
-            name = prefix + path.replace("{layer}", str(layer)).replace("{expert}", str(expert)) + ".weight"
-            yield name, ParameterRole(module.role, "weight", layer, "out,in"), True
 
 
 def _tensors(

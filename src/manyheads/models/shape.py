@@ -15,14 +15,9 @@ from manyheads.models.refusals import ConfigInvalid
 
 # The names that families give to the same elementwise functions.
 ACTIVATIONS = {
-    "relu": "relu",
-    "tanh": "tanh",
-    "silu": "silu",
+    **{name: name for name in ("relu", "tanh", "silu", "gelu")},
     "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu-tanh",
-    "gelu_fast": "gelu-tanh",
-    "gelu_pytorch_tanh": "gelu-tanh",
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu-tanh"),
 }
 OTHER_ACTIVATIONS = {"relu2": "relu", "xielu": "silu", "quick_gelu": "silu"}
 """Activations without a row of their own: counted as one like them, and noted."""
@@ -107,6 +102,7 @@ def _family_fields(config: ModelConfig) -> dict[str, Any]:
             "count its parameters and matrix FLOPs by `manyheads count config.json`, or the layers of each kind "
             "apart, by the fields of ModelShape",
         )
+    rotary = "rotary_theta" in values and not values.get("alibi")
     shape = {
         "layers": values["layers"],
         "width": values["width"],
@@ -122,16 +118,11 @@ def _family_fields(config: ModelConfig) -> dict[str, Any]:
         "activation": _choose("activation", counted["activation"], ACTIVATIONS | OTHER_ACTIVATIONS, path),
         "norm": {"layer": "layernorm", "rms": "rmsnorm"}[family.norm],
         "biases": {0: "none", 3: "all"}.get(len(biases), "+".join(biases)),
-        "positions": _positions(modules, values),
+        "positions": "rotary" if rotary else "learned" if Role.POSITION in modules else "none",
         "itemsize": ITEMSIZES[config_dtype(raw, path) or "float32"],
     }
     dtype = () if config_dtype(raw, path) else (FLOAT32_TAKEN,)
-    notes = (
-        *describe_assumed(config),
-        *dtype,
-        *describe_head(config),
-        *_describe_differences(config, modules),
-    )
+    notes = (*describe_assumed(config), *dtype, *describe_head(config), *_describe_differences(config, modules))
     ends = _patches(config) if "patch" in counted else _text(config, modules)
     return shape | ends | _head(config) | {"notes": notes}
 
@@ -155,12 +146,6 @@ def _head(config: ModelConfig) -> dict[str, Any]:
         "pooled": True in dense,
     }
     return found | ({"head_transform": True} if False in dense else {})
-
-
-def _positions(modules: Mapping[Role, Any], values: Mapping[str, Any]) -> str:
-    if "rotary_theta" in values and not values.get("alibi"):
-        return "rotary"
-    return "learned" if Role.POSITION in modules else "none"
 
 
 def _describe_differences(config: ModelConfig, modules: Mapping[Role, Any]) -> list[str]:

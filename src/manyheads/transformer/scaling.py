@@ -18,49 +18,17 @@ if TYPE_CHECKING:
 else:
     Number = Any
 
-ROLES = (
-    "embedding",
-    "positional",
-    "query",
-    "key",
-    "value",
-    "output",
-    "mlp_in",
-    "mlp_out",
-    "norm",  # gains (and shifts) inside the blocks
-    "logit_bias",  # shifts of queries and keys
-    "bias",  # the other shifts of projections inside the blocks
-    "final_norm",
-    "unembedding",
-    "unembedding_bias",
-)
-
-
 ROLE_OF = {
-    "embedding": "embedding",
-    "positional": "positional",
-    "query": "query",
-    "key": "key",
-    "value": "value",
-    "output": "output",
-    "mlp_in": "mlp_in",
-    "mlp_out": "mlp_out",
-    "attention_gain": "norm",
-    "attention_shift": "norm",
-    "mlp_gain": "norm",
-    "mlp_shift": "norm",
-    "query_bias": "logit_bias",
-    "key_bias": "logit_bias",
-    "value_bias": "bias",
-    "output_bias": "bias",
-    "mlp_in_bias": "bias",
-    "mlp_out_bias": "bias",
-    "final_gain": "final_norm",
-    "final_shift": "final_norm",
-    "unembedding": "unembedding",
-    "unembedding_bias": "unembedding_bias",
+    **{name: name for name in ("embedding", "positional", "query", "key", "value", "output", "mlp_in", "mlp_out")},
+    **dict.fromkeys(("attention_gain", "attention_shift", "mlp_gain", "mlp_shift"), "norm"),  # inside the blocks
+    **dict.fromkeys(("query_bias", "key_bias"), "logit_bias"),
+    **dict.fromkeys(("value_bias", "output_bias", "mlp_in_bias", "mlp_out_bias"), "bias"),
+    **dict.fromkeys(("final_gain", "final_shift"), "final_norm"),
+    **{name: name for name in ("unembedding", "unembedding_bias")},
 }
 """Array of the transformer → role."""
+
+ROLES = tuple(dict.fromkeys(ROLE_OF.values()))
 
 
 class Scaling(Tree):

@@ -36,8 +36,6 @@ class Checkpoint:
 
     Attributes
     ----------
-    path, files, config, file_of
-        As given.
     entries
         Name → `TensorEntry` (dtype, shape, bytes), file after file in the order of each file.
     aliases

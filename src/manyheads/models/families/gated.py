@@ -111,9 +111,7 @@ QWEN3 = decoder(
     *(*NORMS, *attention(), *QUERY_KEY_NORMS, *gated_mlp(), *FINAL_NORM),
 )
 SMOLLM3 = LLAMA.derive(
-    "smollm3",
-    grouped(2048, 16, 36, 4, None, 11008, 128256, tied=True, **_BIASES, **_QWEN_WINDOW),
-    beyond=_BY_LAYER,
+    "smollm3", grouped(2048, 16, 36, 4, None, 11008, 128256, tied=True, **_BIASES, **_QWEN_WINDOW), beyond=_BY_LAYER
 )
 GRANITE = LLAMA.derive("granite", fixed_scale=True, beyond=FIXED)
 HELIUM = decoder(

@@ -44,9 +44,7 @@ _DENSE = (
 _DENSE_ONCE = tuple(layer._replace(once=True) for layer in _DENSE)
 _FAMILY_ENDS: Mapping[str, Mapping[str, tuple[HeadLayer, ...]]] = {
     "dinov2": {"ForImageClassification": (_CLASSES._replace(sides="labels,2*width"),)},
-    "electra": {
-        "ForPreTraining": (_POOLER._replace(once=False), _CLASSES._replace(sides="1,width", once=False)),
-    },
+    "electra": {"ForPreTraining": (_POOLER._replace(once=False), _CLASSES._replace(sides="1,width", once=False))},
     "modernbert": {
         "ForSequenceClassification": (*_DENSE_ONCE, _CLASSES),
         "ForMultipleChoice": (*_DENSE_ONCE, _CLASSES._replace(sides="1,width")),

@@ -44,13 +44,7 @@ VIT = Family(
 _CLASS, _MASK, *_REST = VIT.body[:-1]
 _ZERO = (Role.MARKER, Role.POSITION)
 VIT_MSN = VIT.derive("vit_msn", body=VIT.body[:-1], blank=_ZERO)
-VIT_MAE = VIT.derive(
-    "vit_mae",
-    keys(mask_ratio=0.75),
-    body=(_CLASS, *_REST),
-    heads=(),
-    blank=(Role.MARKER,),
-)
+VIT_MAE = VIT.derive("vit_mae", keys(mask_ratio=0.75), body=(_CLASS, *_REST), heads=(), blank=(Role.MARKER,))
 IJEPA = VIT.derive("ijepa", keys(markers=("", 0)), prefixes=("", "ijepa."), body=(*VIT.body[2:], _MASK))
 DEIT = VIT.derive(
     "deit",

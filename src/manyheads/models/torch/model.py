@@ -22,13 +22,7 @@ INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Options for reading a model.
-
-    Attributes
-    ----------
-    roles, shape, folded, example
-        As `torch_groups` takes them.
-    """
+    """Options for reading a model, as `torch_groups` takes them."""
 
     roles: Mapping[str, str] | None = None
     shape: Shape | None = None
@@ -48,17 +42,11 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class TorchModel:
-    """A model that has been read.
-
-    Attributes
-    ----------
-    scales
-        Name of an attention module → the number by which it multiplies its logits, where it says so.
-    """
+    """A model that has been read."""
 
     architecture: Architecture  # its trained parameters by name
     tensors: Mapping[str, Any]  # name → parameter
-    scales: Mapping[str, float]
+    scales: Mapping[str, float]  # name of an attention module → the factor of its logits, where it says so
     padding: Mapping[str, int]  # name of a table → the row that stands for no token, which is zero and stays so
     frozen: Mapping[str, Any]  # name → parameter that is not trained
 
