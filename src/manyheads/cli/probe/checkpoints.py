@@ -58,15 +58,7 @@ class Weights:
     """Print JSON instead of tables."""
 
     def run(self) -> int:
-        """Measure and print; return the exit status.
-
-        Raises
-        ------
-        UsageError
-            No checkpoint, or checkpoints of different models.
-        CheckpointRefused
-            A file that cannot be read.
-        """
+        """Measure and print; return the exit status."""
         from manyheads.models.checkpoints.checkpoint import open_checkpoint
         from manyheads.probe import weight_spectra
         from manyheads.probe.checkpoints.series import path_of, sort_by_step
@@ -98,13 +90,7 @@ class Verify:
     """Exit with 1 if anything is found."""
 
     def run(self) -> int:
-        """Verify and print; return the exit status, 3 if no checkpoint can be read.
-
-        Raises
-        ------
-        UsageError
-            No checkpoint.
-        """
+        """Verify and print; return the exit status, 3 if no checkpoint can be read."""
         from manyheads.probe import verify
         from manyheads.study.store.disk import printable
 

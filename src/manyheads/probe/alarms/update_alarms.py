@@ -145,14 +145,11 @@ def _stack_series(updates: "xr.Dataset", name: str) -> tuple[Array, list[_Place]
 
 
 def _check_updates(updates: "xr.Dataset") -> None:
-    missing = {*VANISHING, "weight_rms"} - set(getattr(updates, "data_vars", ()))
-    if not missing:
-        needed = {"step", "matrix", "layer"} | ({"significand_bits_dtype"} if "significand_bits" in updates else set())
-        missing = needed - set(updates.variables)
-        if not missing and updates.weight_rms.dims != ("step", "matrix"):
-            raise UsageError(f"updates over {updates.weight_rms.dims}: expected (step, matrix)")
-    if missing:
-        raise UsageError(
-            f"updates of type {type(updates).__name__} without {', '.join(sorted(missing))}: give what "
-            "UpdateRecorder.dataset() returned"
-        )
+    variables = set(getattr(updates, "variables", ()))
+    needed = {*VANISHING, "weight_rms", "step", "matrix", "layer"}
+    needed |= {"significand_bits_dtype"} if "significand_bits" in variables else set()
+    if missing := ", ".join(sorted(needed - variables)):
+        kind = type(updates).__name__
+        raise UsageError(f"updates of type {kind} without {missing}: give what UpdateRecorder.dataset() returned")
+    if updates.weight_rms.dims != ("step", "matrix"):
+        raise UsageError(f"updates over {updates.weight_rms.dims}: expected (step, matrix)")

@@ -83,8 +83,8 @@ class AttentionRecord:
         """Return layers beside measured ones in which no attention call arrived, such as linear attention."""
         missing = []
         for stack in self._stacks:
-            arrived = [any(name.startswith(f"{block}.") for name in self.layers) for block in stack]
-            missing += [block for block, found in zip(stack, arrived, strict=True) if any(arrived) and not found]
+            silent = [block for block in stack if not any(name.startswith(f"{block}.") for name in self.layers)]
+            missing += silent if len(silent) < len(stack) else []
         return missing
 
     def observe(
@@ -116,8 +116,8 @@ class AttentionRecord:
             largest = statistics.pop("max_logit")
             largest = torch.where(counted, largest, -torch.inf).amax((0, 2)) if sample.whole else None
             levels.pop("max_logit")
-        measured = output if self.rows is None else output[:, index]
-        statistics["output_square"] = measured.double().square().mean(-1).transpose(1, 2)
+        output = output if self.rows is None else output[:, index]
+        statistics["output_square"] = output.double().square().mean(-1).transpose(1, 2)
         counts = counted.expand(len(call.query), -1, -1).double()
         found = {name: _mean(values, counts, sample) for name, values in statistics.items()}
         uniform = {name: _mean(values, counts, sample)[0] for name, values in levels.items()}
@@ -215,12 +215,10 @@ def empty_record(
     known = {number for name, _ in model.named_modules() if (number := layer_number(name)) is not None}
     if numbers is not None and not (numbers and numbers <= known):
         raise UsageError(f"layers={layers!r}: expected numbers out of {', '.join(map(str, sorted(known))) or 'none'}")
-    names = {
-        id(module): name for name, module in model.named_modules() if numbers is None or layer_number(name) in numbers
-    }
-    return AttentionRecord(
-        rows, chosen, _names=names, _stacks=_stacks(model), _rng=np.random.default_rng(check_integer("seed", seed, 0))
-    )
+    named = [(name, module) for name, module in model.named_modules() if not numbers or layer_number(name) in numbers]
+    names = {id(module): name for name, module in named}
+    rng = np.random.default_rng(check_integer("seed", seed, 0))
+    return AttentionRecord(rows, chosen, _names=names, _stacks=_stacks(model), _rng=rng)
 
 
 def _stacks(model: Any) -> list[list[str]]:

@@ -62,7 +62,7 @@ class _Matrix:
 
     name: str
     role: str
-    layer: int | None
+    layer: int  # -1 outside of layers
     entries: Any
     vectors: Any = None
 
@@ -169,16 +169,14 @@ def _measure_checkpoint(checkpoint: Checkpoint, options: _Options) -> "xr.Datase
             Weight(name, "", "weight", layer_number(name), entry.shape, entry.dtype, "")  # type: ignore[arg-type]
             for name, entry in ((name, checkpoint.entry(name)) for name in checkpoint.names)
         )
-    norms: list[Any] = []
-    sizes: list[tuple[int, int]] = []
-    left_out: list[str] = []
+    gathered: tuple[list[Any], ...] = ([], [], [])
     rows = []
-    for matrix in _matrices(checkpoint, weights, explained, (norms, sizes, left_out)):
-        shape = matrix.entries.shape
-        layer = -1 if matrix.layer is None else matrix.layer
-        about = {"matrix": matrix.name, "role": matrix.role, "matrix_layer": layer}
-        rows.append(about | {"rows": shape[0], "columns": shape[1]} | _figures(matrix, options))
+    for matrix in _matrices(checkpoint, weights, explained, gathered):
+        about = {"matrix": matrix.name, "role": matrix.role, "matrix_layer": matrix.layer}
+        sizes_of = dict(zip(("rows", "columns"), matrix.entries.shape, strict=True))
+        rows.append(about | sizes_of | _figures(matrix, options))
         del matrix  # so that the next one is read into free memory
+    norms, sizes, left_out = gathered
     if not rows:
         raise UsageError(f"{checkpoint.path} holds no matrix of floating-point numbers")
     columns = {name: [row[name] for row in rows] for name in rows[0]}
@@ -194,10 +192,8 @@ def _measure_checkpoint(checkpoint: Checkpoint, options: _Options) -> "xr.Datase
             "vectors": options.rows,
         },
     )
-    if norms:
-        heads = head_dataset(norms, sizes)
-        found = found.assign({f"head_{name}": variable for name, variable in heads.data_vars.items()})
-    return found
+    heads = head_dataset(norms, sizes).data_vars if norms else {}
+    return found.assign({f"head_{name}": variable for name, variable in heads.items()})
 
 
 def _matrices(
@@ -259,7 +255,7 @@ def _read(checkpoint: Checkpoint, weight: Weight) -> _Matrix:
     vectors = entries if weight.role in (Role.EMBEDDING, Role.UNEMBEDDING) else None
     if weight.role == Role.MLP_OUT:
         vectors = entries if weight.layout == "in,out" else entries[:].T
-    return _Matrix(weight.name, str(weight.role), weight.layer, entries, vectors)
+    return _Matrix(weight.name, str(weight.role), -1 if weight.layer is None else weight.layer, entries, vectors)
 
 
 def _figures(matrix: _Matrix, options: _Options) -> dict[str, float]:

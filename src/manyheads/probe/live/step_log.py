@@ -25,14 +25,7 @@ REMEDY = "move it away and record again"
 class StepLog:
     """Log of one kind of figures, in a file or in memory.
 
-    A file is continued if its header is the same; without a path, lines are kept in memory.
-
-    Raises
-    ------
-    UsageError
-        The file belongs to another recording.
-    StoreDamaged
-        The file is no log.
+    A file is continued if its header is the same, and refused otherwise; without a path, lines are kept in memory.
     """
 
     def __init__(self, path: Path | None, header: Mapping[str, Any]) -> None:
@@ -68,15 +61,7 @@ class StepLog:
 
 
 def read_log(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Read the header and the lines that count.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no such file.
-    StoreDamaged
-        The file is no log, or a line within it is damaged.
-    """
+    """Read the header and the lines that count; StoreDamaged if it is no log, or damaged before its end."""
     with open_bounded(path, LARGEST_FILE) as file:
         whole = [line for line in file if line.endswith(b"\n")]  # the last one may be torn
     with trusting_nothing(path, REMEDY):

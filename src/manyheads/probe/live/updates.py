@@ -123,12 +123,8 @@ class UpdateRecorder:
     def watch(self, optimizer: Any) -> None:
         """Measure the steps of an optimizer from now on; several optimizers may train parts of the model.
 
-        A `torch.optim.Optimizer`, or a wrapper with the attribute `optimizer`.
-
-        Raises
-        ------
-        UsageError
-            No optimizer, or one that trains no matrix of the model.
+        It is a `torch.optim.Optimizer`, or a wrapper with the attribute `optimizer`; UsageError if it is none, or
+        trains no matrix of the model.
         """
         while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
             optimizer = inner
@@ -182,10 +178,6 @@ class UpdateRecorder:
             `head_gradient_rms`. Coordinates: `role`, `layer` (-1: none), `optimizer` and `weight_decay` (matrix;
             "removed", "none" or "included").
 
-        Raises
-        ------
-        UsageError
-            Nothing was recorded.
         """
         return as_series(*self._output.log.read())
 

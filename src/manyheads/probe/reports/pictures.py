@@ -1,6 +1,7 @@
 """Report of a recording of a fixed batch: curves by layer and head, heat maps over steps, the theory beside them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,10 +75,10 @@ def recording_sections(tree: "xr.DataTree", command: str = "") -> list[Section]:
 
 def _attention_section(found: "xr.Dataset", attributes: Mapping[Any, Any], command: str) -> Section:
     facts = {
-        "model": str(found.attrs.get("model", "")),
-        "rows": str(found.attrs["rows"]),
-        "layers that were not measured": str(found.attrs.get("not_measured", "")),
-        "verification": str(attributes.get("verification", "")),
+        "model": found.attrs.get("model"),
+        "rows": found.attrs["rows"],
+        "layers that were not measured": found.attrs.get("not_measured"),
+        "verification": attributes.get("verification"),
     }
     steps = f"{found.sizes['step']} steps, {found.sizes['layer']} layers of {found.sizes['head']} heads"
     panels: list[Panel] = []
@@ -92,7 +93,7 @@ def _attention_section(found: "xr.Dataset", attributes: Mapping[Any, Any], comma
         f"{steps}, each measured on the same tokens. Lines are means over the heads of a layer, bands reach from the "
         "smallest to the largest head. Dotted: uniform attention under the same mask.",
         tuple(panels),
-        facts=tuple((name, text) for name, text in facts.items() if text),
+        facts=tuple((name, str(text)) for name, text in facts.items() if text),
         command=command,
     )
 
@@ -232,10 +233,10 @@ def _row(each: Reading) -> tuple[str, ...]:
     """Return the cells of a curve: its ends, minimum, level and shape."""
     lowest = int(np.nanargmin(each.values))
     values = [format_figure(float(each.values[place])) for place in (0, lowest, -1)]
-    label: str = "-" if each.shape is None else each.shape.label
-    if each.collapsed is not None:
-        label += f"; collapsed from step {each.collapsed} on"
-    sizes = ("", "") if each.shape is None else tuple(f"{size:.3g}" for size in (each.shape.drop, each.shape.rise))
+    label, *sizes = (
+        (each.shape.label, f"{each.shape.drop:.3g}", f"{each.shape.rise:.3g}") if each.shape else ("-", "", "")
+    )
+    label += "" if each.collapsed is None else f"; collapsed from step {each.collapsed} on"
     return (values[0], values[1], str(each.steps[lowest]), values[2], format_figure(each.level), label, *sizes)
 
 
@@ -249,9 +250,8 @@ def _curve(steps: Array, values: Array, label: str, group: int) -> Curve:
 def _band(steps: Array, heads: Array, label: str, group: int) -> Curve:
     """Return the mean over heads (H, T) with their range; heads that a layer lacks are NaN."""
     heads = heads[~np.isnan(heads).all(axis=1)]
-    curve = _curve(steps, heads.mean(axis=0), label, group)
     low, high = (tuple(map(float, edge)) for edge in (heads.min(axis=0), heads.max(axis=0)))
-    return Curve(curve.x, curve.y, label, group=group, low=low, high=high)
+    return replace(_curve(steps, heads.mean(axis=0), label, group), low=low, high=high)
 
 
 def _reference(steps: Array, level: float, label: str) -> Curve:

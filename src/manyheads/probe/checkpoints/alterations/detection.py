@@ -79,7 +79,7 @@ def find_alterations(
     `known` tensors are left out.
     """
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
-    altered = set()
+    altered: set[str] = set()
     names = sorted(set().union(*(each.samples for each in contents)) - known)
     trajectories = {
         name: trajectory for name in names if (trajectory := _measure_trajectory(name, contents, checkpoints))
