@@ -128,13 +128,7 @@ def shape_at(values: Array, steps: NDArray[Any]) -> CurveShape | None:
 
 
 def most_frequent_interval(steps: NDArray[Any]) -> int:
-    """Return how many intervals between steps are as long as most are.
-
-    Examples
-    --------
-    >>> most_frequent_interval(np.array([0, 1, 2, 4, 6, 8, 9]))
-    3
-    """
+    """Return how many intervals between steps are as long as most are."""
     return max(Counter(np.diff(steps).tolist()).values(), default=0)
 
 

@@ -109,14 +109,11 @@ def given_checkpoints(paths: tuple[Path, ...] | None) -> list[Source]:
 
     if not paths:
         raise UsageError("CHECKPOINT is missing: give files or folders in safetensors format")
-    return [each for path in paths for each in _below(path) or [path]]
-
-
-def _below(path: Path) -> list[Path]:
-    """Return the checkpoints in a folder that is none itself."""
-    if not path.is_dir() or any(path.glob("*.safetensors")):
-        return []
-    return sorted(child for child in path.iterdir() if child.is_dir() and any(child.glob("*.safetensors")))
+    found: list[Source] = []
+    for path in paths:
+        inside = [] if any(path.glob("*.safetensors")) else {file.parent for file in path.glob("*/*.safetensors")}
+        found += sorted(inside) or [path]
+    return found
 
 
 def as_json(found: xr.Dataset) -> dict[str, Any]:

@@ -57,9 +57,8 @@ def find_alarms(
     max_logit
         Bound of "level".
     ignored, silent
-        Probes at the start that "change" does not learn from, and in which it gives no alarm: attention leaves
-        uniformity while the learning rate rises, so that `silent` is at least the probes of the warm-up. "clean runs"
-        begins after `ignored` probes too.
+        Probes at the start that "change" does not learn from, as "clean runs" neither, and in which it gives no alarm:
+        at least those of the warm-up, because attention leaves uniformity while the learning rate rises.
     window
         Probes of the past that "change" predicts from, at least 8.
 
@@ -74,9 +73,7 @@ def find_alarms(
         Curves without the dimensions or any of the figures, steps that do not rise by equal intervals, options out of
         range, clean runs of other steps or heads.
 
-    Notes
-    -----
-    The rate of "change" holds if residuals of the run's own past follow Student's t distribution or a narrower one.
+    The rate of "change" holds if residuals of the run's own past follow Student's t distribution or a narrower one:
     docs/probe.md has the measured alarms of each detector in trainings by AdamW and Muon, with and without faults.
 
     Examples
@@ -106,8 +103,10 @@ def find_alarms(
         _find_level(series, max_logit),
         _find_change(series, planned, false_alarm, window=window, ignored=ignored, silent=silent),
         _find_beyond_clean(series, [_gather(run) for run in clean], ignored) if clean else None,
-        *(() if updates is None else (find_vanishing(updates, _step_of(series, silent)), find_rounding(updates))),
     ]
+    if updates is not None:
+        interval = series.steps[1] - series.steps[0] if len(series.steps) > 1 else 1  # beyond the last one, too
+        found += find_vanishing(updates, int(series.steps[0] + silent * interval)), find_rounding(updates)
     return sorted((alarm for alarm in found if alarm is not None), key=lambda alarm: alarm.step)
 
 
@@ -133,12 +132,6 @@ class _Series:
         figure, value = WATCHED[self.figure[k]], float(self.raw[t, k])
         words = words.format(subject=figure.subject, direction=figure.direction, value=value, reference=reference)
         return Alarm(detector, figure.name, *place, value, reference, len(named) - 1, false_alarm, words)
-
-
-def _step_of(series: _Series, probe: int) -> int:
-    """Return the step of a probe, beyond the last one by equal intervals."""
-    interval = int(series.steps[1] - series.steps[0]) if len(series.steps) > 1 else 1
-    return int(series.steps[0]) + probe * interval
 
 
 def _gather(curves: "xr.Dataset") -> _Series:

@@ -134,13 +134,6 @@ def take_snapshot(records: Mapping[str, LayerRecord], chosen: Collection[str]) -
     return Snapshot(layers, values, padded(errors), at_zero, np.array([each.weight for each in measured.values()]))
 
 
-def as_dataset(
-    records: Mapping[str, LayerRecord], rows: int | None, chosen: Collection[str], unmeasured: list[str]
-) -> "xr.Dataset":
-    """Gather the chosen figures of layers over (layer, head), as `AttentionRecord.dataset` describes them."""
-    return stack_snapshots([0], [take_snapshot(records, chosen)], rows, unmeasured).isel(step=0, drop=True)
-
-
 def stack_snapshots(
     steps: Sequence[int], snapshots: Sequence[Snapshot], rows: int | None, unmeasured: list[str]
 ) -> "xr.Dataset":

@@ -31,7 +31,9 @@ class AttentionObserver:
 
     def __init__(self, model: Any, observer: Observer) -> None:
         members = {id(module) for module in model.modules()}
-        tables, names = _tables(model), _implementations(model)
+        configs = (getattr(module, "config", None) for module in model.modules())
+        asked = {getattr(config, "_attn_implementation", None) for config in configs}
+        tables, names = _tables(model), sorted(name for name in asked if name is not None)
         _check(model, tables, names)
         self._active: list[bool] = []
         self._entries = [_Entry(table, name, members, self._active, observer) for table in tables for name in names]
@@ -115,19 +117,9 @@ def _eager(module: Any) -> Callable[..., Any]:
 def _tables(model: Any) -> list[Any]:
     """Return the tables of attention functions that the classes of the model's modules use."""
     homes = {kind.__module__ for module in model.modules() for kind in type(module).__mro__}
-    found = {
-        id(table): table
-        for home in homes
-        if home != "transformers.modeling_utils"  # the base class of all models, with or without the interface
-        and (table := getattr(sys.modules.get(home), "ALL_ATTENTION_FUNCTIONS", None)) is not None
-    }
-    return list(found.values())
-
-
-def _implementations(model: Any) -> list[str]:
-    """Return the names of the implementations that the configurations of the model's modules ask for."""
-    configs = (getattr(module, "config", None) for module in model.modules())
-    return sorted({name for config in configs if (name := getattr(config, "_attn_implementation", None)) is not None})
+    homes.discard("transformers.modeling_utils")  # the base class of all models, with or without the interface
+    tables = (getattr(sys.modules.get(home), "ALL_ATTENTION_FUNCTIONS", None) for home in homes)
+    return list({id(table): table for table in tables if table is not None}.values())
 
 
 def _check(model: Any, tables: list[Any], names: list[str]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from manyheads._extras import require
 from manyheads.errors import UsageError, check_integer
 from manyheads.probe.attention.calls import AttentionCall, read_call
-from manyheads.probe.attention.datasets import FIGURES, LayerRecord, as_dataset, layer_number
+from manyheads.probe.attention.datasets import FIGURES, LayerRecord, layer_number, stack_snapshots, take_snapshot
 from manyheads.probe.attention.fused import fused_statistics
 from manyheads.probe.attention.interface import AttentionObserver
 from manyheads.probe.attention.row_sampling import RowSample, draw_rows, estimate_mean
@@ -72,7 +72,8 @@ class AttentionRecord:
         UsageError
             Nothing was recorded.
         """
-        return as_dataset(self.layers, self.rows, self.figures, self.unmeasured())
+        snapshot = take_snapshot(self.layers, self.figures)
+        return stack_snapshots([0], [snapshot], self.rows, self.unmeasured()).isel(step=0, drop=True)
 
     def __repr__(self) -> str:
         calls = sum(layer.calls for layer in self.layers.values())
@@ -140,7 +141,7 @@ def record_attention(
     layers: Collection[int] | None = None,
     seed: int = 0,
 ) -> Iterator[AttentionRecord]:
-    """Record attention statistics of every forward pass of a model within a `with` block.
+    """Record attention statistics of every forward pass of a model within a `with` block, which gets the record.
 
     The output of the model is the same to the last bit, with gradients, dropout, gradient checkpointing and caches too:
     the attention function is called as before, and the statistics are computed beside it, in float32. `torch.compile`
@@ -164,11 +165,6 @@ def record_attention(
     seed
         Of the choice of rows, which takes nothing from PyTorch's generators.
 
-    Yields
-    ------
-    AttentionRecord
-        Its method `dataset` gives the figures.
-
     Raises
     ------
     ExtraMissing
@@ -177,8 +173,6 @@ def record_attention(
         A figure is unknown, or the model computes its attention outside the interface (BLOOM, MPT, GPT-J, Falcon), by
         an implementation whose masks are not read, or with `rows=None` in a way that fused kernels do not know.
 
-    Notes
-    -----
     Queries that are padding do not count: those whose own key is masked. Sequences that are packed without a mask
     between them are recorded as the model attends, across the documents.
 

@@ -133,8 +133,8 @@ def verify(
     Notes
     -----
     The order is read from the weights, so it needs four checkpoints, and it cannot be told from its reverse or in a
-    stationary phase. A checkpoint of another run at either end looks like a long step. An alteration is found
-    if it is large beside the changes between neighbours.
+    stationary phase. A checkpoint of another run at either end looks like a long step. An alteration is found if it is
+    large beside the changes between neighbours.
 
     Examples
     --------

@@ -203,7 +203,10 @@ def _matrices(
     norms, sizes, left_out = gathered
     done = set()
     by_head = explained is not None and not _missing_heads_reason(explained)
-    for weight in sorted(weights, key=_place):
+    tables = [weight for weight in weights if weight.layer is None and weight.role in FIRST]
+    layers = sorted((each for each in weights if each.layer is not None), key=lambda weight: weight.layer or 0)
+    heads_of_model = [weight for weight in weights if weight.layer is None and weight.role not in FIRST]
+    for weight in (*tables, *layers, *heads_of_model):
         axes = [extent for extent in weight.shape if extent > 1]  # a table may carry axes of length 1
         floats = weight.dtype.startswith(("F", "BF"))
         if weight.kind != "weight" or len(axes) < 2 or weight.tied_to is not None:
@@ -214,11 +217,12 @@ def _matrices(
                 heads = dict(zip(PARTS, head_weights(checkpoint, weight.layer, explained), strict=True))
                 norms.append(head_norms(heads))
                 sizes.append(heads["query"].shape[1:])
-                names = {part: _attention_name(explained, part, weight.layer) for part in heads}
+                fused = explained.names(Role.QUERY_KEY_VALUE, layer=weight.layer)
                 for part in list(heads):
                     joint = heads.pop(part)
                     joint = joint.reshape(-1, joint.shape[2])  # (out, in), but for the output
-                    yield _Matrix(names[part], part, weight.layer, joint.T if part == "output" else joint)
+                    name = (explained.names(Role(part), layer=weight.layer) or [f"{fused[0]}[{part}]"])[0]
+                    yield _Matrix(name, part, weight.layer, joint.T if part == "output" else joint)
                     del joint
         elif floats and 0 not in weight.shape and (len(axes) == 2 or weight.role is Role.PATCH):
             yield _read(checkpoint, weight)
@@ -226,23 +230,11 @@ def _matrices(
             left_out.append(weight.name)
 
 
-def _place(weight: Weight) -> float:
-    """Return the place of a weight in the table: the tables, the layers, the heads of the model."""
-    if weight.layer is not None:
-        return weight.layer
-    return -1 if weight.role in FIRST else math.inf
-
-
 def _missing_heads_reason(explained: ParameterMap) -> str:
     """Return why a family has no matrices of heads; empty where it has."""
     if explained.config.family.fused or any(module.role is Role.KEY for module in explained.config.family.body):
         return ""
     return "none: keys and values have a common low-rank factor"
-
-
-def _attention_name(explained: ParameterMap, part: str, layer: int) -> str:
-    separate = explained.names(Role(part), layer=layer)
-    return separate[0] if separate else f"{explained.names(Role.QUERY_KEY_VALUE, layer=layer)[0]}[{part}]"
 
 
 def _read(checkpoint: Checkpoint, weight: Weight) -> _Matrix:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 MATRICES = ("query", "key", "value", "output", "query-key", "output-value")  # the matrices of a head
-# Circuit → the two matrices of the head that form it.
 CIRCUITS = {"query-key": ("query", "key"), "output-value": ("value", "output")}
 DRAWS = 64  # pairs of Gaussian matrices of which the null levels are the means
 

@@ -51,11 +51,9 @@ def trainer_callback(*recorders: Recorder) -> Any:
 
 
 def lightning_callback(*recorders: Recorder) -> Any:
-    """Return a callback for Lightning's Trainer that drives recorders.
+    """Return a callback for Lightning's Trainer that drives recorders of the `LightningModule` or a model within it.
 
     Steps are the Trainer's `global_step`. With gradient accumulation the first micro-batch is measured.
-
-    The recorders are of the model within the `LightningModule`, or of the module itself.
 
     Raises
     ------
