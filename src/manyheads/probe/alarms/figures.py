@@ -38,6 +38,12 @@ WATCHED = (
 )
 
 
+def first_true(table: Array) -> tuple[int, Array]:
+    """Return the first row of a table (T, K) with a true entry, and the columns of these, empty if there is none."""
+    rows, columns = np.nonzero(table)
+    return int(rows[0]) if len(rows) else 0, columns[rows == rows[:1]]
+
+
 @dataclass(frozen=True)
 class Alarm:
     """Alarm of a detector.

@@ -40,8 +40,8 @@ class AttentionRecorder:
     model
         The model that is trained, as in `record_attention`; wrappers that compile it or copy it to other devices may
         stand around it.
-    rows
-        Rows measured of each sequence, or None for all, as in `record_attention`.
+    rows, figures, layers
+        As in `record_attention`.
     share
         Share of the time of the training; None: every admissible step is measured.
     every
@@ -53,8 +53,6 @@ class AttentionRecorder:
         Folder that the figures are appended to, for `open_recording`; None: they are kept in memory.
     tracker
         Where scalars are sent as well, such as `tensorboard_tracker(writer)`.
-    figures, layers
-        Names of the figures and numbers of the layers that are measured, as in `record_attention`; None: all.
 
     Raises
     ------
@@ -119,10 +117,7 @@ class AttentionRecorder:
     def step(self, step: int) -> Iterator[None]:
         """Measure the forward pass within the block, if the budget admits it.
 
-        Parameters
-        ----------
-        step
-            Updates of the weights so far. Further blocks of the same step, its other micro-batches, are not measured.
+        Steps are updates of the weights so far. Further blocks of a step, its other micro-batches, are not measured.
         """
         self.begin(step)
         try:
@@ -171,13 +166,7 @@ class AttentionRecorder:
         self._output.log.close()
 
     def dataset(self) -> "xr.Dataset":
-        """Return what was recorded, over (step, layer, head), as `open_recording` does.
-
-        Raises
-        ------
-        UsageError
-            Nothing was recorded.
-        """
+        """Return what was recorded, over (step, layer, head), as `open_recording` does; UsageError if it is nothing."""
         return as_series(*self._output.log.read())
 
     def __repr__(self) -> str:

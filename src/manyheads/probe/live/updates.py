@@ -14,6 +14,7 @@ with equality if all singular values are equal; Newton-Schulz iterations that st
 import functools
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -123,12 +124,8 @@ class UpdateRecorder:
     def watch(self, optimizer: Any) -> None:
         """Measure the steps of an optimizer from now on; several optimizers may train parts of the model.
 
-        A `torch.optim.Optimizer`, or a wrapper with the attribute `optimizer`.
-
-        Raises
-        ------
-        UsageError
-            No optimizer, or one that trains no matrix of the model.
+        It is a `torch.optim.Optimizer`, or a wrapper with the attribute `optimizer`; UsageError if it is none, or
+        trains no matrix of the model.
         """
         while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
             optimizer = inner
@@ -182,10 +179,6 @@ class UpdateRecorder:
             `head_gradient_rms`. Coordinates: `role`, `layer` (-1: none), `optimizer` and `weight_decay` (matrix;
             "removed", "none" or "included").
 
-        Raises
-        ------
-        UsageError
-            Nothing was recorded.
         """
         return as_series(*self._output.log.read())
 
@@ -296,11 +289,10 @@ class UpdateRecorder:
         """Names of weights → their roles, for families of models that are known."""
         config: Any = getattr(self._model, "config", None)
         names = [_clean(name) for name, _ in self._model.named_parameters()]
-        try:
-            found = recognize(config.to_dict(), names) if hasattr(config, "to_dict") else None
-        except ManyheadsError:
-            found = None
-        return {} if found is None else {name: str(role.role) for name, role in found.roles.items()}
+        with suppress(ManyheadsError):
+            if hasattr(config, "to_dict") and (found := recognize(config.to_dict(), names)):
+                return {name: str(role.role) for name, role in found.roles.items()}
+        return {}
 
     def _rows(self, step: int, figures: Mapping[str, Mapping[str, float]]) -> Iterator[Row]:
         """Yield the figures of a step one by one."""
@@ -342,13 +334,7 @@ def _divide(update: Any, weight: Any) -> Any:
 
 @functools.cache
 def random_orthogonality(rows: int, columns: int) -> float:
-    """Return the orthogonality of a large Gaussian matrix, by the law of Marchenko and Pastur.
-
-    Examples
-    --------
-    >>> round(random_orthogonality(512, 512), 4), round(8 / (3 * math.pi), 4)
-    (0.8488, 0.8488)
-    """
+    """Return the orthogonality of a large Gaussian matrix, by the law of Marchenko and Pastur; 8 / (3 pi) if square."""
     low, high = marchenko_pastur_edges(rows, columns)
     angles = (np.arange(512) + 0.5) * np.pi / 512
     squares = (low + high) / 2 - (high - low) / 2 * np.cos(angles)

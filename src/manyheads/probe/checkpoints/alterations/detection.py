@@ -79,7 +79,7 @@ def find_alterations(
     `known` tensors are left out.
     """
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
-    altered = set()
+    altered: set[str] = set()
     names = sorted(set().union(*(each.samples for each in contents)) - known)
     trajectories = {
         name: trajectory for name in names if (trajectory := _measure_trajectory(name, contents, checkpoints))
@@ -107,8 +107,10 @@ def find_alterations(
         for places, interval in _find_altered(name, trajectory, usual, taken):
             if not any((place, name) in zeros for place in places):
                 pair = _name_places(trajectory.places[interval : interval + 2], contents)
-                text = f"{name} {_describe_change(trajectory, interval)}, {pair}"
-                found[_name_places(places, contents), "altered tensors"].append(text)
+                change = trajectory.changes[interval]
+                what = f"changes by {np.sqrt(change.moved / max(change.before, change.after)):.2g} of its norm"
+                what = trajectory.explanations[interval].what if interval in trajectory.explanations else what
+                found[_name_places(places, contents), "altered tensors"].append(f"{name} {what}, {pair}")
                 altered.add(name)
     whats = {
         "altered tensors": "tensors with changes atypical of training",
@@ -122,13 +124,6 @@ def find_alterations(
         for (where, kind), texts in found.items()
     ]
     return findings, altered | {name for _, name in zeros}
-
-
-def _describe_change(trajectory: _Trajectory, interval: int) -> str:
-    if interval in trajectory.explanations:
-        return trajectory.explanations[interval].what
-    change = trajectory.changes[interval]
-    return f"changes by {np.sqrt(change.moved / max(change.before, change.after)):.2g} of its norm"
 
 
 def _name_places(places: Sequence[int], contents: Sequence[Contents]) -> str:
