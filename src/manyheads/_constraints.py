@@ -6,9 +6,9 @@ What the annotation says is checked too: integers, finite numbers, words of a `L
 from __future__ import annotations
 
 import functools
-import math
 import operator
 import re
+import sys
 from dataclasses import MISSING, dataclass, field, fields, replace
 from numbers import Real
 from typing import Any, Literal
@@ -189,7 +189,7 @@ class _Kind:
         if self.noun == "integer":
             return operator.index(entry) if hasattr(entry, "__index__") else INVALID
         number = entry if isinstance(entry, int) else float(entry)
-        return number if math.isfinite(number) else INVALID
+        return number if abs(number) <= sys.float_info.max else INVALID
 
 
 @functools.cache

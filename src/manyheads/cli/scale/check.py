@@ -6,12 +6,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
-
-import tyro
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 from manyheads.cli.parsing import ABSENT, Switch
-from manyheads.cli.scale.base_shape import Sizes, Theory, read_shape
+from manyheads.cli.scale.base_shape import Grid, Numbers, Sizes, Theory, read_shape
 from manyheads.cli.scale.budget import (
     LARGEST_NETWORK,
     LENGTH,
@@ -30,9 +28,6 @@ if TYPE_CHECKING:
     from manyheads.scaling.task import Task
     from manyheads.scaling.trained.transformers import Recipe
     from manyheads.transformer import Shape
-
-Numbers = Annotated[Union[None, tuple[int, ...]], tyro.conf.arg(metavar="INT ...", help_behavior_hint="")]
-Rates = Annotated[Union[None, tuple[float, float, int]], tyro.conf.arg(metavar="LOW HIGH COUNT", help_behavior_hint="")]
 
 VERDICT = {"holds": "consistent", "refuted": "BREAKS", "inconclusive": "undecided"}
 USUAL: dict[str, dict[str, Any]] = {
@@ -79,7 +74,7 @@ class Check(Theory):
     """First seed."""
     transfer: Switch = False
     """Find the best learning rate of each size as well."""
-    learning_rates: Rates = None
+    learning_rates: Grid = None
     """Grid for --transfer; 0.0003 0.3 7 for adam, 0.0025 0.16 7 for muon and 0.01 10 7 for sgd if absent."""
     train: int = 60
     """Steps of a training for --transfer."""
@@ -91,15 +86,7 @@ class Check(Theory):
     """Exit with 1 if a check is refuted."""
 
     def run(self) -> int:
-        """Train, print the verdicts, and return the exit status.
-
-        Raises
-        ------
-        UsageError
-            A shape, size or rate that is out of range; a text without --task text.
-        CertificateError
-            A best rate at an end of the grid; the result of the coordinate check has been printed.
-        """
+        """Train, print the verdicts, and return the exit status."""
         from manyheads.errors import CertificateError
         from manyheads.scaling.trained.transformers import Recipe
         from manyheads.study.execution.progress import announce

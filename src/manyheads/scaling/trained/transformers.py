@@ -99,7 +99,7 @@ def sweep_losses(
 ) -> Float[np.ndarray, "rates steps"]:
     """Train one network for each learning rate of the base, from the same weights on the same batches.
 
-    Returned are the losses of every step before its update, in nats; not finite where training diverged.
+    Losses are those of every step before its update, in nats; not finite where training diverged.
     """
     factors = factors_of(parametrization, shape, task, recipe)
     setting = Setting.of(task, parametrization, shape)
@@ -162,32 +162,35 @@ def make_update(start: Transformer, tx: optax.GradientTransformation, batches: A
 
 def side_by_side(setting: Setting, batches: Any, members: int) -> int:
     """Return how many of the members are trained at once: a divisor of their number, within the budget of bytes."""
-    config = setting.config
+    most = int(max(1, min(members, BUDGET // training_bytes(setting.config, setting.optimizer, batches))))
+    return next(count for count in range(most, 0, -1) if members % count == 0)  # no remainder: one program, not two
+
+
+def training_bytes(config: TransformerConfig, optimizer: Optimizer, batches: Any) -> int:
+    """Count the bytes of one training; traced, so that nothing of that size is allocated."""
     scaling = standard_scaling(config.shape, config.inputs, config.mlp_ratio)
-    bytes_each = member_bytes(
+    return member_bytes(
         lambda key: initialize(config, scaling, key, jnp.float32),
         cross_entropy,
         batches,
-        optax.sgd(1.0) if setting.optimizer == "sgd" else optax.adam(1.0),
+        optax.sgd(1.0) if optimizer == "sgd" else optax.adam(1.0),
         jax.random.key(0),
     )
-    most = int(max(1, min(members, BUDGET // bytes_each)))
-    return next(count for count in range(most, 0, -1) if members % count == 0)  # no remainder: one program, not two
 
 
 class Updates(NamedTuple):
     """Root mean squares over a probe batch, one number a checkpoint unless said otherwise; None if not asked for."""
 
-    outputs: Any  # change of the outputs
-    residual: Any  # change of the stream after the last block
-    logits: Any  # change of the attention logits, all layers
-    query_by_weights: Any  # (W_t - W_0) z_t of the queries, all layers
-    value_by_weights: Any  # the same of the values
-    logits_start: Any  # () attention logits before training
-    head_variance_start: Any  # () variance of the logits over heads before training, mean over layers and pairs
-    kernel_std: Any  # () before training, of the stream's kernel h.h/d on the probe, between independent networks
-    head_variance: Any  # variance of the logits over heads, all layers
-    loss: Any  # on the probe batch
+    outputs: Any = None  # change of the outputs
+    residual: Any = None  # change of the stream after the last block
+    logits: Any = None  # change of the attention logits, all layers
+    query_by_weights: Any = None  # (W_t - W_0) z_t of the queries, all layers
+    value_by_weights: Any = None  # the same of the values
+    logits_start: Any = None  # () attention logits before training
+    head_variance_start: Any = None  # () variance of the logits over heads before training, mean over layers and pairs
+    kernel_std: Any = None  # () before training, of the stream's kernel h.h/d, between independent networks
+    head_variance: Any = None  # variance of the logits over heads, all layers
+    loss: Any = None  # on the probe batch
     key_by_weights: Any = None  # (W_t - W_0) z_t, as for queries
     output_by_weights: Any = None
     mlp_in_by_weights: Any = None
@@ -297,12 +300,9 @@ def _moved(start: Transformer, before: _Start, model: Transformer, probe: Any, f
         outputs=_rms(now.outputs - before.outputs),
         residual=_rms(layers.stream[-1] - before.stream),
         logits=_rms(logits - before.logits),
-        logits_start=None,  # of the start, and put in there
-        head_variance_start=None,
-        kernel_std=None,
         head_variance=jnp.var(logits, axis=-3).mean(),  # over heads, at every pair of tokens
         loss=cross_entropy(lambda _: now.outputs, probe),
-        **{"query_by_weights": None, "value_by_weights": None, **moved},
+        **moved,
     )
 
 
@@ -331,15 +331,13 @@ def _normalized(model: Transformer, stream: jax.Array, branch: str) -> jax.Array
     """Normalize the stream before the branches of all blocks, as a pre-norm transformer does."""
     if model.config.norm != "pre":
         return stream
-    gain, shift = (getattr(model.weights.blocks, f"{branch}_{part}") for part in ("gain", "shift"))
     factor = model.scaling.multiplier["norm"]
-    each = partial(_normalize_layer, config=model.config, factor=factor)
-    return jax.vmap(each)(stream, gain, shift)
 
+    def layer(stream: Any, *parts: Any) -> jax.Array:
+        gain, shift = (None if part is None else factor * part for part in parts)
+        return normalize(stream, gain, shift, model.config)
 
-def _normalize_layer(stream: Any, gain: Any, shift: Any, *, config: Any, factor: Any) -> jax.Array:
-    scaled = [None if part is None else factor * part for part in (gain, shift)]
-    return normalize(stream, scaled[0], scaled[1], config)
+    return jax.vmap(layer)(stream, *(getattr(model.weights.blocks, f"{branch}_{part}") for part in ("gain", "shift")))
 
 
 def _rms(array: jax.Array) -> jax.Array:
