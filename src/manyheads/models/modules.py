@@ -153,13 +153,12 @@ class Key(NamedTuple):
 
     def given(self, raw: Mapping[str, Any]) -> Any:
         """Return what a configuration says under the first of the names that it has, else the default."""
-        names = [name for name in self.name.split("|") if name in raw]
-        return raw[names[0]] if names else self.default
+        return next((raw[name] for name in self.name.split("|") if name in raw), self.default)
 
     def leaves_out(self, raw: Mapping[str, Any]) -> bool:
         """Tell whether the default stands in: no name is there, or its value is null where null means the default."""
-        names = [name for name in self.name.split("|") if name in raw]
-        return not names or (raw[names[0]] is None and self.null is ... and self.default is not None)
+        null_counts = self.null is not ... or self.default is None
+        return not any(name in raw for name in self.name.split("|")) or (self.given(raw) is None and not null_counts)
 
 
 _USUAL = {

@@ -117,14 +117,9 @@ class Transformer(eqx.Module):
         patterns: bool = False,
         padding_mask: "Bool[ArrayLike, '... tokens'] | None" = None,
     ) -> Record:
-        """Compute the outputs and keep what every block computed.
+        """Compute the outputs and keep what every block computed, with `patterns` L H T^2 numbers a sequence too.
 
-        Parameters
-        ----------
-        x, padding_mask
-            As for a call. What is recorded at padding means nothing.
-        patterns
-            Keep the attention patterns too: L H T^2 numbers for every sequence.
+        What is recorded at padding means nothing.
         """
         return _recorded(self, x, patterns, padding_mask)
 
