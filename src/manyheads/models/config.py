@@ -100,6 +100,11 @@ class ModelConfig:
             found["shared_hidden"] = counted["expert_hidden"] * (counted["shared_experts"] or 0)
         return found
 
+    def leaves_out(self, key: Key) -> bool:
+        """Tell whether the default stands in: no name is there, or its value is null where null means the default."""
+        stated = [self.raw[name] for name in key.name.split("|") if name in self.raw]
+        return not stated or (stated[0] is None and key.null is ... and key.default is not None)
+
     def holds(self, condition: Condition) -> bool:
         """Tell whether a module, or its bias, is there under this configuration."""
         return condition == ALWAYS or (
@@ -211,7 +216,7 @@ def read_config(raw: Mapping[str, Any], path: Path | str = "config.json", *, com
 
 def read_value(key: Key, raw: Mapping[str, Any], path: Path) -> Any:
     """Read one value, of the type of its default."""
-    value = key.given(raw)
+    value = next((raw[name] for name in key.name.split("|") if name in raw), key.default)
     if not key.name:  # a constant of the family
         return value
     if value is None and key.null is not ...:

@@ -67,16 +67,16 @@ class ParameterCount:
 
 def describe_assumed(config: ModelConfig, only: Collection[str] = ()) -> tuple[str, ...]:
     """Return the note on the values (`only` these, by canonical name) that a configuration leaves to its family."""
-    raw, family = config.raw, config.family
+    family = config.family
     sizes = {**config.sizes, **config.values, "mlp_hidden": config.sizes["hidden"]}
     missing = {
         key.name.partition("|")[0]: sizes.get(name, key.default)
         for name, key in {**family.keys, **family.counted}.items()
-        if (name in only if only else name not in UNCOUNTED) and key.name and key.leaves_out(raw)
+        if (name in only if only else name not in UNCOUNTED) and key.name and config.leaves_out(key)
     }
-    labelled = any("labels" in layer.sides for layer in head_layers(config) or ())
-    if labelled and not only and not {"id2label", "num_labels"} & raw.keys():
-        missing["num_labels"] = sizes["labels"]
+    if not only and not {"id2label", "num_labels"} & config.raw.keys():
+        labelled = any("labels" in layer.sides for layer in head_layers(config) or ())
+        missing |= {"num_labels": sizes["labels"]} if labelled else {}
     listed = ", ".join(f"{name}={json.dumps(value)}" for name, value in missing.items())
     return (f"not in the configuration, taken from {family.model_type}: {listed}",) if missing else ()
 

@@ -151,15 +151,6 @@ class Key(NamedTuple):
     default: Any  # what transformers takes where it is absent, of the type of the value; None: it follows from others
     null: Any = ...  # what it takes where it is null; `...`: the default
 
-    def given(self, raw: Mapping[str, Any]) -> Any:
-        """Return what a configuration says under the first of the names that it has, else the default."""
-        return next((raw[name] for name in self.name.split("|") if name in raw), self.default)
-
-    def leaves_out(self, raw: Mapping[str, Any]) -> bool:
-        """Tell whether the default stands in: no name is there, or its value is null where null means the default."""
-        null_counts = self.null is not ... or self.default is None
-        return not any(name in raw for name in self.name.split("|")) or (self.given(raw) is None and not null_counts)
-
 
 _USUAL = {
     "width": "hidden_size", "heads": "num_attention_heads", "layers": "num_hidden_layers", "eps": "layer_norm_eps",
