@@ -21,16 +21,10 @@ SIZES = ("width", "heads", "layers")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A configuration, read by the table of its family.
-
-    Attributes
-    ----------
-    values
-        Canonical name → value (width, heads, layers, key_dim, key_value_heads, eps, ...).
-    """
+    """A configuration, read by the table of its family."""
 
     family: Family
-    values: Mapping[str, Any]
+    values: Mapping[str, Any]  # by canonical name: width, heads, layers, key_dim, key_value_heads, eps, ...
     raw: Mapping[str, Any]
     path: Path  # where it comes from, for messages
 

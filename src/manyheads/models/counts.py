@@ -188,13 +188,9 @@ def _count_predicted(config: ModelConfig, sizes: Mapping[str, int]) -> int:
 def matrix_flops(source: Source, length: int, masked: bool = True) -> int:
     """Count the FLOPs of matrix products in a forward pass of one sequence, a multiply-add as two.
 
-    Parameters
-    ----------
-    length
-        Tokens of the sequence; for images the number of patches and special tokens is known, and this one is ignored.
-        Heads act on the positions on which transformers applies them: classes of images on one of each sequence.
-    masked
-        Whether only pairs count that the mask leaves; False: all pairs, as most published figures have it.
+    For images the number of patches and special tokens is known, and `length` is ignored. Heads act on the positions on
+    which transformers applies them: classes of images on one of each sequence. If `masked`, only pairs count that the
+    mask leaves; else all, as most published figures have it.
 
     Examples
     --------

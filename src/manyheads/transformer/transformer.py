@@ -60,15 +60,6 @@ class Transformer(eqx.Module):
     input run in double precision and return NumPy. The blocks run by `lax.scan`, so compile time does not grow with
     depth. Only `weights` are trained: gradients are taken with respect to them, never to `scaling`.
 
-    Attributes
-    ----------
-    weights
-        The trained arrays.
-    scaling
-        Standard deviations at init and forward multipliers, numbers or traced scalars.
-    config
-        Shapes and formula, static.
-
     Examples
     --------
     >>> from manyheads.transformer.inputs import TokenInput
@@ -79,8 +70,8 @@ class Transformer(eqx.Module):
     ((3, 6, 10), (2, 3, 2, 6, 4))
     """
 
-    weights: Weights
-    scaling: Scaling
+    weights: Weights  # the trained arrays
+    scaling: Scaling  # standard deviations at init and forward multipliers, numbers or traced scalars
     config: TransformerConfig = eqx.field(static=True)
 
     @follows_caller

@@ -83,13 +83,8 @@ def read_model(model: Any, reading: ModelOptions | None = None) -> TorchModel:
         sizes = ("key_dim", "heads", "depth", "width")  # a configuration says more
         if shape and any(getattr(shape, name) != getattr(architecture.shape, name) for name in sizes):
             raise UsageError(f"shape={shape}, and the configuration says {architecture.shape}: leave shape out")
-    return TorchModel(
-        architecture,
-        {name: tensor for name, tensor in tensors.items() if name not in frozen},
-        scales,
-        _padding(model, names),
-        {name: tensor for name, tensor in tensors.items() if name in frozen},
-    )
+    kept, held = ({name: t for name, t in tensors.items() if (name in frozen) is each} for each in (False, True))
+    return TorchModel(architecture, kept, scales, _padding(model, names), held)
 
 
 def unwrap(model: Any) -> Any:
@@ -115,19 +110,15 @@ def _complete_parameters(architecture: Architecture, model: Any, tensors: Mappin
 
     def complete(parameter: Parameter) -> Parameter:
         tensor = tensors[parameter.name]
-        owner = owners[id(tensor)]
-        parameter = replace(parameter, axes=tensor.dim())
+        owner, parameter = owners[id(tensor)], replace(parameter, axes=tensor.dim())
         if parameter.parts == ("embedding",) and not parameter.tied and isinstance(owner, dense):
             return replace(parameter, parts=("patch",))
         if parameter.start == "one" and not architecture.family:
             return replace(parameter, offset=_measure_offset(owner, tensor))
         return parameter
 
-    return replace(
-        architecture,
-        parameters=tuple(map(complete, architecture.parameters)),
-        frozen=tuple(map(complete, architecture.frozen)),
-    )
+    trained, frozen = (tuple(map(complete, each)) for each in (architecture.parameters, architecture.frozen))
+    return replace(architecture, parameters=trained, frozen=frozen)
 
 
 def _measure_offset(module: Any, tensor: Any) -> float:
