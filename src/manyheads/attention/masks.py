@@ -223,11 +223,8 @@ def sliding_window(width: int) -> Mask:
 def padding(lengths: "Int[ArrayLike, '...']") -> Mask:
     """Let every query attend to the first `lengths` keys of its sequence only.
 
-    Parameters
-    ----------
-    lengths
-        Integers (...), one per sequence. Its axes are the leading axes of the logits: against logits
-        (batch, heads, n, m) give lengths of shape (batch, 1). The layers put in the axis of the heads themselves.
+    The axes of the integers `lengths` are the leading axes of the logits: against logits (batch, heads, n, m) give
+    lengths of shape (batch, 1). The layers put in the axis of the heads themselves.
 
     Raises
     ------

@@ -92,17 +92,9 @@ def read_architecture(
         parameters[group[0] in frozen].append(parameter)
     if tied and not reason and not any(each.closes and each.start == "one" for each in parameters[False]):
         reason = "its last norm has no gain that is trained"
-    return Architecture(
-        shape,
-        tuple(parameters[False]),
-        family.model_type,
-        post,
-        std,
-        reason,
-        frozen=tuple(parameters[True]),
-        root_width=known.config.root_width,
-        fixed_scale=family.fixed_scale,
-    )
+    trained, resting = (tuple(parameters[each]) for each in (False, True))
+    facts = {"root_width": known.config.root_width, "fixed_scale": family.fixed_scale}
+    return Architecture(shape, trained, family.model_type, post, std, reason, frozen=resting, **facts)
 
 
 def apply_role_map(
@@ -137,27 +129,25 @@ def apply_role_map(
         if unknown := [piece for piece in part.split("+") if piece not in PARTS]:
             raise UsageError(f"{pattern!r} is given the role {unknown[0]!r}: choose from {', '.join(PARTS)}")
     used: set[str] = set()
-    parameters, resting = [], []
-    for group in _groups(names):
-        means = _look_up(roles, group, used)
-        if unknown := [name for name in group if name not in means]:
-            raise UsageError(f"no pattern of the role map fits the parameter {unknown[0]!r}: add one, or freeze it")
-        parameters.append(_parameter(group, set(means.values()), closes=False))
-    for group in _groups(frozen):
-        if means := _look_up(roles, group, used):
-            resting.append(_parameter(group, set(means.values()), closes=False))
+    found: list[list[Parameter]] = [[], []]  # trained, frozen
+    for resting, given in enumerate((names, frozen)):
+        for group in _groups(given):
+            means = _look_up(roles, group, used)
+            if not resting and (unknown := [name for name in group if name not in means]):
+                raise UsageError(f"no pattern of the role map fits the parameter {unknown[0]!r}: add one, or freeze it")
+            if means:
+                found[resting].append(_parameter(group, set(means.values()), closes=False))
+    parameters = found[0]
     if idle := [pattern for pattern in roles if pattern not in used]:
         raise UsageError(f"the pattern {idle[0]!r} of the role map fits no parameter: mend or remove it")
     reason = ""
-    if any(parameter.tied for parameter in (*parameters, *resting)):
+    if any(parameter.tied for some in found for parameter in some):
         ends = [parameter.name for parameter in parameters if parameter.parts[0] == "final_gain"]
         reason = "" if len(ends) == 1 else f"it has {len(ends)} parameters of role final_gain that are trained"
         if not reason:
             last = ("final_gain", "final_shift")
-            parameters, resting = (
-                [replace(each, closes=each.parts[0] in last) for each in some] for some in (parameters, resting)
-            )
-    return Architecture(shape, tuple(parameters), open_end=reason, frozen=tuple(resting))
+            found = [[replace(each, closes=each.parts[0] in last) for each in some] for some in found]
+    return Architecture(shape, tuple(found[0]), open_end=reason, frozen=tuple(found[1]))
 
 
 def _groups(names: Iterable[str | Sequence[str]]) -> list[tuple[str, ...]]:

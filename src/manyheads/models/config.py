@@ -21,16 +21,10 @@ SIZES = ("width", "heads", "layers")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A configuration, read by the table of its family.
-
-    Attributes
-    ----------
-    values
-        Canonical name → value (width, heads, layers, key_dim, key_value_heads, eps, ...).
-    """
+    """A configuration, read by the table of its family."""
 
     family: Family
-    values: Mapping[str, Any]
+    values: Mapping[str, Any]  # by canonical name: width, heads, layers, key_dim, key_value_heads, eps, ...
     raw: Mapping[str, Any]
     path: Path  # where it comes from, for messages
 
@@ -100,6 +94,11 @@ class ModelConfig:
             found["shared_hidden"] = counted["expert_hidden"] * (counted["shared_experts"] or 0)
         return found
 
+    def leaves_out(self, key: Key) -> bool:
+        """Tell whether the default stands in: no name is there, or its value is null where null means the default."""
+        stated = [self.raw[name] for name in key.name.split("|") if name in self.raw]
+        return not stated or (stated[0] is None and key.null is ... and key.default is not None)
+
     def holds(self, condition: Condition) -> bool:
         """Tell whether a module, or its bias, is there under this configuration."""
         return condition == ALWAYS or (
@@ -128,13 +127,14 @@ class ModelConfig:
         types, window = self._layer_types(), self.values.get("window")
         if not self.values.get("windowed") or not window:
             return None
-        if types is None and (period := self.values.get("window_period")):
+        if types is not None:
+            slides = types[layer] == "sliding_attention"
+        elif period := self.values.get("window_period"):
             # The last layer of a period sees all positions; the first one, where the period is negative.
-            place = layer % abs(period)
-            return None if place == (0 if period < 0 else period - 1) else window
-        if types is None:
-            return window if layer >= self.values.get("window_from_layer", 0) else None
-        return window if types[layer] == "sliding_attention" else None
+            slides = layer % abs(period) != (0 if period < 0 else period - 1)
+        else:
+            slides = layer >= self.values.get("window_from_layer", 0)
+        return window if slides else None
 
     def windows(self) -> set[int | None]:
         """Return the windows that occur in some layer."""
@@ -210,7 +210,7 @@ def read_config(raw: Mapping[str, Any], path: Path | str = "config.json", *, com
 
 def read_value(key: Key, raw: Mapping[str, Any], path: Path) -> Any:
     """Read one value, of the type of its default."""
-    value = key.given(raw)
+    value = next((raw[name] for name in key.name.split("|") if name in raw), key.default)
     if not key.name:  # a constant of the family
         return value
     if value is None and key.null is not ...:
@@ -218,20 +218,21 @@ def read_value(key: Key, raw: Mapping[str, Any], path: Path) -> Any:
     value = key.default if value is None else value
     if value is None:  # it follows from others
         return None
-    if isinstance(key.default, bool):
-        fits, kind = isinstance(value, bool), "true or false"
-    elif isinstance(key.default, str):
-        fits, kind = isinstance(value, str), "a name"
-    elif isinstance(key.default, list):
-        fits = isinstance(value, list) and all(isinstance(each, int) for each in value)
-        kind = "a list of layers"
-    elif isinstance(key.default, float):
-        share = key.name == "mask_ratio"
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
-        fits = fits and (value <= 1 if share else value > 0)
-        kind = "a number from 0 to 1" if share else "a positive number"
-    else:
-        fits, kind = isinstance(value, int) and not isinstance(value, bool) and value >= 0, "a whole number"
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    match key.default:
+        case bool():
+            fits, kind = isinstance(value, bool), "true or false"
+        case str():
+            fits, kind = isinstance(value, str), "a name"
+        case list():
+            fits = isinstance(value, list) and all(isinstance(each, int) for each in value)
+            kind = "a list of layers"
+        case float() if key.name == "mask_ratio":
+            fits, kind = number and 0 <= value <= 1, "a number from 0 to 1"
+        case float():
+            fits, kind = number and 0 < value < float("inf"), "a positive number"
+        case _:
+            fits, kind = number and isinstance(value, int) and value >= 0, "a whole number"
     if not fits:
         raise ConfigInvalid(path, f"{key.name} is {shown(value)}, expected {kind}")
     return value

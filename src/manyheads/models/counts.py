@@ -67,16 +67,16 @@ class ParameterCount:
 
 def describe_assumed(config: ModelConfig, only: Collection[str] = ()) -> tuple[str, ...]:
     """Return the note on the values (`only` these, by canonical name) that a configuration leaves to its family."""
-    raw, family = config.raw, config.family
+    family = config.family
     sizes = {**config.sizes, **config.values, "mlp_hidden": config.sizes["hidden"]}
     missing = {
         key.name.partition("|")[0]: sizes.get(name, key.default)
         for name, key in {**family.keys, **family.counted}.items()
-        if (name in only if only else name not in UNCOUNTED) and key.name and key.leaves_out(raw)
+        if (name in only if only else name not in UNCOUNTED) and key.name and config.leaves_out(key)
     }
-    labelled = any("labels" in layer.sides for layer in head_layers(config) or ())
-    if labelled and not only and not {"id2label", "num_labels"} & raw.keys():
-        missing["num_labels"] = sizes["labels"]
+    if not only and not {"id2label", "num_labels"} & config.raw.keys():
+        labelled = any("labels" in layer.sides for layer in head_layers(config) or ())
+        missing |= {"num_labels": sizes["labels"]} if labelled else {}
     listed = ", ".join(f"{name}={json.dumps(value)}" for name, value in missing.items())
     return (f"not in the configuration, taken from {family.model_type}: {listed}",) if missing else ()
 
@@ -188,13 +188,9 @@ def _count_predicted(config: ModelConfig, sizes: Mapping[str, int]) -> int:
 def matrix_flops(source: Source, length: int, masked: bool = True) -> int:
     """Count the FLOPs of matrix products in a forward pass of one sequence, a multiply-add as two.
 
-    Parameters
-    ----------
-    length
-        Tokens of the sequence; for images the number of patches and special tokens is known, and this one is ignored.
-        Heads act on the positions on which transformers applies them: classes of images on one of each sequence.
-    masked
-        Whether only pairs count that the mask leaves; False: all pairs, as most published figures have it.
+    For images the number of patches and special tokens is known, and `length` is ignored. Heads act on the positions on
+    which transformers applies them: classes of images on one of each sequence. If `masked`, only pairs count that the
+    mask leaves; else all, as most published figures have it.
 
     Examples
     --------

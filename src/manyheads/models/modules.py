@@ -151,16 +151,6 @@ class Key(NamedTuple):
     default: Any  # what transformers takes where it is absent, of the type of the value; None: it follows from others
     null: Any = ...  # what it takes where it is null; `...`: the default
 
-    def given(self, raw: Mapping[str, Any]) -> Any:
-        """Return what a configuration says under the first of the names that it has, else the default."""
-        names = [name for name in self.name.split("|") if name in raw]
-        return raw[names[0]] if names else self.default
-
-    def leaves_out(self, raw: Mapping[str, Any]) -> bool:
-        """Tell whether the default stands in: no name is there, or its value is null where null means the default."""
-        names = [name for name in self.name.split("|") if name in raw]
-        return not names or (raw[names[0]] is None and self.null is ... and self.default is not None)
-
 
 _USUAL = {
     "width": "hidden_size", "heads": "num_attention_heads", "layers": "num_hidden_layers", "eps": "layer_norm_eps",

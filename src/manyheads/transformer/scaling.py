@@ -39,19 +39,6 @@ class Scaling(Tree):
     :math:`p\,N^{-\alpha}\,q\cdot k`, a branch adds :math:`b` times what it computes, the read-out is multiplied by
     :math:`o`.
 
-    Attributes
-    ----------
-    initial
-        :math:`s_c` for every role.
-    multiplier
-        :math:`m_c` for every role.
-    logit_prefactor, logit_exponent
-        :math:`p` and :math:`\alpha`.
-    branch
-        :math:`b`, for attention and MLP alike.
-    output
-        :math:`o`.
-
     Examples
     --------
     >>> from manyheads.transformer.inputs import TokenInput
@@ -60,12 +47,12 @@ class Scaling(Tree):
     (0.25, 1.0, 0.353553)
     """
 
-    initial: dict[str, Number]
-    multiplier: dict[str, Number]
-    logit_prefactor: Number = 1.0
-    logit_exponent: Number = 0.5
-    branch: Number = 1.0
-    output: Number = 1.0
+    initial: dict[str, Number]  # s_c for every role
+    multiplier: dict[str, Number]  # m_c for every role
+    logit_prefactor: Number = 1.0  # p
+    logit_exponent: Number = 0.5  # alpha
+    branch: Number = 1.0  # b, for attention and MLP alike
+    output: Number = 1.0  # o
 
     def __post_init__(self) -> None:
         for name in ("initial", "multiplier"):

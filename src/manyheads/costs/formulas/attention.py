@@ -29,16 +29,7 @@ def attention_cost(shape: AttentionShape, training: bool = False, convention: st
     .. math:: 2\, b h\, p\, (d_k + d_v) \;\text{FLOPs}, \qquad p = nm \;\text{or, causal,}\; nm - n(n-1)/2 .
 
     The backward pass takes twice as many; recreating the scores in it takes `2 b h p d_k` more. Grouped queries change
-    the bytes only.
-
-    Parameters
-    ----------
-    shape
-        Queries, keys, heads, dimensions, mask.
-    training
-        Whether the backward pass is counted too, with gradients for queries, keys and values.
-    convention
-        How the result is read.
+    the bytes only. In `training` the backward pass is counted too, with gradients for queries, keys and values.
 
     Notes
     -----

@@ -37,11 +37,10 @@ def projection_parts(shape: ModelShape, call: Call) -> tuple[Part, Part]:
     # A rotation is two products and a sum for each value of a query or key, in both passes.
     rotary = 3 * dim * (heads + kv_heads) if shape.positions == "rotary" else 0  # type: ignore[operator]
     outward = width * heads * dim  # type: ignore[operator]
+    added = width if shape.biased("output") else 0
     return (
         dense_part("query, key, value", call.tokens, inward, bias=bias + rotary, again="block"),
-        dense_part(
-            "output projection", call.tokens, outward, bias=width if shape.biased("output") else 0, again="block"
-        ),
+        dense_part("output projection", call.tokens, outward, bias=added, again="block"),
     )
 
 

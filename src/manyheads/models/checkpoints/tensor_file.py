@@ -43,9 +43,8 @@ class TensorFile:
     Notes
     -----
     Every read checks that the file is still the one whose header was read (identity, length and times of change) and
-    raises `FileChanged` otherwise; a file whose permissions were set counts as changed. A change within the resolution
-    of the file system's clock goes unnoticed unless it shortens the file; compare fingerprints where that matters.
-    Threads may share a `TensorFile`.
+    raises `FileChanged` otherwise. A change within the resolution of the file system's clock goes unnoticed unless it
+    shortens the file; compare fingerprints where that matters. Threads may share a `TensorFile`.
 
     Examples
     --------

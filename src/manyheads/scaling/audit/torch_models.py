@@ -67,7 +67,7 @@ def audit_model(
         No groups, an optimizer of the other kind or of none that is known, groups that train another model, or what
         `torch_groups` refuses.
     """
-    options = ModelOptions.of(roles, shape, folded, example)
+    options = ModelOptions(roles, shape, folded, example)
     read, forward, targets, unmeasured = model_targets(p, model, hyperparameters, options)
     mixed = read_mixed(groups) if p.optimizer == "muon" else _read_alone(p, groups, hyperparameters)
     notes, hidden = [*mixed.notes, *unmeasured], mixed.hidden

@@ -101,7 +101,7 @@ class Judge:
 
     def _read(self, trainer: TorchTrainer, shape: Shape) -> tuple[TorchTrainer, Any, Factors]:
         roles = trainer.training.roles
-        read = read_model(trainer.model, ModelOptions.of(roles, shape if roles else None, True, trainer.example))
+        read = read_model(trainer.model, ModelOptions(roles, shape if roles else None, True, trainer.example))
         return trainer, read, Factors(trainer.model, read, trainer.example)
 
     def growths(self, axis: Axis, shapes: Sequence[Shape], rows: Mapping[Shape, list[Measured]]) -> Iterator[Growth]:

@@ -76,7 +76,7 @@ def torch_groups(
     Weight decay is meant as decoupled (AdamW; for gradient descent both are the same). Heads per group of keys and
     values, and the width of the MLP over d, are taken to be what they were at the base.
     """
-    options = ModelOptions.of(roles, shape, folded, example)
+    options = ModelOptions(roles, shape, folded, example)
     read, forward, targets, _ = model_targets(p, model, hyperparameters, options)
     for sentence in describe_missing_factors(p, read, hyperparameters, forward):
         warnings.warn(sentence, stacklevel=2)
@@ -120,7 +120,7 @@ def initialize_model(
         A plain module whose stds at the base are not given, or a model on the device `meta`.
     """
     torch = require("torch")
-    read, _, targets, _ = model_targets(p, model, hyperparameters, ModelOptions.of(roles, shape, folded, example))
+    read, _, targets, _ = model_targets(p, model, hyperparameters, ModelOptions(roles, shape, folded, example))
     if missing := sorted({target.role for target in targets if target.initial is None}):
         raise UsageError(
             f"no std is known for the roles {', '.join(missing)}: give BaseHyperparameters(stds={{role: standard "
