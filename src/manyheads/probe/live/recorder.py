@@ -110,8 +110,7 @@ class AttentionRecorder:
         self._record: AttentionRecord | None = None
         self._observing = ExitStack()
         self._step: int | None = None
-        self._warned = False
-        self._written, self._layers = -1, dict[str, Any]()  # as in the last line
+        self._warned, self._written, self._layers = False, -1, dict[str, Any]()  # the last two as in the last line
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:

@@ -12,6 +12,7 @@ with equality if all singular values are equal; Newton-Schulz iterations that st
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -177,8 +178,7 @@ class UpdateRecorder:
             Gaussian matrices. Over (step, head_matrix, attention_layer, head), for queries, keys, values and outputs
             whose order is known and which are not sharded: `head_update_ratio`, `head_weight_rms`,
             `head_gradient_rms`. Coordinates: `role`, `layer` (-1: none), `optimizer` and `weight_decay` (matrix;
-            "removed", "none" or "included").
-
+            "removed", "none" or "included"). UsageError if nothing was recorded.
         """
         return as_series(*self._output.log.read())
 
@@ -194,20 +194,13 @@ class UpdateRecorder:
             return
         self._done = True
         with self._budget.spending():
-            for matrix in self._take_turn():
+            queue = self._queue[self._next :] + self._queue[: self._next]
+            turn = list(itertools.takewhile(lambda matrix: matrix.optimizer is optimizer, queue[: self._count]))
+            self._next = (self._next + len(turn)) % len(queue)
+            for matrix in turn:
                 rate, decay = (float(matrix.group.get(key, 0.0)) for key in ("lr", "weight_decay"))
                 removed = rate * decay if _decay(matrix) == "removed" else 0.0
                 self._before.append((matrix, matrix.parameter.detach().clone(), removed))
-
-    def _take_turn(self) -> Iterator[_Matrix]:
-        """Yield the next matrices of the queue that belong to one optimizer."""
-        first = self._queue[self._next]
-        for _ in range(min(self._count, len(self._queue))):
-            matrix = self._queue[self._next]
-            if matrix.optimizer is not first.optimizer:
-                return
-            self._next = (self._next + 1) % len(self._queue)
-            yield matrix
 
     def _compare(self) -> None:
         """Compare the copies with the weights after the step, but for matrices that never had a gradient.

@@ -84,7 +84,7 @@ def _attention_section(found: "xr.Dataset", attributes: Mapping[Any, Any], comma
     panels: list[Panel] = []
     for name, (title, label, how) in SHOWN.items():
         if name in found and label:  # the mean over heads of a relative figure says nothing
-            panels.append(_by_layer(found[name], found.get(f"{name}_uniform"), (title, label)))
+            panels.append(_by_layer(found[name], found.get(f"{name}_uniform"), (title, label), "uniform"))
         if name in found and found.sizes["step"] > 1:
             panels.append(_heat_map(found, name, title, how))
     panels += _by_head(found)
@@ -98,15 +98,16 @@ def _attention_section(found: "xr.Dataset", attributes: Mapping[Any, Any], comma
     )
 
 
-def _by_layer(values: "xr.DataArray", level: "xr.DataArray | None", words: tuple[str, str], null: str = "") -> Lines:
+def _by_layer(values: "xr.DataArray", level: "xr.DataArray | None", words: tuple[str, str], null: str) -> Lines:
     """Draw the mean over heads of some layers, with the range of the heads as a band; words: title and label."""
-    layers = _spread(values.sizes["layer"], CURVES)
-    steps = values.step.values
-    curves = []
-    for group, place in enumerate(layers):
+    steps, curves = values.step.values, []
+    for group, place in enumerate(_spread(values.sizes["layer"], CURVES)):
         heads = values.isel(layer=place).transpose("head", "step").values
-        curves.append(_band(steps, heads, f"layer {values.layer.values[place]}", group))
-    return _lines(*words, steps, curves, level, null or "uniform", values.sizes["layer"])
+        heads = heads[~np.isnan(heads).all(axis=1)]  # heads that the layer lacks
+        low, high = (tuple(map(float, edge)) for edge in (heads.min(axis=0), heads.max(axis=0)))
+        curve = _curve(steps, heads.mean(axis=0), f"layer {values.layer.values[place]}", group)
+        curves.append(replace(curve, low=low, high=high))
+    return _lines(*words, steps, curves, level, null, values.sizes["layer"])
 
 
 def _lines(
@@ -114,9 +115,11 @@ def _lines(
 ) -> Lines:
     """Draw the curves of some of so many layers, with their null level where there is one."""
     note = f"{len(curves)} of {count} layers." if len(curves) < count else ""
+    positive = steps[steps > 0]  # spaced so unevenly that only a logarithmic axis shows them all:
+    uneven = len(positive) > 4 and most_frequent_interval(steps) < len(steps) / 2 and positive[-1] > 100 * positive[0]
     if level is not None and np.isfinite(level.values).any():
         curves.append(_reference(steps, float(np.nanmean(level.values)), null))
-    return Lines(title, "step", label, tuple(curves), log_x=_is_logarithmic(steps), note=note)
+    return Lines(title, "step", label, tuple(curves), log_x=bool(uneven), note=note)
 
 
 def _by_head(found: "xr.Dataset") -> list[Panel]:
@@ -132,8 +135,7 @@ def _by_head(found: "xr.Dataset") -> list[Panel]:
         curves = (_curve(steps, head, "", group) for group, head in enumerate(heads))
         plots.append((*curves, _reference(steps, level, "uniform")))
         names.append(f"layer {found.layer.values[place]}")
-    missing = -len(plots) % columns
-    starts = range(0, len(plots), columns)
+    missing, starts = -len(plots) % columns, range(0, len(plots), columns)
     plots, names = plots + [()] * missing, names + [""] * missing
     some = f" {len(places)} of {found.sizes['layer']} layers." if len(places) < found.sizes["layer"] else ""
     return [
@@ -214,19 +216,20 @@ def _weight_panels(found: "xr.Dataset") -> tuple[Panel, ...]:
 def _listings(readings: list[Reading]) -> tuple[Listing, ...]:
     """Return tables of the shapes of entropies and of stable ranks."""
     columns = ("first", "lowest", "at step", "last", "null level", "shape", "drop", "rise")
-    tables = []
-    entropies = [each for each in readings if each.figure == "entropy"]
-    if entropies:
-        heads = [", ".join(f"{count} {label}" for label, count in each.heads.most_common()) for each in entropies]
-        rows = [(str(each.layer), *_row(each), text) for each, text in zip(entropies, heads, strict=True)]
-        note = "Mean over the heads of a layer, in nat; drop and rise are those of a fit by exponentials."
-        title = "Attention entropy, layer by layer"
-        tables.append(Listing(title, ("layer", *columns, "heads"), tuple(rows), note=note))
-    if ranks := [each for each in readings if each.figure != "entropy"]:
-        rows = [(str(each.layer), each.name, *_row(each)) for each in ranks]
-        title = "Stable rank of the lower MLP matrix, layer by layer"
-        tables.append(Listing(title, ("layer", "matrix", *columns), tuple(rows)))
-    return tuple(tables)
+    entropies, ranks = [], []
+    for each in readings:
+        if each.figure == "entropy":
+            heads = ", ".join(f"{count} {label}" for label, count in each.heads.most_common())
+            entropies.append((str(each.layer), *_row(each), heads))
+        else:
+            ranks.append((str(each.layer), each.name, *_row(each)))
+    note = "Mean over the heads of a layer, in nat; drop and rise are those of a fit that falls and then rises."
+    titles = "Attention entropy, layer by layer", "Stable rank of the lower MLP matrix, layer by layer"
+    tables = (
+        Listing(titles[0], ("layer", *columns, "heads"), tuple(entropies), note=note),
+        Listing(titles[1], ("layer", "matrix", *columns), tuple(ranks)),
+    )
+    return tuple(table for table in tables if table.rows)
 
 
 def _row(each: Reading) -> tuple[str, ...]:
@@ -247,13 +250,6 @@ def _curve(steps: Array, values: Array, label: str, group: int) -> Curve:
     return Curve(tuple(map(float, steps)), tuple(map(float, values)), label, group=group)
 
 
-def _band(steps: Array, heads: Array, label: str, group: int) -> Curve:
-    """Return the mean over heads (H, T) with their range; heads that a layer lacks are NaN."""
-    heads = heads[~np.isnan(heads).all(axis=1)]
-    low, high = (tuple(map(float, edge)) for edge in (heads.min(axis=0), heads.max(axis=0)))
-    return replace(_curve(steps, heads.mean(axis=0), label, group), low=low, high=high)
-
-
 def _reference(steps: Array, level: float, label: str) -> Curve:
     return Curve((float(steps[0]), float(steps[-1])), (level, level), label, "reference")
 
@@ -261,9 +257,3 @@ def _reference(steps: Array, level: float, label: str) -> Curve:
 def _spread(count: int, most: int) -> list[int]:
     """Return at most so many places out of so many, evenly chosen, the first and last among them."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
-
-
-def _is_logarithmic(steps: Array) -> bool:
-    """Tell whether steps are spaced so unevenly that only a logarithmic axis shows them all."""
-    positive = steps[steps > 0]
-    return len(positive) > 4 and most_frequent_interval(steps) < len(steps) / 2 and positive[-1] > 100 * positive[0]
