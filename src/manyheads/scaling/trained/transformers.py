@@ -18,7 +18,10 @@ from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError, check_rising
 from manyheads.scaling.parametrization.muon import WHOLE, Muon
 from manyheads.scaling.parametrization.optax_scaling import rescale
+from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.scaling_exponents import Optimizer
+from manyheads.scaling.task import Task
+from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.scaling import Scaling, standard_scaling
 from manyheads.transformer.shape import Shape
@@ -30,9 +33,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from numpy.typing import ArrayLike
 
-    from manyheads.scaling.parametrization.parametrization import Parametrization
-    from manyheads.scaling.task import Task
-    from manyheads.transformer.config import TransformerConfig
 
 BUDGET = 16 * 2**20  # bytes trained side by side: beyond the cache it costs memory and saves no time
 
