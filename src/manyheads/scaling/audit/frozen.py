@@ -31,10 +31,7 @@ class FrozenCarrier:
 
 
 def list_frozen_carriers(
-    p: Parametrization,
-    architecture: Architecture,
-    hyperparameters: BaseHyperparameters,
-    forward: ForwardMultipliers,
+    p: Parametrization, architecture: Architecture, hyperparameters: BaseHyperparameters, forward: ForwardMultipliers
 ) -> tuple[FrozenCarrier, ...]:
     """Return the frozen parameters of a model that would have to hold a factor other than one."""
     factors = asdict(missing_multipliers(p, architecture.shape, forward))
@@ -72,7 +69,8 @@ def describe_missing_factors(
             told |= name == "output" and any(parameter.tied for parameter in known)
             if abs(value - 1) > 1e-9 and not told:
                 said.append(
-                    f"the factor {value:.4g} on the {WORDS[name]} belongs into {where}: name the frozen ones, too"
+                    f"the factor {value:.4g} on the {WORDS[name]} belongs into {where}, and the role map gives no "
+                    "parameter that part: name the frozen ones, too"
                 )
     return said
 

@@ -200,19 +200,14 @@ def _share_a_decay(targets: Iterable[ParameterTarget], settings: Mapping[str, Ac
 
 
 def _explain(
-    quantity: str,
-    target: ParameterTarget,
-    own: ActualSettings,
-    hyperparameters: BaseHyperparameters,
-    tied: float,
-    alike: bool,
+    quantity: str, target: ParameterTarget, own: ActualSettings, given: BaseHyperparameters, tied: float, alike: bool
 ) -> str:
     """Explain a wrong learning rate, epsilon or decay: cause and effect."""
     actual = getattr(own, quantity)
     expected = _near_enough(quantity, target, own)[1]
     factor = _over(actual, expected)
     own_factor = 1 / target.factors.learning_rate if quantity == "weight_decay" else getattr(target.factors, quantity)
-    tuned = hyperparameters.of(target.factors.rule)
+    tuned = given.of(target.factors.rule)
     common = getattr(tuned, quantity)
     base = target.learning_rate / target.factors.learning_rate if quantity == "learning_rate" else common
     if not math.isfinite(actual):

@@ -71,20 +71,14 @@ def audit_model(
     notes, hidden = [*mixed.notes, *unmeasured], mixed.hidden
     asked, fresh = fresh, not mixed.stepped if fresh is None else fresh
     settings, owners, doubled = _collect(read, mixed.rows, fresh)
-    targets = tuple(
-        patch_target(
-            p,
-            each,
-            read.tensors[name].numel() // read.architecture.shape.width,
-            read.architecture.shape,
-            hyperparameters,
-        )
-        if each.parameter.parts == ("patch",)
-        and (name := each.parameter.name) in owners
-        and owners[name].rule == "muon"
-        else each
-        for each in targets
-    )
+
+    def patched(target: ParameterTarget) -> ParameterTarget:
+        name, size = target.parameter.name, read.architecture.shape
+        if target.parameter.parts != ("patch",) or name not in owners or owners[name].rule != "muon":
+            return target
+        return patch_target(p, target, read.tensors[name].numel() // size.width, size, hyperparameters)
+
+    targets = tuple(map(patched, targets))
     settings, random = _leave_random_biases(targets, settings, read, hyperparameters)
     if hidden and p.optimizer == "muon":
         settings = {name: replace(each, learning_rate=None) for name, each in settings.items()}
@@ -136,10 +130,7 @@ def _read_alone(p: Parametrization, groups: Any, hyperparameters: BaseHyperparam
 
 
 def _leave_random_biases(
-    targets: Sequence[ParameterTarget],
-    settings: dict[str, ActualSettings],
-    read: TorchModel,
-    hyperparameters: BaseHyperparameters,
+    targets: Sequence[ParameterTarget], settings: dict[str, ActualSettings], read: TorchModel, base: BaseHyperparameters
 ) -> tuple[dict[str, ActualSettings], set[str]]:
     """Leave out stds of random biases of a plain module, unknown at the base; return what is left, and their roles."""
     left = {
@@ -147,7 +138,7 @@ def _leave_random_biases(
         for target in targets
         if not read.architecture.family
         and target.parameter.parts[0].endswith("bias")
-        and given_std(target.parameter.parts[0], hyperparameters) is None
+        and given_std(target.parameter.parts[0], base) is None
         and target.parameter.name in settings
         and settings[target.parameter.name].std
     }

@@ -105,7 +105,7 @@ def refuse_depth(p: Parametrization, shape: Shape) -> None:
     """Refuse to scale post-norm blocks in depth."""
     if p.scheme == "limits" and shape.depth != p.base.depth:
         raise UsageError(
-            f"post-norm blocks, L={shape.depth} and L={p.base.depth} at the base: tune a base of this depth"
+            f"post-norm blocks, L={shape.depth} and {p.base.depth} at the base: outside the theory, keep the depth"
         )
 
 
@@ -141,7 +141,7 @@ def parameter_targets(
         tied = next((parameter.name for parameter in architecture.parameters if parameter.tied), "a frozen table")
         raise UsageError(
             f"{tied} is embedding and unembedding at once and needs the factor {closing:.4g} behind it, which "
-            f"no parameter can carry: {architecture.open_end}; untie it, or multiply in the model and say folded=False"
+            f"no parameter can carry: {architecture.open_end}; untie it (tie_word_embeddings=False), or folded=False"
         )
     factors = role_factors(p, shape)
     return tuple(
@@ -161,7 +161,7 @@ def _refuse_latent(p: Parametrization, shape: Shape) -> None:
         if p.optimizer == "sgd" and (ratio := (QUERIES / rank).ratio(shape, p.base)) != 1:
             raise UsageError(
                 f"latent attention (MLA) under gradient descent, and {QUERIES / rank} is {ratio:g} times the base's: "
-                "keep the ratio, or train with AdamW or Muon"
+                "the gradient is not derived then; keep the ratio, or train with AdamW or Muon"
             )
 
 

@@ -16,14 +16,7 @@ from manyheads.scaling.axes import Axis, size_along
 from manyheads.scaling.checks.coordinate_check import TOLERANCE, Growth, check_growth
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.scaling.parametrization.parametrization import Parametrization
-from manyheads.scaling.preflight_checks.expected import (
-    Expected,
-    expected_arrays,
-    expected_updates,
-    find_expected,
-    slope,
-    whole_updates,
-)
+from manyheads.scaling.preflight_checks import expected
 from manyheads.scaling.preflight_checks.factors import Factors, find_uses, multipliers
 from manyheads.scaling.preflight_checks.result import FactorUse
 from manyheads.scaling.preflight_checks.runs import Runs, seeded
@@ -39,7 +32,7 @@ class Judge:
 
     def __init__(self, p: Parametrization | None, hyperparameters: BaseHyperparameters | None, run: Runs) -> None:
         self.p, self.hyperparameters, self.run = p, hyperparameters, run
-        self.expected: dict[Shape, dict[str, Expected]] = {}
+        self.expected: dict[Shape, dict[str, expected.Expected]] = {}
         self.uses: list[FactorUse] = []
         self.audits: dict[Axis, Audit] = {}
         self.notes: list[str] = []
@@ -51,7 +44,7 @@ class Judge:
         p = self.p
         assert p is not None
         if not isinstance(first := self._build(p.base), TorchTrainer):
-            self.expected = {shape: expected_arrays(p, first.roles(), shape) for shape in shapes}
+            self.expected = {shape: expected.expected_arrays(p, first.roles(), shape) for shape in shapes}
             self.notes.append("JAX: settings and forward factors not judged; audit_learning_rates takes rates by role")
             return
         base = self._read(first, p.base)
@@ -61,7 +54,7 @@ class Judge:
             axis = next(axis for axis, each in [*along.items(), (next(iter(along)), shapes)] if shape in each)
             uses = find_uses(p, axis, shape, factors, base[2])
             forward = multipliers(p, shape, uses)
-            self.expected[shape] = expected_updates(p, read, forward, shape)
+            self.expected[shape] = expected.expected_updates(p, read, forward, shape)
             self.uses += [
                 use for use in uses if not use.right or (largest and use.state != "unchanged" and use.shape != p.base)
             ]
@@ -113,7 +106,7 @@ class Judge:
             whole = name.startswith((OUTPUTS, STREAM))
             required, least, known = self._prescribed(name, shapes, sizes)
             logs = [0.5 * math.log1p(each) for each in (largest if whole else random_parts[name])]
-            least += min(0.0, slope(sizes, logs))
+            least += min(0.0, expected.slope(sizes, logs))
             if self.p is not None and not known:
                 self.notes.append(f"{name}: has no role of its own, and is not judged")
                 continue
@@ -149,10 +142,14 @@ class Judge:
         """Return the required and the least exponent, and whether they are known."""
         if self.p is None:
             return 0.0, 0.0, True
-        found = [find_expected(name, self.expected[shape], whole_updates(self.p, shape)) for shape in shapes]
+        found = [
+            expected.find_expected(name, self.expected[shape], expected.whole_updates(self.p, shape))
+            for shape in shapes
+        ]
         if any(each is None for each in found):
             return 0.0, 0.0, False
         required, least = (
-            round(slope(sizes, [math.log(getattr(each, part)) for each in found]), 9) for part in ("required", "least")
+            round(expected.slope(sizes, [math.log(getattr(each, part)) for each in found]), 9)
+            for part in ("required", "least")
         )
         return required, min(least, required), True
