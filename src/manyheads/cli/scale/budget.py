@@ -83,9 +83,6 @@ def tell_time(work: float, sizes: int) -> str:
 
 def refuse_work(shapes: "tuple[Shape, ...]", tokens: int, flag: str, steps: int, trainings: int) -> None:
     """Refuse what would take days."""
-    work = count_work(shapes, tokens, steps, trainings)
+    work, count = count_work(shapes, tokens, steps, trainings), trainings * len(shapes)
     if work > LARGEST_WORK:
-        raise UsageError(
-            f"{flag} {steps}: {trainings * len(shapes)} trainings take about {work:.1g} FLOPs, and {LARGEST_WORK:.0g} "
-            "are allowed; give fewer steps or seeds, or smaller --sizes"
-        )
+        raise UsageError(f"{flag} {steps}: {count} trainings take about {work:.1g} FLOPs; give fewer steps or seeds")

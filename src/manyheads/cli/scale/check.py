@@ -9,17 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 from manyheads.cli.parsing import ABSENT, Switch
+from manyheads.cli.scale import budget
 from manyheads.cli.scale.base_shape import Grid, Numbers, Sizes, Theory, read_shape
-from manyheads.cli.scale.budget import (
-    LARGEST_NETWORK,
-    LENGTH,
-    count_weights,
-    count_work,
-    listed,
-    refuse_memory,
-    refuse_work,
-    tell_time,
-)
+from manyheads.cli.scale.budget import LARGEST_NETWORK, count_weights, count_work, listed
 
 if TYPE_CHECKING:
     from manyheads.scaling import Parametrization
@@ -98,13 +90,13 @@ class Check(Theory):
         self._refuse(shapes)
         task = self._task()
         batch, rates = self._usual("batch"), self._usual("learning_rates")[2]
-        refuse_memory(task, shapes, batch, (self.train, rates) if self.transfer else None)
-        tokens, steps = batch * LENGTH[self.task], self._usual("steps")[-1]
+        budget.refuse_memory(task, shapes, batch, (self.train, rates) if self.transfer else None)
+        tokens, steps = batch * budget.LENGTH[self.task], self._usual("steps")[-1]
         sweeps = rates * self.seeds * self.transfer
-        refuse_work(shapes, tokens, "--steps", steps, self.seeds)
-        refuse_work(shapes, tokens, "--train", self.train, sweeps)
+        budget.refuse_work(shapes, tokens, "--steps", steps, self.seeds)
+        budget.refuse_work(shapes, tokens, "--train", self.train, sweeps)
         work = count_work(shapes, tokens, steps, self.seeds) + count_work(shapes, tokens, self.train, sweeps)
-        announce(f"about {tell_time(work, len(shapes))}", True)
+        announce(f"about {budget.tell_time(work, len(shapes))}", True)
         recipe = Recipe(self.train, self.epsilon, self.adam_learning_rate)
         check = self._check_coordinates(task, parametrization, recipe, shapes)
         if not self.json:  # printed before the longer check, which may be interrupted or find no optimum

@@ -89,7 +89,7 @@ class Scale(TunedTheory):
         if self.snippet:
             if self.learning_rate is None:
                 raise UsageError("--snippet needs --learning-rate, the learning rate that was tuned at the base")
-            print(self._program(notes, parametrization, shape, hyperparameters), end="")
+            print(self._program(notes, (parametrization, shape, hyperparameters)), end="")
             return 0
         table = parametrization.table(shape)
         remarks = _compare(base_notes, notes, parametrization, shape)
@@ -103,7 +103,7 @@ class Scale(TunedTheory):
             print_table(parametrization, table, hyperparameters, remarks, factors=self.learning_rate is None)
         return 0
 
-    def _program(self, notes: Notes | None, *given: Any) -> str:
+    def _program(self, notes: Notes | None, given: "tuple[Parametrization, Shape, BaseHyperparameters]") -> str:
         from manyheads.scaling.parametrization.programs import optax_snippet, torch_snippet, transformers_snippet
 
         if self.snippet == "optax" or notes is None or not notes.family:

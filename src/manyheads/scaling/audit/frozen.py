@@ -8,19 +8,16 @@ was trained with elsewhere cannot be seen.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from manyheads.models.parts import Architecture, Parameter
+from manyheads.models.torch.model import TorchModel
 from manyheads.scaling.audit.init_test import init_is_right
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
-from manyheads.scaling.parametrization.targets import missing_multipliers, parameter_targets
+from manyheads.scaling.parametrization.parametrization import Parametrization
+from manyheads.scaling.parametrization.targets import ForwardMultipliers, missing_multipliers, parameter_targets
 from manyheads.scaling.torch.applied_factors import WORDS
 from manyheads.scaling.torch.init import measure_init
-
-if TYPE_CHECKING:
-    from manyheads.models.parts import Architecture, Parameter
-    from manyheads.models.torch.model import TorchModel
-    from manyheads.scaling.parametrization.parametrization import Parametrization
-    from manyheads.scaling.parametrization.targets import ForwardMultipliers
 
 
 @dataclass(frozen=True)
@@ -34,10 +31,7 @@ class FrozenCarrier:
 
 
 def list_frozen_carriers(
-    p: Parametrization,
-    architecture: Architecture,
-    hyperparameters: BaseHyperparameters,
-    forward: ForwardMultipliers,
+    p: Parametrization, architecture: Architecture, hyperparameters: BaseHyperparameters, forward: ForwardMultipliers
 ) -> tuple[FrozenCarrier, ...]:
     """Return the frozen parameters of a model that would have to hold a factor other than one."""
     factors = asdict(missing_multipliers(p, architecture.shape, forward))
@@ -68,18 +62,15 @@ def describe_missing_factors(
     known = (*read.architecture.parameters, *read.architecture.frozen)
     if len(read.architecture.frozen) < len(read.frozen):
         for name, value in asdict(missing_multipliers(p, read.architecture.shape, forward)).items():
-            parts = [
-                part
-                for part, factor in read.architecture.carries.items()
-                if factor == name and not part.endswith(("bias", "gain", "shift"))
-            ]
-            parts = parts or ["unembedding"]
+            parts = [part for part, factor in read.architecture.carries.items() if factor == name]
+            parts = [part for part in parts if not part.endswith(("bias", "gain", "shift"))] or ["unembedding"]
+            where = " and ".join(parts)
             told = any(part in parameter.parts for part in parts for parameter in known)
             told |= name == "output" and any(parameter.tied for parameter in known)
             if abs(value - 1) > 1e-9 and not told:
                 said.append(
-                    f"the factor {value:.4g} on the {WORDS[name]} belongs into {' and '.join(parts)}, and the "
-                    "role map gives no parameter that part: name the frozen ones, too"
+                    f"the factor {value:.4g} on the {WORDS[name]} belongs into {where}, and the role map gives no "
+                    "parameter that part: name the frozen ones, too"
                 )
     return said
 

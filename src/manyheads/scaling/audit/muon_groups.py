@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
+from manyheads.models.parts import Architecture
 from manyheads.scaling.audit.findings import Finding
+from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.scaling.parametrization.muon import FACTORS, FUSED, PER_HEAD
+from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.targets import Factors, ParameterTarget
 from manyheads.scaling.torch.optimizer_groups import SAYS_NOTHING, divides, find_optimizer, has_stepped, read_peaks
-
-if TYPE_CHECKING:
-    from manyheads.models.parts import Architecture
-    from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
-    from manyheads.scaling.parametrization.parametrization import Parametrization
-    from manyheads.transformer.shape import Shape
+from manyheads.transformer.shape import Shape
 
 ADAM_NAMES = ("adam", "adamw")
 SPLIT_KEYS = ("whole", "thirds", "heads", "head-columns")
@@ -54,10 +52,7 @@ def read_mixed(given: Any) -> MixedGroups:
         optimizer, schedules = find_optimizer(part)
         groups = getattr(optimizer, "param_groups", optimizer)
         if not isinstance(groups, Sequence) or not all(isinstance(row, Mapping) and "params" in row for row in groups):
-            raise UsageError(
-                f"{type(part).__name__} has no parameter groups: give a list of optimizers, of schedules over them, or "
-                "of groups (dictionaries with params, lr, weight_decay) that name their rule"
-            )
+            raise UsageError(f"{type(part).__name__} has no parameter groups: give optimizers, schedules, or groups")
         peaks, unknown = read_peaks(groups, schedules)
         splits = not isinstance(optimizer, torch.optim.Muon)
         for number, (row, peak) in enumerate(zip(groups, peaks, strict=True)):

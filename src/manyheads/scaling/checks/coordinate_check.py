@@ -255,10 +255,7 @@ def coordinate_check(
             _check_measured(cell, where, len(checkpoints))
     updates = {name: np.array([[cell[name] for cell in row] for row in rows], np.float64) for name in QUANTITIES}
     if all((np.isfinite(values) & (values == values[:1])).all() for values in updates.values()):
-        raise UsageError(
-            f"measure returned the same numbers for all of the {len(rows)} seeds: one network would count as several; "
-            "draw its weights from the seed"
-        )
+        raise UsageError(f"measure returned the same numbers for all {len(rows)} seeds: draw weights from the seed")
     growths = decide_growths(parametrization, axis, sizes, updates, checkpoints, tolerance[axis])
     return CoordinateCheck(growths, updates)
 
@@ -276,10 +273,7 @@ def _check_measured(cell: Mapping[str, Any], where: str, checkpoints: int) -> No
     lost = np.any([~np.isfinite(values) for values in found.values()], 0)  # diverged: see decide_growths
     for name, values in found.items():
         if (still := values[(values < 0) | ((values == 0) & ~lost)]).size:
-            raise UsageError(
-                f"measure returned {name} = {still[0]:g} ({where}): an update is positive, and what does not move has "
-                "no exponent; train for more steps, at a larger learning rate, or in higher precision"
-            )
+            raise UsageError(f"measure returned {name} = {still[0]:g} ({where}), no update: train for more steps")
 
 
 def decide_growths(

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.errors import UsageError
-from manyheads.models.parts import HIDDEN, PARTS
+from manyheads.models.parts import HIDDEN, PARTS, Parameter
 from manyheads.transformer.scaling import ROLES
-
-if TYPE_CHECKING:
-    from manyheads.models.parts import Parameter
 
 POSITIVE = Constraint(above=0, below=1e100)
 NOT_NEGATIVE = Constraint(least=0, below=1e100)
@@ -126,10 +122,7 @@ class BaseHyperparameters:
         if rule != "muon":
             return self
         if self.muon is None:
-            raise UsageError(
-                "optimizer='muon' and no hyperparameters of Muon: give BaseHyperparameters(..., "
-                "muon=MuonHyperparameters(learning_rate=..., weight_decay=...)), as tuned at the base"
-            )
+            raise UsageError("optimizer='muon': give BaseHyperparameters(muon=MuonHyperparameters(learning_rate=...))")
         return self.muon
 
     def rate_of(self, parts: Sequence[str], rule: str) -> float:

@@ -172,10 +172,7 @@ class Parametrization:
             except OverflowError:
                 numbers, adjustment = {"learning_rate": 0.0}, 1.0
             if not all(SMALLEST < number < 1 / SMALLEST for number in numbers.values()):
-                raise UsageError(
-                    f"the factors of {role} are beyond what a float holds: take shapes that are closer to each other, "
-                    "and a richness closer to 1"
-                )
+                raise UsageError(f"the factors of {role} are beyond what a float holds: take closer shapes")
             shown = {name: str(power.at(shape, self.base)) for name, power in powers.items()}
             if law.rule == "muon" and self.scheme == "limits":
                 own = self.muon.adjustment_power(role, shape, self.base)

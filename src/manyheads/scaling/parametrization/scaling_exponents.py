@@ -191,19 +191,13 @@ def scaling_exponents(
 ) -> dict[str, ScalingExponents]:
     """Return the laws of all roles.
 
-    Parameters
-    ----------
-    scheme
-        `"limits"`: the consistent scaling in N, H and L. `"mup"`: the same with width d = N H alone and plain rates
-        for queries and keys, which is right for logit exponent 1 only; epsilon is not rescaled, as in Yang et al.
-        (2022). `"standard"`: fan-in stds, one rate and one epsilon for all.
-    optimizer
-        `"adam"`, `"sgd"`, or `"muon"` for the matrices in the blocks with Adam for the rest.
-    muon
-        The variant of Muon. Its rows are those before the shape factor, which is no power of one size; the other
-        schemes leave the rate of its groups alone, as recipes do that trust the shape factor.
-    logit_exponent, depth_exponent
-        alpha_A and alpha_L; the other schemes ignore them.
+    * `"limits"`: the consistent scaling in N, H and L.
+    * `"mup"`: the same with width d = N H alone, ignoring both exponents, and plain rates for queries and keys, right
+      for logit exponent 1 only; epsilon is not rescaled, as in Yang et al. (2022).
+    * `"standard"`: fan-in stds, one rate and one epsilon for all.
+
+    Rows of Muon, for the matrices in the blocks, are those before the shape factor, which is no power of one size; the
+    other schemes leave the rate of its groups alone, as recipes do that trust the shape factor.
 
     Examples
     --------

@@ -117,7 +117,8 @@ class Preflight(Shown):
     def undecided(self) -> list[str]:
         """Return findings that are neither right nor wrong, one sentence each."""
         said = [each.sentence() for each in self.factors if each.state == "unknown"]
-        said += [each.sentence() for each in (*self.growths, *self.transfers) if each.outcome == "inconclusive"]
+        tested: list[Growth | TransferCheck] = [*self.growths, *self.transfers]
+        said += [each.sentence() for each in tested if each.outcome == "inconclusive"]
         return said + [note for note in self.notes if any(words in note for words in (UNJUDGED, *OPEN))]
 
     def faults(self) -> list[str]:

@@ -49,10 +49,7 @@ class Runs:
         training = Training.of(self.make(shape, seed), name)
         model = training.model
         if any(each() is model for each in self.seen):
-            raise UsageError(
-                f"{name} returned the same model twice: build a new one from (shape, seed) each time, or the second "
-                "training starts where the first one ended"
-            )
+            raise UsageError(f"{name} returned the same model twice: build a new one from (shape, seed) each time")
         if hasattr(model, "__weakref__"):
             self.seen = [each for each in self.seen if each() is not None] + [weakref.ref(model)]
         return find_trainer(training)
@@ -98,10 +95,10 @@ class Runs:
         runs = len(self.seeds) * (len(shapes) + rates * len(on_axes))
         announce(f"about {total:.0f} CPU s for {runs} trainings at {len(shapes)} shapes")
         for axis, each in along.items():
-            if len({self.sizes[shape] for shape in each}) < 2:
+            if len(counts := {self.sizes[shape] for shape in each}) < 2:
+                (count,) = counts
                 raise UsageError(
-                    f"make builds {self.sizes[each[0]]:,} trained weights at every size along {LETTERS[axis]}: build "
-                    "the model from the shape that it is given"
+                    f"make builds {count:,} trained weights at every size along {LETTERS[axis]}: use the shape"
                 )
 
     def measure(self, shape: Shape, seed: int) -> Measured:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
@@ -90,6 +91,19 @@ class Measured:
     updates: dict[str, Update]
     losses: list[float]
 
+    @classmethod
+    def of(cls, rows: dict[str, list[Update]], losses: list[float]) -> Measured:
+        """Take the RMS over the members of every group; where training diverged, all updates are infinite."""
+        lost = not all(map(math.isfinite, losses))
+        updates = {
+            name: Update(
+                math.inf if lost else (sum(each.size**2 for each in members) / len(members)) ** 0.5,
+                0.0 if lost else sum(each.random for each in members) / len(members),
+            )
+            for name, members in rows.items()
+        }
+        return cls(updates, losses)
+
 
 @dataclass(frozen=True)
 class Membership:
@@ -116,14 +130,3 @@ def join_layers(name: str) -> str:
     'transformer.h.*.attn.c_proj'
     """
     return re.sub(r"(?<=[.\[])\d+(?=[.\]]|$)", "*", name)
-
-
-def join_updates(rows: dict[str, list[Update]]) -> dict[str, Update]:
-    """Take the RMS over the members of every group."""
-    return {
-        name: Update(
-            (sum(each.size**2 for each in members) / len(members)) ** 0.5,
-            sum(each.random for each in members) / len(members),
-        )
-        for name, members in rows.items()
-    }

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
-
-if TYPE_CHECKING:
-    from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
-    from manyheads.scaling.parametrization.parametrization import Parametrization
+from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
+from manyheads.scaling.parametrization.parametrization import Parametrization
 
 DIVIDING = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad")
 """Optimizers of torch.optim that divide every entry of the gradient by its size, and so scale as Adam does."""
@@ -41,10 +39,7 @@ def read_groups(
     """Return the groups of an optimizer or of a list, completed, and what has to be said about them."""
     rows = getattr(groups, "param_groups", groups)
     if not isinstance(rows, Sequence) or isinstance(rows, str) or not all(isinstance(row, Mapping) for row in rows):
-        raise UsageError(
-            f"{type(groups).__name__} has no parameter groups: give a torch.optim optimizer, or the list of groups "
-            "(dictionaries with params, lr, eps, weight_decay) it was made from"
-        )
+        raise UsageError(f"{type(groups).__name__} has no parameter groups: give a torch.optim optimizer, or groups")
     if not rows or not all("params" in row for row in rows):
         raise UsageError("no group with params: make the groups by torch_groups(parametrization, model, ...)")
     known = [] if rows is groups else [(type(groups).__name__, _kind(groups))]

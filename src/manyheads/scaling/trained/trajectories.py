@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from manyheads.errors import UsageError, check_rising
+from manyheads.scaling.parametrization.parametrization import Parametrization
+from manyheads.scaling.task import Task
 from manyheads.scaling.trained.transformers import (
     NetworkFactors,
+    Recipe,
     Setting,
     attention_logits,
     factors_of,
@@ -19,14 +22,9 @@ from manyheads.scaling.trained.transformers import (
     optimizer_of,
     side_by_side,
 )
+from manyheads.transformer.config import TransformerConfig
+from manyheads.transformer.shape import Shape
 from manyheads.transformer.transformer import Record, Transformer, initialize
-
-if TYPE_CHECKING:
-    from manyheads.scaling.parametrization.parametrization import Parametrization
-    from manyheads.scaling.task import Task
-    from manyheads.scaling.trained.transformers import Recipe
-    from manyheads.transformer.config import TransformerConfig
-    from manyheads.transformer.shape import Shape
 
 SEQUENCES, TOKENS = 4, 4
 """Sequences of the probe, and tokens of each, between which kernels are taken: few, so that many networks are kept."""

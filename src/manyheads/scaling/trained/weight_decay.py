@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from manyheads._arrays import takes_arrays
+from manyheads.scaling.parametrization.parametrization import Parametrization
+from manyheads.scaling.task import Task
 from manyheads.scaling.trained.transformers import (
     NetworkFactors,
     Recipe,
@@ -22,6 +24,7 @@ from manyheads.scaling.trained.transformers import (
     side_by_side,
 )
 from manyheads.transformer.losses import cross_entropy
+from manyheads.transformer.shape import Shape
 from manyheads.transformer.transformer import Transformer, initialize
 from manyheads.transformer.weights import roles
 
@@ -29,9 +32,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from numpy.typing import ArrayLike
 
-    from manyheads.scaling.parametrization.parametrization import Parametrization
-    from manyheads.scaling.task import Task
-    from manyheads.transformer.shape import Shape
 
 MATRICES = ("query", "key", "value", "output", "mlp_in", "mlp_out")
 """What decays: the matrices of the blocks; gains, embeddings and read-out do not, as is usual."""
