@@ -26,30 +26,14 @@ Problem: TypeAlias = tuple[LayerParameters, JomaTask, Loss, UpdateRule]
 
 
 class FlowTrajectory(eqx.Module):
-    """Parameters and losses at S = records + 1 times, initialization included.
+    """Parameters and losses at S = records + 1 times, initialization included."""
 
-    Attributes
-    ----------
-    times
-        (S,); a trajectory that ended early repeats the time at which it ended.
-    network
-        Logits (S, Q, M) and weights (S, d, K) or (S, Q, d, K).
-    losses
-        (S,), in the loss's unit.
-    stopped
-        Whether it ended at the limit of the weights.
-    crossings
-        Number of ReLU gates that opened or closed.
-    finished
-        Whether it reached the horizon or the limit; otherwise the remaining states are NaN.
-    """
-
-    times: Float[Any, " states"]
+    times: Float[Any, " states"]  # a trajectory that ended early repeats the time at which it ended
     network: LayerParameters
     losses: Float[Any, " states"]
-    stopped: Bool[Any, ""]
-    crossings: Int[Any, ""]
-    finished: Bool[Any, ""]
+    stopped: Bool[Any, ""]  # whether it ended at the limit of the weights
+    crossings: Int[Any, ""]  # number of ReLU gates that opened or closed
+    finished: Bool[Any, ""]  # whether it reached the horizon or the limit; else the remaining states are NaN
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,9 @@ STOCHASTIC = 1e-9  # tolerance of the sum of a row of probabilities
 
 
 class TreeBatch(NamedTuple):
-    """Samples of a latent tree.
+    """Labels and states of a latent tree, int32, levels from the top (B, 1) down to the leaves (B, leaves).
 
-    Attributes
-    ----------
-    labels
-        (B,) int32.
-    levels
-        States of the latents, from the top (B, 1) down to the leaves (B, leaves), int32. The children of node i of a
-        level are the nodes i b, ..., i b + b - 1 of the next.
+    The children of node i of a level are the nodes i b, ..., i b + b - 1 of the next.
     """
 
     labels: Int[Array, " batch"]

@@ -40,24 +40,12 @@ def list_tokens(
 
 
 class HierarchyBatch(NamedTuple):
-    """Sequences of a token hierarchy and their latents; losses read the first two fields.
+    """Sequences of a token hierarchy and their latents; losses read the first two fields."""
 
-    Attributes
-    ----------
-    tokens
-        (B, T) int32, leaves in rising order, padded in front with the token `leaves`.
-    answers
-        (B,) int32, the label: a token of the top level.
-    padding_mask
-        (B, T) booleans, False on padding.
-    latents
-        One array (B, size) of booleans a level below the top, the lowest first: which of its tokens the label reached.
-    """
-
-    tokens: Int[Array, "batch places"]
-    answers: Int[Array, " batch"]
-    padding_mask: Bool[Array, "batch places"]
-    latents: tuple[Bool[Array, "batch size"], ...]
+    tokens: Int[Array, "batch places"]  # leaves in rising order, padded in front with the token `leaves`
+    answers: Int[Array, " batch"]  # the label: a token of the top level
+    padding_mask: Bool[Array, "batch places"]  # False on padding
+    latents: tuple[Bool[Array, "batch size"], ...]  # tokens that the label reached, the lowest level first
 
 
 @dataclass(frozen=True)
