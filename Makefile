@@ -37,9 +37,9 @@ test-all: $(VENV)/.extras  ## the whole suite with every extra installed
 	$(SUITE)
 
 # The tools without JAX and zarr: a test that cannot be imported there is an error.
-LIGHT := tests/test_light.py tests/test_house.py tests/test_packaging.py tests/test_reader.py \
+LIGHT := tests/test_light.py tests/test_packaging.py tests/test_reader.py \
   $(addprefix tests/attention/test_,namespaces.py conversion.py merged.py multihead.py) \
-  tests/cli/test_extract.py tests/cli/test_probe.py tests/cli/test_words.py \
+  tests/cli/test_extract.py tests/cli/test_probe.py \
   tests/curves tests/models tests/probe tests/statistics \
   $(addprefix tests/recovery/,fit/test_gauss_newton.py layers oracle planted queries result) \
   $(addprefix tests/scaling/,audit test_checks.py preflight/test_factors.py preflight/test_preflight.py) \

@@ -30,6 +30,7 @@ NEED_JAX = (
     "spectra.traced_ranks",
     "studies",
     "theory.bigram.engines",
+    "theory.bigram.searches",
     "theory.bigram.setups",
     "theory.bigram.theorems.stability",
     "theory.bigram.training",

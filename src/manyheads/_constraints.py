@@ -6,9 +6,9 @@ What the annotation says is checked too: integers, finite numbers, words of a `L
 from __future__ import annotations
 
 import functools
-import math
 import operator
 import re
+import sys
 from dataclasses import MISSING, dataclass, field, fields, replace
 from numbers import Real
 from typing import Any, Literal
@@ -40,6 +40,8 @@ class Constraint:
     --------
     >>> Constraint(least=2, count=2, order="rising").kept("sizes", [2, 4], "tuple[int, ...]")
     (2, 4)
+    >>> Constraint().kept("shapes", [(2, 3)], "tuple[tuple[int, int], ...]")
+    ((2, 3),)
     >>> Constraint(above=0).kept("rate", 0.0, "float")
     Traceback (most recent call last):
     manyheads.errors.UsageError: rate=0.0: expected a positive number
@@ -187,7 +189,7 @@ class _Kind:
         if self.noun == "integer":
             return operator.index(entry) if hasattr(entry, "__index__") else INVALID
         number = entry if isinstance(entry, int) else float(entry)
-        return number if math.isfinite(number) else INVALID
+        return number if abs(number) <= sys.float_info.max else INVALID
 
 
 @functools.cache
@@ -198,6 +200,7 @@ def _kind_of(annotation: str) -> _Kind:
     length = 0 if inside is None or "..." in annotation else inside[1].count(",") + 1
     literal = re.search(r"Literal\[(.*?)\]", annotation)
     choices = tuple(re.findall(r"""["'](.*?)["']""", literal[1])) if literal else ()
-    numeric = not literal and not words & {"str", "bool", "Path"}
+    nested = annotation.count("tuple[") > 1
+    numeric = not literal and not nested and not words & {"str", "bool", "Path"}
     noun = "number" if numeric and "float" in words else "integer" if numeric and "int" in words else "value"
     return _Kind(noun, "tuple" in words, length, "None" in words, choices)

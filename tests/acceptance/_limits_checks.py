@@ -19,7 +19,7 @@ def plain_slopes(
 ) -> Measured:
     """Both exponents one: plain slopes of outputs, stream, logits and values, all intervals within the widest."""
     run = open_run(run_study(words_of("limits/coordinate-check", replicates, flags))[0])
-    trained = on_grid(run["trained"].to_dataset())
+    trained = on_grid(run["trained"].to_dataset(), run["predicted"].to_dataset())
     parametrizations = tuple(dict.fromkeys(["limits", *map(str, trained["parametrization"].values)]))
     grown = {name: tuple(values) for name, values in sizes.items()}
     setting = CoordinateCheckStudy(optimizer=optimizer, axes=tuple(axes), parametrizations=parametrizations, **grown)

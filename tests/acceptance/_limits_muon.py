@@ -64,7 +64,7 @@ def seeds_of(flags: str, replicates: int) -> str:
 def slopes(folder: Path, replicates: int, flags: str, text: bool = False, **sizes: list[int]) -> Measured:
     """Fitted exponents, each within what is required of it; with sizes those of `LARGER`."""
     run = open_run(run_study(words_of("limits/muon-coordinates", replicates, flags))[0])
-    trained = on_grid(run["trained"].to_dataset())
+    trained = on_grid(run["trained"].to_dataset(), run["predicted"].to_dataset())
     rows = LARGER if sizes else TEXT if text else SLOPES
     axes = tuple(dict.fromkeys(axis for _, axis, *_ in rows))
     grown: dict[str, Any] = {name: tuple(values) for name, values in sizes.items()}
@@ -82,7 +82,7 @@ def slopes(folder: Path, replicates: int, flags: str, text: bool = False, **size
 def drifts(folder: Path, replicates: int, axes: list[str], flags: str, beside: bool = False) -> Measured:
     """Drifts of the optimal learning rate, each within what is required of it."""
     run = open_run(run_study(words_of("limits/muon-transfer", replicates, flags))[0])
-    trained = on_grid(run["trained"].to_dataset())
+    trained = on_grid(run["trained"].to_dataset(), run["predicted"].to_dataset())
     names = ("muon", "mup", "standard") if beside else MuonTransfer().parametrizations
     plan = MuonTransfer(axes=tuple(axes), parametrizations=names).plan()
     shown, extents, passed = [], [], True

@@ -482,7 +482,7 @@ def test_a_config_that_the_theory_does_not_describe_is_refused(call, folder, con
         ),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=False"),
         ({"add_cross_attention": True}, "cross-attention is not described here"),
-        ({"model_type": "bert"}, "post-norm blocks, L=4 and a base of L=2.*tune a base of the same depth"),
+        ({"model_type": "bert"}, "post-norm blocks, L=4 and 2 at the base: outside the theory, keep the depth"),
         ({"model_type": "opt", "word_embed_proj_dim": 12}, "word_embed_proj_dim.*narrower than the stream.*make it 24"),
     ],
 )

@@ -90,8 +90,8 @@ def test_result_lists_of_the_authors(tmp_path, rng, capsys):
         ([], "list of dictionaries"),
         ([{"keys": [0, 1]}], "expected keys"),
         ([{"keys": [0, 1], "this_entropies": "many"}], "an array of numbers"),
-        ([Path("code")], "fails with"),
-        (None, "fails with"),
+        ([Path("code")], "fails, give a list"),
+        (None, "fails, give a list"),
     ],
 )
 def test_other_result_files_are_refused(tmp_path, content, says):

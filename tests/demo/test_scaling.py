@@ -10,6 +10,7 @@ from manyheads.demo.scaling import DemoScaling
 from manyheads.scaling.trained.transformers import Updates
 from manyheads.study import Listing, run
 from manyheads.study.contract import Trial, check_captions
+from manyheads.study.execution.units import predict
 
 STUDY = DemoScaling(key_dim=4, heads=2, depth=1, length=8, batch=2, steps=(1, 3))
 
@@ -47,7 +48,7 @@ def test_what_stays_holds_and_what_grows_is_refuted(planted, seed, tmp_path):
 
 
 def test_the_prediction_is_the_table_and_nothing_random(seed):
-    one, other = (STUDY.predict(jax.random.key(each)) for each in (seed, seed + 1))
+    one, other = (predict(STUDY, jax.random.key(each)) for each in (seed, seed + 1))
     assert one.identical(other)
     assert float(one["learning_rate"].sel(role="value")) == 0.5
     assert float(one["epsilon"].sel(role="value")) == 0.25

@@ -62,7 +62,10 @@ def descend(flat, x, y, shape, causal, steps, floor=0.0, damping=0.1):
 
 
 def attack(layer, shape, causal, noise, calls, rng, first=6.0, starts=12):
-    """Return the relative squared error on fresh sequences of what `calls` noisy answers show, or infinity."""
+    """Return the relative squared error on fresh sequences of what `calls` noisy answers show, and what it may be.
+
+    The latter are mean and standard deviation to first order in the noise, for these sequences; infinite if not found.
+    """
     dim, heads, rank = shape
     free = heads * (rank * (2 * dim + 1 - rank) + rank * (2 * dim - rank)) + dim
     x, fresh = rng.standard_normal((calls, LENGTH, dim)), rng.standard_normal((1000, LENGTH, dim))
@@ -76,5 +79,17 @@ def attack(layer, shape, causal, noise, calls, rng, first=6.0, starts=12):
         flat, loss = descend(flat, x[:some], y[:some], shape, causal, 80, floor)
         if loss < 2 * freedom * (noise * size) ** 2:
             flat, _ = descend(flat, x, y, shape, causal, 12, damping=1e-4)
-            return float(np.mean((answers(flat, fresh, shape, causal)[0] - layer(fresh)) ** 2) / size**2)
-    return np.inf
+            found, wide = answers(flat, fresh, shape, causal)
+            error = float(np.mean((found - layer(fresh)) ** 2) / size**2)
+            return error, *scatter(answers(flat, x, shape, causal)[1], wide, noise, free)
+    return np.inf, np.inf, np.inf
+
+
+def scatter(jacobian, wide, noise, free):
+    """Return mean and standard deviation of s^2 tr(K M^+), M the information of the answers and K that of fresh ones.
+
+    The errors are J^+ times the noise: a sum of squares of `free` normal numbers, weighed by the eigenvalues of K M^+.
+    """
+    _, sizes, turn = np.linalg.svd(jacobian, full_matrices=False)
+    weights = (np.linalg.svd(wide @ (turn[:free].T / sizes[:free]), compute_uv=False) * noise) ** 2 / len(wide)
+    return weights.sum(), (2 * np.sum(weights**2)) ** 0.5

@@ -91,7 +91,9 @@ def recorded(name, replicates=FEWEST):
         read = {number: compute(study, layout.unit(number), seed) for number in range(layout.count(replicates))}
         predicted, trained = _joined(layout, replicates, read.__getitem__)
         found["trained"][str(seed)] = _digests(trained)
-        found["predicted"][str(seed)] = _digests(predicted[list(predicted.data_vars)].drop_vars(predicted.coords))
+        found["predicted"][str(seed)] = _digests(
+            predicted[list(predicted.data_vars)].drop_vars(predicted.coords, errors="ignore")
+        )
         found["verdicts"][str(seed)] = _verdicts(study, predicted, trained)
     return found | {"cpu_seconds": round(time.process_time() - start, 1)}
 

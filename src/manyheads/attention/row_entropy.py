@@ -1,4 +1,4 @@
-"""Entropy and log-sum-exp of attention rows from their logits.
+"""Rows of logits: their log-sum-exp and entropy, in NumPy and PyTorch.
 
 With Z = z 2^k, 1 <= z < 2, the whole part k log 2 of log Z is added last and without error of its own: a long row,
 whose entropy is large, is rounded once.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -108,14 +110,8 @@ def read_runs(path: Path | str) -> list[RunCurves]:
     if path.suffix.lower() not in (".pt", ".pth"):
         return [read_curves(path)]
     torch = require("torch")
-    try:
+    with _refusing(path, "torch.load(weights_only=True) fails, give a list of results"):
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file") from None
-    except Exception as error:  # of pickle, zipfile, torch
-        raise FileRefused(
-            f"{path}: torch.load(weights_only=True) fails with {type(error).__name__}: give a list of results"
-        ) from error
     if not isinstance(found, list) or not found or not all(isinstance(each, dict) for each in found):
         raise FileRefused(f"{path}: expected a list of dictionaries with keys, this_entropies and this_val_loss")
     return [_read_result(path, place, each) for place, each in enumerate(found)]
@@ -139,16 +135,13 @@ def _read_result(path: Path, place: int, result: dict[str, Any]) -> RunCurves:
 def with_losses(run: RunCurves, path: Path | str) -> RunCurves:
     """Add losses by step: from the trainer_state.json of the Hugging Face Trainer, or a CSV with step and loss.
 
-    The validation loss is taken where there is one. Steps without a loss get none.
-
-    Raises
-    ------
-    FileRefused
-        No losses in the file, or none at the steps of the curves.
+    The validation loss is taken where there is one. Steps without a loss get none; FileRefused if all have none.
     """
     path = Path(path)
     if path.suffix.lower() == ".json":
-        log = _log_of(path)
+        with _refusing(path, "no trainer_state.json of the Hugging Face Trainer"):
+            log = json.loads(path.read_text(encoding="utf-8"))["log_history"]
+            log = [entry for entry in log if isinstance(entry, dict) and "step" in entry]
         key = "eval_loss" if any("eval_loss" in entry for entry in log) else "loss"
         found = {int(entry["step"]): float(entry[key]) for entry in log if key in entry}
         rates = [float(entry["learning_rate"]) for entry in log if "learning_rate" in entry]
@@ -164,28 +157,25 @@ def with_losses(run: RunCurves, path: Path | str) -> RunCurves:
     return replace(run, loss=loss, learning_rate=rate)
 
 
-def _log_of(path: Path) -> list[dict[str, Any]]:
+@contextmanager
+def _refusing(path: Path, why: str) -> Iterator[None]:
+    """Turn what fails while a file is read into a refusal."""
     try:
-        log = json.loads(path.read_text(encoding="utf-8"))["log_history"]
-        return [entry for entry in log if isinstance(entry, dict) and "step" in entry]
+        yield
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FileRefused(f"{path}: no trainer_state.json of the Hugging Face Trainer ({error})") from error
+    except Exception as error:  # of pickle, zipfile, zlib, csv, numpy, torch
+        raise FileRefused(f"{path}: {why} ({type(error).__name__}: {str(error)[:100]})") from error
 
 
 def _rows(path: Path, needed: tuple[str, ...]) -> list[dict[str, str]]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            columns = tuple(reader.fieldnames or ())
-            if missing := [name for name in needed if name not in columns]:
-                raise FileRefused(f"{path} has no column {missing[0]!r}: expected {', '.join(COLUMNS)}")
-            return [{name: (row.get(name) or "").strip() for name in columns} for row in reader]
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FileRefused(f"{path}: no table of curves ({error})") from error
+    with _refusing(path, "no table of curves"), path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        columns = tuple(reader.fieldnames or ())
+        rows = [{name: (row.get(name) or "").strip() for name in columns} for row in reader]
+    if missing := [name for name in needed if name not in columns]:
+        raise FileRefused(f"{path} has no column {missing[0]!r}: expected {', '.join(COLUMNS)}")
+    return rows
 
 
 def _number(text: str, path: Path, column: str) -> float:
@@ -215,13 +205,11 @@ def _read_table(path: Path) -> RunCurves:
 
 
 def _read_arrays(path: Path) -> RunCurves:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            given = {name: np.asarray(archive[name], np.float64) for name in archive.files if name in COLUMNS}
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file") from None
-    except Exception as error:  # of zipfile, zlib, numpy
-        raise FileRefused(f"{path}: no arrays of curves ({error})") from error
+    with (
+        _refusing(path, "no arrays of curves"),
+        np.load(path, allow_pickle=False) as archive,
+    ):
+        given = {name: np.asarray(archive[name], np.float64) for name in archive.files if name in COLUMNS}
     if "step" not in given or given["step"].ndim != 1:
         raise FileRefused(f"{path} has no array 'step' (steps,): expected {', '.join(COLUMNS)}")
     if odd := [name for name in SCALARS if name in given and given[name].size != 1]:

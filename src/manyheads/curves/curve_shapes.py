@@ -128,13 +128,7 @@ def shape_at(values: Array, steps: NDArray[Any]) -> CurveShape | None:
 
 
 def most_frequent_interval(steps: NDArray[Any]) -> int:
-    """Return how many intervals between steps are as long as most are.
-
-    Examples
-    --------
-    >>> most_frequent_interval(np.array([0, 1, 2, 4, 6, 8, 9]))
-    3
-    """
+    """Return how many intervals between steps are as long as most are."""
     return max(Counter(np.diff(steps).tolist()).values(), default=0)
 
 
@@ -157,17 +151,15 @@ class _Moves:
             plain = _Moves(self.y, 0, self._white_noise(), True)._moves_at(RIVAL if len(found) == 1 else PLAIN)
             if plain not in found:
                 return "undecided"
-        if found in ("-", "+") and self._exceeds_ends(-1 if found == "-" else 1):
-            return "undecided"
-        if not found and not self._is_flat():
+        if self._exceeds_ends(found) if found in ("-", "+") else not found and not self._is_flat():
             return "undecided"
         if found == "-" and self._has_levelled_off():
             return "levelled off"
         return NAMES.get(found, "no single shape")
 
-    def _exceeds_ends(self, sign: int) -> bool:
-        """Return whether single samples of a curve that only falls (-1) or rises lie beyond its ends."""
-        y, n = sign * self.y, len(self.y)
+    def _exceeds_ends(self, move: str) -> bool:
+        """Return whether single samples of a curve that only falls ("-") or rises lie beyond its ends."""
+        y, n = (-self.y if move == "-" else self.y), len(self.y)
         extreme = (math.sqrt(2 * math.log(n)) + 2) * self._white_noise()
         return bool(max(y[0] - y.min(), y.max() - y[-1]) > extreme)
 
@@ -212,9 +204,7 @@ class _Moves:
                 moves, start, sign = moves + "-+"[sign > 0], begin, -sign
             found.append(moves)
         falls, rises = found
-        if len(falls) == len(rises):
-            return "???" if falls else ""
-        return max(found, key=len)
+        return max(found, key=len) if len(falls) != len(rises) else "???" if falls else ""
 
     def _first_move(self, level: float, size: float, sign: int, start: int) -> int | None:
         """Return where the block begins in which the first move that starts at a sample or later has ended."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,47 +28,30 @@ from manyheads.statistics import Interval, proportion_interval, spearman
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FEWEST = 8
-"""Runs with a loss from which a rank correlation is given."""
-PART = EARLY[len(EARLY) // 2]
-"""Part of a run after which its final loss is predicted."""
+FEWEST = 8  # runs with a loss from which a rank correlation is given
+PART = EARLY[len(EARLY) // 2]  # part of a run after which its final loss is predicted
 WORDS = {"entropy": "attention entropy", "stable_rank": "stable rank of the lower MLP matrix"}
 
 
 @dataclass(frozen=True)
 class LayerVerdict:
-    """One curve: of a run, a figure and a layer, the lowest being 0.
-
-    Attributes
-    ----------
-    drop, rise
-        First and last value above the minimum; both are about the range of the noise where there is nothing else.
-    level
-        That of uniform attention, or of a random matrix; None if not known.
-    shape
-        Beyond the curve's own noise; None for fewer than 20 values, or if some are not finite.
-    """
+    """One curve: of a run, a figure and a layer, the lowest being 0."""
 
     run: str
     figure: str
     layer: int
+    # First and last value above the minimum; both are about the range of the noise where there is nothing else
     drop: float
     rise: float
-    level: float | None
-    shape: CurveShape | None
+    level: float | None  # that of uniform attention, or of a random matrix; None if not known
+    shape: CurveShape | None  # beyond the curve's own noise; None for fewer than 20 values, or if some are not finite
 
 
 @dataclass(frozen=True)
 class Relation:
-    """Rank correlation over runs with its 99% interval.
+    """Rank correlation over runs with its 99% interval."""
 
-    Attributes
-    ----------
-    text
-        What is correlated with what.
-    """
-
-    text: str
+    text: str  # what is correlated with what
     value: float
     interval: Interval
     runs: int
@@ -99,12 +82,9 @@ class CurveJudgement(Shown):
         for (figure, where), (count, known) in self.rebounds.items():
             if known:
                 share = proportion_interval(count, known)
-                found.append(
-                    f"{WORDS[figure]}, {where} layer: drops and rebounds in {count} of {known} runs "
-                    f"({count / known:.2f} [{share.low:.2f}, {share.high:.2f}])"
-                )
-        if not found:
-            found.append(f"no shapes: they take {LEAST} steps with finite values")
+                text = f"{WORDS[figure]}, {where} layer: drops and rebounds in {count} of {known} runs"
+                found.append(f"{text} ({count / known:.2f} [{share.low:.2f}, {share.high:.2f}])")
+        found = found or [f"no shapes: they take {LEAST} steps with finite values"]
         for each in self.relations:
             interval = f"[{each.interval.low:+.2f}, {each.interval.high:+.2f}]"
             found.append(f"{each.text}: rank correlation {each.value:+.2f} {interval} over {each.runs} runs")
@@ -120,17 +100,12 @@ class CurveJudgement(Shown):
 
         figures = [name for name in WORDS if any(name in run.figures for run in self.runs)]
 
-        def curves(run: RunCurves, figure: str) -> tuple[Curve, ...]:
-            values, steps = run.figures.get(figure), tuple(map(float, run.steps))
-            if values is None:
-                return ()
-            drawn = [
-                Curve(steps, tuple(column.tolist()), f"layer {layer}", group=layer)
-                for layer, column in enumerate(values.T)
-            ]
-            if figure in run.levels:
-                drawn.append(Curve(steps, (run.levels[figure],) * len(steps), "level", "reference"))
-            return tuple(drawn)
+        def curves(run: RunCurves, figure: str) -> Iterator[Curve]:
+            steps = tuple(map(float, run.steps))
+            for layer, column in enumerate(run.figures[figure].T if figure in run.figures else ()):
+                yield Curve(steps, tuple(column.tolist()), f"layer {layer}", group=layer)
+            if figure in run.figures and figure in run.levels:
+                yield Curve(steps, (run.levels[figure],) * len(steps), "level", "reference")
 
         shown = self.runs[:6]
         return draw_titled(
@@ -138,7 +113,7 @@ class CurveJudgement(Shown):
                 f"Curves of {len(shown)} of {len(self.runs)} runs",
                 "step",
                 "entropy [nat], stable rank",
-                tuple(tuple(curves(run, figure) for figure in figures) for run in shown),
+                tuple(tuple(tuple(curves(run, figure)) for figure in figures) for run in shown),
                 row_labels=tuple(run.name for run in shown),
                 column_labels=tuple(WORDS[figure] for figure in figures),
             )
@@ -186,27 +161,21 @@ def judge_curves(runs: Sequence[RunCurves]) -> CurveJudgement:
         raise UsageError(f"{len(runs)} runs, {len(set(names))} names: give at least one, each by a name of its own")
     layers = tuple(verdict for run in runs for verdict in _layers(run))
     rebounds = {}
-    for figure in WORDS:
-        tops = {v.run: v.layer for v in layers if v.figure == figure}  # the last one of a run
-        for where, chosen in (
-            ("bottom", [v for v in layers if v.figure == figure and v.layer == 0]),
-            ("top", [v for v in layers if v.figure == figure and v.layer == tops[v.run]]),
-        ):
-            labels = Counter(v.shape.label for v in chosen if v.shape is not None)
-            if chosen:
-                rebounds[figure, where] = labels["rebounded"], labels.total()
+    for figure in (name for name in WORDS if any(name in run.figures for run in runs)):
+        ends = {"bottom": dict.fromkeys(names, 0), "top": {v.run: v.layer for v in layers if v.figure == figure}}
+        for where, layer in ends.items():
+            chosen = [v.shape for v in layers if v.figure == figure and v.layer == layer[v.run]]
+            labels = Counter(shape.label for shape in chosen if shape)
+            rebounds[figure, where] = labels["rebounded"], labels.total()
     return CurveJudgement(tuple(runs), layers, rebounds, tuple(_relations(runs)))
 
 
-def _layers(run: RunCurves) -> list[LayerVerdict]:
-    found = []
+def _layers(run: RunCurves) -> Iterator[LayerVerdict]:
     for figure, values in run.figures.items():
         measured = drop_and_rise(forward_fill(values.T))
-        for layer, curve in enumerate(values.T):
-            drop, rise = float(measured.drop[layer]), float(measured.rise[layer])
-            level = run.levels.get(figure)
-            found.append(LayerVerdict(run.name, figure, layer, drop, rise, level, shape_at(curve, run.steps)))
-    return found
+        for layer, (curve, drop, rise) in enumerate(zip(values.T, measured.drop, measured.rise, strict=True)):
+            shape = shape_at(curve, run.steps)
+            yield LayerVerdict(run.name, figure, layer, float(drop), float(rise), run.levels.get(figure), shape)
 
 
 def _relations(runs: Sequence[RunCurves]) -> list[Relation]:
@@ -215,11 +184,10 @@ def _relations(runs: Sequence[RunCurves]) -> list[Relation]:
     figure = next((name for name in WORDS if chosen and all(name in run.figures for run in chosen)), None)
     if len(chosen) < FEWEST or figure is None:
         return []
-    final = np.array([np.nanmin(_finite(run)) for run in chosen])
+    final = np.array([np.min(run.loss[np.isfinite(run.loss)]) for run in chosen if run.loss is not None])
     rise = np.array([_rise(run.figures[figure][:, -1]) for run in chosen])
     early = np.array([_at(run, PART) for run in chosen])
-    until = [max(2, round(PART * len(run.steps))) for run in chosen]
-    early_rise = np.array([_rise(run.figures[figure][:stop, -1]) for run, stop in zip(chosen, until, strict=True)])
+    early_rise = np.array([_rise(run.figures[figure][: max(2, round(PART * len(run.steps))), -1]) for run in chosen])
     name = f"rebound of the top layer's {WORDS[figure]}"
     rates = np.array([np.nan if run.learning_rate is None else run.learning_rate for run in chosen])
     found = [_over_runs(f"{name} and final loss", rise, final)]
@@ -253,11 +221,6 @@ def _over_runs(
 
 def _rise(curve: NDArray[np.float64]) -> float:
     return float(drop_and_rise(forward_fill(curve)).rise)
-
-
-def _finite(run: RunCurves) -> NDArray[np.float64]:
-    loss = np.asarray(run.loss, np.float64)
-    return loss[np.isfinite(loss)]
 
 
 def _at(run: RunCurves, part: float) -> float:

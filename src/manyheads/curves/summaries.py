@@ -28,13 +28,8 @@ class RunSummary:
     A run that diverged counts with its last finite values. Rank correlations are computed per seed, so that their
     standard deviation over seeds gives an interval.
 
-    Parameters
-    ----------
-    trained
-        `validation_loss`, `entropy` and `stable_rank` over these dimensions, `step`, `layer` and `head`; NaN for absent
-        layers.
-    random_rank
-        Stable rank of a random matrix, in units of which stable ranks are measured.
+    Of `validation_loss`, `entropy` and `stable_rank` over these dimensions, `step`, `layer` and `head`; NaN for absent
+    layers. Stable ranks are measured in units of `random_rank`, that of a random matrix.
     """
 
     def __init__(self, trained: xr.Dataset, random_rank: float) -> None:

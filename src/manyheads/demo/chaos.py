@@ -9,20 +9,13 @@ positional bit p_t = -1, +1, -1, ... the mean field is a map of two numbers,
 With one token in the context w = 1 and x_{t+1} is a monotone function of x_t alone, which has no chaotic orbit.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from collections.abc import Iterator
 
 import jax
 import numpy as np
-import xarray as xr
 
-from manyheads.errors import UsageError, check_rising
-from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Claim, Curve, Lines, Source, Study
-from manyheads.study.panels import Panel, Scatter
-from manyheads.study.tables import dataset
+import manyheads.study as st
+from manyheads.study.panels import Scatter
 from manyheads.theory.meanfield.hopfield.lyapunov import lyapunov_spectrum
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
 from manyheads.theory.meanfield.hopfield.simulation import simulate_network
@@ -37,50 +30,25 @@ AGREEMENT = 0.02  # of two measurements of an exponent, nat/step
 CHAOTIC = 0.01  # exponents above it are drawn and counted as chaotic
 
 
-@dataclass(frozen=True)
-class DemoChaos(Study):
-    """Lyapunov exponents of the smallest chaotic network, and the distance of finite networks that start alike.
+class DemoChaos(st.Study):
+    """Lyapunov exponents of the smallest chaotic network, and the distance of finite networks that start alike."""
 
-    Attributes
-    ----------
-    beta, gain
-        Inverse temperatures of the output and of attention.
-    neurons
-        Sizes N of the finite networks, increasing.
-    tokens, pairs
-        Tokens of a finite run, and pairs of runs at each size.
-    starts
-        First tokens from which the exponents are computed, and from which nearby orbits are followed.
-    steps
-        Steps behind the predicted exponents of each; a fifth of them for each pair of nearby orbits.
-    scan
-        Gains in the bifurcation diagram.
-    """
+    name = "demo/chaos"
+    claim = "One feature and a context of two tokens are enough for chaos"
+    source = POC_LOPEZ.at("the system; the smallest chaotic network is found here")
 
-    name: ClassVar[str] = "demo/chaos"
-    claim: ClassVar[str] = "One feature and a context of two tokens are enough for chaos"
-    source: ClassVar[Source] = replace(POC_LOPEZ, locus="the system; the smallest chaotic network is found here")
+    beta: float = st.setting(1.25, "Inverse temperature of the output")
+    gain: float = st.setting(251.0, "Inverse temperature of attention")
+    neurons: tuple[int, ...] = st.sweep((1000, 1_000_000, 1_000_000_000), "Neurons N", small=(10, 1000))
+    tokens: int = st.setting(160, "Tokens of a finite run", least=2, small=8)
+    pairs: int = st.setting(64, "Pairs of runs at each size", least=2, small=2)
+    starts: int = st.setting(32, "First tokens of exponents, and of nearby orbits", least=2, small=2)
+    steps: int = st.setting(
+        10_000, "Steps behind each predicted exponent; a fifth for a pair of nearby orbits", least=50, small=200
+    )
+    scan: int = st.setting(400, "Gains in the bifurcation diagram", least=2, small=2)
 
-    beta: float = 1.25
-    gain: float = 251.0
-    neurons: tuple[int, ...] = (1000, 1_000_000, 1_000_000_000)
-    tokens: int = 160
-    pairs: int = 64
-    starts: int = 32
-    steps: int = 10_000
-    scan: int = 400
-
-    def __post_init__(self) -> None:
-        check_rising("neurons", self.neurons)
-        if min(self.tokens, self.pairs, self.scan) < 2 or self.starts < 2 or self.steps < 50:
-            raise UsageError("expected tokens, pairs, starts and scan of 2 or more, and 50 steps or more")
-
-    @classmethod
-    def small(cls) -> DemoChaos:
-        """Return the smallest configuration in which every claim can change."""
-        return cls(neurons=(10, 1000), tokens=8, pairs=2, starts=2, steps=200, scan=2)
-
-    def predict(self, key: jax.Array) -> xr.Dataset:
+    def predict(self, key: jax.Array) -> st.Record:
         """Return Lyapunov exponents of the mean field, the attractor, and both along a scan of the gain."""
         scan = np.linspace(*GAINS, self.scan)
         gains = np.concatenate([np.full(self.starts, self.gain), scan])
@@ -90,25 +58,19 @@ class DemoChaos(Study):
         )
         exponents = found.exponents[: self.starts]
         rest = slice(self.starts, None)
-        return dataset(
-            {
-                "exponents": ("order", exponents.mean(0), "Lyapunov exponents, mean over first tokens", "nat/step"),
-                "error": (
-                    (),
-                    exponents[:, 0].std(ddof=1) / self.starts**0.5,
-                    "standard error of the largest one",
-                    "nat/step",
-                ),
-                "orbit": ("token", found.overlaps[0, :, 0], "overlap of the last tokens"),
-                "scanned": ("gain", found.exponents[rest, 0], "largest Lyapunov exponent", "nat/step"),
-                "visited": (("gain", "late"), found.overlaps[rest, -SHOWN:, 0], "overlap of the last tokens"),
-            },
-            {"gain": (scan, "attention inverse temperature")},
-        )
+        error = exponents[:, 0].std(ddof=1) / self.starts**0.5
+        return {
+            "exponents": ("order", exponents.mean(0), "Lyapunov exponents, mean over first tokens", "nat/step"),
+            "error": ((), error, "standard error of the largest one", "nat/step"),
+            "orbit": ("token", found.overlaps[0, :, 0], "overlap of the last tokens"),
+            "gain": ("gain", scan, "attention inverse temperature"),
+            "scanned": ("gain", found.exponents[rest, 0], "largest Lyapunov exponent", "nat/step"),
+            "visited": (("gain", "late"), found.overlaps[rest, -SHOWN:, 0], "overlap of the last tokens"),
+        }
 
-    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+    def train(self, key: jax.Array) -> st.Record:
         """Follow nearby orbits of the closed form, and pairs of finite networks from the same first token."""
-        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+        rng = st.generator(key)
         steps = self.steps // 5
         exponents = [separation_rate(self.beta, gain, self.starts, steps, rng) for gain in (self.gain, 0.0)]
         sizes = np.broadcast_to(np.asarray(self.neurons)[:, None, None], (len(self.neurons), self.pairs, 2))
@@ -116,104 +78,81 @@ class DemoChaos(Study):
             ..., 0
         ]
         apart = np.abs(runs[:, :, 0] - runs[:, :, 1])  # (sizes, pairs, tokens)
-        return dataset(
-            {
-                "exponent": ((), exponents[0], "rate at which nearby orbits separate", "nat/step"),
-                "uniform": ((), exponents[1], "that rate under uniform attention", "nat/step"),
-                "apart": (("neurons", "token"), np.median(apart, 1), "median distance of two finite networks"),
-                "late": ("neurons", apart[..., self.tokens // 2 :].mean((1, 2)), "mean distance in the last half"),
-                "runs": (("run", "token"), runs[-1, 0], "overlap of the first pair of the largest size"),
-            },
-            {"neurons": (list(self.neurons), "neurons N"), "token": (np.arange(self.tokens) + 1, "token")},
+        return {
+            "neurons": ("neurons", list(self.neurons), "neurons N"),
+            "token": ("token", np.arange(self.tokens) + 1, "token"),
+            "exponent": ((), exponents[0], "rate at which nearby orbits separate", "nat/step"),
+            "uniform": ((), exponents[1], "that rate under uniform attention", "nat/step"),
+            "apart": (("neurons", "token"), np.median(apart, 1), "median distance of two finite networks"),
+            "late": ("neurons", apart[..., self.tokens // 2 :].mean((1, 2)), "mean distance in the last half"),
+            "runs": (("run", "token"), runs[-1, 0], "overlap of the first pair of the largest size"),
+        }
+
+    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+        rate = "separation rate (1/token)"
+        yield st.Claim(
+            "Nearby orbits separate at the largest Lyapunov exponent",
+            trained["exponent"],
+            st.near(theory["exponents"][0], AGREEMENT),
+            "two ways to measure one number, each of which averages over the attractor",
+            rate,
+            prediction_error=float(theory["error"]),
+        )
+        yield st.Claim(
+            "The network is chaotic: nearby orbits separate (rate)",
+            trained["exponent"],
+            st.above(CHAOTIC),
+            "a positive exponent, by more than the rate of a quasi-periodic orbit in so many steps",
+            rate,
+        )
+        yield st.Claim(
+            "Under uniform attention (gamma = 0) they approach each other (rate)",
+            trained["uniform"],
+            st.below(-CHAOTIC),
+            "a negative exponent",
+            rate,
+        )
+        yield st.Claim(
+            "Finite networks from one token separate to a distance that does not depend on N (exponent)",
+            st.exponent(trained["late"], "neurons", "N"),
+            st.near(0, 0.05),
+            f"noise of any size saturates before token {self.tokens // 2}; noise that does not has -1/2",
         )
 
-    def claims(self) -> tuple[Claim, ...]:
-        """Test the exponent against nearby orbits, its sign, and finite networks."""
-        return (
-            Claim(
-                "Nearby orbits separate at the largest Lyapunov exponent",
-                lambda predicted, trained: _samples(trained, "exponent"),
-                quantity="separation rate (1/token)",
-                target=lambda predicted: float(predicted["exponents"][0]),
-                tolerance=AGREEMENT,
-                basis="two ways to measure one number, each of which averages over the attractor",
-                prediction_error=lambda predicted: float(predicted["error"]),
-            ),
-            Claim(
-                "The network is chaotic: nearby orbits separate (rate)",
-                lambda predicted, trained: _samples(trained, "exponent"),
-                quantity="separation rate (1/token)",
-                target=CHAOTIC,
-                tolerance=(0.0, np.inf),
-                basis="a positive exponent, by more than the rate of a quasi-periodic orbit in so many steps",
-            ),
-            Claim(
-                "Under uniform attention (gamma = 0) they approach each other (rate)",
-                lambda predicted, trained: _samples(trained, "uniform"),
-                quantity="separation rate (1/token)",
-                target=-CHAOTIC,
-                tolerance=(np.inf, 0.0),
-                basis="a negative exponent",
-            ),
-            Claim(
-                "Finite networks from one token separate to a distance that does not depend on N (exponent)",
-                lambda predicted, trained: fit_exponent(
-                    np.asarray(self.neurons), _samples(trained, "late").reshape(-1, len(self.neurons))
-                ),
-                quantity="exponent of N",
-                target=0.0,
-                tolerance=0.05,
-                basis=f"noise of any size saturates before token {self.tokens // 2}; noise that does not has -1/2",
-            ),
+    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+        pair = trained["runs"].isel(replicate=0)
+        gaps = abs(pair.isel(run=0) - pair.isel(run=1))
+        far = gaps["token"].values[gaps.values > 0.1]
+        yield st.lines(
+            f"Two networks of {self.neurons[-1]:,} neurons from the same token",
+            "token",
+            "overlap with the feature",
+            {f"run {run + 1}": pair.isel(run=run, token=slice(60)) for run in (0, 1)},
+            x_label="token t",
+            note="The runs differ by the noise of their neurons only. They are 0.1 apart from "
+            f"{f'token {far[0]}' if far.size else 'no token'} on.",
         )
-
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show how runs separate, the attractor, and the bifurcation diagram."""
-        return (*self._separation(predicted, trained), self._attractor(predicted), self._bifurcations(predicted))
-
-    def _separation(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Lines, Lines]:
-        tokens = trained["token"].values
-        pair = trained["runs"].isel(cell=0, replicate=0).transpose("run", "token").values
-        apart = trained["apart"].isel(cell=0).transpose("neurons", "replicate", "token").values
-        rate, kept = float(predicted["exponents"][0]), slice(0, min(60, len(tokens)))
-        shown = tuple(tokens[kept].astype(float).tolist())
-        largest = f"{self.neurons[-1]:,}"
-        far = np.flatnonzero(np.abs(pair[0] - pair[1]) > 0.1)
-        when = f"token {tokens[far[0]]}" if far.size else "no token"
-        curves = [
-            Curve(shown, tuple(np.maximum(each.mean(0), 1e-12)[kept].tolist()), f"N = {size:,}", group=group)
-            for group, (size, each) in enumerate(zip(self.neurons, apart, strict=True))
-        ]
-        for group, size in enumerate(self.neurons):
-            law = size**-0.5 * np.exp(rate * (tokens - 1.0))
-            below = law < 1
-            line = (tuple(tokens[below].astype(float).tolist()), tuple(law[below].tolist()))
-            curves.append(Curve(*line, "exp(λ t) / √N" if not group else "", "predicted", group))
-        return (
-            Lines(
-                f"Two networks of {largest} neurons from the same token",
-                "token t",
-                "overlap with the feature",
-                tuple(
-                    Curve(shown, tuple(run[kept].tolist()), f"run {at + 1}", group=at) for at, run in enumerate(pair)
-                ),
-                note=f"The runs differ by the noise of their neurons only. They are 0.1 apart from {when} on.",
-            ),
-            Lines(
-                "Distance of two networks from the same token",
-                "token t",
-                "median distance of the overlaps",
-                tuple(curves),
-                log_y=True,
-                note=f"Dashed: noise that grows at the largest Lyapunov exponent of the mean field, λ = {rate:.3f} "
-                f"nat/step. Nearby orbits separate at {_samples(trained, 'exponent').mean():.3f} nat/step, and at "
-                f"{_samples(trained, 'uniform').mean():.3f} under uniform attention.",
-                shows=("Finite networks from one token",),
-            ),
+        rate, token = float(theory["exponents"][0]), trained["token"]
+        noise = {f"N = {size:,}": size**-0.5 * np.exp(rate * (token - 1.0)) for size in self.neurons}
+        apart = trained["apart"].isel(token=slice(60)).clip(1e-12)
+        yield st.lines(
+            "Distance of two networks from the same token",
+            "token",
+            "median distance of the overlaps",
+            {f"N = {size:,}": apart.sel(neurons=size) for size in self.neurons},
+            {name: law.where(law < 1) for name, law in noise.items()},
+            log="y",
+            x_label="token t",
+            note=f"Dashed: exp(λ t) / √N, noise that grows at the largest Lyapunov exponent of the mean field, λ = "
+            f"{rate:.3f} nat/step. Nearby orbits separate at {float(trained['exponent'].mean()):.3f} nat/step, and at "
+            f"{float(trained['uniform'].mean()):.3f} under uniform attention.",
+            shows=("Finite networks from one token",),
         )
+        yield self._attractor(theory)
+        yield self._bifurcations(theory)
 
-    def _attractor(self, predicted: xr.Dataset) -> Scatter:
-        orbit = predicted["orbit"].values
+    def _attractor(self, theory: st.Data) -> Scatter:
+        orbit = theory["orbit"].values
         position = np.arange(len(orbit) - 1) % 2 + 1.0
         return Scatter(
             "The attractor: each token against the next one",
@@ -226,9 +165,9 @@ class DemoChaos(Study):
             note=f"{len(orbit):,} tokens of the mean field, in the limit of infinitely many neurons.",
         )
 
-    def _bifurcations(self, predicted: xr.Dataset) -> Scatter:
-        visited, largest = predicted["visited"].values, predicted["scanned"].values
-        columns = (np.repeat(each, visited.shape[1]) for each in (predicted["gain"].values, largest))
+    def _bifurcations(self, theory: st.Data) -> Scatter:
+        visited, largest = theory["visited"].values, theory["scanned"].values
+        columns = (np.repeat(each, visited.shape[1]) for each in (theory["gain"].values, largest))
         gains, exponents = (tuple(column.round(4).tolist()) for column in columns)
         return Scatter(
             "Bifurcation diagram of attention",
@@ -278,8 +217,3 @@ def separation_rate(beta: float, gain: float, starts: int, steps: int, rng: np.r
         if place >= steps // 10:
             logs.append(np.log(length / NEARBY))
     return float(np.mean(logs))
-
-
-def _samples(trained: xr.Dataset, name: str) -> np.ndarray:
-    """Return a variable by replicate, shape (replicates, ...)."""
-    return trained[name].isel(cell=0).transpose("replicate", ...).values

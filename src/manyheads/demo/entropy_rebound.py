@@ -1,30 +1,21 @@
 """`demo/rebound`: drop and rebound of attention entropy and stable rank in the trainings of `demo/text`, by layer."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import numpy as np
 import xarray as xr
 
+import manyheads.study as st
 from manyheads.curves.drop_and_rise import replicated_drop_and_rise
 from manyheads.demo.text import TextTraining
-from manyheads.errors import UsageError
 from manyheads.studies.joma.text.real_text import ROUNDING, RealText
-from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study
-from manyheads.study.claims import Measure
-from manyheads.study.execution.units import Unit, replicate_key
-from manyheads.study.panels import Panel, spread_curve
+from manyheads.study import Cell
+from manyheads.study.execution.units import Unit, replicate_key, train
 from manyheads.study.store.run_store import RunStore
-from manyheads.study.verdicts import Expected
 from manyheads.theory.joma.text.record import reference_levels
 from manyheads.theory.joma.theorems.rebound import REBOUND
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 STATISTICS = ("validation_loss", "entropy", "stable_rank")
 THEORY = {
@@ -37,24 +28,19 @@ THEORY = {
 }
 
 
-@dataclass(frozen=True)
-class DemoRebound(Study):
+class DemoRebound(st.Study):
     """Drop and rebound of attention entropy and stable rank, by layer, in runs of `demo/text`.
 
-    Attributes
-    ----------
-    finished
-        ``run.json`` of a run of `demo/text` with the same seed and at least as many replicates, whose trainings are
-        read; by default they are trained.
+    A finished run has the same seed and at least as many replicates.
     """
 
-    name: ClassVar[str] = "demo/rebound"
-    claim: ClassVar[str] = "Attention entropy of the upper layers drops and rebounds in the demo's training"
-    source: ClassVar[Source] = replace(
-        RealText.source, locus="figures 6 and 7: attention entropy and stable rank over training, by layer"
-    )
+    name = "demo/rebound"
+    claim = "Attention entropy of the upper layers drops and rebounds in the demo's training"
+    source = RealText.source.at("figures 6 and 7: attention entropy and stable rank over training, by layer")
 
-    finished: Path | None = None
+    finished: Path | None = st.setting(
+        None, "``run.json`` of a run of `demo/text` whose trainings are read; by default they are trained"
+    )
 
     def inputs(self) -> dict[str, str]:
         """Return the digest of the training text.
@@ -68,63 +54,62 @@ class DemoRebound(Study):
             return TextTraining().inputs()
         return dict(open_trainings(self.finished).header["inputs"])
 
-    def predict(self, key: jax.Array) -> xr.Dataset:
+    def predict(self, key: jax.Array) -> st.Data:
         """Return the entropy of uniform causal attention and the stable rank of a random matrix of the MLP's shape."""
         study = self._training()
         return reference_levels(study.length, study.key_dim * study.heads)
 
-    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+    def train(self, key: jax.Array) -> st.Data:
         """Return the statistics of the training with this key."""
         return training_of(self.finished, TextTraining(), key)[list(STATISTICS)]
 
-    def claims(self) -> tuple[Claim, ...]:
-        """Test drop and rebound of attention entropy and stable rank in every layer."""
-
-        def entropy(layer: int, part: str) -> Measure:
-            return lambda predicted, trained: getattr(replicated_drop_and_rise(_curves(trained)[0][:, layer]), part)
-
-        def rank(layer: int) -> Measure:
-            def smaller(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-                found = replicated_drop_and_rise(_curves(trained)[1][:, layer] / float(predicted["random_rank"]))
-                return np.minimum(found.drop, found.rise)
-
-            return smaller
-
-        def claim(words: str, measure: Measure, expected: Expected, unit: str) -> Claim:
-            return Claim(
-                words,
-                measure,
-                quantity=f"drop or rise ({unit})",
-                target=REBOUND,
-                tolerance=(0.0, float("inf")),
-                expected=expected,
-                resolution=ROUNDING,
-                basis=f"an inequality, from {REBOUND:g} {unit} on; minimum and rise are located on the other seeds, so "
-                "that noise gives zero",
-            )
-
-        claims = []
-        for layer in range(self._training().depth):
-            of, level = f"Layer {layer}: the", "of the random level"
-            claims += [
-                claim(f"{of} attention entropy drops", entropy(layer, "drop"), "holds", "nat"),
-                claim(f"{of} attention entropy rebounds", entropy(layer, "rise"), "holds", "nat"),
-                claim(f"{of} stable rank of the lower MLP matrix drops and rebounds", rank(layer), "refuted", level),
-            ]
-        return tuple(claims)
-
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show entropy and stable rank by layer, and the statements of the theory."""
+    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         entropy, rank = _curves(trained)
-        steps = trained["step"].values
-        uniform, random = (float(predicted[name]) for name in ("uniform", "random_rank"))
-        entropy_words = ("Attention entropy, by layer", "entropy [nat]")
-        rank_words = ("Stable rank of the lower MLP matrix, by layer", "stable rank")
-        return (
-            _lines(entropy_words, steps, entropy, ("uniform attention", uniform)),
-            _lines(rank_words, steps, rank, ("a random matrix", random)),
-            Listing("Statements of the theory of joint dynamics", ("of", "statement"), tuple(THEORY.items())),
-        )
+        for layer in range(self._training().depth):
+            found = replicated_drop_and_rise(entropy.isel(layer=layer).values)
+            ranks = replicated_drop_and_rise(rank.isel(layer=layer).values / float(theory["random_rank"]))
+            for words, figure, expected, unit in (
+                ("attention entropy drops", found.drop, "holds", "nat"),
+                ("attention entropy rebounds", found.rise, "holds", "nat"),
+                (
+                    "stable rank of the lower MLP matrix drops and rebounds",
+                    np.minimum(ranks.drop, ranks.rise),
+                    "refuted",
+                    "of the random level",
+                ),
+            ):
+                yield st.Claim(
+                    f"Layer {layer}: the {words}",
+                    figure,
+                    st.above(REBOUND),
+                    f"an inequality, from {REBOUND:g} {unit} on; minimum and rise are located on the other seeds, so "
+                    "that noise gives zero",
+                    f"drop or rise ({unit})",
+                    expected,
+                    resolution=ROUNDING,
+                )
+
+    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+        for values, words, label, name, level in zip(
+            _curves(trained),
+            ("Attention entropy, by layer", "Stable rank of the lower MLP matrix, by layer"),
+            ("entropy [nat]", "stable rank"),
+            ("uniform attention", "a random matrix"),
+            (theory["uniform"], theory["random_rank"]),
+            strict=True,
+        ):
+            ends = values["step"].isel(step=[0, -1])
+            yield st.lines(
+                words,
+                "step",
+                label,
+                {f"layer {layer}": values.isel(layer=layer) for layer in range(values.sizes["layer"])},
+                reference={name: 0 * ends + float(level)},
+                x_label="step",
+                note="Mean over heads and seeds, bands from the smallest to the largest seed; dotted, "
+                f"{name}: {float(level):.2f}.",
+            )
+        yield st.Listing("Statements of the theory of joint dynamics", ("of", "statement"), tuple(THEORY.items()))
 
     def _training(self) -> TextTraining:
         """Return the study whose trainings are read."""
@@ -147,7 +132,7 @@ def open_trainings(finished: Path) -> RunStore:
     """
     runs = RunStore(finished.parent)
     if runs.header["study"] != TextTraining.name:
-        raise UsageError(f"{finished} holds a run of {runs.header['study']}: expected a run of {TextTraining.name}")
+        raise st.UsageError(f"{finished} holds a run of {runs.header['study']}: expected a run of {TextTraining.name}")
     return runs
 
 
@@ -160,30 +145,20 @@ def training_of(finished: Path | None, study: TextTraining, key: jax.Array) -> x
         The run has no replicate with this key.
     """
     if finished is None:
-        return study.train(key, Cell())
+        return train(study, key, Cell())
     runs = open_trainings(finished)
     seed, replicate = int(runs.header["seed"]), 0
     while (unit := Unit(Cell(), replicate, replicate)) in runs:
         if (jax.random.key_data(replicate_key(seed, replicate)) == jax.random.key_data(key)).all():
             return runs.read(unit)
         replicate += 1
-    raise UsageError(
+    raise st.UsageError(
         f"{runs.path} holds {replicate} replicates of seed {seed} and none with this key: use the same --seed and "
         "no more --replicates"
     )
 
 
-def _curves(trained: xr.Dataset) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return entropies, averaged over heads, and stable ranks, both (replicates, layers, steps)."""
-    one, order = trained.isel(cell=0), ("replicate", "layer", "step")
-    return one["entropy"].mean("head").transpose(*order).values, one["stable_rank"].transpose(*order).values
-
-
-def _lines(
-    words: tuple[str, str], steps: NDArray[np.int64], values: NDArray[np.float64], level: tuple[str, float]
-) -> Lines:
-    """Draw values (replicates, layers, steps) by layer, and a reference level."""
-    curves = [spread_curve(steps, values[:, layer], f"layer {layer}", group=layer) for layer in range(values.shape[1])]
-    curves.append(Curve((float(steps[0]), float(steps[-1])), (level[1], level[1]), level[0], "reference"))
-    note = "Mean over heads and seeds, bands from the smallest to the largest seed; dotted, "
-    return Lines(words[0], "step", words[1], tuple(curves), note=f"{note}{level[0]}: {level[1]:.2f}.")
+def _curves(trained: st.Data) -> tuple[xr.DataArray, xr.DataArray]:
+    """Return entropies, averaged over heads, and stable ranks, both (replicate, layer, step)."""
+    order = ("replicate", "layer", "step")
+    return trained["entropy"].mean("head").transpose(*order), trained["stable_rank"].transpose(*order)

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
 
+import manyheads.study as st
 from manyheads.attention import AttentionLayer, MultiHeadAttention
 from manyheads.data import read_characters
 from manyheads.demo.entropy_rebound import finished_study, open_trainings, training_of
 from manyheads.demo.text import TextTraining, trained_model
-from manyheads.errors import UsageError
 from manyheads.recovery import ExtractionOptions, RecoveryRefused, compare_layers, extract_layer
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.layers.panels import layer_panels
 from manyheads.recovery.oracle.normalization import Normalization, projected
 from manyheads.recovery.result.certificates import GaussianSequences
-from manyheads.study import Cell, Claim, Listing, Source, Study
-from manyheads.study.panels import Panel
 from manyheads.study.reporting.html import format_figure
-from manyheads.study.tables import dataset
 from manyheads.theory.papers import CHEN_LI
 
 if TYPE_CHECKING:
@@ -49,29 +46,22 @@ FIGURES = {
 }
 
 
-@dataclass(frozen=True)
-class Extraction(Study):
+class Extraction(st.Study):
     """One attention layer of the demo's transformer, extracted through its LayerNorm and residual connection.
 
-    Attributes
-    ----------
-    text
-        A UTF-8 file; by default Python's own documentation.
-    finished
-        ``run.json`` of a run of `demo/text` on the same text, with the same seed and at least as many replicates, whose
-        transformers are queried; by default they are trained.
-    layer
-        Block that is queried, from 0.
+    A finished run is on the same text, with the same seed and at least as many replicates.
     """
 
-    name: ClassVar[str] = "demo/extraction"
-    claim: ClassVar[str] = "The weights of an attention layer are recovered from its outputs alone"
-    revision: ClassVar[int] = 3
-    source: ClassVar[Source] = replace(CHEN_LI, locus="equation 1: the form of the layer; the queries are derived here")
+    name = "demo/extraction"
+    claim = "The weights of an attention layer are recovered from its outputs alone"
+    revision = 3
+    source = CHEN_LI.at("equation 1: the form of the layer; the queries are derived here")
 
-    text: Path | None = None
-    finished: Path | None = None
-    layer: int = 1
+    text: Path | None = st.setting(None, "UTF-8 file; by default Python's own documentation")
+    finished: Path | None = st.setting(
+        None, "``run.json`` of a run of `demo/text` whose transformers are queried; by default they are trained"
+    )
+    layer: int = st.setting(1, "Block that is queried, from 0")
 
     def inputs(self) -> dict[str, str]:
         """Return the digest of the text.
@@ -83,14 +73,13 @@ class Extraction(Study):
         """
         digests = TextTraining(text=self.text).inputs()
         if self.finished is not None and dict(open_trainings(self.finished).header["inputs"]) != digests:
-            raise UsageError(f"{self.finished} holds trainings on another text: give the same --text")
+            raise st.UsageError(f"{self.finished} holds trainings on another text: give the same --text")
         return digests
 
-    def predict(self, key: jax.Array) -> xr.Dataset:
-        """Return the number of heads of the transformer."""
-        return dataset({"heads": ((), self._training().heads, "heads")})
+    def predict(self, key: jax.Array) -> st.Record:
+        return {"heads": ((), self._training().heads, "heads")}
 
-    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+    def train(self, key: jax.Array) -> st.Record:
         """Extract a layer of the transformer trained with this key; a refusal is a result."""
         study = self._training()
         done = training_of(self.finished, study, key)
@@ -108,62 +97,43 @@ class Extraction(Study):
             if found.layer.theta.shape == oracle.layer.theta.shape:
                 matrices = np.stack([found.layer.theta, found.layer.projection])
         axes = ("head", "row", "column")
-        return dataset(
-            {name: ((), figures[name], label) for name, (_, label) in FIGURES.items()}
-            | {
-                "outcome": ((), outcome, "extracted, or the refusal", None),
-                "theta": (axes, matrices[0], "extracted attention matrices"),
-                "projection": (axes, matrices[1], "extracted projections"),
-            },
-            coords={"head": (np.arange(study.heads), "head")},
-        )
+        return {name: ((), figures[name], label) for name, (_, label) in FIGURES.items()} | {
+            "head": ("head", np.arange(study.heads), "head"),
+            "outcome": ((), outcome, "extracted, or the refusal", None),
+            "theta": (axes, matrices[0], "extracted attention matrices"),
+            "projection": (axes, matrices[1], "extracted projections"),
+        }
 
-    def claims(self) -> tuple[Claim, ...]:
-        """Test the recovered heads, the output on real text, and the certificate, in the worst transformer."""
+    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         tolerance = ExtractionOptions().tolerance
-
-        def missing(predicted: xr.Dataset, trained: xr.Dataset) -> float:
-            return float(np.abs(trained.isel(cell=0)["heads"].values - float(predicted["heads"])).max())
-
-        def excess(predicted: xr.Dataset, trained: xr.Dataset) -> float:
-            one = trained.isel(cell=0)
-            return float((one["exceeded"] - one["exceeding"]).values.max())
-
-        return (
-            Claim(
-                "All heads of the layer are recovered",
-                missing,
-                quantity="heads missing or in excess",
-                target=0.0,
-                tolerance=0.5,
-                basis="a count: heads missing or in excess, in the worst transformer",
-            ),
-            Claim(
-                "On real text, outside the queries, the output of the extracted layer is that of the transformer",
-                lambda predicted, trained: float(trained.isel(cell=0)["text_error"].values.max()),
-                quantity="relative squared error",
-                target=0.0,
-                tolerance=tolerance,
-                basis=f"the relative squared error that verification accepts, {tolerance:g}; the largest of all seeds",
-            ),
-            Claim(
-                "No more fresh sequences exceed the certified error than the certificate states",
-                excess,
-                quantity="share of sequences in excess",
-                target=0.0,
-                tolerance=(float("inf"), 0.0),
-                basis=f"the share of {FRESH} fresh sequences above the certified error, less the share that the "
-                "certificate allows, which fails once in 10,000 certificates",
-            ),
+        yield st.Claim(
+            "All heads of the layer are recovered",
+            abs(trained["heads"] - theory["heads"]).max(),
+            st.near(0, 0.5),
+            "a count: heads missing or in excess, in the worst transformer",
+            "heads missing or in excess",
+        )
+        yield st.Claim(
+            "On real text, outside the queries, the output of the extracted layer is that of the transformer",
+            trained["text_error"].max(),
+            st.near(0, tolerance),
+            f"the relative squared error that verification accepts, {tolerance:g}; the largest of all seeds",
+            "relative squared error",
+        )
+        yield st.Claim(
+            "No more fresh sequences exceed the certified error than the certificate states",
+            (trained["exceeded"] - trained["exceeding"]).max(),
+            st.below(0),
+            f"the share of {FRESH} fresh sequences above the certified error, less the share that the "
+            "certificate allows, which fails once in 10,000 certificates",
+            "share of sequences in excess",
         )
 
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show the recovered heads of the first seed, and every seed in figures."""
-        one = trained.isel(cell=0).transpose("replicate", ...)
-        first = one.isel(replicate=0)
-        layer = AttentionLayer(first["theta"].values, first["projection"].values, causal=True)
-        pictures = layer_panels(layer) if str(first["outcome"].values) == "extracted" else ()
-        return (_table(one), *pictures)
+    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+        yield _table(trained)
+        first = trained.isel(replicate=0)
+        if str(first["outcome"].values) == "extracted":
+            yield from layer_panels(AttentionLayer(first["theta"].values, first["projection"].values, causal=True))
 
     def _training(self) -> TextTraining:
         """Return the study whose transformers are queried."""
@@ -171,7 +141,9 @@ class Extraction(Study):
             return TextTraining(text=self.text)
         study = replace(finished_study(self.finished), text=self.text)
         if self.layer >= study.depth:
-            raise UsageError(f"layer={self.layer} of a transformer of depth {study.depth}: layers are numbered from 0")
+            raise st.UsageError(
+                f"layer={self.layer} of a transformer of depth {study.depth}: layers are numbered from 0"
+            )
         return study
 
     def _text_error(self, model: Transformer, found: Recovery) -> float:
@@ -207,7 +179,7 @@ def block_oracle(model: Transformer, layer: int) -> BlockOracle:
         return float(scaling.multiplier[role]) * np.asarray(weight[layer], np.float64)
 
     if config.norm != "pre" or config.biases or blocks.attention_gain is None:
-        raise UsageError("expected a pre-norm transformer with gains and without biases, as the demo's")
+        raise st.UsageError("expected a pre-norm transformer with gains and without biases, as the demo's")
     attention = MultiHeadAttention(
         scaled("query", blocks.query),
         scaled("key", blocks.key),
@@ -242,13 +214,14 @@ def _figures(oracle: BlockOracle, found: Recovery, seed: int) -> dict[str, float
     return figures
 
 
-def _table(one: xr.Dataset) -> Listing:
+def _table(trained: st.Data) -> st.Listing:
     rows = tuple(
         (str(seed), str(run["outcome"].values), *(format_figure(float(run[name])) for name in FIGURES))
-        for seed, run in ((seed, one.isel(replicate=seed)) for seed in range(one.sizes["replicate"]))
+        for seed in range(trained.sizes["replicate"])
+        for run in (trained.isel(replicate=seed),)
     )
     names = (label.replace("_", " ") for label in FIGURES)
-    return Listing(
+    return st.Listing(
         "Extraction",
         ("seed", "outcome", *names),
         rows,

@@ -1,80 +1,49 @@
 """`demo/growth`: training of attention blocks of growing key dimension, beside its infinite limit."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
 
 import jax
 import numpy as np
 import xarray as xr
 from scipy.special import softmax
 
+import manyheads.study as st
 from manyheads.data import load_text
 from manyheads.data.characters import UNKNOWN, build_vocabulary
 from manyheads.demo.sampling import mark_whitespace
 from manyheads.demo.text import TextTraining
-from manyheads.errors import UsageError, check_rising
 from manyheads.scaling.checks.coordinate_check import finite_size_bias
-from manyheads.statistics import fit_exponent
-from manyheads.studies.dmft.shared.mean_field import along, biases, distances, solve_blocks
-from manyheads.studies.scaling.shared.parametrizations import bordelon
-from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
-from manyheads.study.claims import Measure
-from manyheads.study.panels import Multiples, Panel, spread_curve
-from manyheads.study.tables import dataset
+from manyheads.studies.dmft.shared.mean_field import solve_blocks
+from manyheads.study.panels import Multiples, spread_curve
 from manyheads.theory.dmft import Network, Problem, infinite_key_dim, train_networks
 from manyheads.theory.dmft.finite.problems import text_problem
+from manyheads.theory.papers import BORDELON
 
 MEASURED = (("output", ("step", "read_out", "class"), "1"), ("loss", ("step",), "nat"))
 TRAJECTORIES = {"": "predicted", "_without": "predicted without response functions"}
 RARER = "□"  # stands for every rarer character
 
 
-@dataclass(frozen=True)
-class DemoGrowth(Study):
-    """Blocks of causal attention trained on a few pieces of text, and their infinite limit.
+class DemoGrowth(st.Study):
+    """Blocks of causal attention trained on a few pieces of text, and their infinite limit."""
 
-    Attributes
-    ----------
-    text
-        A UTF-8 file; by default Python's own documentation.
-    key_dims
-        Sizes N at which blocks are trained, in rising order.
-    heads
-        Heads of every block; the prediction does not depend on them.
-    pieces, length
-        Number of pieces of the text, and characters of each.
-    vocabulary
-        Number of characters, the most frequent ones; all others are replaced by one.
-    steps, learning_rate, richness
-        Of the training by gradient descent.
-    blocks
-        Blocks of one size in a replicate.
-    """
+    name = "demo/growth"
+    revision = 2
+    claim = "Trained attention blocks approach the infinite-key-dimension limit as N^(-1/2)"
+    source = BORDELON.at("the limit of infinite key dimension; its solution is derived here")
 
-    name: ClassVar[str] = "demo/growth"
-    revision: ClassVar[int] = 2
-    claim: ClassVar[str] = "Trained attention blocks approach the infinite-key-dimension limit as N^(-1/2)"
-    source: ClassVar[Source] = bordelon("the limit of infinite key dimension; its solution is derived here")
-
-    text: Path | None = None
-    key_dims: tuple[int, ...] = (4, 16, 64)
-    heads: int = 4
-    pieces: int = 3
-    length: int = 8
-    vocabulary: int = 16
-    steps: int = 28
-    learning_rate: float = 0.75
-    richness: float = 0.75
-    blocks: int = 16
-
-    def __post_init__(self) -> None:
-        check_rising("key_dims", self.key_dims)
-        if self.heads < 1 or self.blocks < 2:
-            raise UsageError(f"heads={self.heads}, blocks={self.blocks}: expected 1 head and 2 blocks or more")
+    text: Path | None = st.setting(None, "UTF-8 file; by default Python's own documentation")
+    key_dims: tuple[int, ...] = st.sweep((4, 16, 64), "Sizes N at which blocks are trained")
+    heads: int = st.setting(4, "Heads of every block; the prediction does not depend on them", least=1)
+    pieces: int = st.setting(3, "Pieces of the text")
+    length: int = st.setting(8, "Characters of each")
+    vocabulary: int = st.setting(16, "Most frequent characters; all others are replaced by one")
+    steps: int = st.setting(28, "Steps of gradient descent")
+    learning_rate: float = st.setting(0.75, "Its learning rate")
+    richness: float = st.setting(0.75, "Richness of the training")
+    blocks: int = st.setting(16, "Blocks of one size in a replicate", least=2)
 
     def inputs(self) -> dict[str, str]:
         """Return the digest of the text; refuse a text or a size that is out of range."""
@@ -88,11 +57,10 @@ class DemoGrowth(Study):
             self.text, self.pieces, self.length, self.vocabulary, self.steps, self.learning_rate, self.richness
         )
 
-    def cells(self) -> tuple[Cell, ...]:
-        """Return the sizes."""
-        return grid(key_dim=self.key_dims)
+    def cells(self) -> tuple[st.Cell, ...]:
+        return st.grid(key_dim=self.key_dims)
 
-    def predict(self, key: jax.Array) -> xr.Dataset:
+    def predict(self, key: jax.Array) -> st.Record:
         """Solve the limit, and the same equations without their response functions; nothing is trained or fitted."""
         problem = self.problem()
         solved, without = infinite_key_dim(problem), solve_blocks(problem, responses=False)
@@ -103,82 +71,63 @@ class DemoGrowth(Study):
             f"{name}{trajectory}": (dims, value, f"{name}, {TRAJECTORIES[trajectory]}", unit)
             for trajectory, values in found.items()
             for (name, dims, unit), value in zip(MEASURED, values, strict=True)
-        } | {"moved": ((), np.sqrt(np.mean(logits**2)), "rms of the attention logits")}
-        texts = {
+        }
+        return numbers | {
+            "step": ("step", np.arange(self.steps), "updates"),
+            "moved": ((), np.sqrt(np.mean(logits**2)), "rms of the attention logits"),
             "before": ("read_out", before, "what has been seen of a piece", None),
             "after": ("read_out", after, "what comes next", None),
         }
-        return dataset(numbers | texts, coords={"step": (np.arange(self.steps), "updates", "1")})
 
-    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+    def train(self, key: jax.Array, key_dim: int) -> st.Record:
         """Train some blocks of one size from independent weights."""
-        network = Network(int(cell["key_dim"]), self.heads)
-        seeds = np.random.default_rng(np.asarray(jax.random.key_data(key))).integers(0, 2**31, self.blocks)
-        trained = train_networks(self.problem(), network, seeds.tolist(), chunk=self.blocks)
-        variables = {name: (("network", *dims), trained[name].values, name, unit) for name, dims, unit in MEASURED}
-        return dataset(variables, coords={"step": (np.arange(self.steps), "updates", "1")})
+        seeds = st.generator(key).integers(0, 2**31, self.blocks).tolist()
+        trained = train_networks(self.problem(), Network(key_dim, self.heads), seeds, chunk=self.blocks)
+        return {"step": ("step", np.arange(self.steps), "updates")} | {
+            name: (("network", *dims), trained[name].values, name, unit) for name, dims, unit in MEASURED
+        }
 
-    def claims(self) -> tuple[Claim, ...]:
-        """Test the power of the distance from the limit, and the effect of the response functions."""
-        bias = -finite_size_bias(self.key_dims)
+    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+        bias, (single, near, far) = -finite_size_bias(self.key_dims), self.gaps(theory, trained)
         basis = f"a correction 1 + N^(-1/2) changes the power by {bias:.2f} over these sizes"
-
-        def power(which: int) -> Measure:
-            def fitted(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-                fit = fit_exponent(self.key_dims, self.gaps(predicted, trained)[which])
-                return fit.exponent, fit.interval
-
-            return fitted
-
-        def ratio(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            _, near, far = self.gaps(predicted, trained)
-            return np.log(near[:, -1] / far[:, -1])
-
-        return (
-            Claim(
-                "The rms distance of the outputs of single blocks from the limit scales as N^(-1/2)",
-                power(0),
-                quantity="exponent of N",
-                target=-0.5,
-                tolerance=bias,
-                basis=basis,
-            ),
-            Claim(
-                f"At N = {self.key_dims[-1]} the mean block is closer to the limit than to that without response "
-                "functions",
-                ratio,
-                quantity="distance over that without responses (ln)",
-                target=0.0,
-                tolerance=(float("inf"), 0.0),
-                basis="the logarithm of a ratio of distances is negative if the first is the smaller one",
-            ),
-            Claim(
-                "The distance of the mean block from the limit without response functions scales as N^(-1/2) or faster",
-                power(2),
-                quantity="exponent of N",
-                target=-0.5,
-                tolerance=(float("inf"), bias),
-                expected="refuted",
-                basis=basis + "; a distance from another limit converges to that of the two limits",
-            ),
+        yield st.Claim(
+            "The rms distance of the outputs of single blocks from the limit scales as N^(-1/2)",
+            st.exponent(single, "key_dim", "N").value,
+            st.near(-0.5, bias),
+            basis,
+            "exponent of N",
+        )
+        yield st.Claim(
+            f"At N = {self.key_dims[-1]} the mean block is closer to the limit than to that without response functions",
+            st.log_ratio(near.isel(key_dim=-1), far.isel(key_dim=-1)),
+            st.below(0),
+            "the logarithm of a ratio of distances is negative if the first is the smaller one",
+            "distance over that without responses (ln)",
+        )
+        yield st.Claim(
+            "The distance of the mean block from the limit without response functions scales as N^(-1/2) or faster",
+            st.exponent(far, "key_dim", "N").value,
+            st.near(-0.5, (np.inf, bias)),
+            basis + "; a distance from another limit converges to that of the two limits",
+            "exponent of N",
+            "refuted",
         )
 
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show the loss, the distances by size, and the probability of the next character."""
-        return (
-            self._losses(predicted, trained),
-            self._distances(predicted, trained),
-            self._table(predicted, trained),
-        )
+    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+        yield self._losses(theory, trained)
+        yield self._distances(*self.gaps(theory, trained))
+        yield self._table(theory, trained)
 
-    def gaps(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Compute rms distances over all updates, each (replicates, sizes).
+    def gaps(self, theory: st.Data, trained: st.Data) -> tuple[xr.DataArray, xr.DataArray, xr.DataArray]:
+        """Compute rms distances over all updates, each (replicate, key_dim).
 
         From the limit, of single blocks and of their mean; and of their mean from the limit without response functions.
         """
-        values = along(trained, "output", "key_dim")  # (replicates, sizes, networks, step, read_out, class)
-        wanted, without = (predicted[f"output{trajectory}"].values for trajectory in TRAJECTORIES)
-        return distances(values, wanted), biases(values, wanted), biases(values, without)
+        own, output = MEASURED[0][1], trained["output"]
+        wanted, without = (theory[f"output{trajectory}"] for trajectory in TRAJECTORIES)
+        mean = output.mean("network")
+        single = st.distance(output, wanted, ("network", *own))
+        return single, st.distance(mean, wanted, own), st.distance(mean, without, own)
 
     def _signs(self) -> tuple[list[str], list[str]]:
         """Return the characters up to every read-out, and the next one."""
@@ -189,66 +138,58 @@ class DemoGrowth(Study):
         before = ["".join(piece[: place + 1]) for piece in seen for place in range(self.length)]
         return before, signs[problem.flat_targets.argmax(-1)].tolist()
 
-    def _losses(self, predicted: xr.Dataset, trained: xr.Dataset) -> Multiples:
-        steps = predicted["step"].values
-        every = along(trained, "loss", "key_dim")  # (replicates, sizes, networks, step)
+    def _losses(self, theory: st.Data, trained: st.Data) -> Multiples:
+        steps = theory["step"].values
+        every = trained["loss"].transpose("key_dim", "replicate", "network", "step").values
+        loss, without = (tuple(theory[f"loss{trajectory}"].values.tolist()) for trajectory in TRAJECTORIES)
         plain = tuple(map(float, steps))
-        loss, without = (tuple(predicted[f"loss{trajectory}"].values.tolist()) for trajectory in TRAJECTORIES)
         trajectories = (
-            Curve(plain, loss, TRAJECTORIES[""], "predicted", 1),
-            Curve(plain, without, TRAJECTORIES["_without"], "reference", 2),
+            st.Curve(plain, loss, TRAJECTORIES[""], "predicted", 1),
+            st.Curve(plain, without, TRAJECTORIES["_without"], "reference", 2),
         )
+        blocks = [spread_curve(steps, each.reshape(-1, self.steps), "trained blocks") for each in every]
         return Multiples(
             "Training loss",
             "updates",
             "cross-entropy [nat/character]",
-            (
-                tuple(
-                    (spread_curve(steps, every[:, place].reshape(-1, self.steps), "trained blocks"), *trajectories)
-                    for place in range(len(self.key_dims))
-                ),
-            ),
+            (tuple((curve, *trajectories) for curve in blocks),),
             row_labels=("",),
             column_labels=tuple(f"key dimension N = {size}" for size in self.key_dims),
             log_y=True,
-            note=f"Mean of {every.shape[0] * every.shape[2]} blocks of a size, bands range over all of them. The "
+            note=f"Mean of {every.shape[1] * every.shape[2]} blocks of a size, bands range over all of them. The "
             "prediction is computed without training and without fit, and is independent of N and of the number of "
             "heads. Response functions: how fields react to earlier changes, in mean-field theory.",
         )
 
-    def _distances(self, predicted: xr.Dataset, trained: xr.Dataset) -> Lines:
-        sizes, (single, near, far) = np.asarray(self.key_dims, float), self.gaps(predicted, trained)
-        guide = single.mean(0)[0] * (sizes / sizes[0]) ** -0.5
-        mean = f"mean of {self.blocks} blocks"
-        return Lines(
+    def _distances(self, single: xr.DataArray, near: xr.DataArray, far: xr.DataArray) -> st.Lines:
+        sizes, mean = single["key_dim"], f"mean of {self.blocks} blocks"
+        guide = float(single.isel(key_dim=0).mean()) * (sizes / sizes[0]) ** -0.5
+        return st.lines(
             "Distance of the outputs from the prediction",
-            "key dimension N",
+            "key_dim",
             "root mean square distance",
-            (
-                spread_curve(sizes, single, "one block", group=0),
-                spread_curve(sizes, near, mean, group=1),
-                spread_curve(sizes, far, f"{mean}, from the prediction without response functions", group=2),
-                Curve(tuple(sizes.tolist()), tuple(guide.tolist()), "falls like N^(-1/2)", "reference"),
-            ),
-            log_x=True,
-            log_y=True,
+            {"one block": single, mean: near, f"{mean}, from the prediction without response functions": far},
+            reference={"falls like N^(-1/2)": guide},
+            log="xy",
+            x_label="key dimension N",
             note=f"Over all updates and characters; bands range over replicates. From N = {self.key_dims[0]} to "
             f"{self.key_dims[-1]} the distance of one block is multiplied by {_ratio(single)}, that of the mean by "
             f"{_ratio(near)}, and that of the mean to the prediction without response functions by {_ratio(far)}.",
             shows=("outputs of single blocks",),
         )
 
-    def _table(self, predicted: xr.Dataset, trained: xr.Dataset) -> Listing:
+    def _table(self, theory: st.Data, trained: st.Data) -> st.Listing:
         """Show the final probability of the next character at every position of the first piece."""
         right = self.problem().flat_targets.argmax(-1)[: self.length]
         places = np.arange(self.length)
-        theirs = along(trained, "output", "key_dim")[..., -1, : self.length, :]  # (replicates, sizes, networks, ...)
-        drawn = softmax(theirs, axis=-1)[..., places, right]
-        expected = softmax(predicted["output"].values[-1, : self.length], axis=-1)[places, right]
+        last = trained["output"].isel(step=-1, read_out=slice(self.length))
+        logits = last.transpose("replicate", "key_dim", "network", "read_out", "class").values
+        drawn = softmax(logits, axis=-1)[..., places, right]
+        expected = softmax(theory["output"].values[-1, : self.length], axis=-1)[places, right]
         rows = tuple(
             (
-                str(predicted["before"].values[place]),
-                str(predicted["after"].values[place]),
+                str(theory["before"].values[place]),
+                str(theory["after"].values[place]),
                 f"{expected[place]:.2f}",
                 *(
                     f"{drawn[:, size, :, place].mean():.2f} ± {drawn[:, size, :, place].std():.2f}"
@@ -257,20 +198,20 @@ class DemoGrowth(Study):
             )
             for place in places
         )
-        return Listing(
+        return st.Listing(
             "Probability of the next character",
             ("context", "next", "predicted", *(f"blocks, N = {size}" for size in self.key_dims)),
             rows,
             note=f"First piece, after {self.steps - 1} updates; ± is the standard deviation over blocks. · is a space, "
             f"¶ a line end, {RARER} a rarer character. The predicted rms of the attention logits grows from zero to "
-            f"{float(predicted['moved']):.2f}.",
+            f"{float(theory['moved']):.2f}.",
         )
 
 
-def _ratio(distances: np.ndarray) -> str:
-    """Return the last size's distance over the first's, means over replicates: (replicates, sizes)."""
-    first, *_, last = distances.mean(0)
-    return f"{last / first:.2f}"
+def _ratio(distances: xr.DataArray) -> str:
+    """Return the last size's distance over the first's, means over replicates."""
+    means = distances.mean("replicate")
+    return f"{float(means[-1] / means[0]):.2f}"
 
 
 @lru_cache(maxsize=4)

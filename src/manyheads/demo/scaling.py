@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 import xarray as xr
 
+import manyheads.study as st
 from manyheads.data import TextWindows, read_characters
 from manyheads.demo.text import TextTraining
 from manyheads.scaling.checks.coordinate_check import TOLERANCE
@@ -17,18 +18,13 @@ from manyheads.scaling.checks.growth_powers import QUANTITIES, least_growth, req
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.task import Task
 from manyheads.scaling.trained.transformers import Recipe, measure_updates
-from manyheads.studies.scaling.shared.parametrizations import bordelon
-from manyheads.study import Cell, Claim, Curve, Listing, Source, Study
-from manyheads.study.claims import Measure
-from manyheads.study.panels import Multiples, Panel, spread_curve
-from manyheads.study.tables import dataset
+from manyheads.study.panels import Multiples, spread_curve
 from manyheads.theory.joma.text.transformers import character_config
+from manyheads.theory.papers import BORDELON
 from manyheads.transformer.scaling import ROLES
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from manyheads.scaling.parametrization.power_laws import Power
     from manyheads.scaling.parametrization.table import Table
 
@@ -36,48 +32,31 @@ DRAWN = {"outputs": "the outputs", "residual": "the residual stream", "logits": 
 COLUMNS = {"initial": "init std", "learning_rate": "learning rate", "epsilon": "Adam's epsilon"}
 
 
-@dataclass(frozen=True)
-class DemoScaling(Study):
-    """RMS updates of the demo's transformer and of one with twice its heads and depth, scaled and unscaled.
+class DemoScaling(st.Study):
+    """RMS updates of the demo's transformer and of one with twice its heads and depth, scaled and unscaled."""
 
-    Attributes
-    ----------
-    text
-        A UTF-8 file; by default Python's own documentation.
-    key_dim, heads, depth
-        The demo's shape, at which the learning rate is tuned.
-    length, batch
-        Characters of a window, windows of a step.
-    learning_rate
-        Adam's learning rate at that shape.
-    steps
-        Numbers of updates after which the RMS change is measured.
-    """
+    name = "demo/scaling"
+    revision = 3
+    claim = "Scaled by the table, updates keep their size at twice the heads and depth"
+    source = BORDELON.at("table 1: initial standard deviations, multipliers and learning rates for Adam")
+    unread_prediction = "the prediction is the table itself; the claims test the growth of the updates that it implies"
 
-    name: ClassVar[str] = "demo/scaling"
-    revision: ClassVar[int] = 3
-    claim: ClassVar[str] = "Scaled by the table, updates keep their size at twice the heads and depth"
-    source: ClassVar[Source] = bordelon("table 1: initial standard deviations, multipliers and learning rates for Adam")
-    unread_prediction: ClassVar[str] = (
-        "the prediction is the table itself; the claims test the growth of the updates that it implies"
-    )
-
-    text: Path | None = None
-    key_dim: int = 16
-    heads: int = 4
-    depth: int = 2
-    length: int = 32
-    batch: int = 4
-    learning_rate: float = 3e-3
-    steps: tuple[int, ...] = (1, 2, 4, 8, 16)
+    text: Path | None = st.setting(None, "UTF-8 file; by default Python's own documentation")
+    key_dim: int = st.setting(16, "Key dimension of the demo's shape, at which the learning rate is tuned")
+    heads: int = st.setting(4, "Its heads")
+    depth: int = st.setting(2, "Its blocks")
+    length: int = st.setting(32, "Characters of a window")
+    batch: int = st.setting(4, "Windows of a step")
+    learning_rate: float = st.setting(3e-3, "Adam's learning rate at that shape")
+    steps: tuple[int, ...] = st.setting((1, 2, 4, 8, 16), "Updates after which the RMS change is measured")
 
     def inputs(self) -> dict[str, str]:
         """Return the digest of the text."""
         return TextTraining(text=self.text).inputs()
 
-    def cells(self) -> tuple[Cell, ...]:
+    def cells(self) -> tuple[st.Cell, ...]:
         """Return the demo's own shape and the larger one."""
-        return tuple(Cell(heads=shape.heads, depth=shape.depth) for shape in (self.base, self.target))
+        return tuple(st.Cell(heads=shape.heads, depth=shape.depth) for shape in (self.base, self.target))
 
     @property
     def base(self) -> Shape:
@@ -93,17 +72,16 @@ class DemoScaling(Study):
         """Return the factors of every class of weights at the larger shape."""
         return Parametrization.complete_p(self.base).table(self.target)
 
-    def predict(self, key: jax.Array) -> xr.Dataset:
+    def predict(self, key: jax.Array) -> st.Record:
         """Return the table of factors from the demo's shape to the larger one."""
         table = self.table()
-        columns = {
+        return {"role": ("role", list(ROLES), "weights")} | {
             name: ("role", [getattr(table[role], name) for role in ROLES], label) for name, label in COLUMNS.items()
         }
-        return dataset(columns, coords={"role": (list(ROLES), "weights")})
 
-    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+    def train(self, key: jax.Array, heads: int, depth: int) -> st.Record:
         """Train one shape with and without the table, and measure the RMS updates."""
-        shape = Shape(self.key_dim, int(cell["heads"]), int(cell["depth"]))
+        shape = Shape(self.key_dim, heads, depth)
         parametrizations = {
             "scaled": Parametrization.complete_p(self.base),
             "plain": Parametrization.standard(self.base),
@@ -115,90 +93,75 @@ class DemoScaling(Study):
             )
             for parametrization in parametrizations.values()
         ]
-        return dataset(
-            {
-                name: (
-                    ("parametrization", "step"),
-                    np.stack([getattr(each, name) for each in moved]),
-                    f"rms update of {module}",
-                )
-                for name, module in QUANTITIES.items()
-                if name in DRAWN
-            },
-            coords={
-                "parametrization": (list(parametrizations), "numbers"),
-                "step": (list(self.steps), "step"),
-            },
-        )
+        return {
+            "parametrization": ("parametrization", list(parametrizations), "numbers"),
+            "step": ("step", list(self.steps), "step"),
+        } | {
+            name: (
+                ("parametrization", "step"),
+                np.stack([getattr(each, name) for each in moved]),
+                f"rms update of {module}",
+            )
+            for name, module in QUANTITIES.items()
+            if name in DRAWN
+        }
 
-    def claims(self) -> tuple[Claim, ...]:
-        """Compare the rms updates of both shapes, seed by seed, in doublings."""
+    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         p = Parametrization.complete_p(self.base)
         required, least = required_growth(p), least_growth(p)
         # One doubling of the heads and one of the depth: the tolerances of both axes add up.
         allowed = TOLERANCE["heads"] + TOLERANCE["depth"]
-
-        def growth(name: str, parametrization: str) -> Measure:
-            return lambda predicted, trained: self._growth(trained, name, parametrization)
-
-        claims = []
+        quantity = "update, larger over smaller model (log2)"
         for name, words in DRAWN.items():
             target, lowest = _doublings(required[name]), _doublings(least[name])
             below = f", or {target - lowest:g} less while random parts count" if lowest < target else ""
-            claims.append(
-                Claim(
-                    f"Scaled by the table, the rms update of {words} is that of the smaller model",
-                    growth(name, "scaled"),
-                    quantity="update, larger over smaller model (log2)",
-                    target=target,
-                    tolerance=(target - lowest + allowed, allowed),
-                    basis=f"log2 of the ratio; powers are a half apart, so a quarter for each of two doublings{below}",
-                )
+            yield st.Claim(
+                f"Scaled by the table, the rms update of {words} is that of the smaller model",
+                self._growth(trained, name, "scaled"),
+                st.near(target, (target - lowest + allowed, allowed)),
+                f"log2 of the ratio; powers are a half apart, so a quarter for each of two doublings{below}",
+                quantity,
             )
-        claims.append(
-            Claim(
-                "Without the table, the rms update of the residual stream is that of the smaller model",
-                growth("residual", "plain"),
-                quantity="update, larger over smaller model (log2)",
-                target=0.0,
-                tolerance=(_doublings(required["residual"]) - _doublings(least["residual"]) + allowed, allowed),
-                expected="refuted",
-                basis="the same range; at an unscaled learning rate wider and deeper models have larger updates",
-            )
+        yield st.Claim(
+            "Without the table, the rms update of the residual stream is that of the smaller model",
+            self._growth(trained, "residual", "plain"),
+            st.near(0, (_doublings(required["residual"]) - _doublings(least["residual"]) + allowed, allowed)),
+            "the same range; at an unscaled learning rate wider and deeper models have larger updates",
+            quantity,
+            "refuted",
         )
-        return tuple(claims)
 
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show the table, and the RMS updates by step."""
-        return (_draw_table(self.table()), self._draw_motions(trained))
+    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+        yield _draw_table(self.table())
+        yield self._draw_motions(trained)
 
     def _task(self) -> Task:
         vocabulary, (training, _) = read_characters(self.text)
         template = character_config(self.base, len(vocabulary), self.length)
         return Task(template, TextWindows(training, self.length, self.batch))
 
-    def _growth(self, trained: xr.Dataset, name: str, parametrization: str) -> NDArray[np.float64]:
-        """Return log2 of the RMS update at the larger shape over the demo's, at the last step: (replicates,)."""
-        last = trained[name].isel(step=-1).sel(parametrization=parametrization).transpose("cell", "replicate").values
-        return np.log2(last[1] / last[0])
+    def _at(self, trained: xr.Dataset, shape: Shape, parametrization: str) -> xr.Dataset:
+        return trained.sel(heads=shape.heads, depth=shape.depth, parametrization=parametrization)
+
+    def _growth(self, trained: xr.Dataset, name: str, parametrization: str) -> xr.DataArray:
+        """Return log2 of the RMS update at the larger shape over the demo's, at the last step, by replicate."""
+        small, large = (self._at(trained, shape, parametrization)[name] for shape in (self.base, self.target))
+        return st.log(large / small).isel(step=-1) / np.log(2)
 
     def _draw_motions(self, trained: xr.Dataset) -> Multiples:
-        steps, (small, large) = trained["step"].values, (_listed(self.base), _listed(self.target))
-
-        def curves(name: str) -> tuple[Curve, ...]:
-            values = trained[name].transpose("cell", "parametrization", "replicate", "step")
-            return (
-                spread_curve(
-                    steps, values.isel(cell=0).sel(parametrization="scaled").values, f"{small}, the demo's", group=0
-                ),
-                spread_curve(
-                    steps, values.isel(cell=1).sel(parametrization="scaled").values, f"{large}, the table", group=1
-                ),
-                spread_curve(
-                    steps, values.isel(cell=1).sel(parametrization="plain").values, f"{large}, plain", group=2
-                ),
+        small, large = _listed(self.base), _listed(self.target)
+        drawn = {
+            f"{small}, the demo's": self._at(trained, self.base, "scaled"),
+            f"{large}, the table": self._at(trained, self.target, "scaled"),
+            f"{large}, plain": self._at(trained, self.target, "plain"),
+        }
+        curves = tuple(
+            tuple(
+                spread_curve(trained["step"].values, part[name].values, label, group=group)
+                for group, (label, part) in enumerate(drawn.items())
             )
-
+            for name in DRAWN
+        )
         farther = {
             parametrization: f"{float(np.exp2(self._growth(trained, 'residual', parametrization).mean())):.2f}"
             for parametrization in ("scaled", "plain")
@@ -207,7 +170,7 @@ class DemoScaling(Study):
             "RMS updates",
             "step",
             "rms change",
-            (tuple(curves(name) for name in DRAWN),),
+            (curves,),
             row_labels=("",),
             column_labels=tuple(DRAWN.values()),
             log_y=True,
@@ -228,7 +191,7 @@ def _listed(shape: Shape) -> str:
     return f"{shape.heads} heads × {shape.depth} layers"
 
 
-def _draw_table(table: Table) -> Listing:
+def _draw_table(table: Table) -> st.Listing:
     """Draw the table of the larger shape, classes with equal numbers in one row."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for row in table.rows:
@@ -244,4 +207,4 @@ def _draw_table(table: Table) -> Listing:
         "any two shapes."
     )
     rows = tuple((", ".join(roles), *cells) for cells, roles in alike.items())
-    return Listing("Factors of each weight at twice the heads and depth", ("weights", *COLUMNS.values()), rows, note)
+    return st.Listing("Factors of each weight at twice the heads and depth", ("weights", *COLUMNS.values()), rows, note)

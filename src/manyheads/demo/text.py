@@ -1,13 +1,10 @@
 """`demo/text`: a small causal transformer trained on text, with attention entropy and stable rank over training."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +12,13 @@ import numpy as np
 import optax
 import xarray as xr
 
+import manyheads.study as st
 from manyheads.data import ngram_losses, read_characters
 from manyheads.data.characters import Split, Vocabulary
 from manyheads.demo.sampling import continue_text, find_prose, join_lines, mark_whitespace
 from manyheads.demo.text_pictures import text_panels
-from manyheads.errors import UsageError
 from manyheads.spectra import causal_entropy_level
-from manyheads.study import Cell, Claim, Source, Study
-from manyheads.study.panels import Panel
-from manyheads.study.tables import dataset
+from manyheads.study.tables import record
 from manyheads.theory.joma.text.record import held_out_starts, recorded_dataset, train_and_record
 from manyheads.theory.joma.text.transformers import character_config, digest_text, step_flops
 from manyheads.transformer.scaling import standard_scaling
@@ -37,31 +32,12 @@ SHOWN = "characters of the pattern"
 SAMPLED = 240  # characters sampled from the trained model
 
 
-@dataclass(frozen=True)
-class TextTraining(Study):
-    """Validation loss of a small transformer against n-gram models, and statistics of its attention.
+class TextTraining(st.Study):
+    """Validation loss of a small transformer against n-gram models, and statistics of its attention."""
 
-    Attributes
-    ----------
-    text
-        A UTF-8 file; by default Python's own documentation, which every installation has.
-    key_dim, heads, depth
-        Shape of the transformer.
-    length
-        Characters of a window.
-    batch
-        Windows of a step.
-    steps
-        Updates.
-    learning_rate
-        Peak of Adam's learning rate: a linear warm-up over a twentieth of the steps, then a half cosine.
-    snapshots
-        How often the statistics are recorded.
-    """
-
-    name: ClassVar[str] = "demo/text"
-    claim: ClassVar[str] = "A small transformer predicts text better than bigram and trigram models"
-    source: ClassVar[Source] = Source(
+    name = "demo/text"
+    claim = "A small transformer predicts text better than bigram and trigram models"
+    source = st.Source(
         "shannon1951",
         "Prediction and Entropy of Printed English",
         "Claude E. Shannon",
@@ -74,33 +50,20 @@ class TextTraining(Study):
         locus="the n-gram entropies; smoothed here by Witten and Bell's method C",
     )
 
-    text: Path | None = None
-    key_dim: int = 16
-    heads: int = 4
-    depth: int = 2
-    length: int = 64
-    batch: int = 8
-    steps: int = 1200
-    learning_rate: float = 1e-2
-    snapshots: int = 24
+    text: Path | None = st.setting(None, "UTF-8 file; by default Python's own documentation")
+    key_dim: int = st.setting(16, "Key dimension of the transformer", small=4)
+    heads: int = st.setting(4, "Its heads", small=2)
+    depth: int = st.setting(2, "Its blocks", small=1)
+    length: int = st.setting(64, "Characters of a window", least=1, small=16)
+    batch: int = st.setting(8, "Windows of a step", least=1, small=2, full=16)
+    steps: int = st.setting(1200, "Updates", least=1, small=3, full=20_000)
+    learning_rate: float = st.setting(
+        1e-2, "Peak with Adam: warm-up over a twentieth of the steps, then a half cosine", above=0, full=4e-3
+    )
+    snapshots: int = st.setting(24, "How often the statistics are recorded", least=1, small=3, full=100)
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         Shape(self.key_dim, self.heads, self.depth)
-        for name in ("length", "batch", "steps", "snapshots"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)}: expected 1 or more")
-        if not self.learning_rate > 0:
-            raise UsageError(f"learning_rate={self.learning_rate}: expected a positive number")
-
-    @classmethod
-    def full(cls) -> TextTraining:
-        """Return the study with a training long enough to overtake n-grams of longer context."""
-        return cls(steps=20_000, batch=16, learning_rate=4e-3, snapshots=100)
-
-    @classmethod
-    def small(cls) -> TextTraining:
-        """Return the smallest configuration in which every claim can change."""
-        return cls(key_dim=4, heads=2, depth=1, length=16, batch=2, steps=3, snapshots=3)
 
     def inputs(self) -> dict[str, str]:
         """Return the digest of the text, the default one included, which differs between releases of Python.
@@ -112,11 +75,11 @@ class TextTraining(Study):
         """
         return digest_text(self.text, self.length, before=max(CONTEXTS))
 
-    def flops(self, cell: Cell) -> int:
+    def flops(self, cell: st.Cell) -> int:
         """Return the matrix-multiply FLOPs of all updates."""
         return self.steps * self._step_flops(len(self._read()[0]))
 
-    def predict(self, key: jax.Array) -> xr.Dataset:
+    def predict(self, key: jax.Array) -> st.Record:
         """Return the validation cross-entropy of n-gram models, and the entropy of uniform attention."""
         vocabulary, (training, validation) = self._read()
         # On the held-out characters of the transformer: 64 windows differ from the whole text by about 0.08 nat.
@@ -126,16 +89,13 @@ class TextTraining(Study):
             ngram_losses(training, validation, len(vocabulary), context)[tested - context].mean()
             for context in CONTEXTS
         ]
-        uniform = causal_entropy_level(self.length)
-        return dataset(
-            {
-                "ngram": ("context", losses, "validation loss of an n-gram model", "nat"),
-                "uniform": ((), uniform, "entropy of uniform causal attention", "nat"),
-            },
-            coords={"context": (list(CONTEXTS), "characters of context")},
-        )
+        return {
+            "context": ("context", list(CONTEXTS), "characters of context"),
+            "ngram": ("context", losses, "validation loss of an n-gram model", "nat"),
+            "uniform": ((), causal_entropy_level(self.length), "entropy of uniform causal attention", "nat"),
+        }
 
-    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+    def train(self, key: jax.Array) -> xr.Dataset:
         """Train once, record the statistics, and keep the trained weights."""
         vocabulary, (training, validation) = self._read()
         for_model, for_batches, for_writing = jax.random.split(key, 3)
@@ -156,43 +116,30 @@ class TextTraining(Study):
         snippet = prompt[:SNIPPET]
         patterns = done.model.record(jnp.asarray(snippet)[None], patterns=True).layers.patterns[:, 0]  # (L, H, T, T)
         written = continue_text(done.model, jnp.asarray(prompt), for_writing, SAMPLED)
-        found = dataset(
-            {
-                **stored_weights(done.model.weights),
-                "loss": ("update", done.losses, "training loss", "nat"),
-                "pattern": (("layer", "head", "query", "key"), np.asarray(patterns), "attention"),
-                "weights": ((), count_weights(done.model), "number of weights"),
-                "step_flops": ((), self._step_flops(len(vocabulary)), "FLOPs of a training step", "FLOP"),
-                "seconds": ((), seconds, "time of the training", "s"),
-                "prompt": ((), join_lines(vocabulary.decode(prompt)), "prompt", None),
-                "written": ((), join_lines(vocabulary.decode(np.asarray(written))), "sampled continuation", None),
-                "snippet": ("query", list(mark_whitespace(vocabulary.decode(snippet))), SHOWN, None),
-            }
-        )
-        found["seconds"].attrs["deterministic"] = False
-        return recorded_dataset(done).assign(found)
+        found = {
+            "loss": ("update", done.losses, "training loss", "nat"),
+            "pattern": (("layer", "head", "query", "key"), np.asarray(patterns), "attention"),
+            "weights": ((), count_weights(done.model), "number of weights"),
+            "step_flops": ((), self._step_flops(len(vocabulary)), "FLOPs of a training step", "FLOP"),
+            "seconds": ((), seconds, {"long_name": "time of the training", "units": "s", "deterministic": False}),
+            "prompt": ((), join_lines(vocabulary.decode(prompt)), "prompt", None),
+            "written": ((), join_lines(vocabulary.decode(np.asarray(written))), "sampled continuation", None),
+            "snippet": ("query", list(mark_whitespace(vocabulary.decode(snippet))), SHOWN, None),
+        }
+        return recorded_dataset(done).assign(record(stored_weights(done.model.weights) | found))
 
-    def claims(self) -> tuple[Claim, ...]:
-        """Compare the final validation loss with that of n-gram models."""
-
-        def loss_of(context: int) -> Callable[[xr.Dataset], float]:
-            return lambda predicted: float(predicted["ngram"].sel(context=context))
-
-        return tuple(
-            Claim(
+    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+        for context, model in ((1, "a bigram"), (2, "a trigram")):
+            yield st.Claim(
                 f"The validation loss is lower than that of {model} model",
-                lambda predicted, trained: trained["validation_loss"].isel(cell=0, step=-1).values,
-                quantity="validation loss (nat/character)",
-                target=loss_of(context),
-                tolerance=(float("inf"), 0.0),
-                basis="an inequality; its error over seeds is in the interval",
+                trained["validation_loss"].isel(step=-1),
+                st.below(theory["ngram"].sel(context=context)),
+                "an inequality; its error over seeds is in the interval",
+                "validation loss (nat/character)",
             )
-            for context, model in ((1, "a bigram"), (2, "a trigram"))
-        )
 
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show loss, entropy and stable rank over training, one attention pattern, a sample and the costs."""
-        return text_panels(predicted, trained.isel(cell=0), self.key_dim, self.steps)
+    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+        yield from text_panels(theory, trained, self.key_dim, self.steps)
 
     def _read(self) -> tuple[Vocabulary, Split]:
         return read_characters(self.text)

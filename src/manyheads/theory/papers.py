@@ -24,6 +24,16 @@ CHEN_LI = Source(
     locus="outline of the algorithm; what is compared with it is derived here",
 )
 
+BHATTAMISHRA = Source(
+    "bhattamishra2026",
+    "Provably Learning Attention with Queries",
+    "Satwik Bhattamishra and Kulin Shah and Michael Hahn and Varun Kanade",
+    2026,
+    kind="inproceedings",
+    venue="International Conference on Machine Learning",
+    identifier="2601.16873",
+)
+
 TIAN = Source(
     "tian2024joma",
     "JoMA: Demystifying Multilayer Transformers via JOint Dynamics of MLP and Attention",

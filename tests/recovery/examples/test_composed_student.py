@@ -9,7 +9,7 @@ from manyheads.errors import UsageError
 from manyheads.recovery.examples.composed_student import Composed, draw_composed, evaluate_composed, fit_composed
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.task import sequences
-from manyheads.studies.recovery.layer_and_mlp import LayerAndMlp, _compare
+from manyheads.studies.recovery.layer_and_mlp import LayerAndMlp, compare_weights
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_a_linear_map_between_layer_and_mlp_cannot_be_seen(teacher, rng):
     np.testing.assert_allclose(
         np.asarray(evaluate_composed(moved, x)), np.asarray(evaluate_composed(teacher, x)), atol=2e-4
     )
-    found = _compare(teacher, moved._replace(theta=moved.theta[::-1], projection=moved.projection[::-1]))
+    found = compare_weights(teacher, moved._replace(theta=moved.theta[::-1], projection=moved.projection[::-1]))
     assert found["theta"] == 0
     assert found["mapped"] < 1e-10 < 0.1 < found["projection"]
 
@@ -55,5 +55,5 @@ def test_no_start_and_sizes_that_lose_the_layer_are_refused(rng):
     x = sequences(rng, 5, 2, 2)
     with pytest.raises(UsageError, match="no start"):
         fit_composed(x, x, [])
-    with pytest.raises(UsageError, match="as wide"):
+    with pytest.raises(UsageError, match="at least dim=4"):
         LayerAndMlp(dim=4, hidden=3)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from manyheads.recovery import Oracle, evaluate_layer, gpt_layer, oracle_noise
+from manyheads.recovery.oracle.noise_estimate import LARGEST
 from manyheads.recovery.oracle.oracle import OracleSettings
 from manyheads.recovery.refusals import NotALayer
 
@@ -74,9 +75,19 @@ def test_noise_is_relative_to_what_depends_on_the_tokens(layer, rng, dtype, bias
 
 
 def test_rounding_that_hides_the_tokens_is_refused(layer, rng):
-    for bias in (1e6, 1e9):  # a few digits are left, or none
+    """Noise is a fifth of the spacing of the answers: a layer is seen at half of the largest noise only."""
+    x = rng.standard_normal((200, 1, DIM))
+    size = np.sqrt(np.mean((layer(x) - layer(0 * x)) ** 2))
+
+    def biased(spacing):
+        bias = 1.5 * spacing / np.finfo(np.float32).eps  # between two powers of two
+        return measure(lambda x: (layer(x) + bias).astype(np.float32), rng)
+
+    limit = np.log2(5 * LARGEST * size)
+    assert biased(2.0 ** np.floor(limit - 1)).level < LARGEST
+    for least in (limit + 1, limit + 11):  # a few digits are left, or none
         with pytest.raises(NotALayer, match=r"beyond their rounding \(float32\)"):
-            measure(lambda x, bias=bias: (layer(x) + bias).astype(np.float32), rng)
+            biased(2.0 ** np.ceil(least))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

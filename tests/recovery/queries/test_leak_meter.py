@@ -25,16 +25,19 @@ def found_layer(layer, method="subspaces"):
 
 @pytest.mark.parametrize(("dim", "heads", "rank", "causal"), [(6, 1, 3, True), (5, 2, 2, False)])
 def test_no_price_is_above_what_a_random_start_needs(dim, heads, rank, causal, rng):
-    """An attack by short Gaussian tokens, which meter and package know nothing of, is never cheaper than 1 / 1.3."""
+    """An attack by short Gaussian tokens, which meter and package know nothing of, is never cheaper.
+
+    It has found the layer if its error is what noise leaves to first order; six standard deviations are for its tail.
+    """
     layer = gpt_layer(rng, dim, heads, rank=rank, causal=causal)
     leak = measure_leak(found_layer(layer), 1e-4)
     for noise, numbers in ((0.01, 8), (0.1, 40)):
         calls = int(np.ceil(numbers * leak["counting"]))
-        error = attack(lambda x: evaluate_layer(layer, x), (dim, heads, rank), causal, noise, calls, rng)
-        assert error < 3 * noise**2 / numbers  # the attack found the layer
+        error, mean, std = attack(lambda x: evaluate_layer(layer, x), (dim, heads, rank), causal, noise, calls, rng)
+        assert error < mean + 6 * std
         meter = measure_leak(found_layer(layer), error)
         priced = next(one["cheapest"] for one in meter["defences"] if one["noise"] == noise)
-        assert priced <= 1.3 * calls
+        assert priced <= calls
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ def test_the_variance_over_heads_grows_as_in_the_whole_theory(rng):
         return in_cells(study, {name: (("network",), lambda cell, name=name: at(cell, name)) for name in parts})
 
     def control(grown):
-        trained = on_grid(networks(grown))
+        trained = on_grid(networks(grown), predicted)
         parts = [[data.sel(logit_exponent=exponent) for data in (predicted, trained)] for exponent in (1.0, 0.5)]
         return [study._growth(1.0, *part).verdict().outcome for part in parts]
 

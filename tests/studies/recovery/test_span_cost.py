@@ -10,7 +10,7 @@ from manyheads.recovery.examples.stages.shards import open_shards
 from manyheads.recovery.examples.stages.smallest_eigenvalues import find_bottom_dense
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.task import planted_layer, sequences
-from manyheads.studies.recovery.steps.span_cost import KEPT, REWEIGHINGS, SpanCost, count_operations
+from manyheads.studies.recovery.steps.span_cost import KEPT, REWEIGHINGS, SpanCost, count_operations, examples_for
 
 
 @pytest.mark.parametrize("length", [2, 3])
@@ -29,11 +29,8 @@ def test_operations_are_those_of_the_equations_that_are_kept(length, rng):
 
 
 def test_the_examples_for_a_wanted_error_are_read_off_the_power_law():
-    study = SpanCost(dims=(4, 8), shapes=((2, 2),), counts=(100, 1000), wanted=0.1)
-    values = np.array([[[3.0, 0.3]], [[30.0, 3.0]], [[1.0, 1.0]]])  # 3 d^.. / N: cells d = 4, 8 and the control
-    cells = {name: ("cell", [cell[name] for cell in study.cells()]) for name in ("labels", "dim", "tokens", "heads")}
-    trained = xr.Dataset({"error": (("cell", "replicate", "count"), values)}, coords=cells)
-    np.testing.assert_allclose(study._examples(trained), [[3000.0, 30000.0]])
+    errors = xr.DataArray([[[3.0, 0.3], [30.0, 3.0]]], {"count": [100, 1000]}, ("replicate", "dim", "count"))
+    np.testing.assert_allclose(examples_for(0.1, errors), [[3000.0, 30000.0]])
 
 
 @pytest.mark.parametrize("fields", [{"dims": (8,)}, {"shapes": ((3, 2),)}, {"counts": (2, 1)}, {"wanted": 1.5}])

@@ -10,17 +10,8 @@ LEAST_RUNS = 4  # clean runs of which a spread is taken
 def score(run: Array, others: Array) -> Array:
     """Return by how many standard deviations of other runs the worst figure of a run has been above their mean.
 
-    Parameters
-    ----------
-    run
-        For each probe the largest value over the heads of every figure, large ones unwelcome, (T, F).
-    others
-        The same of other runs, (m, T, F).
-
-    Returns
-    -------
-    Array
-        Running maximum over probes of the largest of the figures, (T,).
+    From the largest value over the heads of every figure at each probe (T, F), large ones unwelcome, and those of other
+    runs (m, T, F), the running maximum over probes of the largest of the figures, (T,).
     """
     return np.maximum.accumulate(((run - others.mean(axis=0)) / floored_std(others)).max(axis=1))
 

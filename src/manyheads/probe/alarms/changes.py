@@ -32,23 +32,8 @@ TINY = 1e-9
 def standardized_residuals(series: Array, family: Array, *, window: int, ignored: int, silent: int) -> Array:
     """Predict every increment from those before it and divide what is left by its scale.
 
-    Parameters
-    ----------
-    series
-        Finite values, (T, K).
-    family
-        Label of the figure of each series, (K,): scales are compared within one.
-    window
-        Increments of the autoregression, at least 8.
-    ignored
-        Probes at the start that enter neither means nor scales.
-    silent
-        Probes at the start for which no residual is given, more than `ignored` + 6.
-
-    Returns
-    -------
-    Array
-        (T, K); NaN for the first `silent` probes.
+    Scales of the finite series (T, K) are compared within a family, the label of the figure (K,). The first `ignored`
+    probes enter neither means nor scales; for the first `silent`, more than `ignored` + 6, residuals (T, K) are NaN.
     """
     increments = np.diff(series, axis=0, prepend=series[:1])
     residuals = np.full(series.shape, np.nan)

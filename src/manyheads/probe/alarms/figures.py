@@ -12,28 +12,14 @@ FLOOR = 0.03  # share of the largest entropy, added to distances from uniform at
 
 @dataclass(frozen=True)
 class Figure:
-    """Monitored figure.
+    """Monitored figure."""
 
-    Attributes
-    ----------
-    name
-        Of the variable over (step, layer, head).
-    transform
-        Scale on which its noise is of one size, with the unwelcome direction upwards.
-    change
-        Smallest change that is worth an alarm, on the scale `size`.
-    subject, direction
-        Words of the alarm; `direction` is "grows" or "falls", the unwelcome one.
-    size
-        None: that of `transform`.
-    """
-
-    name: str
-    transform: Callable[[Array], Array]
-    change: float
+    name: str  # of the variable over (step, layer, head)
+    transform: Callable[[Array], Array]  # scale on which its noise is of one size, with the unwelcome direction upwards
+    change: float  # smallest change that is worth an alarm, on the scale `size`
     subject: str
-    direction: str
-    size: Callable[[Array], Array] | None = None
+    direction: str  # "grows" or "falls", the unwelcome one
+    size: Callable[[Array], Array] | None = None  # None: that of `transform`
 
 
 def _logit(mass: Array) -> Array:
@@ -50,6 +36,12 @@ WATCHED = (
     Figure("frobenius", np.log, np.log(1.25), "norm of W_Q^T W_K", "grows"),
     Figure("frobenius", lambda x: -np.log(x + 1e-12), np.log(2), "norm of W_Q^T W_K", "falls"),
 )
+
+
+def first_true(table: Array) -> tuple[int, Array]:
+    """Return the first row of a table (T, K) with a true entry, and the columns of these, empty if there is none."""
+    rows, columns = np.nonzero(table)
+    return int(rows[0]) if len(rows) else 0, columns[rows == rows[:1]]
 
 
 @dataclass(frozen=True)

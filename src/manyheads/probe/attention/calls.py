@@ -20,41 +20,25 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from manyheads.probe.lazy_torch import torch
+
 # Names of modules that attend to another sequence: `encoder_attn`, `crossattention`, `EncDecAttention`.
 CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of an attention function.
+    """One call of an attention function."""
 
-    Attributes
-    ----------
-    query, key
-        (B, H, n, d) and (B, G, m, d).
-    scale, softcap
-        Numbers; softcap is None if absent.
-    causal
-        Row i sees the keys up to i; then mask is None.
-    mask
-        Booleans (B or 1, H or 1, n or 1, m), a rule of rows and keys, or None: every key is allowed.
-    bias
-        Numbers that broadcast to (B, H, n, m), or None.
-    sink
-        Learned logits (H,), or None.
-    cross
-        Whether keys belong to another sequence than queries.
-    """
-
-    query: Any
-    key: Any
+    query: Any  # (B, H, n, d)
+    key: Any  # (B, G, m, d)
     scale: float
-    causal: bool
-    mask: Any
-    bias: Any
+    causal: bool  # row i sees the keys up to i; then mask is None
+    mask: Any  # booleans (B or 1, H or 1, n or 1, m), a rule of rows and keys, or None: every key is allowed
+    bias: Any  # numbers that broadcast to (B, H, n, m), or None
     softcap: float | None
-    sink: Any
-    cross: bool
+    sink: Any  # learned logits (H,), or None
+    cross: bool  # whether keys belong to another sequence than queries
 
     @property
     def fusable(self) -> bool:
@@ -65,8 +49,6 @@ class AttentionCall:
 
     def allowed(self, rows: Any) -> Any:
         """Return which keys the rows may see: booleans (B or 1, H or 1, r, m)."""
-        import torch
-
         columns = torch.arange(self.key.shape[2], device=self.key.device)
         if self.causal:
             return (columns[None] <= rows[:, None])[None, None]
@@ -77,10 +59,6 @@ class AttentionCall:
             found = self.mask(batch, torch.zeros_like(batch), rows[None, None, :, None], columns[None, None, None])
             return found.expand(len(batch), 1, len(rows), len(columns))
         return self.mask[:, :, rows] if self.mask.shape[2] > 1 else self.mask.expand(-1, -1, len(rows), -1)
-
-    def bias_of(self, rows: Any) -> Any:
-        """Return the additive logits of the rows."""
-        return self.bias[:, :, rows] if self.bias.shape[2] > 1 else self.bias
 
     def own_column(self, rows: Any) -> Any:
         """Return the column of each row's own key; None where keys belong to another sequence.
@@ -101,17 +79,9 @@ class AttentionCall:
 def read_call(implementation: str, name: str, module: Any, arguments: tuple[Any, ...], keywords: Any) -> AttentionCall:
     """Read one call of an attention function.
 
-    Parameters
-    ----------
-    implementation
-        "sdpa", "eager" or "flex_attention".
-    name, module
-        The module that called, and its name in the model.
-    arguments
-        (query, key, value, mask, ...): query (B, H, n, d), key (B, G, m, d).
-    keywords
-        `scaling`, `is_causal`, `position_bias`, and, where the implementation applies them, `softcap` and `s_aux`;
-        others are ignored. "sdpa" computes attention without soft-cap and without sinks, whatever the module passes.
+    `implementation` is "sdpa", "eager" or "flex_attention", `name` that of the module in the model; arguments are
+    (query, key, value, mask, ...). Of the keywords `scaling`, `is_causal`, `position_bias`, `softcap` and `s_aux` are
+    read; "sdpa" computes attention without the last two, whatever the module passes.
     """
     query, key, _, mask = (value.detach() if hasattr(value, "detach") else value for value in arguments[:4])
     n, m = query.shape[2], key.shape[2]
@@ -120,10 +90,13 @@ def read_call(implementation: str, name: str, module: Any, arguments: tuple[Any,
     causal = causal and n > 1 and mask is None and implementation != "eager"
     if causal:
         key, m = key[:, :, :n], min(n, m)
-    if mask is not None and hasattr(mask, "mask_mod"):
-        allowed, bias = mask.mask_mod, None
-    else:
-        allowed, bias = _read_mask(mask, m)
+    allowed, bias = getattr(mask, "mask_mod", mask), None
+    if hasattr(allowed, "dtype"):
+        allowed = mask = mask[..., :m]
+        if mask.dtype != torch.bool:
+            allowed = mask > torch.finfo(mask.dtype).min / 2
+            bias = torch.where(allowed, mask, 0.0)
+            bias = bias if bool(bias.any()) else None
     position = keywords.get("position_bias")
     if position is not None:
         position = position.detach()[..., :m]
@@ -140,17 +113,3 @@ def read_call(implementation: str, name: str, module: Any, arguments: tuple[Any,
         sink=None if sink is None else sink.detach(),
         cross=bool(CROSS.search(name)) or m < n,
     )
-
-
-def _read_mask(mask: Any, m: int) -> tuple[Any, Any]:
-    """Split a mask into booleans and a bias, either of them None if absent."""
-    import torch
-
-    if mask is None:
-        return None, None
-    mask = mask[..., :m]
-    if mask.dtype == torch.bool:
-        return mask, None
-    allowed = mask > torch.finfo(mask.dtype).min / 2
-    bias = torch.where(allowed, mask, 0.0)
-    return allowed, bias if bool(bias.any()) else None

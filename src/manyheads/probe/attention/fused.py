@@ -20,6 +20,7 @@ from typing import Any
 from manyheads.probe.attention.calls import AttentionCall
 from manyheads.probe.attention.row_statistics import summarize_mask
 from manyheads.probe.attention.sinks import fold_sink
+from manyheads.probe.lazy_torch import torch
 
 PADDING = 8  # columns that carry the position: heads of queries, keys and values must be equally wide
 SLACK = 1e-5  # relative, for the rounding of the bound on a row's largest logit: some 80 eps of float32
@@ -31,37 +32,29 @@ def fused_statistics(
 ) -> tuple[dict[str, Any], dict[str, Any], Any, Any | None]:
     """Compute statistics of all rows of a fusable call.
 
-    Parameters
-    ----------
-    call
-        The call of the attention function.
-    figures
-        Of "collision", "max_logit" and "distance", which cost more, those in it are computed; the others always.
-
-    Returns
-    -------
-    statistics, levels, counted
-        As `row_statistics` returns them for all rows, without max_logit.
-    max_logit
-        The largest logit of each head over the batch and the rows that count, (H,); None if not asked for.
+    Of "collision", "max_logit" and "distance", which cost more, those in `figures` are computed; the others always.
+    Returned as by `row_statistics` for all rows, without max_logit, but with the largest logit of each head over the
+    batch and the rows that count, (H,), or None.
     """
-    import torch
-
     rows = torch.arange(call.query.shape[2], device=call.query.device)
     dtype = torch.promote_types(call.query.dtype, torch.float32)
-    query, key = call.query.to(dtype), _repeat_heads(call.key.to(dtype), call.query.shape[1])
+    query, key = call.query.to(dtype), call.key.to(dtype)
+    if (shared := query.shape[1] // key.shape[1]) > 1:
+        key = key.repeat_interleave(shared, dim=1)
     summary = summarize_mask(call, rows, dtype)
-    counted = summary.counted
-    mask = None
+    counted, mask = summary.counted, None
     if call.mask is not None:
         hidden = ~call.allowed(rows)
         mask = torch.zeros(hidden.shape, dtype=dtype, device=query.device).masked_fill_(hidden, torch.finfo(dtype).min)
     if summary.own is not None and "distance" in figures:
-        value, lse = _attend(_pad(query), _pad(key), _with_positions(key), call.scale, call.causal, mask)
+        padded = _pad(key)
+        padded[..., key.shape[-1]] = torch.arange(key.shape[2], device=key.device, dtype=key.dtype)
+        value, lse = _attend(_pad(query), _pad(key), padded, call.scale, call.causal, mask)
     else:
         value, lse = _attend(query, key, key, call.scale, call.causal, mask)
     mean = (query * value[..., : query.shape[-1]]).sum(-1) * call.scale
-    first_key = key[:, :, :1] if call.mask is None else _take_rows(key, summary.first)
+    columns = summary.first.expand(*query.shape[:2], -1)[..., None].expand(-1, -1, -1, key.shape[3])
+    first_key = key[:, :, :1] if call.mask is None else torch.gather(key, 2, columns)
     statistics = {
         "entropy": lse - mean,
         "logsumexp": lse,
@@ -70,7 +63,7 @@ def fused_statistics(
     }
     if value.shape[-1] > query.shape[-1]:
         statistics["distance"] = summary.own - value[..., query.shape[-1]]
-    bound = None
+    bound = largest = None
     if "collision" in figures or "max_logit" in figures:
         double = _attend(query, key, key, 2 * call.scale, call.causal, mask)[1]
         statistics["collision"] = (double - 2 * lse).exp()
@@ -78,7 +71,6 @@ def fused_statistics(
     statistics = {name: torch.where(counted, found, 0.0) for name, found in statistics.items()}
     if call.sink is not None:
         statistics = fold_sink(statistics, call.sink.to(dtype))
-    largest = None
     if bound is not None and "max_logit" in figures:
         largest = largest_logit(call, query * call.scale, key, bound)
     levels = {name: level for name, level in summary.levels(call.sink is not None).items() if name in statistics}
@@ -88,22 +80,9 @@ def fused_statistics(
 def largest_logit(call: AttentionCall, query: Any, key: Any, bound: Any) -> Any:
     """Find the largest logit of each head from upper bounds on those of the rows.
 
-    Parameters
-    ----------
-    call
-        Of which the mask is read.
-    query, key
-        (B, H, n, d), scaled, and (B, H, m, d).
-    bound
-        No smaller than the largest logit of each row, (B, H, n); -inf for rows that do not count.
-
-    Returns
-    -------
-    Tensor
-        (H,); -inf if no row counts, NaN where logits are.
+    Query (B, H, n, d) is scaled, key (B, H, m, d), and `bound` (B, H, n) no smaller than the largest logit of each row,
+    -inf for rows that do not count. The result (H,) is -inf if no row counts, NaN where logits are.
     """
-    import torch
-
     B, H, n = bound.shape
     order = bound.flatten(0, 1).argsort(dim=-1, descending=True)
     bound, query, key = bound.flatten(0, 1), query.flatten(0, 1), key.flatten(0, 1)
@@ -131,36 +110,10 @@ def largest_logit(call: AttentionCall, query: Any, key: Any, bound: Any) -> Any:
 
 def _attend(query: Any, key: Any, value: Any, scale: float, causal: bool, mask: Any) -> tuple[Any, Any]:
     """Return output (B, H, n, d) and log-sum-exp (B, H, n) of the flash kernel of the CPU."""
-    import torch
-
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     output, lse = flash(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)
     return output, lse if lse.shape == query.shape[:3] else lse.transpose(1, 2)
 
 
 def _pad(array: Any) -> Any:
-    import torch
-
     return torch.nn.functional.pad(array, (0, PADDING))
-
-
-def _with_positions(key: Any) -> Any:
-    """Return keys with their positions in the column behind, and zeros."""
-    import torch
-
-    padded = _pad(key)
-    padded[..., key.shape[-1]] = torch.arange(key.shape[2], device=key.device, dtype=key.dtype)
-    return padded
-
-
-def _repeat_heads(key: Any, heads: int) -> Any:
-    return key if key.shape[1] == heads else key.repeat_interleave(heads // key.shape[1], dim=1)
-
-
-def _take_rows(key: Any, columns: Any) -> Any:
-    """Return the keys (B, H, n, d) at one column for each row."""
-    import torch
-
-    B, H, _, d = key.shape
-    index = columns.expand(B, H, -1)[..., None].expand(-1, -1, -1, d)
-    return torch.gather(key, 2, index)

@@ -23,21 +23,11 @@ NORMAL_95 = 1.959964  # quantile of the normal distribution for a two-sided 95% 
 
 @dataclass(frozen=True)
 class RowSample:
-    """Rows of one sequence.
+    """Rows of one sequence."""
 
-    Attributes
-    ----------
-    index
-        Their numbers, ascending, (r,).
-    weight
-        For how many rows each of them stands, (r,); the sum is the length of the sequence.
-    certain
-        How many of them, from the first, stand for themselves alone.
-    """
-
-    index: np.ndarray
-    weight: np.ndarray
-    certain: int
+    index: np.ndarray  # their numbers, ascending, (r,)
+    weight: np.ndarray  # for how many rows each of them stands, (r,); the sum is the length of the sequence
+    certain: int  # how many of them, from the first, stand for themselves alone
 
     @property
     def whole(self) -> bool:
@@ -48,20 +38,7 @@ class RowSample:
 def draw_rows(length: int, rows: int | None, rng: np.random.Generator) -> RowSample:
     """Draw rows of a sequence.
 
-    Parameters
-    ----------
-    length
-        Number of rows of the sequence.
-    rows
-        How many, at least 1; None or at least `length`: all.
-    rng
-        Source of the choice within strata.
-
-    Examples
-    --------
-    >>> sample = draw_rows(1000, 8, np.random.default_rng(0))
-    >>> sample.index[:2].tolist(), int(sample.weight.sum())
-    ([0, 1], 1000)
+    Of `rows` None, or at least `length`, all are taken; `rng` chooses within strata.
     """
     if rows is None or rows >= length:
         return RowSample(np.arange(length), np.ones(length), length)
@@ -75,19 +52,8 @@ def draw_rows(length: int, rows: int | None, rng: np.random.Generator) -> RowSam
 def estimate_mean(sums: np.ndarray, counts: np.ndarray, sample: RowSample) -> tuple[np.ndarray, np.ndarray]:
     """Estimate the mean of a figure over all rows that count, and its standard error.
 
-    Parameters
-    ----------
-    sums
-        Sums over the batch, (heads, r).
-    counts
-        Number of sequences in which each row counts, (heads or 1, r).
-    sample
-        The rows.
-
-    Returns
-    -------
-    mean, error
-        (heads,). NaN if no row counts; the error is 0 for all rows, NaN for a single stratum.
+    Sums over the batch are (heads, r), and the numbers of sequences in which each row counts (heads or 1, r). Both
+    results are (heads,): NaN if no row counts; the error is 0 for all rows, NaN for a single stratum.
     """
     total = counts @ sample.weight
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -12,6 +12,7 @@ from typing import Any
 
 from manyheads.probe.attention.calls import AttentionCall
 from manyheads.probe.attention.sinks import fold_sink
+from manyheads.probe.lazy_torch import torch
 
 BLOCK = 128  # rows at a time: their logits are held for all heads
 
@@ -19,25 +20,10 @@ BLOCK = 128  # rows at a time: their logits are held for all heads
 def row_statistics(call: AttentionCall, rows: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
     """Compute statistics of the given rows.
 
-    Parameters
-    ----------
-    call
-        The call of the attention function.
-    rows
-        Numbers of rows, integers (r,).
-
-    Returns
-    -------
-    statistics
-        Name → (B, H, r): entropy, logsumexp, mean_logit, max_logit, collision, first_mass, distance (not for cross
-        attention); with learned sinks sink_mass and key_entropy.
-    levels
-        The same at logits of zero, (B or 1, H or 1, r).
-    counted
-        Booleans (B or 1, H or 1, r): rows that see a key and whose query is no padding.
+    Returned are statistics by name, (B, H, r): entropy, logsumexp, mean_logit, max_logit, collision, first_mass,
+    distance (not for cross attention), and with learned sinks sink_mass and key_entropy; the same at logits of zero,
+    (B or 1, H or 1, r); and which rows see a key and are no padding, booleans (B or 1, H or 1, r).
     """
-    import torch
-
     parts = [_block(call, part) for part in rows.split(BLOCK)]
     statistics, levels = (
         {name: torch.cat([part[place][name] for part in parts], dim=-1) for name in parts[0][place]} for place in (0, 1)
@@ -46,8 +32,6 @@ def row_statistics(call: AttentionCall, rows: Any) -> tuple[dict[str, Any], dict
 
 
 def _block(call: AttentionCall, rows: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
-    import torch
-
     allowed = call.allowed(rows)
     logits = _logits(call, rows).masked_fill(~allowed, -torch.inf)
     top = logits.amax(-1)
@@ -76,8 +60,6 @@ def _block(call: AttentionCall, rows: Any) -> tuple[dict[str, Any], dict[str, An
 
 def _logits(call: AttentionCall, rows: Any) -> Any:
     """Return the logits (B, H, r, m) of the rows, masked keys included."""
-    import torch
-
     B, H, _, d = call.query.shape
     G, m = call.key.shape[1:3]
     dtype = torch.promote_types(call.query.dtype, torch.float32)
@@ -85,33 +67,24 @@ def _logits(call: AttentionCall, rows: Any) -> Any:
     logits = torch.matmul(query, call.key.to(dtype).transpose(-1, -2)).view(B, H, len(rows), m) * call.scale
     if call.softcap is not None:
         logits = call.softcap * torch.tanh(logits / call.softcap)
-    return logits if call.bias is None else logits + call.bias_of(rows).to(dtype)
+    if call.bias is None:
+        return logits
+    return logits + (call.bias[:, :, rows] if call.bias.shape[2] > 1 else call.bias).to(dtype)
 
 
 @dataclass(frozen=True)
 class MaskSummary:
-    """Keys that the mask allows to each row, as numbers.
+    """Keys that the mask allows to each row, as numbers."""
 
-    Attributes
-    ----------
-    count, first, centre
-        Number of keys that the row may see, the first of them, and their mean column, (B or 1, H or 1, r).
-    counted
-        Whether the row sees a key and, where queries and keys are one sequence, its own: padded queries do not.
-    own
-        Column of the row's own key, (r,); None for cross attention.
-    """
-
-    count: Any
-    first: Any
-    centre: Any
+    count: Any  # number of keys that the row may see, (B or 1, H or 1, r)
+    first: Any  # the first of them
+    centre: Any  # their mean column
+    # Whether the row sees a key and, where queries and keys are one sequence, its own: padded queries do not
     counted: Any
-    own: Any
+    own: Any  # column of the row's own key, (r,); None for cross attention
 
     def levels(self, sink: bool) -> dict[str, Any]:
         """Return the statistics of uniform attention, logits and sinks of zero: the largest entropy of the mask."""
-        import torch
-
         zero = torch.zeros_like(self.centre)
         count = self.count.clamp_min(1).to(zero.dtype)
         levels = {
@@ -129,8 +102,6 @@ class MaskSummary:
 
 def summarize_mask(call: AttentionCall, rows: Any, dtype: Any) -> MaskSummary:
     """Summarize the mask of a call at the given rows, some rows at a time; in closed form where there is no mask."""
-    import torch
-
     own = call.own_column(rows)
     if call.mask is None:
         count = (rows + 1 if call.causal else torch.full_like(rows, call.key.shape[2]))[None, None]

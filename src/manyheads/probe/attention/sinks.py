@@ -9,25 +9,15 @@ the collision probability is :math:`g^2 C + (1-g)^2`, the mass on the first key 
 
 from typing import Any
 
+from manyheads.probe.lazy_torch import torch
+
 
 def fold_sink(statistics: dict[str, Any], sink: Any) -> dict[str, Any]:
     """Include a learned sink.
 
-    Parameters
-    ----------
-    statistics
-        Of the keys alone, each (B, H, r).
-    sink
-        Its logit for every head, (H,) or (1,).
-
-    Returns
-    -------
-    dict
-        The same names with the sink included, `sink_mass`, and `key_entropy`, the entropy among the keys. Logits and
-        distances are those of the keys.
+    From statistics of the keys alone (B, H, r) and the sink's logit (H,) or (1,): the same names with the sink
+    included, `sink_mass`, and `key_entropy`, the entropy among the keys. Logits and distances are those of the keys.
     """
-    import torch
-
     beta = sink.view(1, -1, 1)
     lse = statistics["logsumexp"]
     x = lse - beta

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import ml_dtypes
@@ -17,16 +17,13 @@ from manyheads.models.parameters import parameter_roles
 from manyheads.models.refusals import CheckpointRefused, FamilyUnknown, FileMissing
 from manyheads.probe.checkpoints.series import step_of
 
-# Number of entries in a block.
-BLOCK = 2**20
-# Entries of a tensor that are kept.
-SAMPLE = 256
+BLOCK = 2**20  # number of entries in a block
+SAMPLE = 256  # entries of a tensor that are kept
 # Relative spacing of the numbers of a type.
 PRECISION = {dtype: float(ml_dtypes.finfo(DTYPES[dtype]).eps) for dtype in DTYPES if dtype.startswith(("F", "BF"))}
 
 
-# Types whose values may be held in a finer one.
-NARROW = ("F16", "BF16")
+NARROW = ("F16", "BF16")  # types whose values may be held in a finer one
 
 
 Notes: TypeAlias = dict[tuple[str, str], list[str]]
@@ -35,26 +32,14 @@ Notes: TypeAlias = dict[tuple[str, str], list[str]]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not what it should be.
+    """One thing that is not what it should be."""
 
-    Attributes
-    ----------
-    kind
-        "file", "configuration", "tokenizer", "tensors", "dtype", "shape", "rounded", "not finite", "duplicate",
-        "copied tensors", "step", "order", "apart", "interchanged tensors", "altered tensors", "altered entries" or
-        "against".
-    where
-        The checkpoint or checkpoints.
-    what
-        What is wrong there.
-    evidence
-        The figures or names it rests on.
-    """
-
+    # "file", "configuration", "tokenizer", "tensors", "dtype", "shape", "rounded", "not finite", "duplicate", "copied
+    # tensors", "step", "order", "apart", "interchanged tensors", "altered tensors", "altered entries" or "against"
     kind: str
-    where: str
-    what: str
-    evidence: str
+    where: str  # the checkpoint or checkpoints
+    what: str  # what is wrong there
+    evidence: str  # the figures or names it rests on
 
 
 class Extremes(NamedTuple):
@@ -70,59 +55,33 @@ class Extremes(NamedTuple):
     def merge(self, sizes: NDArray[np.float64], start: int) -> "Extremes":
         """Return the extremes of these and further values, whose first one has the place `start`."""
         two = np.argpartition(sizes, -min(2, sizes.size))[-2:]
-        above = sorted(
-            [(self.largest, self.place), (self.second, -1), *((float(sizes[at]), start + int(at)) for at in two)]
-        )
+        new = [(float(sizes[at]), start + int(at)) for at in two]
+        *_, second, first = sorted([(self.largest, self.place), (self.second, -1), *new])
         sizes = np.where(sizes > 0, sizes, np.inf)
         two = np.argpartition(sizes, min(2, sizes.size) - 1)[:2]
-        below = sorted(
-            [(self.smallest, self.low), (self.next, -1), *((float(sizes[at]), start + int(at)) for at in two)]
-        )
-        return Extremes(above[-1][0], above[-2][0], above[-1][1], below[0][0], below[1][0], below[0][1])
+        new = [(float(sizes[at]), start + int(at)) for at in two]
+        least, following, *_ = sorted([(self.smallest, self.low), (self.next, -1), *new])
+        return Extremes(first[0], second[0], first[1], least[0], following[0], least[1])
 
 
 @dataclass
 class Contents:
-    """What is kept of a checkpoint once it has been read.
+    """What is kept of a checkpoint once it has been read, by names of tensors."""
 
-    Attributes
-    ----------
-    name, step
-        Name in the series, and the step in it or None.
-    entries
-        Name of every tensor → dtype, shape, bytes.
-    files
-        Name of every tensor → name of the file that holds it.
-    hashes
-        Name of every tensor → sha256 of its bytes.
-    samples
-        Name of every tensor of floats → up to `SAMPLE` entries, at the same places in every checkpoint.
-    extremes
-        Name of every tensor of finite floats → the extremes of its absolute values.
-    narrow
-        Name of every tensor of finite floats → types of `NARROW`, coarser than its own, that hold all its values.
-    zero_lines
-        Name of every finite matrix with rows or columns of zeros → those of all its matrices, counted through.
-    nonfinite
-        Name of every tensor with NaN or infinite entries → their number.
-    tokenizer
-        Digest of the tokenizer, or None.
-    config
-        The configuration, or None.
-    """
-
-    name: str
+    name: str  # in the series
     step: int | None
     entries: dict[str, TensorEntry]
-    files: dict[str, str]
-    hashes: dict[str, str]
-    samples: dict[str, NDArray[np.float32]]
-    extremes: dict[str, Extremes]
-    narrow: dict[str, set[str]]
-    zero_lines: dict[str, dict[str, NDArray[np.int64]]]
-    nonfinite: dict[str, int]
-    tokenizer: str | None
+    files: dict[str, str]  # that hold the tensors
     config: dict[str, Any] | None
+    tokenizer: str | None = None  # digest
+    hashes: dict[str, str] = field(default_factory=dict)  # sha256 of the bytes
+    # Up to `SAMPLE` entries of every tensor of floats, at the same places in every checkpoint.
+    samples: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    extremes: dict[str, Extremes] = field(default_factory=dict)  # of tensors of finite floats
+    narrow: dict[str, set[str]] = field(default_factory=dict)  # types of `NARROW` that hold all finite values
+    # Rows or columns of zeros of all matrices of a tensor, counted through.
+    zero_lines: dict[str, dict[str, NDArray[np.int64]]] = field(default_factory=dict)
+    nonfinite: dict[str, int] = field(default_factory=dict)  # number of entries that are NaN or infinite
 
     def precision(self, name: str) -> float:
         """Return the relative spacing of the floating-point numbers of a tensor."""
@@ -131,9 +90,13 @@ class Contents:
 
 def read_contents(name: str, checkpoint: Checkpoint, findings: list[Finding], unchecked: Notes) -> Contents:
     """Read every tensor once, and check what a checkpoint says about itself."""
-    config = None if checkpoint.config is None else dict(checkpoint.config)
-    files = {tensor: file.path.name for tensor, file in checkpoint.file_of.items()}
-    content = Contents(name, step_of(checkpoint), dict(checkpoint.entries), files, {}, {}, {}, {}, {}, {}, None, config)
+    content = Contents(
+        name,
+        step_of(checkpoint),
+        dict(checkpoint.entries),
+        {tensor: file.path.name for tensor, file in checkpoint.file_of.items()},
+        None if checkpoint.config is None else dict(checkpoint.config),
+    )
     for tensor in checkpoint.names:
         _digest(content, tensor, blocks(checkpoint, tensor, checkpoint.entry(tensor)))
     if content.nonfinite:
@@ -151,8 +114,8 @@ def read_contents(name: str, checkpoint: Checkpoint, findings: list[Finding], un
 
 def digest_contents(content: Contents) -> str:
     """Return one sha256 of the names, dtypes, shapes and bytes of all tensors."""
-    said = [(name, content.entries[name].dtype, content.entries[name].shape, content.hashes[name])
-            for name in sorted(content.hashes)]  # fmt: skip
+    names, entries = sorted(content.hashes), content.entries
+    said = [(name, entries[name].dtype, entries[name].shape, content.hashes[name]) for name in names]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
@@ -168,17 +131,14 @@ def blocks(checkpoint: Checkpoint, name: str, entry: TensorEntry) -> Iterator[ND
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
     """Return how many matrices a tensor holds, and their rows and columns; filters are rows."""
-    if len(shape) == 3:
-        return shape[0], shape[1], shape[2]
-    return 1, shape[0], int(np.prod(shape[1:]))
+    return (shape[0], shape[1], shape[2]) if len(shape) == 3 else (1, shape[0], int(np.prod(shape[1:])))
 
 
 def _digest(content: Contents, name: str, parts: Iterable[NDArray[Any]]) -> None:
     """Record sha256, sampled entries, non-finite entries, extremes and narrower types of a tensor."""
-    entry, digest, done, samples = content.entries[name], hashlib.sha256(), 0, []
-    extremes = Extremes()
-    matrix = len(entry.shape) > 1
-    filled: dict[str, list[NDArray[np.bool_]]] = {"rows": [], "columns": []}
+    entry, digest, done, samples, extremes = content.entries[name], hashlib.sha256(), 0, [], Extremes()
+    rows: list[NDArray[np.bool_]] = []
+    columns: list[NDArray[np.bool_]] = []
     floats, broken = entry.dtype in PRECISION, 0
     narrow = {dtype for dtype in NARROW if floats and PRECISION[dtype] > PRECISION[entry.dtype]}
     places = np.arange(min(entry.size, SAMPLE))
@@ -192,10 +152,10 @@ def _digest(content: Contents, name: str, parts: Iterable[NDArray[Any]]) -> None
             sizes = np.abs(flat.astype(np.float64))
             broken += int(flat.size - np.count_nonzero(np.isfinite(flat)))
             extremes = extremes.merge(sizes, done)
-            if matrix:
+            if len(entry.shape) > 1:
                 nonzero = (block if block.ndim == 3 else block.reshape(1, len(block), -1)) != 0
-                filled["rows"].append(nonzero.any(axis=2).reshape(-1))
-                filled["columns"].append(nonzero.any(axis=1).reshape(-1))
+                rows.append(nonzero.any(axis=2).reshape(-1))
+                columns.append(nonzero.any(axis=1).reshape(-1))
             narrow -= {dtype for dtype in narrow if (flat.astype(DTYPES[dtype]).astype(flat.dtype) != flat).any()}
         here = places[(places >= done) & (places < done + flat.size)]
         samples.append(flat[here - done].astype(np.float32))
@@ -206,11 +166,10 @@ def _digest(content: Contents, name: str, parts: Iterable[NDArray[Any]]) -> None
     content.samples[name] = np.concatenate(samples) if samples else np.empty(0, np.float32)
     if broken:
         content.nonfinite[name] = broken
-    else:
-        content.extremes[name], content.narrow[name] = extremes, narrow
-        if filled["rows"]:
-            columns = filled["columns"]
-            joined = np.concatenate(columns) if len(entry.shape) == 3 else np.any(columns, axis=0)
-            lines = {"rows": np.flatnonzero(~np.concatenate(filled["rows"])), "columns": np.flatnonzero(~joined)}
-            if any(each.size for each in lines.values()):
-                content.zero_lines[name] = lines
+        return
+    content.extremes[name], content.narrow[name] = extremes, narrow
+    if rows:
+        joined = np.concatenate(columns) if len(entry.shape) == 3 else np.any(columns, axis=0)
+        lines = {"rows": np.flatnonzero(~np.concatenate(rows)), "columns": np.flatnonzero(~joined)}
+        if any(each.size for each in lines.values()):
+            content.zero_lines[name] = lines

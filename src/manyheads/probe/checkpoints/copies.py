@@ -8,18 +8,15 @@ import numpy as np
 
 from manyheads.models.checkpoints.header import DTYPES
 from manyheads.models.refusals import shorten
-from manyheads.probe.checkpoints.contents import NARROW, Contents, Extremes, Finding, Notes
+from manyheads.probe.checkpoints.contents import NARROW, Contents, Finding, Notes
 
-# A tensor holds what another one held if it is nearer to it than this share of the distance to itself.
-CLOSER = 0.5
+CLOSER = 0.5  # A tensor holds what another one held if it is nearer to it than this share of the distance to itself
 # ... and than this share of its norm: unrelated ones are farther.
 ALIKE = 0.9
-# Absolute values below which F16 has few digits.
-SMALL = 1e-3
+SMALL = 1e-3  # absolute values below which F16 has few digits
 # Share of the sampled entries that have to change before a tensor that comes back is a copy, and how many.
 CHANGED, ENTRIES = 0.25, 16
-# The largest entry over the next one, beyond which it decides distances alone.
-STANDS_OUT = 32.0
+STANDS_OUT = 32.0  # the largest entry over the next one, beyond which it decides distances alone
 
 
 def find_copies(contents: list[Contents]) -> list[Finding]:
@@ -61,10 +58,8 @@ def _is_narrow(content: Contents, dtype: str) -> bool:
 
 def _informative_tensors(content: Contents) -> list[str]:
     """Return the tensors whose values identify a type; gains of one and biases near zero are exact in any type."""
-    return [
-        name for name in content.narrow
-        if np.unique(content.samples[name]).size > 2 and np.median(np.abs(content.samples[name])) > SMALL
-    ]  # fmt: skip
+    samples = {name: content.samples[name] for name in content.narrow}
+    return [name for name, some in samples.items() if np.unique(some).size > 2 and np.median(np.abs(some)) > SMALL]
 
 
 def _round(sample: np.ndarray, dtype: str) -> np.ndarray:
@@ -89,10 +84,8 @@ def find_rounded(contents: list[Contents], unchecked: Notes) -> list[Finding]:
         Finding("rounded", where, f"{len(names)} tensors hold values of a narrower type than their own", shorten(names))
         for where, names in found.items()
     ]
-    throughout = [
-        dtype for dtype in NARROW
-        if any(telling.values()) and all(dtype in each.narrow[name] for each in contents for name in telling[each.name])
-    ]  # fmt: skip
+    held_in = [each.narrow[name] for each in contents for name in telling[each.name]]
+    throughout = [dtype for dtype in NARROW if held_in and all(dtype in narrow for narrow in held_in)]
     if throughout and len(contents) == 1:
         dtypes = sorted({contents[0].entries[name].dtype for name in contents[0].narrow})
         what = f"all tensors hold values of {throughout[-1]} in {', '.join(dtypes)}"
@@ -112,11 +105,7 @@ def find_partial_copies(contents: list[Contents], altered: set[str] | None = Non
     tensors = sorted(set().union(*(content.extremes for content in contents)))
     for name in tensors:
         holders = [each for each in contents if name in each.extremes and each.samples[name].size >= ENTRIES]
-        moved = [
-            False,
-            *(_has_moved(name, *pair) for pair in itertools.pairwise(holders)),
-            False,
-        ]  # before and after each
+        moved = [False, *(_has_moved(name, *pair) for pair in itertools.pairwise(holders)), False]  # around each
         latest: dict[str, int] = {}
         for place, content in enumerate(holders):
             before = latest.get(content.hashes[name], place)
@@ -125,12 +114,10 @@ def find_partial_copies(contents: list[Contents], altered: set[str] | None = Non
             pause = before == place - 1 and moved[before] and moved[place + 1]
             if back if altered is None else pause and name not in altered:
                 shared[content.name, holders[before].name].append(name)
-    findings = [
-        Finding(
-            "copied tensors", later, f"{len(names)} of {len(tensors)} tensors are those of {earlier}", shorten(names)
-        )
-        for (later, earlier), names in shared.items()
-    ]
+    findings = []
+    for (later, earlier), names in shared.items():
+        what = f"{len(names)} of {len(tensors)} tensors are those of {earlier}"
+        findings.append(Finding("copied tensors", later, what, shorten(names)))
     return findings, set().union(*shared.values())
 
 
@@ -161,14 +148,10 @@ def _find_moves(before: Contents, after: Contents) -> Iterator[tuple[str, str]]:
     """Yield the matrices that are far nearer to what another one of their shape was than to themselves."""
     groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for name in before.samples:
-        shape = before.entries[name].shape
-        both = name in before.extremes and name in after.extremes
-        if (
-            both
-            and not any(_has_outlier(each.extremes[name]) for each in (before, after))
-            and len(shape) >= 2
-            and shape == after.entries[name].shape
-        ):
+        shape, peaks = before.entries[name].shape, [each.extremes.get(name) for each in (before, after)]
+        if any(peak is None or peak.largest > STANDS_OUT * peak.second for peak in peaks):
+            continue  # one entry decides distances
+        if len(shape) >= 2 and shape == after.entries[name].shape:
             groups[shape].append(name)
     for names in groups.values():
         old = np.array([before.samples[name] for name in names], np.float64)
@@ -181,8 +164,3 @@ def _find_moves(before: Contents, after: Contents) -> Iterator[tuple[str, str]]:
             least = min(CLOSER * np.linalg.norm(old[place] - new), ALIKE * np.linalg.norm(new))
             if nearest != place and gaps[nearest] < least:
                 yield name, names[nearest]
-
-
-def _has_outlier(extremes: Extremes) -> bool:
-    """Tell whether one entry decides distances."""
-    return extremes.largest > STANDS_OUT * extremes.second

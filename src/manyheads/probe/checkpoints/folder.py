@@ -22,12 +22,11 @@ def check_folder(content: Contents, path: Path, unchecked: Notes) -> list[Findin
     if adapters := sorted(each.name for each in folder.glob("adapter_model.*")):
         unchecked.setdefault((adapters[0], "an adapter is not read, only the weights that it changes"), []).append(name)
     try:
-        found = _digest_tokenizer(folder)
+        found, why = _digest_tokenizer(folder), "there is none beside the weights"
     except CheckpointRefused as refusal:
-        unchecked.setdefault(("the tokenizer", refusal.found), []).append(name)
-        return findings
+        found, why = None, refusal.found
     if found is None:
-        unchecked.setdefault(("the tokenizer", "there is none beside the weights"), []).append(name)
+        unchecked.setdefault(("the tokenizer", why), []).append(name)
         return findings
     content.tokenizer, largest = found
     rows = (content.config or {}).get("vocab_size")
@@ -45,9 +44,10 @@ def _check_dtype(content: Contents) -> list[Finding]:
     for entry in content.entries.values():
         if entry.dtype in PRECISION:
             counts[entry.dtype] += entry.size
-    if said is None or not counts or "quantization_config" in config or counts.most_common(1)[0][0] == said:
+    usual = max(counts, key=counts.__getitem__, default=said)
+    if said is None or "quantization_config" in config or usual == said:
         return []
-    what = f"the configuration says {said}, most entries are {counts.most_common(1)[0][0]}"
+    what = f"the configuration says {said}, most entries are {usual}"
     shares = ", ".join(f"{dtype} {count:,}" for dtype, count in counts.most_common())
     return [Finding("dtype", content.name, what, f"entries: {shares}")]
 
@@ -90,9 +90,8 @@ def _vocabulary(table: dict[str, Any], file: Path) -> tuple[str, int]:
         ids = list(table.values())
     else:
         vocabulary, merges_ = model.get("vocab"), model.get("merges") or []
-        added = [
-            (each.get("content"), each.get("id")) for each in table.get("added_tokens") or [] if isinstance(each, dict)
-        ]
+        tokens = [each for each in table.get("added_tokens") or [] if isinstance(each, dict)]
+        added = [(each.get("content"), each.get("id")) for each in tokens]
         merged = [each if isinstance(each, str) else " ".join(map(str, each)) for each in merges_]
         said = [vocabulary, merged, added, table.get("normalizer"), table.get("pre_tokenizer")]
         listed = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary or ()))

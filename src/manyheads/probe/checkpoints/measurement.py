@@ -21,6 +21,7 @@ from manyheads.probe.checkpoints.series import read_order
 from manyheads.probe.checkpoints.tokens import Tokens, check_fit, check_tokens, digest_tokens
 from manyheads.probe.checkpoints.verification import Verification, verify
 from manyheads.probe.checkpoints.weights import weight_spectra
+from manyheads.probe.lazy_torch import torch
 from manyheads.probe.live.reading import as_series, encode_snapshot, open_recording
 from manyheads.probe.live.recorder import run_in_evaluation
 from manyheads.probe.live.step_log import StepLog
@@ -75,7 +76,7 @@ def measure_checkpoints(
     tokens
         Token ids, (sequences, length) or one sequence; `read_tokens` reads files. Every token counts.
     rows
-        As in `record_attention`; None: all rows, with the exact largest logit.
+        As in `record_attention`.
     store
         Folder that every measured checkpoint is appended to. Checkpoints that it holds are not measured again.
     findings
@@ -98,10 +99,8 @@ def measure_checkpoints(
     ------
     ExtraMissing
         PyTorch or transformers is not installed.
-    SeriesRefused
-        The verification found something.
-    CheckpointRefused
-        A checkpoint that cannot be read.
+    SeriesRefused, CheckpointRefused
+        The verification found something; a checkpoint that cannot be read.
     UsageError
         Tokens that the model does not take; a model that cannot be recorded; two checkpoints of one step; a store of
         other tokens, options or weights.
@@ -120,6 +119,8 @@ def measure_checkpoints(
     >>> tree["attention_fixed"].entropy.sizes
     Frozen({'step': 2, 'layer': 1, 'head': 2})
     """
+    import xarray as xr
+
     require("transformers")
     ids = check_tokens(tokens)
     if findings not in ("refuse", "warn"):
@@ -142,14 +143,16 @@ def measure_checkpoints(
                 spectra = weight_spectra(open_checkpoint(member.folder, follow_links=follow_links))
                 logs["weights"].append(about | {"dataset": spectra.to_dict()})
             advance()
-    tree = _gather(logs) if store is None else open_recording(store)
+    if store is None:
+        tree = xr.DataTree.from_dict({group: as_series(*log.read()) for group, log in logs.items()})
+    else:
+        tree = open_recording(store)
     tree.attrs["verification"] = str(found)
     return tree
 
 
 def _check_place(dtype: str, device: str) -> None:
     """Refuse a type that PyTorch does not compute in, and a device that is not there."""
-    torch = require("torch")
     if dtype != "auto" and not getattr(getattr(torch, dtype, None), "is_floating_point", False):
         raise UsageError(f"dtype={dtype!r}: expected 'auto' or a floating-point type of PyTorch, such as 'bfloat16'")
     try:
@@ -165,9 +168,8 @@ def _act_on(found: Verification, findings: str) -> None:
     """Refuse a series, or warn of it, because of what was found; checkpoints that cannot be read are refused."""
     if found.passed:
         return
-    first = found.findings[0]
-    more = len(found.findings) - 1
-    text = f"{first.what} ({first.evidence})" + (f", and {more} further findings" if more else "")
+    first, *more = found.findings
+    text = f"{first.what} ({first.evidence})" + (f", and {len(more)} further findings" if more else "")
     if findings == "refuse" or found.compared < len(found.checkpoints):
         raise SeriesRefused(first.where, f"{text}; `manyheads probe verify` lists them")
     warnings.warn(f"{first.where}: {text}", SeriesWarning, stacklevel=3)
@@ -178,27 +180,21 @@ def _members(folders: Sequence[Path], steps: list[int] | None, found: Verificati
     if files := [folder for folder in folders if not folder.is_dir()]:
         raise UsageError(f"{files[0]} is no folder: give the folder with config.json and the weights")
     numbers = list(range(len(folders))) if steps is None else steps
-    if len(set(numbers)) < len(numbers):
-        twice = next(step for step in numbers if numbers.count(step) > 1)
-        raise UsageError(f"two checkpoints are of step {twice}: give one checkpoint for each step")
-    names = found.checkpoints
-    return [
-        _Member(step, name, folder, found.sha256[name])
-        for step, name, folder in zip(numbers, names, folders, strict=True)
-    ]
+    if twice := [step for step in numbers if numbers.count(step) > 1]:
+        raise UsageError(f"two checkpoints are of step {twice[0]}: give one checkpoint for each step")
+    numbered = zip(numbers, found.checkpoints, folders, strict=True)
+    return [_Member(step, name, folder, found.sha256[name]) for step, name, folder in numbered]
 
 
 def _open_logs(store: Path | str | None, config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, StepLog]:
     """Open the logs of both groups; what they are about decides whether they can be continued."""
     architectures = config.get("architectures") or [config.get("model_type", "")]
     headers: dict[str, dict[str, Any]] = {"attention_fixed": {"of": "checkpoints", **options}, "weights": {}}
-    return {
-        group: StepLog(
-            None if store is None else Path(store) / f"{group}.jsonl",
-            {"group": group, "model": str(architectures[0]), **header},
-        )
-        for group, header in headers.items()
-    }
+    logs = {}
+    for group, header in headers.items():
+        path = None if store is None else Path(store) / f"{group}.jsonl"
+        logs[group] = StepLog(path, {"group": group, "model": str(architectures[0]), **header})
+    return logs
 
 
 def _missing(log: StepLog, members: Sequence[_Member], store: Path | str | None) -> list[_Member]:
@@ -221,8 +217,6 @@ def _missing(log: StepLog, members: Sequence[_Member], store: Path | str | None)
 
 def _measure_attention(member: _Member, ids: Tokens, rows: int | None, place: tuple[str, str]) -> dict[str, Any]:
     """Run the tokens through the model of a checkpoint and return the figures of its attention."""
-    import torch
-
     dtype, device = place
     model = load_model(member.folder, dtype).to(device)
     if getattr(model.config, "is_encoder_decoder", False) or model.main_input_name != "input_ids":
@@ -234,9 +228,3 @@ def _measure_attention(member: _Member, ids: Tokens, rows: int | None, place: tu
     snapshot = take_snapshot(record.layers, record.figures)
     layers = {"layers": snapshot.layers, "not_measured": record.unmeasured()}
     return layers | encode_snapshot(snapshot, rows)
-
-
-def _gather(logs: Mapping[str, StepLog]) -> "xr.DataTree":
-    import xarray as xr
-
-    return xr.DataTree.from_dict({group: as_series(*log.read()) for group, log in logs.items()})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from manyheads.errors import UsageError
-from manyheads.models.checkpoints.checkpoint import Checkpoint
+from manyheads.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
 
 Source: TypeAlias = Checkpoint | Path | str
 
@@ -27,20 +27,12 @@ WORD_BEHIND = re.compile(r"[-_ ]*([a-z]+)(?![a-z]|[-_=]*\d)")  # 100_steps, 1b-t
 
 
 class Order(NamedTuple):
-    """Order of checkpoints by their names.
+    """Order of checkpoints by their names."""
 
-    Attributes
-    ----------
-    sources
-        Sorted, or as given where names hold no step or do not tell the order.
-    steps
-        The step of each; where steps start anew, as in a second stage, 0, 1, ...; None if a name holds none.
-    conflict
-        Two checkpoints of which the names do not say which is later, and why not; None if they tell.
-    """
-
-    sources: list[Source]
+    sources: list[Source]  # sorted, or as given where names hold no step or do not tell the order
+    # The step of each; where steps start anew, as in a second stage, 0, 1, ...; None if a name holds none
     steps: list[int] | None
+    # Two checkpoints of which the names do not say which is later, and why not; None if they tell
     conflict: tuple[Source, Source, str] | None
 
 
@@ -49,6 +41,11 @@ def path_of(source: Source) -> Path:
     if not isinstance(source, (Checkpoint, Path, str)):
         raise UsageError(f"a checkpoint of type {type(source).__name__}: expected a path or an opened checkpoint")
     return source.path if isinstance(source, Checkpoint) else Path(source)
+
+
+def as_checkpoint(source: Source, follow_links: bool = False) -> Checkpoint:
+    """Return a checkpoint, opened if it is not."""
+    return source if isinstance(source, Checkpoint) else open_checkpoint(source, follow_links=follow_links)
 
 
 def step_of(source: Source) -> int | None:
@@ -60,8 +57,8 @@ def step_of(source: Source) -> int | None:
     (500, 1000, 7, None)
     """
     path = path_of(source)
-    in_file = path.suffix in (".safetensors", ".json")
-    found = (_step(_fields([part]), STEPS) for part in (path.name, path.parent.name)[: 1 + in_file])
+    parts = (path.name, path.parent.name) if path.suffix in (".safetensors", ".json") else (path.name,)
+    found = (_step(_fields([part]), STEPS) for part in parts)
     return next((step for step in found if step is not None), None)
 
 
@@ -127,9 +124,9 @@ def _fields(parts: Sequence[str]) -> dict[str, float]:
 
 def _field(name: str, match: re.Match[str]) -> tuple[str, str, str]:
     """Return the word of a number, before it or, where there is none, behind it, the number and its unit."""
-    label, number, unit = match.group(1), match.group(2), match.group(3) or ""
+    label, number, unit = match[1], match[2], match[3] or ""
     behind = WORD_BEHIND.match(name, match.end())
-    known = {each for word in (*PARTS, *COUNTERS) for each in (word, f"{word}s", f"{word}es")}
+    known = {f"{word}{ending}" for word in (*PARTS, *COUNTERS) for ending in ("", "s", "es")}
     return (behind[1] if not label and behind and behind[1] in known else label), number, unit
 
 

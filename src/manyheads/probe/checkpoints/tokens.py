@@ -32,24 +32,10 @@ def read_tokens(
 ) -> Tokens:
     """Read a batch of token ids, (sequences, length).
 
-    Parameters
-    ----------
-    path
-        A .npy file, or a .npz file of one array: (sequences, length), or one stream of tokens, which is cut. Any other
-        file is a text in UTF-8, for the tokenizer.
-    checkpoint
-        Folder of the model, whose tokenizer is used, and whose configuration says how long sequences may be.
-    length, sequences
-        Of the batch: at most those of a two-dimensional array; 512, or what the model takes, and 8, by default, of a
-        stream or a text, or as many as it holds.
-    tokenizer
-        Folder with the tokenizer; None: that of the checkpoint.
-
-    Returns
-    -------
-    (sequences, length) int64
-        A text is tokenized without special tokens and cut; each sequence begins and ends with those that the tokenizer
-        adds to a sequence.
+    A .npy file, or a .npz file of one array, holds (sequences, length), or one stream of tokens, which is cut. Any
+    other file is a text in UTF-8, for the tokenizer of the checkpoint or in another folder: tokenized without special
+    tokens and cut, each sequence begins and ends with those that the tokenizer adds. Length and sequences are at most
+    those of a two-dimensional array; otherwise 512, or what the model takes, and 8 by default, or as many as there are.
 
     Raises
     ------
@@ -58,9 +44,9 @@ def read_tokens(
     FileRefused
         A file that holds neither an array of integers nor a text; a pickled one.
     """
-    for name, value in (("length", length), ("sequences", sequences)):
+    for name, value, least in (("length", length, 2), ("sequences", sequences, 1)):
         if value is not None:
-            check_integer(name, value, 2 if name == "length" else 1)
+            check_integer(name, value, least)
     path = Path(path)
     if path.suffix in PICKLES:
         raise FileRefused(f"{path} may be pickled, which is never read: store the ids with numpy.save, as .npy")
@@ -148,13 +134,11 @@ def _tokenize(content: str, folder: Path) -> tuple[NDArray[Any], tuple[list[int]
     transformers: Any = require("transformers")
     with quiet_transformers():
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
+            options = {"local_files_only": True, "trust_remote_code": False}
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
         except (ValueError, OSError, KeyError, ImportError, TypeError) as error:
-            raise UsageError(
-                f"the tokenizer in {folder} cannot be loaded ({str(error)[:200]}): give token ids as a .npy file"
-            ) from error
+            why = str(error)[:200]
+            raise UsageError(f"the tokenizer in {folder} cannot be loaded ({why}): give ids as a .npy file") from error
         ids = np.array(tokenizer(content, add_special_tokens=False)["input_ids"], dtype=np.int64)
         special = tokenizer("")["input_ids"]
     first = (tokenizer.bos_token_id, tokenizer.cls_token_id)

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from manyheads._overview import Overview, Shown
 from manyheads.errors import UsageError
-from manyheads.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.models.refusals import CheckpointRefused, shorten
 from manyheads.probe.checkpoints.alterations.comparison import compare_with
 from manyheads.probe.checkpoints.alterations.detection import find_alterations, note_unchecked
 from manyheads.probe.checkpoints.contents import SAMPLE, Contents, Finding, Notes, digest_contents, read_contents
 from manyheads.probe.checkpoints.copies import find_copies, find_interchanged, find_partial_copies, find_rounded
 from manyheads.probe.checkpoints.folder import check_folder
-from manyheads.probe.checkpoints.series import Source, path_of, read_order
+from manyheads.probe.checkpoints.series import Source, as_checkpoint, path_of, read_order
 from manyheads.probe.checkpoints.trajectory_order import find_misplaced
 
 if TYPE_CHECKING:
@@ -86,20 +86,16 @@ class Verification(Shown):
         return Overview(title, ("kind", "where", "what", "evidence"), rows, notes)
 
     def __str__(self) -> str:
-        head = (
-            f"{len(self.checkpoints)} checkpoints, {self.compared} readable, {self.tensors:,} tensors read: "
-            f"{len(self.findings)} findings"
-        )
+        head = f"{len(self.checkpoints)} checkpoints, {self.compared} readable, {self.tensors:,} tensors read: "
         lines = [f"  {each.where}: {each.what} [{each.kind}]\n      {each.evidence}" for each in self.findings]
-        return "\n".join([head, *lines, *(f"  not checked: {text}" for text in self.unchecked)])
+        return "\n".join(
+            [f"{head}{len(lines)} findings", *lines, *(f"  not checked: {text}" for text in self.unchecked)]
+        )
 
 
 @np.errstate(over="ignore", invalid="ignore")  # damaged weights hold anything
 def verify(
-    checkpoints: Sequence[Source],
-    *,
-    against: Source | Sequence[Source] | None = None,
-    follow_links: bool = False,
+    checkpoints: Sequence[Source], *, against: Source | Sequence[Source] | None = None, follow_links: bool = False
 ) -> Verification:
     """Check whether a checkpoint series is what it says.
 
@@ -132,14 +128,13 @@ def verify(
     Returns
     -------
     Verification
-        The findings, and the omitted checks with their reasons. A checkpoint that cannot be read is a finding, and
-        the others are compared without it.
+        A checkpoint that cannot be read is a finding, and the others are compared without it.
 
     Notes
     -----
     The order is read from the weights, so it needs four checkpoints, and it cannot be told from its reverse or in a
-    stationary phase. A checkpoint of another run at either end looks like a long step. An alteration is found
-    if it is large beside the changes between neighbours.
+    stationary phase. A checkpoint of another run at either end looks like a long step. An alteration is found if it is
+    large beside the changes between neighbours.
 
     Examples
     --------
@@ -167,9 +162,7 @@ def verify(
     contents = []
     for name, source in zip(names, order.sources, strict=True):
         try:
-            opened[name] = (
-                source if isinstance(source, Checkpoint) else open_checkpoint(source, follow_links=follow_links)
-            )
+            opened[name] = as_checkpoint(source, follow_links)
             contents.append(read_contents(name, opened[name], findings, unchecked))
             findings += check_folder(contents[-1], opened[name].path, unchecked)
             contents[-1].step = steps.get(name, contents[-1].step)
@@ -223,36 +216,31 @@ def _compare_tables(contents: list[Contents]) -> list[Finding]:
                 what = f"{verb} {len(names)} tensors against most of the series"
                 findings.append(Finding("tensors", content.name, what, shorten(sorted(names))))
     for kind in ("dtype", "shape"):
-        common = {
-            name: _most_frequent([getattr(each.entries[name], kind) for each in contents if name in each.entries])
-            for name in usual
-        }
-        for content in contents:
-            changed = [name for name in sorted(usual & content.entries.keys())
-                       if getattr(content.entries[name], kind) != common[name]]  # fmt: skip
-            if changed:
-                evidence = [
-                    f"{name}: {getattr(content.entries[name], kind)}, usually {common[name]}" for name in changed
-                ]
-                what = f"{kind} of {len(changed)} of {len(usual)} tensors is not that of most of the series"
-                findings.append(Finding(kind, content.name, what, shorten(evidence)))
+        held = [{name: getattr(entry, kind) for name, entry in each.entries.items()} for each in contents]
+        common = {name: _most_frequent([each[name] for each in held if name in each]) for name in sorted(usual)}
+        for content, own in zip(contents, held, strict=True):
+            if texts := _deviations(own, {name: value for name, value in common.items() if name in own}):
+                what = f"{kind} of {len(texts)} of {len(usual)} tensors is not that of most of the series"
+                findings.append(Finding(kind, content.name, what, shorten(texts)))
     tokenizers = [each.tokenizer for each in contents if each.tokenizer]
     for content in contents:
         if content.tokenizer and content.tokenizer != _most_frequent(tokenizers):
             what = "the tokenizer is not that of most of the series"
             findings.append(Finding("tokenizer", content.name, what, "vocabulary and merges differ"))
-    tables = [
+    configs = [
         {key: value for key, value in (each.config or {}).items() if key not in PASSING_KEYS} for each in contents
     ]
-    most = _most_frequent([json.dumps(table, sort_keys=True) for table in tables])
-    for content, table in zip(contents, tables, strict=True):
-        usual_table = json.loads(most)
-        if json.loads(json.dumps(table)) != usual_table:
-            keys = sorted(key for key in table.keys() | usual_table.keys() if table.get(key) != usual_table.get(key))
-            evidence = [f"{key}: {table.get(key)}, usually {usual_table.get(key)}" for key in keys]
+    tables = [json.dumps(config, sort_keys=True) for config in configs]
+    most = json.loads(_most_frequent(tables))
+    for content, table in zip(contents, map(json.loads, tables), strict=True):
+        if texts := _deviations(table, dict.fromkeys(sorted(table.keys() | most.keys())) | most):
             what = "the configuration is not that of most of the series"
-            findings.append(Finding("configuration", content.name, what, shorten(evidence)))
+            findings.append(Finding("configuration", content.name, what, shorten(texts)))
     return findings
+
+
+def _deviations(own: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
+    return [f"{key}: {own.get(key)}, usually {value}" for key, value in usual.items() if own.get(key) != value]
 
 
 def _most_frequent(values: list[Any]) -> Any:
@@ -265,21 +253,21 @@ def _find_steps(contents: list[Contents], doubtful: set[str]) -> tuple[set[str],
 
     The checkpoints that are out of order are returned too.
     """
-    findings = []
     by_step: dict[int, list[str]] = defaultdict(list)
     for content in contents:
         if content.step is not None:
             by_step[content.step].append(content.name)
-    for step, names in by_step.items():
-        if len(names) > 1:
-            findings.append(Finding("step", ", ".join(names), f"step {step} occurs {len(names)} times", "names"))
-    common = [
-        name
+    findings = [
+        Finding("step", ", ".join(names), f"step {step} occurs {len(names)} times", "names")
+        for step, names in by_step.items()
+        if len(names) > 1
+    ]
+    shapes = {
+        name: {each.entries[name].shape if name in each.samples else () for each in contents}
         for name in (contents[0].samples if contents else ())
         if name not in doubtful
-        and len(contents[0].entries[name].shape) > 1
-        and len({each.entries[name].shape if name in each.samples else None for each in contents}) == 1
-    ]
+    }
+    common = [name for name, held in shapes.items() if len(held) == 1 and len(next(iter(held))) > 1]
     usable = [each for each in contents if all(np.isfinite(each.samples[name]).all() for name in common)]
     if len(usable) < 4 or not common:
         return set(), findings
@@ -300,14 +288,16 @@ def _describe_misplaced(usable: list[Contents], names: list[str], of: str) -> It
     for each in [] if distances is None else find_misplaced(distances):
         named = [usable[place].name if place >= 0 else "" for place in each.places]
         evidence = f"distances around it: {each.before:.3g} in the stated order, {each.after:.3g} otherwise"
-        if each.kind == "interchanged":
-            yield Finding("order", f"{named[0]}, {named[1]}{of}", "the two are interchanged", evidence)
-        elif each.kind == "misplaced":
-            place = f"follows {named[1]}" if named[1] else "comes first"
-            yield Finding("order", f"{named[0]}{of}", f"by its weights it {place}", evidence)
-        else:
-            evidence = f"distance through it {each.before:.3g}, past it {each.after:.3g}"
-            yield Finding("apart", f"{named[0]}{of}", "lies far from its neighbours and all others", evidence)
+        where, kind, what = named[0], "order", "the two are interchanged"
+        match each.kind:
+            case "interchanged":
+                where = f"{named[0]}, {named[1]}"
+            case "misplaced":
+                what = f"by its weights it {f'follows {named[1]}' if named[1] else 'comes first'}"
+            case _:
+                kind, what = "apart", "lies far from its neighbours and all others"
+                evidence = f"distance through it {each.before:.3g}, past it {each.after:.3g}"
+        yield Finding(kind, f"{where}{of}", what, evidence)
 
 
 def _distances(contents: list[Contents], names: list[str]) -> NDArray[np.float64] | None:

@@ -14,12 +14,12 @@ import numpy as np
 
 from manyheads.errors import CertificateError, UsageError
 from manyheads.models.attention_layers import head_weights
-from manyheads.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, Weight, parameter_map, parameter_roles
 from manyheads.models.refusals import FamilyUnknown, FileMissing
 from manyheads.probe.attention.datasets import layer_number
-from manyheads.probe.checkpoints.series import Source, path_of
+from manyheads.probe.checkpoints.series import Source, as_checkpoint, path_of
 from manyheads.probe.heads.circuits import head_dataset, head_norms
 from manyheads.spectra import coherence, expected_stable_rank, marchenko_pastur_edges, stable_rank
 from manyheads.spectra.bidiagonal import row_blocks
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 TABLE_BYTES = 2**26
 FIRST = (Role.EMBEDDING, Role.POSITION, Role.SEGMENT, Role.PATCH, Role.EMBEDDING_PROJECTION)
 SHAPES = ("matrix", "rows", "columns")
+PARTS = ("query", "key", "value", "output")
 ATTENTION = {Role.QUERY, Role.KEY, Role.VALUE, Role.QUERY_KEY_VALUE, Role.OUTPUT}
 FIGURES = {
     "frobenius": "Frobenius norm",
@@ -61,7 +62,7 @@ class _Matrix:
 
     name: str
     role: str
-    layer: int | None
+    layer: int  # -1 outside of layers
     entries: Any
     vectors: Any = None
 
@@ -142,8 +143,7 @@ def weight_spectra(
     options = _Options(tolerance, rows, level, seed)
     found: list[xr.Dataset] = []
     for source in sources:
-        checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
-        found.append(_measure_checkpoint(checkpoint, options))
+        found.append(_measure_checkpoint(as_checkpoint(source), options))
         described = [set(zip(*(each[name].values for name in SHAPES), strict=True)) for each in (found[0], found[-1])]
         if differ := sorted(described[0] ^ described[1]):
             raise UsageError(
@@ -165,17 +165,18 @@ def _measure_checkpoint(checkpoint: Checkpoint, options: _Options) -> "xr.Datase
         note = explained.config.family.model_type
     except (FamilyUnknown, FileMissing) as refusal:
         explained, note = None, f"none: {refusal}"
-        weights = tuple(_without_role(checkpoint, name) for name in checkpoint.names)
-    norms: list[Any] = []
-    sizes: list[tuple[int, int]] = []
-    left_out: list[str] = []
+        weights = tuple(
+            Weight(name, "", "weight", layer_number(name), entry.shape, entry.dtype, "")  # type: ignore[arg-type]
+            for name, entry in ((name, checkpoint.entry(name)) for name in checkpoint.names)
+        )
+    gathered: tuple[list[Any], ...] = ([], [], [])
     rows = []
-    for matrix in _matrices(checkpoint, weights, explained, (norms, sizes, left_out)):
-        shape = matrix.entries.shape
-        layer = -1 if matrix.layer is None else matrix.layer
-        about = {"matrix": matrix.name, "role": matrix.role, "matrix_layer": layer}
-        rows.append(about | {"rows": shape[0], "columns": shape[1]} | _figures(matrix, options))
+    for matrix in _matrices(checkpoint, weights, explained, gathered):
+        about = {"matrix": matrix.name, "role": matrix.role, "matrix_layer": matrix.layer}
+        sizes_of = dict(zip(("rows", "columns"), matrix.entries.shape, strict=True))
+        rows.append(about | sizes_of | _figures(matrix, options))
         del matrix  # so that the next one is read into free memory
+    norms, sizes, left_out = gathered
     if not rows:
         raise UsageError(f"{checkpoint.path} holds no matrix of floating-point numbers")
     columns = {name: [row[name] for row in rows] for name in rows[0]}
@@ -191,15 +192,8 @@ def _measure_checkpoint(checkpoint: Checkpoint, options: _Options) -> "xr.Datase
             "vectors": options.rows,
         },
     )
-    if norms:
-        heads = head_dataset(norms, sizes)
-        found = found.assign({f"head_{name}": variable for name, variable in heads.data_vars.items()})
-    return found
-
-
-def _without_role(checkpoint: Checkpoint, name: str) -> Weight:
-    entry = checkpoint.entry(name)
-    return Weight(name, "", "weight", layer_number(name), entry.shape, entry.dtype, "")  # type: ignore[arg-type]
+    heads = head_dataset(norms, sizes).data_vars if norms else {}
+    return found.assign({f"head_{name}": variable for name, variable in heads.items()})
 
 
 def _matrices(
@@ -209,42 +203,31 @@ def _matrices(
     norms, sizes, left_out = gathered
     done = set()
     by_head = explained is not None and not _missing_heads_reason(explained)
-    for weight in sorted(weights, key=_place):
+    tables = [weight for weight in weights if weight.layer is None and weight.role in FIRST]
+    layers = sorted((each for each in weights if each.layer is not None), key=lambda weight: weight.layer or 0)
+    heads_of_model = [weight for weight in weights if weight.layer is None and weight.role not in FIRST]
+    for weight in (*tables, *layers, *heads_of_model):
         axes = [extent for extent in weight.shape if extent > 1]  # a table may carry axes of length 1
+        floats = weight.dtype.startswith(("F", "BF"))
         if weight.kind != "weight" or len(axes) < 2 or weight.tied_to is not None:
             continue
         if by_head and explained is not None and weight.role in ATTENTION and weight.layer is not None:
             if weight.layer not in done:
                 done.add(weight.layer)
-                heads = _by_head(checkpoint, weight.layer, explained)
+                heads = dict(zip(PARTS, head_weights(checkpoint, weight.layer, explained), strict=True))
                 norms.append(head_norms(heads))
                 sizes.append(heads["query"].shape[1:])
-                names = {part: _attention_name(explained, part, weight.layer) for part in heads}
+                fused = explained.names(Role.QUERY_KEY_VALUE, layer=weight.layer)
                 for part in list(heads):
                     joint = heads.pop(part)
                     joint = joint.reshape(-1, joint.shape[2])  # (out, in), but for the output
-                    yield _Matrix(names[part], part, weight.layer, joint.T if part == "output" else joint)
+                    name = (explained.names(Role(part), layer=weight.layer) or [f"{fused[0]}[{part}]"])[0]
+                    yield _Matrix(name, part, weight.layer, joint.T if part == "output" else joint)
                     del joint
-        elif (
-            not weight.dtype.startswith(("F", "BF"))
-            or 0 in weight.shape
-            or (len(axes) > 2 and weight.role is not Role.PATCH)
-        ):
-            left_out.append(weight.name)
-        else:
+        elif floats and 0 not in weight.shape and (len(axes) == 2 or weight.role is Role.PATCH):
             yield _read(checkpoint, weight)
-
-
-def _place(weight: Weight) -> float:
-    """Return the place of a weight in the table: the tables, the layers, the heads of the model."""
-    if weight.layer is not None:
-        return weight.layer
-    return -1 if weight.role in FIRST else math.inf
-
-
-def _by_head(checkpoint: Checkpoint, layer: int, explained: ParameterMap) -> dict[str, Any]:
-    """Read the attention weights of a layer: query (H, N, d), key and value (G, N, d), output (H, N, d)."""
-    return dict(zip(("query", "key", "value", "output"), head_weights(checkpoint, layer, explained), strict=True))
+        else:
+            left_out.append(weight.name)
 
 
 def _missing_heads_reason(explained: ParameterMap) -> str:
@@ -254,11 +237,6 @@ def _missing_heads_reason(explained: ParameterMap) -> str:
     return "none: keys and values have a common low-rank factor"
 
 
-def _attention_name(explained: ParameterMap, part: str, layer: int) -> str:
-    separate = explained.names(Role(part), layer=layer)
-    return separate[0] if separate else f"{explained.names(Role.QUERY_KEY_VALUE, layer=layer)[0]}[{part}]"
-
-
 def _read(checkpoint: Checkpoint, weight: Weight) -> _Matrix:
     """Read a matrix, or leave a large table on the disk; flatten patches to (out, in)."""
     rows, *rest = (extent for extent in weight.shape if extent > 1)
@@ -266,12 +244,10 @@ def _read(checkpoint: Checkpoint, weight: Weight) -> _Matrix:
         entries: Any = checkpoint.stored(weight.name)
     else:
         entries = checkpoint.tensor(weight.name).reshape(rows, -1)
-    vectors = None
-    if weight.role in (Role.EMBEDDING, Role.UNEMBEDDING):
-        vectors = entries
-    elif weight.role == Role.MLP_OUT:
+    vectors = entries if weight.role in (Role.EMBEDDING, Role.UNEMBEDDING) else None
+    if weight.role == Role.MLP_OUT:
         vectors = entries if weight.layout == "in,out" else entries[:].T
-    return _Matrix(weight.name, str(weight.role), weight.layer, entries, vectors)
+    return _Matrix(weight.name, str(weight.role), -1 if weight.layer is None else weight.layer, entries, vectors)
 
 
 def _figures(matrix: _Matrix, options: _Options) -> dict[str, float]:

@@ -14,18 +14,13 @@ import numpy as np
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
-from manyheads.models.torch.attention_modules import head_count, head_size, query_key_norms, query_norm
+from manyheads.models.torch.attention_modules import head_size, query_key_norms, query_norm
 from manyheads.probe.heads.circuits import head_dataset, head_norms
+from manyheads.probe.heads.layouts import FUSED, SEPARATE, attention_layouts
+from manyheads.probe.lazy_torch import torch
 
 if TYPE_CHECKING:
     import xarray as xr
-
-# Names of the projections of an attention module to queries, keys and values, weights (out, in).
-SEPARATE = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q", "k", "v"))
-# Name of a joint projection → its rows: all queries, all keys, all values; or query, key, value head after head.
-FUSED = {"query_key_value": "heads", "Wqkv": "parts", "c_attn": "parts"}
-# Names of the output projection of an attention module.
-OUTPUTS = ("o_proj", "out_proj", "dense", "c_proj", "Wo", "o")
 
 
 def head_spectra(model: Any) -> "xr.Dataset":
@@ -82,59 +77,20 @@ def head_spectra(model: Any) -> "xr.Dataset":
 
 def _weights(modules: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     """Return query (H, N, d), key (G, N, d) and, where they are known, value and output; None if it is no attention."""
-    module = modules[name]
-    size, heads = head_size(module), head_count(module)
-    if size is None or heads is None:
+    found: dict[str, Any] = {}
+    for weight, layout in attention_layouts(modules, name):
+        found |= layout.matrices(weight)
+    if "key" not in found or found["query"].shape[2] != found["key"].shape[2]:
         return None
-    weights = _separate(module, heads, size) or _joint(module, heads, size)
-    if weights is None:
-        return None
-    # BERT keeps the output projection beside the module that holds the others.
-    places = [(module, each) for each in OUTPUTS] + [(modules.get(name.rpartition(".")[0] + ".output"), "dense")]
-    outputs = (_matrix(getattr(place, each, None)) for place, each in places)
-    output = next((found for found in outputs if found is not None), None)
-    if output is not None and output.shape == (weights["query"].shape[2], heads * size):
-        weights["output"] = output.T.reshape(heads, size, -1)
-    return weights
-
-
-def _separate(module: Any, heads: int, size: int) -> dict[str, Any] | None:
-    for names in SEPARATE:
-        query, key, value = (_matrix(getattr(module, each, None)) for each in names)
-        if query is None or key is None:
-            continue
-        if len(query) != heads * size or len(key) % size or query.shape[1] != key.shape[1]:
-            return None  # such as gates beside the queries
-        found = {"query": query, "key": key} | ({} if value is None or value.shape != key.shape else {"value": value})
-        return {part: weight.reshape(-1, size, weight.shape[1]) for part, weight in found.items()}
-    return None
-
-
-def _joint(module: Any, heads: int, size: int) -> dict[str, Any] | None:
-    for name, order in FUSED.items():
-        joint = _matrix(getattr(module, name, None))
-        if joint is None:
-            continue
-        if len(joint) != 3 * heads * size:
-            return None  # shared key heads, in an order of their own
-        parts = joint.reshape(*((3, heads) if order == "parts" else (heads, 3)), size, -1)
-        return dict(zip(("query", "key", "value"), parts if order == "parts" else parts.swapaxes(0, 1), strict=True))
-    return None
-
-
-def _matrix(projection: Any) -> "np.ndarray | None":
-    """Return the weight (out, in) of a projection in float64; None if there is none."""
-    weight = getattr(projection, "weight", None)
-    if weight is None or weight.dim() != 2:
-        return None
-    array = weight.detach().double().cpu().numpy()
-    return array.T if type(projection).__name__ == "Conv1D" else array
+    if "value" in found and found["value"].shape != found["key"].shape:
+        del found["value"]
+    if "output" in found and found["output"].shape != found["query"].shape:
+        del found["output"]
+    return found
 
 
 def _logit_bound(module: Any) -> float:
     """Return the bound on |logit| by the RMS norms of queries and keys; NaN without them, or with other norms."""
-    import torch
-
     norms, size, scale = query_key_norms(module), head_size(module), getattr(module, "scaling", None)
     if norms is None or size is None or not isinstance(scale, float):
         return np.nan

@@ -6,26 +6,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from manyheads.errors import UsageError, check_integer
+from manyheads.probe.lazy_torch import torch
+from manyheads.probe.live.output import count_processes
 
 
 class TimeBudget:
     """Admit a measurement when (cost so far + expected cost) <= share x (time so far).
 
-    The first measurement is admitted always, the expected cost of a later one is that of the one before it.
-
-    Parameters
-    ----------
-    share
-        Share of the time of the training, between 0 and 1; None: no limit.
-    every
-        Only steps whose number is a multiple of it are admitted.
-    device
-        Where the measured tensors are; if that is no CPU, work in its queue is awaited before a cost is taken.
-
-    Attributes
-    ----------
-    cost
-        Seconds spent so far.
+    The first measurement is admitted always, the expected cost of a later one is that of the one before it. Only steps
+    whose number is a multiple of `every` are admitted; without a share there is no other limit. If the device is no
+    CPU, work in its queue is awaited before a cost is taken.
     """
 
     def __init__(self, share: float | None, every: int, device: Any) -> None:
@@ -34,7 +24,7 @@ class TimeBudget:
         self._share, self._every = share, check_integer("every", every)
         self._asynchronous = getattr(device, "type", "cpu") != "cpu"
         self._began: float | None = None
-        self.cost = 0.0
+        self.cost = 0.0  # seconds spent so far
         self._before: float | None = None  # cost before the last measurement
 
     @property
@@ -42,20 +32,19 @@ class TimeBudget:
         """Seconds since the first step."""
         return 0.0 if self._began is None else time.perf_counter() - self._began
 
-    @property
-    def unlimited(self) -> bool:
-        """Whether admission depends on the number of the step alone, and is the same in every process."""
-        return self._share is None
-
-    def admits(self, step: int) -> bool:
-        """Decide whether a step is measured, and count it as measured if so."""
+    def admits(self, step: int, together: str = "") -> bool:
+        """Decide whether a step is measured, and count it as measured if so; `together` names what all processes do."""
+        if together and self._share is not None and count_processes() > 1:
+            raise UsageError(
+                f"{together} in all processes at the same steps, which a share of the time does not give: "
+                "set share=None and every=..."
+            )
         self._began = time.perf_counter() if self._began is None else self._began
         if step % self._every:
             return False
-        if self._share is not None and self._before is not None:
-            expected = self.cost - self._before
-            if self.cost + expected > self._share * self.elapsed:
-                return False
+        expected = None if self._before is None else self.cost - self._before
+        if self._share is not None and expected is not None and self.cost + expected > self._share * self.elapsed:
+            return False
         self._before = self.cost
         return True
 
@@ -70,7 +59,5 @@ class TimeBudget:
 
     def _clock(self) -> float:
         if self._asynchronous:
-            import torch
-
             torch.accelerator.synchronize()
         return time.perf_counter()

@@ -19,62 +19,41 @@ def trainer_callback(*recorders: Recorder) -> Any:
     Steps are the Trainer's `global_step` before the update. With gradient accumulation the first micro-batch is
     measured.
 
-    Parameters
-    ----------
-    *recorders
-        Of the Trainer's model.
-
-    Returns
-    -------
-    transformers.TrainerCallback
-        To pass in `Trainer(callbacks=[...])`. The Trainer tells its callbacks of no exception: used in a `with` block
-        around `trainer.train()`, the callback takes its wrappers off the model after one as well. Without the block
-        they stay until the next recording of the model; the store is readable either way.
+    The Trainer tells its callbacks of no exception: used in a `with` block around `trainer.train()`, the callback takes
+    its wrappers off the model after one as well. Without the block they stay until the next recording of the model; the
+    store is readable either way.
     """
     require("transformers")
     from transformers import TrainerCallback
 
     class RecorderCallback(TrainerCallback):
-        def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        def on_train_begin(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
             _watch(recorders, [optimizer])
 
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            for recorder in recorders:
-                recorder.begin(state.global_step)
+        def on_step_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+            _tell(recorders, "begin", state.global_step)
 
-        def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            _end(recorders)
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            _tell(recorders, "end")
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            _end(recorders)
+        on_substep_end = on_step_end
 
-        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            _finish(recorders, state.global_step)
+        def on_train_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+            _tell(recorders, "finish", state.global_step)
 
         def __enter__(self) -> Any:
             return self
 
         def __exit__(self, *_: Any) -> None:
-            for recorder in recorders:
-                recorder.abandon()
+            _tell(recorders, "abandon")
 
     return RecorderCallback()
 
 
 def lightning_callback(*recorders: Recorder) -> Any:
-    """Return a callback for Lightning's Trainer that drives recorders.
+    """Return a callback for Lightning's Trainer that drives recorders of the `LightningModule` or a model within it.
 
     Steps are the Trainer's `global_step`. With gradient accumulation the first micro-batch is measured.
-
-    Parameters
-    ----------
-    *recorders
-        Of the model within the `LightningModule`, or of the module itself.
-
-    Returns
-    -------
-    lightning.pytorch.Callback
-        To pass in `Trainer(callbacks=[...])`.
 
     Raises
     ------
@@ -87,19 +66,17 @@ def lightning_callback(*recorders: Recorder) -> Any:
         def on_train_start(self, trainer: Any, module: Any) -> None:
             _watch(recorders, trainer.optimizers)
 
-        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
-            for recorder in recorders:
-                recorder.begin(trainer.global_step)
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            _tell(recorders, "begin", trainer.global_step)
 
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
-            _end(recorders)
+        def on_train_batch_end(self, *_: Any) -> None:
+            _tell(recorders, "end")
 
         def on_train_end(self, trainer: Any, module: Any) -> None:
-            _finish(recorders, trainer.global_step)
+            _tell(recorders, "finish", trainer.global_step)
 
-        def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
-            for recorder in recorders:
-                recorder.abandon()
+        def on_exception(self, *_: Any) -> None:
+            _tell(recorders, "abandon")
 
     return RecorderCallback()
 
@@ -120,11 +97,6 @@ def _watch(recorders: Iterable[Recorder], optimizers: Iterable[Any]) -> None:
                 recorder.watch(optimizer)
 
 
-def _end(recorders: Iterable[Recorder]) -> None:
+def _tell(recorders: Iterable[Recorder], event: str, *step: int) -> None:
     for recorder in recorders:
-        recorder.end()
-
-
-def _finish(recorders: Iterable[Recorder], step: int) -> None:
-    for recorder in recorders:
-        recorder.finish(step)
+        getattr(recorder, event)(*step)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from manyheads._extras import require
+from manyheads.probe.lazy_torch import torch
 from manyheads.probe.live.step_log import StepLog
 from manyheads.probe.live.trackers import Row, Tracker
 
@@ -18,27 +18,13 @@ class Output:
     A disk that is full or a service that fails is reported once to the logger "manyheads.probe", and not used again:
     the training goes on.
 
-    Attributes
-    ----------
-    log
-        The log of measured steps.
-    failed
-        "the store" or "the tracker" → why it failed.
-
-    Parameters
-    ----------
-    store
-        Folder of the store, None for none: then the steps are kept in memory.
-    header
-        What is recorded; its entry `group` names the file within the store.
-    tracker
-        See `Tracker`; None for none.
+    The header's entry `group` names the file within the store; without a store the steps are kept in memory.
     """
 
     def __init__(self, store: Path | str | None, header: Mapping[str, Any], tracker: Tracker | None) -> None:
         path = None if store is None else Path(store) / f"{header['group']}.jsonl"
         self.log = StepLog(path, header)
-        self.failed: dict[str, str] = {}
+        self.failed: dict[str, str] = {}  # "the store" or "the tracker" → why it failed
         self._targets: dict[str, Callable[[Any, Any], None]] = {"the store": lambda line, _: self.log.append(line)}
         if tracker is not None:
             self._targets["the tracker"] = lambda _, rows: tracker(rows())
@@ -58,10 +44,10 @@ class Output:
 
 def count_processes() -> int:
     """Return the number of processes that train together."""
-    distributed = require("torch").distributed
+    distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def is_first_process() -> bool:
     """Whether this process is the one of rank 0, or trains alone."""
-    return count_processes() == 1 or require("torch").distributed.get_rank() == 0
+    return count_processes() == 1 or torch.distributed.get_rank() == 0

@@ -111,6 +111,7 @@ FIGURES = {
     "stable_rank": ("stable rank of the update", "1"),
 }
 HEAD_FIGURES = {f"head_{name}": FIGURES[name] for name in ("update_ratio", "weight_rms", "gradient_rms")}
+ABOUT = ("role", "layer", "optimizer", "weight_decay")
 HEAD_MATRICES = ("query", "key", "value", "output")
 LEVELS = {
     "significand_bits_dtype": "bits of the significands of this type",
@@ -129,8 +130,7 @@ def _gather_updates(header: Mapping[str, Any], lines: list[dict[str, Any]]) -> "
         coords={
             "step": np.array([line["step"] for line in lines], dtype=np.int64),
             "matrix": list(about),
-            **{key: ("matrix", [each[key] for each in about.values()]) for key in ("role", "layer", "optimizer")},
-            "weight_decay": ("matrix", [each["weight_decay"] for each in about.values()]),
+            **{key: ("matrix", [each[key] for each in about.values()]) for key in ABOUT},
         }
     )
     found["step"].attrs["long_name"] = "optimizer updates before this one"
@@ -142,7 +142,8 @@ def _gather_updates(header: Mapping[str, Any], lines: list[dict[str, Any]]) -> "
         if not np.isnan(table).all():
             found[name] = ("step", "matrix"), table, {"long_name": title, "units": unit}
     layers = {name: each.get("attention_layer", -1) for name, each in about.items()}
-    heads = [len(row) for line in lines for figures in line["figures"].values() for row in _parts(figures).values()]
+    parts = [figures.get("head_weight_rms", {}) for line in lines for figures in line["figures"].values()]
+    heads = [len(row) for each in parts for row in each.values()]
     for name, (title, unit) in HEAD_FIGURES.items() if heads else ():
         blocks = np.full((len(lines), len(HEAD_MATRICES), max(layers.values()) + 1, max(heads)), np.nan)
         for block, line in zip(blocks, lines, strict=True):
@@ -158,8 +159,3 @@ def _gather_updates(header: Mapping[str, Any], lines: list[dict[str, Any]]) -> "
             values = [float(each["levels"].get(name, np.nan)) for each in about.values()]
             found[name] = "matrix", values, {"long_name": title, "units": "1"}
     return found
-
-
-def _parts(figures: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the first figure of every head of a matrix; empty if there is none."""
-    return next((figures[name] for name in HEAD_FIGURES if name in figures), {})

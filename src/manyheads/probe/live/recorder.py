@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from manyheads.errors import UsageError
 from manyheads.models.torch.model import unwrap
 from manyheads.probe.attention.datasets import Snapshot, take_snapshot
 from manyheads.probe.attention.interface import AttentionObserver
 from manyheads.probe.attention.recording import AttentionRecord, empty_record
+from manyheads.probe.lazy_torch import torch
 from manyheads.probe.live.budget import TimeBudget
-from manyheads.probe.live.output import LOGGER, Output, count_processes, is_first_process
+from manyheads.probe.live.output import LOGGER, Output, is_first_process
 from manyheads.probe.live.reading import as_series, encode_snapshot
 from manyheads.probe.live.trackers import Row, Tracker
 
@@ -40,8 +40,8 @@ class AttentionRecorder:
     model
         The model that is trained, as in `record_attention`; wrappers that compile it or copy it to other devices may
         stand around it.
-    rows
-        Rows measured of each sequence, or None for all, as in `record_attention`.
+    rows, figures, layers
+        As in `record_attention`.
     share
         Share of the time of the training; None: every admissible step is measured.
     every
@@ -53,8 +53,6 @@ class AttentionRecorder:
         Folder that the figures are appended to, for `open_recording`; None: they are kept in memory.
     tracker
         Where scalars are sent as well, such as `tensorboard_tracker(writer)`.
-    figures, layers
-        Names of the figures and numbers of the layers that are measured, as in `record_attention`; None: all.
 
     Raises
     ------
@@ -112,17 +110,13 @@ class AttentionRecorder:
         self._record: AttentionRecord | None = None
         self._observing = ExitStack()
         self._step: int | None = None
-        self._warned = False
-        self._written, self._layers = -1, dict[str, Any]()  # as in the last line
+        self._warned, self._written, self._layers = False, -1, dict[str, Any]()  # the last two as in the last line
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
         """Measure the forward pass within the block, if the budget admits it.
 
-        Parameters
-        ----------
-        step
-            Updates of the weights so far. Further blocks of the same step, its other micro-batches, are not measured.
+        Steps are updates of the weights so far. Further blocks of a step, its other micro-batches, are not measured.
         """
         self.begin(step)
         try:
@@ -140,12 +134,7 @@ class AttentionRecorder:
         self._step = step
         if self._batch is None and not is_first_process():
             return
-        if self._batch is not None and count_processes() > 1 and not self._budget.unlimited:
-            raise UsageError(
-                "a fixed batch runs in all processes at the same steps, which a share of the time does not give: "
-                "set share=None and every=..."
-            )
-        if not self._budget.admits(step):
+        if not self._budget.admits(step, "" if self._batch is None else "a fixed batch runs"):
             return
         with self._budget.spending():
             self._record = replace(self._empty, layers={}, _rng=np.random.default_rng(step))
@@ -176,13 +165,7 @@ class AttentionRecorder:
         self._output.log.close()
 
     def dataset(self) -> "xr.Dataset":
-        """Return what was recorded, over (step, layer, head), as `open_recording` does.
-
-        Raises
-        ------
-        UsageError
-            Nothing was recorded.
-        """
+        """Return what was recorded, over (step, layer, head), as `open_recording` does; UsageError if it is nothing."""
         return as_series(*self._output.log.read())
 
     def __repr__(self) -> str:
@@ -199,10 +182,7 @@ class AttentionRecorder:
         """Measure one attention call, of the fixed batch if there is one."""
         if self._record is None or _ON_FIXED_BATCH.get() != (self._batch is not None):
             return
-        if self._batch is not None:  # the whole of its run is a cost
-            self._record.observe(*call)
-            return
-        with self._budget.spending():
+        with nullcontext() if self._batch is not None else self._budget.spending():  # or the whole run is a cost
             self._record.observe(*call)
 
     def _run(self, batch: Mapping[str, Any]) -> None:
@@ -229,15 +209,14 @@ class AttentionRecorder:
 
 def run_in_evaluation(model: Any, batch: Mapping[str, Any]) -> None:
     """Run a batch through a model in evaluation, without gradients; leave its modes and PyTorch's generators alone."""
-    import torch
-
     device = next(model.parameters()).device
+    generators = {"devices": []} if device.type == "cpu" else {"devices": [device], "device_type": device.type}
     batch = {name: value.to(device) if hasattr(value, "to") else value for name, value in batch.items()}
     if "labels" not in batch and "logits_to_keep" in inspect.signature(model.forward).parameters:
         batch.setdefault("logits_to_keep", 1)  # the others would be computed for nothing
     modes = [(module, module.training) for module in model.modules()]
     try:
-        with _kept_generators(device), torch.no_grad():
+        with torch.random.fork_rng(**generators), torch.no_grad():
             model.eval()
             model(**batch)
     finally:
@@ -252,11 +231,3 @@ def _rows(step: int, snapshot: Snapshot, errors: Mapping[str, np.ndarray]) -> It
             if not np.isnan(value):
                 error = float(errors[name][layer, head]) if name in errors else None
                 yield Row(step, layer, head, name, float(value), error, float(snapshot.levels[name][layer]))
-
-
-def _kept_generators(device: Any) -> Any:
-    """Return a context that puts PyTorch's generators back, those of the processor and of the model's device."""
-    import torch
-
-    fork = torch.random.fork_rng
-    return fork(devices=[]) if device.type == "cpu" else fork(devices=[device], device_type=device.type)

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from manyheads.probe.lazy_torch import torch
+
 
 def squared_norm(tensor: Any) -> float:
     """Return the squared Frobenius norm of a tensor, over all its shards if it is a DTensor."""
@@ -29,8 +31,6 @@ def over_shards(tensor: Any, found: Any) -> Any:
     """Sum a tensor computed from the shard of this process over all processes."""
     if not hasattr(tensor, "device_mesh"):
         return found
-    import torch
-
     for dimension, placement in enumerate(tensor.placements):
         if placement.is_shard():
             torch.distributed.all_reduce(found, group=tensor.device_mesh.get_group(dimension))

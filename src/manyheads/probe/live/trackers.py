@@ -10,46 +10,25 @@ import numpy as np
 
 
 class Row(NamedTuple):
-    """One figure of one step.
+    """One figure of one step."""
 
-    Attributes
-    ----------
-    step
-        Optimizer updates so far.
-    layer, head
-        Numbers; None if the figure belongs to no single one. `layer` is as in `record.dataset()`.
-    name
-        Of the figure, such as "entropy"; for a matrix with its name, such as "update_ratio/h.0.attn.c_proj".
-    value
-        The figure.
-    se
-        Its standard error from the sampling of rows; None if exact or not known.
-    level
-        Its null level; None if there is none.
-    """
-
-    step: int
-    layer: int | None
+    step: int  # optimizer updates so far
+    layer: int | None  # as in `record.dataset()`; None if the figure belongs to no single one
     head: int | None
-    name: str
+    name: str  # of the figure, such as "entropy"; for a matrix with its name, such as "update_ratio/h.0.attn.c_proj"
     value: float
-    se: float | None
-    level: float | None
+    se: float | None  # its standard error from the sampling of rows; None if exact or not known
+    level: float | None  # its null level; None if there is none
 
 
 # Called with all rows of a measured step.
-Tracker = Callable[[Sequence[Row]], None]
+Tracker = Callable[[Sequence[Row]], Any]
 
 
 def scalars(rows: Iterable[Row], heads: bool = False) -> dict[str, float]:
     """Return scalars by tag: figures of layers, means over their heads, and null levels.
 
-    Parameters
-    ----------
-    rows
-        Of one step.
-    heads
-        Whether there is a scalar for every head as well. The largest logit of a layer is that of all its heads.
+    With `heads` for every head as well. The largest logit of a layer is that of all its heads.
 
     Examples
     --------
@@ -74,57 +53,23 @@ def scalars(rows: Iterable[Row], heads: bool = False) -> dict[str, float]:
 
 
 def tensorboard_tracker(writer: Any, heads: bool = False) -> Tracker:
-    """Send scalars to TensorBoard.
-
-    Parameters
-    ----------
-    writer
-        A `SummaryWriter`, or any object with `add_scalar(tag, value, step)`.
-    heads
-        Whether every head has a tag of its own, beside the means over heads.
-    """
-
-    def track(rows: Sequence[Row]) -> None:
-        for tag, value in scalars(rows, heads).items():
-            writer.add_scalar(f"probe/{tag}", value, rows[0].step)
-
-    return track
+    """Send scalars, with `heads` of every head too, to a `SummaryWriter`, or to its `add_scalar(tag, value, step)`."""
+    return lambda rows: [writer.add_scalar(tag, value, rows[0].step) for tag, value in _tags(rows, heads).items()]
 
 
 def wandb_tracker(run: Any, heads: bool = False, step_name: str = "train/global_step") -> Tracker:
-    """Send scalars to a run of W&B or trackio.
+    """Send scalars to a run of W&B, the module `trackio`, or any object with `log(scalars)`.
 
-    Parameters
-    ----------
-    run
-        What `wandb.init()` returned, the module `trackio`, or any object with `log(scalars)`.
-    heads
-        As in `tensorboard_tracker`.
-    step_name
-        The scalar that holds the step, as the Hugging Face Trainer logs it. The services' own step is left alone,
-        because they refuse one that is smaller than the last.
+    The scalar `step_name` holds the step, as the Hugging Face Trainer logs it. The services' own step is left alone,
+    because they refuse one that is smaller than the last.
     """
-
-    def track(rows: Sequence[Row]) -> None:
-        found = {f"probe/{tag}": value for tag, value in scalars(rows, heads).items()}
-        run.log({**found, step_name: rows[0].step})
-
-    return track
+    return lambda rows: run.log({**_tags(rows, heads), step_name: rows[0].step})
 
 
 def mlflow_tracker(client: Any, heads: bool = False) -> Tracker:
-    """Send scalars to MLflow.
+    """Send scalars to the module `mlflow` with an active run, or any object with `log_metrics(scalars, step=step)`."""
+    return lambda rows: client.log_metrics(_tags(rows, heads), step=rows[0].step)
 
-    Parameters
-    ----------
-    client
-        The module `mlflow` with an active run, or any object with `log_metrics(scalars, step=step)`.
-    heads
-        As in `tensorboard_tracker`.
-    """
 
-    def track(rows: Sequence[Row]) -> None:
-        found = {f"probe/{tag}": value for tag, value in scalars(rows, heads).items()}
-        client.log_metrics(found, step=rows[0].step)
-
-    return track
+def _tags(rows: Sequence[Row], heads: bool) -> dict[str, float]:
+    return {f"probe/{tag}": value for tag, value in scalars(rows, heads).items()}

@@ -12,8 +12,10 @@ with equality if all singular values are equal; Newton-Schulz iterations that st
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,8 +27,9 @@ from manyheads.models.parameters import recognize
 from manyheads.models.torch.model import INNER, unwrap
 from manyheads.probe.attention.datasets import layer_number
 from manyheads.probe.heads.layouts import HeadLayout, head_layouts
+from manyheads.probe.lazy_torch import torch
 from manyheads.probe.live.budget import TimeBudget
-from manyheads.probe.live.output import Output, count_processes
+from manyheads.probe.live.output import Output
 from manyheads.probe.live.reading import as_series
 from manyheads.probe.live.sharded import gram, local, squared_norm
 from manyheads.probe.live.trackers import Row, Tracker
@@ -122,17 +125,9 @@ class UpdateRecorder:
     def watch(self, optimizer: Any) -> None:
         """Measure the steps of an optimizer from now on; several optimizers may train parts of the model.
 
-        Parameters
-        ----------
-        optimizer
-            A `torch.optim.Optimizer`, or a wrapper with the attribute `optimizer`.
-
-        Raises
-        ------
-        UsageError
-            No optimizer, or one that trains no matrix of the model.
+        It is a `torch.optim.Optimizer`, or a wrapper with the attribute `optimizer`; UsageError if it is none, or
+        trains no matrix of the model.
         """
-        torch = require("torch")
         while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
             optimizer = inner
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -183,12 +178,7 @@ class UpdateRecorder:
             Gaussian matrices. Over (step, head_matrix, attention_layer, head), for queries, keys, values and outputs
             whose order is known and which are not sharded: `head_update_ratio`, `head_weight_rms`,
             `head_gradient_rms`. Coordinates: `role`, `layer` (-1: none), `optimizer` and `weight_decay` (matrix;
-            "removed", "none" or "included").
-
-        Raises
-        ------
-        UsageError
-            Nothing was recorded.
+            "removed", "none" or "included"). UsageError if nothing was recorded.
         """
         return as_series(*self._output.log.read())
 
@@ -200,29 +190,17 @@ class UpdateRecorder:
             self._done = False
         if self._done or self._queue[self._next].optimizer is not optimizer:
             return
-        if count_processes() > 1 and not self._budget.unlimited:
-            raise UsageError(
-                "updates are compared in all processes at the same steps, which a share of the time does not give: "
-                "set share=None and every=..."
-            )
-        if not self._budget.admits(self._step):
+        if not self._budget.admits(self._step, "updates are compared"):
             return
         self._done = True
         with self._budget.spending():
-            for matrix in self._take_turn():
+            queue = self._queue[self._next :] + self._queue[: self._next]
+            turn = list(itertools.takewhile(lambda matrix: matrix.optimizer is optimizer, queue[: self._count]))
+            self._next = (self._next + len(turn)) % len(queue)
+            for matrix in turn:
                 rate, decay = (float(matrix.group.get(key, 0.0)) for key in ("lr", "weight_decay"))
                 removed = rate * decay if _decay(matrix) == "removed" else 0.0
                 self._before.append((matrix, matrix.parameter.detach().clone(), removed))
-
-    def _take_turn(self) -> Iterator[_Matrix]:
-        """Yield the next matrices of the queue that belong to one optimizer."""
-        first = self._queue[self._next]
-        for _ in range(min(self._count, len(self._queue))):
-            matrix = self._queue[self._next]
-            if matrix.optimizer is not first.optimizer:
-                return
-            self._next = (self._next + 1) % len(self._queue)
-            yield matrix
 
     def _compare(self) -> None:
         """Compare the copies with the weights after the step, but for matrices that never had a gradient.
@@ -247,8 +225,9 @@ class UpdateRecorder:
         """Return the figures of one update, from the weight before the step and the decay within it."""
         update, gradient = matrix.parameter.detach() - before, matrix.parameter.grad
         update = (update + decay * before) if decay and gradient is not None else update
-        found = self._rms("gradient_rms", matrix, gradient)
-        found |= self._rms("weight_rms", matrix, before) | self._rms("update_ratio", matrix, update)
+        found: dict[str, Any] = {}
+        for name, tensor in (("gradient_rms", gradient), ("weight_rms", before), ("update_ratio", update)):
+            found |= self._rms(name, matrix, tensor)
         for name in ("update_ratio", "head_update_ratio"):  # of the root mean squares of update and weight
             if name in found:
                 found[name] = _divide(found[name], found[name.replace("update_ratio", "weight_rms")])
@@ -267,12 +246,11 @@ class UpdateRecorder:
         tensor = matrix.parameter.detach().new_zeros(matrix.parameter.shape) if tensor is None else tensor
         tensor = tensor.to_dense() if tensor.is_sparse else tensor
         found: dict[str, Any] = {figure: math.sqrt(squared_norm(tensor) / count)}
-        layout = self._layouts.get(id(matrix.parameter))
-        if layout is None:
-            return found
-        size = count / (len(layout.parts) * layout.heads)
-        sums = layout.sums(tensor.double().square())
-        return found | {f"head_{figure}": {part: np.sqrt(np.array(row) / size) for part, row in sums.items()}}
+        if layout := self._layouts.get(id(matrix.parameter)):
+            size = count / (len(layout.parts) * layout.heads)
+            sums = layout.sums(tensor.double().square())
+            found[f"head_{figure}"] = {part: np.sqrt(np.array(row) / size) for part, row in sums.items()}
+        return found
 
     @functools.cached_property
     def _layouts(self) -> dict[int, HeadLayout]:
@@ -283,8 +261,6 @@ class UpdateRecorder:
         return wanted and matrix.parameter.dim() == 2
 
     def _describe(self, matrix: _Matrix) -> dict[str, Any]:
-        import torch
-
         eps = torch.finfo(matrix.parameter.dtype).eps
         levels = {"update_ratio_rounding": ROUNDING * eps, "significand_bits_dtype": 1 - math.log2(eps)}
         if self._has_spectrum(matrix):
@@ -293,7 +269,7 @@ class UpdateRecorder:
             levels["stable_rank_random"] = expected_stable_rank(rows, columns)
         number, layout = layer_number(matrix.name), self._layouts.get(id(matrix.parameter))
         return {
-            "attention_layer": -1 if layout is None else layout.layer,
+            "attention_layer": layout.layer if layout else -1,
             "role": self._roles.get(matrix.name, ""),
             "layer": -1 if number is None else number,
             "optimizer": type(matrix.optimizer).__name__,
@@ -306,21 +282,19 @@ class UpdateRecorder:
         """Names of weights → their roles, for families of models that are known."""
         config: Any = getattr(self._model, "config", None)
         names = [_clean(name) for name, _ in self._model.named_parameters()]
-        try:
-            found = recognize(config.to_dict(), names) if hasattr(config, "to_dict") else None
-        except ManyheadsError:
-            found = None
-        return {} if found is None else {name: str(role.role) for name, role in found.roles.items()}
+        with suppress(ManyheadsError):
+            if hasattr(config, "to_dict") and (found := recognize(config.to_dict(), names)):
+                return {name: str(role.role) for name, role in found.roles.items()}
+        return {}
 
     def _rows(self, step: int, figures: Mapping[str, Mapping[str, float]]) -> Iterator[Row]:
         """Yield the figures of a step one by one."""
         for matrix, values in figures.items():
             levels = self._about[matrix]["levels"]
             for name, value in values.items():
-                if isinstance(value, Mapping):  # of every head
-                    continue
-                level = levels.get(f"{name}_rounding", levels.get(f"{name}_random"))
-                yield Row(step, None, None, f"{name}/{matrix}", value, None, level)
+                if not isinstance(value, Mapping):  # of every head
+                    level = levels.get(f"{name}_rounding", levels.get(f"{name}_random"))
+                    yield Row(step, None, None, f"{name}/{matrix}", value, None, level)
 
 
 def significand_bits(tensor: Any) -> float:
@@ -332,8 +306,6 @@ def significand_bits(tensor: Any) -> float:
     >>> [significand_bits(x) for x in (torch.tensor([1 / 3]), torch.tensor([1 / 3]).bfloat16().float())]
     [24.0, 8.0]
     """
-    import torch
-
     tensor = local(tensor)
     eps = torch.finfo(tensor.dtype).eps
     for narrow in (torch.bfloat16, torch.float16, torch.float32):
@@ -355,13 +327,7 @@ def _divide(update: Any, weight: Any) -> Any:
 
 @functools.cache
 def random_orthogonality(rows: int, columns: int) -> float:
-    """Return the orthogonality of a large Gaussian matrix, by the law of Marchenko and Pastur.
-
-    Examples
-    --------
-    >>> round(random_orthogonality(512, 512), 4), round(8 / (3 * math.pi), 4)
-    (0.8488, 0.8488)
-    """
+    """Return the orthogonality of a large Gaussian matrix, by the law of Marchenko and Pastur; 8 / (3 pi) if square."""
     low, high = marchenko_pastur_edges(rows, columns)
     angles = (np.arange(512) + 0.5) * np.pi / 512
     squares = (low + high) / 2 - (high - low) / 2 * np.cos(angles)

@@ -30,45 +30,22 @@ LEAST_GRADIENT = 2.0**-8
 
 
 class Reading(NamedTuple):
-    """Curve of one layer, and its shape.
+    """Curve of one layer, and its shape."""
 
-    Attributes
-    ----------
-    figure
-        "entropy" (mean over heads) or "stable rank" (of a lower MLP matrix).
-    layer, name
-        Number of the layer, and name of its attention module or matrix.
-    steps, values
-        The curve.
-    level
-        Its null level: the entropy of uniform attention, the stable rank of a Gaussian matrix.
-    shape
-        None if there are too few steps.
-    heads
-        Number of heads of each shape, for entropies.
-    collapsed
-        First step from which no head of the layer passes gradients through its softmax in bfloat16; None: none.
-    """
-
-    figure: str
+    figure: str  # "entropy" (mean over heads) or "stable rank" (of a lower MLP matrix)
     layer: int
-    name: str
+    name: str  # of the attention module or matrix
     steps: NDArray[np.int64]
     values: Array
-    level: float
-    shape: CurveShape | None
-    heads: Counter[str]
+    level: float  # its null level: the entropy of uniform attention, the stable rank of a Gaussian matrix
+    shape: CurveShape | None  # None if there are too few steps
+    heads: Counter[str]  # number of heads of each shape, for entropies
+    # First step from which no head of the layer passes gradients through its softmax in bfloat16; None: none
     collapsed: int | None
 
 
 def read_shapes(tree: "xr.DataTree") -> list[Reading]:
-    """Tell the shapes of the curves of a recording of a fixed batch, layer by layer.
-
-    Parameters
-    ----------
-    tree
-        Of `measure_checkpoints`, or a live recording. A shape takes 20 steps.
-    """
+    """Tell the shapes of the curves of a recording of a fixed batch, layer by layer; a shape takes 20 steps."""
     return [*_entropies(tree), *_ranks(tree)]
 
 
@@ -77,7 +54,7 @@ def summarize_shapes(readings: list[Reading]) -> list[str]:
     sentences = []
     for figure, words in (("entropy", "attention entropy"), ("stable rank", "stable rank of the lower MLP matrix")):
         shapes = [reading.shape for reading in readings if reading.figure == figure]
-        known = [shape.label for shape in shapes if shape is not None]
+        known = [shape.label for shape in shapes if shape]
         if shapes and not known:
             sentences.append(f"{words}: no shape, which takes {LEAST} checkpoints")
         elif known:
@@ -85,19 +62,15 @@ def summarize_shapes(readings: list[Reading]) -> list[str]:
             of = "layers" if len(known) == len({reading.layer for reading in readings}) else "matrices"
             verdict = f"drop and rebound in {known.count('rebounded')} of {len(known)} {of}"
             sentences.append(f"{words}: {verdict} ({counts})")
-    collapsed = [reading for reading in readings if reading.collapsed is not None]
-    sentences += [f"layer {each.layer} has collapsed from step {each.collapsed} on" for each in collapsed]
-    return sentences
+    return sentences + [
+        f"layer {each.layer} has collapsed from step {each.collapsed} on"
+        for each in readings
+        if each.collapsed is not None
+    ]
 
 
 def curves_of(store: Path) -> RunCurves:
-    """Return the curves of a recording as those of one run, to be judged beside others.
-
-    Raises
-    ------
-    FileRefused
-        No recording, or one without a fixed batch and without weights.
-    """
+    """Return the curves of a recording as those of one run, to be judged beside others; FileRefused if it has none."""
     readings = read_shapes(open_recording(store))
     figures, levels, steps = {}, {}, np.zeros(0, np.int64)
     for figure, words in (("entropy", "entropy"), ("stable_rank", "stable rank")):
@@ -119,18 +92,10 @@ def _entropies(tree: "xr.DataTree") -> Iterator[Reading]:
     for place, layer in enumerate(found.layer.values.tolist()):
         heads = found.entropy.sel(layer=layer).dropna("head", how="all").transpose("head", "step").values
         mean = heads.mean(axis=0)
-        shapes = [shape_at(head, steps) for head in heads]
-        yield Reading(
-            "entropy",
-            layer,
-            str(found["module"].values[place]),
-            steps,
-            mean,
-            float(found.entropy_uniform.sel(layer=layer).values[-1]),
-            shape_at(mean, steps),
-            Counter(shape.label for shape in shapes if shape is not None),
-            _collapse(found.sel(layer=layer)),
-        )
+        labels: Counter[str] = Counter(shape.label for head in heads if (shape := shape_at(head, steps)))
+        name, level = str(found["module"].values[place]), float(found.entropy_uniform.sel(layer=layer).values[-1])
+        shape, collapsed = shape_at(mean, steps), _collapse(found.sel(layer=layer))
+        yield Reading("entropy", layer, name, steps, mean, level, shape, labels, collapsed)
 
 
 def _collapse(layer: "xr.Dataset") -> int | None:

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from manyheads.errors import UsageError
 from manyheads.scaling.axes import AXES, Axis, check_seeds, find_axis, shapes_along, size_along
 from manyheads.scaling.checks.transfer_check import LAST, TransferCheck
+from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
+from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.preflight_checks.judge import Judge
 from manyheads.scaling.preflight_checks.result import Preflight
 from manyheads.scaling.preflight_checks.runs import Runs
 from manyheads.scaling.preflight_checks.training import Make, Measured
 from manyheads.transformer.shape import Shape
-
-if TYPE_CHECKING:
-    from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
-    from manyheads.scaling.parametrization.parametrization import Parametrization
 
 GROWN = (1, 2, 4)
 """Sizes along an axis over the base's, where none are given."""
@@ -116,10 +113,7 @@ def preflight(
 def _refuse_copies(rows: Iterable[Sequence[Measured]]) -> None:
     """Refuse trainings that are the same for all seeds."""
     if all(each.losses == row[0].losses and math.isfinite(each.losses[-1]) for row in rows for each in row):
-        raise UsageError(
-            "make returned the same training for all seeds, which would pass for certainty: draw weights or batches "
-            "from the seed (leave out manual_seed, or give it the seed)"
-        )
+        raise UsageError("make returned the same training for all seeds: draw weights or batches from the seed")
 
 
 def _grown(axis: Axis, base: Shape) -> list[int]:

@@ -97,7 +97,10 @@ class OrderBlindness(st.Study):
     def predict(self, key: jax.Array) -> st.Record:
         """Return the best accuracy of a network that is independent of order, exactly."""
         ceilings = [float(Recall(length, self.symbols).ceiling) for length in self.lengths]
-        return {"ceiling": ("length", ceilings, "best accuracy without order")}
+        return {
+            "ceiling": ("length", ceilings, "best accuracy without order"),
+            "length": ("length", list(self.lengths), "sequence length", "tokens"),
+        }
 
     def train(self, key: jax.Array, model: str, length: int) -> st.Record:
         """Train one network and test it on fresh sequences."""
@@ -166,7 +169,6 @@ class OrderBlindness(st.Study):
             "accuracy on fresh sequences",
             {model: trained["accuracy"].sel(model=model) for model in MODELS},
             {"best without order": theory["ceiling"]},
-            x_label="sequence length [tokens]",
             note="Bands range over replicates. Dashed: best accuracy of an order-blind network, exact.",
             shows=("recalls the symbol",),
         )

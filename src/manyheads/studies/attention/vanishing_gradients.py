@@ -87,6 +87,7 @@ class VanishingGradients(st.Study):
             "exponent": (("gain", "layers"), self._exponent(curves), *EXPONENT),
             "gain": ("gain", list(self.gains), "gain"),
             "layers": ("layers", list(self.layers), "layers of the cell"),
+            "length": ("length", list(self.lengths), "sequence length", "tokens"),
             "token": ("token", np.arange(self.tokens), "token"),
         }
 

@@ -11,8 +11,8 @@ import manyheads.study as st
 from manyheads.data import load_text
 from manyheads.study.panels import Picture
 from manyheads.theory.bigram.lags.fit import LagSettings
-from manyheads.theory.bigram.lags.planted import measure_planted, prepare, share_of_lags, try_fit
-from manyheads.theory.bigram.lags.streams import lag_information, plant_lags, read_streams
+from manyheads.theory.bigram.lags.planted import measure_planted, plant_evenly, prepare, share_of_lags, try_fit
+from manyheads.theory.bigram.lags.streams import lag_information, read_streams
 from manyheads.theory.bigram.screening import screen
 from manyheads.theory.bigram.setups import replicate_seed
 from manyheads.theory.papers import REN
@@ -63,18 +63,12 @@ class PlantedLags(st.Study):
         rng = np.random.default_rng([*replicate_seed(key), samples])
         length = self._stretch(samples)
         streams = [tokens[begin : begin + length] for begin in rng.integers(len(tokens) - length, size=PIECES)]
-        lags = np.stack(
-            [np.sort(rng.choice(np.arange(1, self.lags), self.planted, replace=False)) for _ in range(symbols)]
-        )
-        weights = rng.dirichlet(np.full(self.planted, 20.0), size=symbols)  # between about a third and two thirds
-        targets = [plant_lags(rng, stream, table, lags, weights) for stream in streams]
+        truth, targets = plant_evenly(rng, streams, table, self.lags, self.planted)
         settings = LagSettings(held_out=HELD_OUT)
         data, _ = read_streams(streams, self.lags, targets, symbols).split(HELD_OUT)
         counted = screen(data.windows, data.queries, data.targets, vocabulary=symbols)
         fit = try_fit(streams, self.lags, targets=targets, vocabulary=symbols, settings=settings)
         real = try_fit(streams, min(REAL_LAGS, self.lags), vocabulary=symbols, settings=settings)
-        truth = np.zeros((symbols, self.lags), bool)
-        np.put_along_axis(truth, lags, True, 1)
         share = np.bincount(data.queries, minlength=symbols) / len(data)
         # a rarely seen symbol has sparse tables, so its statistics are compared above what chance alone gives
         standing = (counted.scores - counted.dof) / np.sqrt(2 * np.maximum(counted.dof, 1))

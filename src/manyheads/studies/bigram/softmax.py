@@ -15,14 +15,9 @@ import numpy as np
 import manyheads.study as st
 from manyheads.theory.bigram import setups
 from manyheads.theory.bigram.task import draw_bigram_task
+from manyheads.theory.bigram.training import softmax_training
 from manyheads.theory.bigram.training.proximal_sgd import initial_state
 from manyheads.theory.bigram.training.record import record
-from manyheads.theory.bigram.training.softmax_training import (
-    SoftmaxSettings,
-    as_linear,
-    predict_second_weight,
-    record_softmax,
-)
 from manyheads.theory.papers import REN
 
 HEADS = {"linear": "linear", "softmax": "softmax", "adam": "softmax, Adam", "tokens": "softmax, tokens too"}
@@ -58,7 +53,7 @@ class Softmax(st.Study):
 
     def predict(self, key: jax.Array) -> st.Record:
         pairs = [(share, 1 - share) for share in self.shares]
-        runner = [predict_second_weight(self.length, *pair) for pair in pairs]
+        runner = [softmax_training.predict_second_weight(self.length, *pair) for pair in pairs]
         alone = [0.0 if larger == smaller else smaller**2 / (larger**2 + smaller**2) for larger, smaller in pairs]
         return {
             "runner_up": ("share", runner, "second weight at the blow-up of the first"),
@@ -76,15 +71,15 @@ class Softmax(st.Study):
             losses, state = seen.excess, seen.state
         else:
             speed = self.adam_learning_rate if head == "adam" else rates.attention_learning_rate
-            settings = SoftmaxSettings(
+            settings = softmax_training.SoftmaxSettings(
                 self.batch,
                 rates.value_learning_rate,
                 speed,
                 "adam" if head == "adam" else "scaled",
                 token_logits=head == "tokens",
             )
-            losses, end = record_softmax(task, settings, every, RECORDS, seed=seed)
-            state, by_token = as_linear(end), float(np.abs(end.tokens).max())
+            losses, end = softmax_training.record_softmax(task, settings, every, RECORDS, seed=seed)
+            state, by_token = softmax_training.as_linear(end), float(np.abs(end.tokens).max())
         weights = np.take_along_axis(state.attention.astype(float), task.positions, axis=1)  # (N, 2), larger first
         larger, smaller = weights.T if share != 0.5 else (weights.max(1), weights.min(1))
         samples = np.arange(RECORDS + 1) * every * self.batch

@@ -123,7 +123,7 @@ class KeyDimStability(st.Study):
                     )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        limit, label = theory["backward"], "root mean square, over that above attention"
+        limit, label = theory["backward"], "backward variable below attention over that above"
         for exponent, name in NAMES.items():
             found = trained["backward"].sel(logit_exponent=exponent)
             flat = {

@@ -84,7 +84,9 @@ class Clouds(st.Study):
         scatter = self.horizon / trained["samples"] * law["variance"].sum("coordinate").mean()
         yield st.Claim(
             "The rms distance of SGD from the gradient flow of theorem 3 scales as n^(-1/2) with n samples",
-            st.exponent(squares**0.5, "samples", "n", "root mean square distance from the flow", scatter**0.5),
+            st.exponent(
+                (squares**0.5).rename(None), "samples", "n", "root mean square distance from the flow", scatter**0.5
+            ),
             st.near(-0.5, 0.1),
             "linear noise; the next order is some hundredths of the distance of the shortest training",
         )

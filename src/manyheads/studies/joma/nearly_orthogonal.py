@@ -122,7 +122,7 @@ class NearlyOrthogonal(st.Study):
             "a bound: the largest cosine for each, and no cancellation",
             "largest drift over its bound",
         )
-        drift, law = _rms(trained.sel(frame="random")["drift"]), self._law(trained)
+        drift, law = _rms(trained.sel(frame="random", drop=True)["drift"]), self._law(trained)
         scaled = (drift / law.sel(dimension=few)).mean("attention")  # so that both kinds of attention have one line
         yield st.Claim(
             "The drift falls as the root of the dimension of random embeddings",
@@ -164,7 +164,7 @@ class NearlyOrthogonal(st.Study):
             "dimension",
             "error over the change of the logits",
             {f"{name} attention": error.sel(attention=name) for name in ATTENTIONS},
-            {f"{name} attention": law.sel(attention=name) for name in ATTENTIONS},
+            {f"{name} attention": law.sel(attention=name).mean("replicate") for name in ATTENTIONS},
             log="xy",
             x_label="dimension of the embeddings",
             note="Root mean squares over tokens; bands range over replicates. Dashed: from the couplings of "

@@ -20,22 +20,16 @@ known to have low ranks are told apart in the same order; heads of full rank by 
 (beta^T x)^2 x^T W of order tau^3 with biases, and of tau^5 without, which costs tau^-10.
 """
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.errors import UsageError
+import manyheads.study as st
 from manyheads.recovery.queries.leak_meter import ROUNDED
 from manyheads.recovery.queries.refinement import LENGTH
-from manyheads.statistics import Interval, fit_exponent
-from manyheads.studies.recovery.cells import generator, label, of_cell
-from manyheads.studies.recovery.leakage_pictures import leakage_panels
 from manyheads.studies.recovery.noisy_extraction import (
     DITHER,
     FAMILIES,
@@ -48,20 +42,8 @@ from manyheads.studies.recovery.noisy_extraction import (
     free_numbers,
     least_calls,
 )
-from manyheads.study import Cell, Claim, Source, Study
-from manyheads.study.claims import Measure
-from manyheads.study.panels import Panel
+from manyheads.theory.papers import BHATTAMISHRA
 
-QUERIES = Source(
-    "bhattamishra2026",
-    "Provably Learning Attention with Queries",
-    "Satwik Bhattamishra and Kulin Shah and Michael Hahn and Varun Kanade",
-    2026,
-    kind="inproceedings",
-    venue="International Conference on Machine Learning",
-    identifier="2601.16873",
-    locus="abstract: a polynomial number of queries under additive tolerance; powers and attacks are derived here",
-)
 RISING = 3e-3
 """Noise from which the start's calls do not suffice, for a target of 1e-7."""
 
@@ -69,129 +51,89 @@ TENFOLD = 10.0
 CLOSE = 3.0
 """Factor over the bound: leverage of single rows, the start and whole steps of the search."""
 
+AXES = {
+    "length": ("length", "tokens of a call"),
+    **dict.fromkeys(("same", "nearby"), ("answers", "answers to each question")),
+    **dict.fromkeys(NORMS, ("norm", "standard deviation of the tokens")),
+}
+"""Dimension of the sizes of a limit, and what they are."""
 
-@dataclass(frozen=True)
-class Leakage(Study):
-    """Least squares on noisy or rounded answers costs the square of the noise; small tokens cost the most.
 
-    Attributes
-    ----------
-    families
-        Of gpt2, llama and qwen.
-    noises
-        Noise of the answers, relative to their standard deviation.
-    bits
-        Bits to which answers are rounded, over four standard deviations either way.
-    repeats
-        How often each question is asked, where answers are rounded to the most of `bits`.
-    norms
-        Standard deviations of tokens where their norm is limited.
-    lengths
-        Tokens of a call where they are limited.
-    numbers
-        Numbers of heads, whose ranks are the dimension over them.
-    dim, heads
-        Of the layers.
-    target
-        Relative squared error at which a layer counts as extracted.
-    count
-        Calls of which the Cramer-Rao bound is taken, for norms, lengths and heads.
-    """
+class Leakage(st.Study):
+    """Least squares on noisy or rounded answers costs the square of the noise; small tokens cost the most."""
 
-    name: ClassVar[str] = "recovery/leakage"
-    claim: ClassVar[str] = "Least squares on noisy or rounded answers costs the square of the noise"
-    source: ClassVar[Source] = QUERIES
-    revision: ClassVar[int] = 3
+    name = "recovery/leakage"
+    claim = "Least squares on noisy or rounded answers costs the square of the noise"
+    source = BHATTAMISHRA.at(
+        "abstract: a polynomial number of queries under additive tolerance; powers and attacks are derived here"
+    )
+    revision = 3
 
-    families: tuple[str, ...] = ("gpt2", "llama", "qwen")
-    noises: tuple[float, ...] = (1e-6, 1e-3, 3e-3, 6e-3)
-    bits: tuple[int, ...] = (8, 9, 10, 12)
-    repeats: tuple[int, ...] = (4, 16, 64)
-    norms: tuple[float, ...] = (0.025, 0.05, 0.1)
-    lengths: tuple[int, ...] = (2, 4, 8)
-    numbers: tuple[int, ...] = (1, 4)
-    dim: int = 8
-    heads: int = 2
-    target: float = 1e-7
-    count: int = 200
+    families: tuple[str, ...] = st.setting(
+        FAMILIES, "shapes of layers, gpt2 among them", choices=FAMILIES, small=("gpt2", "llama")
+    )
+    noises: tuple[float, ...] = st.sweep(
+        (1e-6, 1e-3, 3e-3, 6e-3),
+        "noise of the answers, relative to their standard deviation",
+        above=0,
+        count=3,
+        small=(1e-6, 1e-3, 1e-2),
+    )
+    bits: tuple[int, ...] = st.sweep(
+        (8, 9, 10, 12), "bits to which answers are rounded, over four standard deviations either way", small=(8, 10)
+    )
+    repeats: tuple[int, ...] = st.sweep(
+        (4, 16, 64), "how often each question is asked, where answers are rounded to the most bits", small=(4, 16)
+    )
+    norms: tuple[float, ...] = st.sweep(
+        (0.025, 0.05, 0.1), "standard deviations of tokens where their norm is limited", above=0, small=(0.05, 0.1)
+    )
+    lengths: tuple[int, ...] = st.sweep((2, 4, 8), "tokens of a call where they are limited", small=(2, 4))
+    numbers: tuple[int, ...] = st.sweep(
+        (1, 4), "numbers of heads, whose ranks are the dimension over them", small=(1, 2)
+    )
+    dim: int = st.setting(8, "token dimension", small=4, full=16)
+    heads: int = st.setting(2, "heads of the layers", least=2, full=4)
+    target: float = st.setting(1e-7, "relative squared error at which a layer counts as extracted", above=0, below=1)
+    count: int = st.setting(200, "calls of which the Cramer-Rao bound is taken, for norms, lengths and heads")
 
-    def __post_init__(self) -> None:
-        if not set(self.families) <= set(FAMILIES) or "gpt2" not in self.families:
-            raise UsageError(f"families={self.families}: gpt2, and any of {', '.join(FAMILIES[1:])}")
-        for name, least in (("noises", 3), ("bits", 2), ("repeats", 2), ("norms", 2), ("lengths", 2), ("numbers", 2)):
-            given = getattr(self, name)
-            if len(given) < least or list(given) != sorted(set(given)) or not given[0] > 0:
-                raise UsageError(f"{name}={given}: give {least} or more, positive, in rising order")
-        if self.dim % self.heads or (self.dim // self.heads) % 2 or self.heads < 2:
-            raise UsageError(f"dim={self.dim}, heads={self.heads}: two heads or more, of an even dimension each")
-        if any(self.dim % (2 * number) for number in self.numbers):
-            raise UsageError(f"dim={self.dim}, numbers={self.numbers}: heads of an even dimension each")
-        if not 0 < self.target < 1:
-            raise UsageError(f"target={self.target}: give a relative squared error between 0 and 1")
+    def check(self) -> None:
+        if "gpt2" not in self.families:
+            raise st.UsageError(f"families={self.families}: expected gpt2 among them")
+        if any(self.dim % (2 * number) for number in (self.heads, *self.numbers)):
+            given = f"dim={self.dim}, heads={self.heads}, numbers={self.numbers}"
+            raise st.UsageError(f"{given}: expected heads of an even dimension each")
 
-    @classmethod
-    def full(cls) -> Leakage:
-        """Return the study at 16 dimensions and four heads."""
-        return cls(dim=16, heads=4)
-
-    @classmethod
-    def small(cls) -> Leakage:
-        """Return the smallest configuration in which every claim can change."""
-        return cls(
-            families=("gpt2", "llama"),
-            noises=(1e-6, 1e-3, 1e-2),
-            bits=(8, 10),
-            repeats=(4, 16),
-            norms=(0.05, 0.1),
-            lengths=(2, 4),
-            numbers=(1, 2),
-            dim=4,
-        )
-
-    def cells(self) -> tuple[Cell, ...]:
+    def cells(self) -> tuple[st.Cell, ...]:
         """Return every family at every noise, rounding, length and number of heads; the rest for GPT-2's shape."""
-        of_all: list[tuple[str, tuple[float, ...]]] = [
-            ("noise", self.noises),
-            ("bits", self.bits),
-            ("length", self.lengths),
-            ("heads", self.numbers),
-        ]
-        cells = [
-            Cell(family=f, limit=n, size=float(s))
-            for n, sizes in of_all
-            for f in self.families
-            for s in (sizes[1:2] if n == "bits" and f != "gpt2" else sizes)
-        ]
-        others: list[tuple[str, tuple[float, ...]]] = [
-            ("same", self.repeats),
-            ("nearby", self.repeats),
-        ]
-        others += [(name, self.norms) for name in NORMS]
-        return tuple(cells + [Cell(family="gpt2", limit=name, size=float(s)) for name, sizes in others for s in sizes])
+        of_all = {"noise": self.noises, "bits": self.bits, "length": self.lengths, "heads": self.numbers}
+        others = {"same": self.repeats, "nearby": self.repeats} | dict.fromkeys(NORMS, self.norms)
+        places = [
+            (family, limit, size)
+            for limit, sizes in of_all.items()
+            for family in self.families
+            for size in (sizes[1:2] if limit == "bits" and family != "gpt2" else sizes)
+        ] + [("gpt2", limit, size) for limit, sizes in others.items() for size in sizes]
+        return tuple(st.Cell(family=family, limit=limit, size=float(size)) for family, limit, size in places)
 
-    def predict(self, key: jax.Array) -> xr.Dataset:
+    def predict(self, key: jax.Array) -> st.Record:
         """Return the bound of Gaussian sequences: free parameters over numbers of a call, times s^2 / e if more."""
-        families, noises = list(self.families), np.asarray(self.noises)
-        free = [free_numbers(family, self.dim, self.heads) for family in families]
+        noises = np.asarray(self.noises)
+        free = [free_numbers(family, self.dim, self.heads) for family in self.families]
+        by_heads = np.array([[free_numbers(f, self.dim, number) for number in self.numbers] for f in self.families])
         least = np.outer(free, np.maximum(1.0, noises**2 / self.target)) / (LENGTH * self.dim)
-        by_heads = np.array([[free_numbers(f, self.dim, number) for number in self.numbers] for f in families])
-        return xr.Dataset(
-            {
-                "limit": (("family", "noise"), least, label("calls")),
-                "limit_by_heads": (
-                    ("family", "heads"),
-                    by_heads / (LENGTH * self.dim),
-                    label("calls in units of s^2 / e"),
-                ),
-            },
-            coords={"family": families, "noise": noises, "heads": list(self.numbers)},
-        )
+        return {
+            "family": ("family", list(self.families), "family", None),
+            "noise": ("noise", noises, "noise of the answers"),
+            "heads": ("heads", list(self.numbers), "heads"),
+            "limit": (("family", "noise"), least, "calls"),
+            "limit_by_heads": (("family", "heads"), by_heads / (LENGTH * self.dim), "calls in units of s^2 / e"),
+        }
 
-    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+    def train(self, key: jax.Array, family: str, limit: str, size: float) -> st.Record:
         """Attack one server, or take the bound of one limit; the layer of a family is the same in all cells."""
-        family, limit, size = str(cell["family"]), str(cell["limit"]), float(cell["size"])
-        for_layer, for_server, for_queries = generator(key).spawn(3)
-        calls = tokens = error = honest = math.nan
+        for_layer, for_server, for_queries = st.generator(key).spawn(3)
+        error = honest = math.nan
         if limit in (*NORMS, "length", "heads"):
             length = int(size) if limit == "length" else LENGTH
             heads = int(size) if limit == "heads" else self.heads
@@ -202,188 +144,211 @@ class Leakage(Study):
         else:
             layer = build_layer(family, for_layer, self.dim, self.heads)
             bits = {"noise": 0.0, "bits": size}.get(limit, float(self.bits[-1]))
-            noise = size if limit == "noise" else 0.0
-            server = Server(layer, self.dim, for_server, noise, bits)
+            server = Server(layer, self.dim, for_server, size if limit == "noise" else 0.0, bits)
             honest = server.honest()
             if limit in ("same", "nearby"):
                 _, cost = extract_from(family, server, for_queries, int(size), DITHER if limit == "nearby" else 0.0)
             else:
                 cost = attack(family, server, for_queries, self.target, self.heads)
             calls, tokens, error = cost.calls, cost.tokens, cost.error
-        named = (
-            ("calls", calls, "calls to the target, or in units of s^2 / e"),
-            ("tokens", tokens, "tokens of these calls"),
-            ("error", error, "relative squared error of what was found"),
-            ("honest", honest, "relative squared error of an answer"),
-        )
-        return xr.Dataset({name: ((), float(value), label(words)) for name, value, words in named})
+        return {
+            "calls": ((), float(calls), "calls to the target, or in units of s^2 / e"),
+            "tokens": ((), float(tokens), "tokens of these calls"),
+            "error": ((), float(error), "relative squared error of what was found"),
+            "honest": ((), float(honest), "relative squared error of an answer"),
+        }
 
-    def over_sizes(self, trained: xr.Dataset, name: str, family: str, limit: str) -> np.ndarray:
-        """Return a variable over the sizes of a limit, (replicates, sizes)."""
-        chosen = (trained["family"].values == family) & (trained["limit"].values == limit)
-        return trained[name].isel(cell=np.flatnonzero(chosen)).transpose("replicate", "cell").values
-
-    def tenfold(self, trained: xr.Dataset, family: str) -> np.ndarray:
-        """Return the noise, (replicates,), at which calls are ten times the fewest, between sizes in logarithms."""
-        logs = np.log(self.over_sizes(trained, "calls", family, "noise"))
-        wanted = logs.min(1) + math.log(TENFOLD)
-        noises = np.log(self.noises)
-        return np.exp([np.interp(w, np.maximum.accumulate(row), noises) for w, row in zip(wanted, logs, strict=True)])
-
-    def over_limit(self, predicted: xr.Dataset, trained: xr.Dataset, family: str) -> np.ndarray:
-        """Return the calls at the largest noise over the information limit, (replicates,)."""
-        largest = self.noises[-1]
-        asked = of_cell(trained, "calls", family=family, limit="noise", size=largest)
-        return np.asarray(asked / float(predicted["limit"].sel(family=family, noise=largest)))
-
-    def over_limit_by_heads(self, predicted: xr.Dataset, trained: xr.Dataset, family: str) -> np.ndarray:
-        """Return the Cramer-Rao bound by number of heads over the information limit, (replicates, numbers)."""
-        calls = self.over_sizes(trained, "calls", family, "heads")
-        return np.asarray(calls / predicted["limit_by_heads"].sel(family=family).values)
-
-    def claims(self) -> tuple[Claim, ...]:
-        """Compare powers with those derived, and the loss of an honest user with the error of the copy."""
-
-        def power(name: str, sizes: tuple[float, ...], limit: str, family: str = "gpt2", last: int = 0) -> Measure:
-            def measure(predicted: xr.Dataset, trained: xr.Dataset) -> tuple[float, Interval]:
-                values = self.over_sizes(trained, name, family, limit)[:, -last:]
-                fit = fit_exponent(np.asarray(sizes, float)[-last:], values)
-                return fit.exponent, fit.interval
-
-            return measure
-
-        def per_bit(predicted: xr.Dataset, trained: xr.Dataset) -> tuple[float, Interval]:
-            values = self.over_sizes(trained, "calls", "gpt2", "bits")
-            fit = fit_exponent(2.0 ** np.asarray(self.bits, float)[:3], values[:, :3])
-            return fit.exponent, fit.interval
-
-        def over_noise(family: str) -> Measure:
-            def measure(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
-                noisy = np.log10(self.over_sizes(trained, "calls", family, "noise"))
-                bits = self.bits[1]  # the one at which all families are attacked
-                rounded = np.log10(of_cell(trained, "calls", family=family, limit="bits", size=float(bits)))
-                at = math.log(ROUNDED * 2.0**-bits)
-                return rounded - np.array([np.interp(at, np.log(self.noises), row) for row in noisy])
-
-            return measure
-
-        def at_largest(family: str) -> Measure:
-            return lambda predicted, trained: np.log10(self.over_limit(predicted, trained, family))
-
-        def by_heads(family: str) -> Measure:
-            return lambda predicted, trained: np.log10(self.over_limit_by_heads(predicted, trained, family).max(1))
-
-        def loss(family: str) -> Measure:
-            return lambda predicted, trained: np.log10(self.tenfold(trained, family) ** 2 / self.target)
-
+    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         rising = max(2, sum(noise >= RISING for noise in self.noises))
-
-        exact = "a power counted from the orders of the answers"
-        found = [
-            Claim(
+        for family in self.families:
+            noisy = _over(trained, family, "noise", self.noises).isel(noise=slice(-rising, None))
+            yield st.Claim(
                 f"The calls by which least squares extracts a {SHAPES[family]} layer from noisy answers grow as the "
                 "square of the noise",
-                power("calls", self.noises, "noise", family, rising),
-                quantity="exponent of calls in the noise",
-                target=2.0,
-                tolerance=0.4,
-                basis="errors are p s^2 / n; a share of the calls is the start's, which steps in whole answers",
+                st.exponent(noisy, "noise").value,
+                st.near(2, 0.4),
+                "errors are p s^2 / n; a share of the calls is the start's, which steps in whole answers",
+                "exponent of calls in the noise",
             )
-            for family in self.families
-        ] + [
-            Claim(
+        for family in self.families:
+            yield st.Claim(
                 f"Noise that makes least squares on a {SHAPES[family]} layer cost ten times as much costs an honest "
                 "user more than the copy's error",
-                loss(family),
-                quantity="squared error of the answers over the copy's (log10)",
-                target=0.0,
-                tolerance=(0.0, math.inf),
-                basis="log10; with p s^2 / n it is ten times the calls over the information limit, above one",
+                _log10(self._tenfold(trained, family) ** 2 / self.target),
+                st.above(0),
+                "log10; with p s^2 / n it is ten times the calls over the information limit, above one",
+                "squared error of the answers over the copy's (log10)",
             )
-            for family in self.families
-        ]
         for family in self.families:
-            found += [
-                Claim(
-                    f"At the largest noise calls for a {SHAPES[family]} layer are within a factor of {CLOSE:g} of the "
-                    "Cramér-Rao bound of these queries",
-                    at_largest(family),
-                    quantity="calls over the bound (log10)",
-                    target=0.0,
-                    tolerance=(0.0, math.log10(CLOSE)),
-                    basis="free parameters alone are fitted; leverage of rows, the start, whole steps of the search",
-                ),
-                Claim(
-                    f"With every number of heads the bound of the calls for a {SHAPES[family]} layer stays within a "
-                    f"factor of {CLOSE:g} of the free parameters",
-                    by_heads(family),
-                    quantity="largest bound over the limit (log10)",
-                    target=0.0,
-                    tolerance=math.log10(CLOSE),
-                    basis="the limit counts the free parameters, the bound weighs them: leverage of single rows",
-                ),
-                Claim(
-                    f"To least squares rounding costs what noise of the same size costs, for a {SHAPES[family]} layer",
-                    over_noise(family),
-                    quantity="calls under rounding over calls under noise (log10)",
-                    target=0.0,
-                    tolerance=math.log10(2.0),
-                    basis="a factor of two: noise between its sizes is interpolated",
-                ),
-                Claim(
-                    f"Longer calls to a {SHAPES[family]} layer save more than their tokens",
-                    power("calls", self.lengths, "length", family),
-                    quantity="exponent of calls in the length",
-                    target=-1.0,
-                    tolerance=(math.inf, 0.0),
-                    basis="the first row of a sequence shows the sum of the projections alone: k - 1 rows of k inform",
-                ),
-            ]
-        return (
-            *found,
-            Claim(
-                "Calls of least squares fall by a factor of four with every bit by which answers are rounded less "
-                "coarsely",
-                per_bit,
-                quantity="exponent of calls in 2^bits",
-                target=-2.0,
-                tolerance=0.4,
-                basis="rounding to b bits is noise of size 2^-b to questions that are all different",
-            ),
-            Claim(
-                "Asking the same rounded question again does not lower the error",
-                power("error", self.repeats, "same"),
-                quantity="exponent of the error in the number of answers",
-                target=0.0,
-                tolerance=0.1,
-                basis="the answer is the same each time; only what the attack believes of its noise changes",
-            ),
-            Claim(
-                "Asking rounded questions near by lowers the squared error in inverse proportion",
-                power("error", self.repeats, "nearby"),
-                quantity="exponent of the error in the number of answers",
-                target=-1.0,
-                tolerance=0.25,
-                basis="tokens moved by less than a step round independently; what remains of the step's bias, doubled",
-            ),
-            Claim(
-                "With biases the calls grow as the sixth power of the inverse norm of the tokens",
-                power("calls", self.norms, NORMS[0]),
-                quantity="exponent of calls in the norm",
-                target=-6.0,
-                tolerance=0.5,
-                basis=exact,
-            ),
-            Claim(
-                "Without biases heads whose ranks are known are told apart at the sixth power, too",
-                power("calls", self.norms, NORMS[1]),
-                quantity="exponent of calls in the norm",
-                target=-6.0,
-                tolerance=0.5,
-                basis=exact,
-            ),
+            yield from self._of_family(family, theory.sel(family=family), trained)
+        yield from self._of_limits(trained)
+
+    def _of_family(self, family: str, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+        """Yield claims on bounds, rounding and length."""
+        noisy, bit = _over(trained, family, "noise", self.noises), self.bits[1]  # at which all families are attacked
+        yield st.Claim(
+            f"At the largest noise calls for a {SHAPES[family]} layer are within a factor of {CLOSE:g} of the "
+            "Cramér-Rao bound of these queries",
+            _log10((noisy / theory["limit"]).isel(noise=-1)),
+            st.near(0, (0, math.log10(CLOSE))),
+            "free parameters alone are fitted; leverage of rows, the start, whole steps of the search",
+            "calls over the bound (log10)",
+        )
+        by_heads = _over(trained, family, "heads", self.numbers) / theory["limit_by_heads"]
+        yield st.Claim(
+            f"With every number of heads the bound of the calls for a {SHAPES[family]} layer stays within a factor of "
+            f"{CLOSE:g} of the free parameters",
+            _log10(by_heads.max("heads")),
+            st.near(0, math.log10(CLOSE)),
+            "the limit counts the free parameters, the bound weighs them: leverage of single rows",
+            "largest bound over the limit (log10)",
+        )
+        rounded = _over(trained, family, "bits", (bit,)).isel(bits=0)
+        at = math.log(ROUNDED * 2.0**-bit)
+        same = xr.DataArray([np.interp(at, np.log(self.noises), row) for row in _log10(noisy).values], dims="replicate")
+        yield st.Claim(
+            f"To least squares rounding costs what noise of the same size costs, for a {SHAPES[family]} layer",
+            _log10(rounded) - same,
+            st.near(0, math.log10(2)),
+            "a factor of two: noise between its sizes is interpolated",
+            "calls under rounding over calls under noise (log10)",
+        )
+        yield st.Claim(
+            f"Longer calls to a {SHAPES[family]} layer save more than their tokens",
+            st.exponent(_over(trained, family, "length", self.lengths), "length"),
+            st.below(-1),
+            "the first row of a sequence shows the sum of the projections alone: k - 1 rows of k inform",
+            "exponent of calls in the length",
         )
 
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show calls by noise and limit, the loss of an honest user, rounding, repeated questions, norms, lengths."""
-        return leakage_panels(self, predicted, trained)
+    def _of_limits(self, trained: st.Data) -> Iterator[st.Claim]:
+        """Yield claims on bits, repeated questions and norms, for GPT-2's shape."""
+        bits = self.bits[:3]
+        yield st.Claim(
+            "Calls of least squares fall by a factor of four with every bit by which answers are rounded less coarsely",
+            st.exponent(_over(trained, "gpt2", "bits", bits).assign_coords(bits=2.0 ** np.asarray(bits)), "bits").value,
+            st.near(-2, 0.4),
+            "rounding to b bits is noise of size 2^-b to questions that are all different",
+            "exponent of calls in 2^bits",
+        )
+        for limit, text, region, basis in (
+            (
+                "same",
+                "Asking the same rounded question again does not lower the error",
+                st.near(0, 0.1),
+                "the answer is the same each time; only what the attack believes of its noise changes",
+            ),
+            (
+                "nearby",
+                "Asking rounded questions near by lowers the squared error in inverse proportion",
+                st.near(-1, 0.25),
+                "tokens moved by less than a step round independently; what remains of the step's bias, doubled",
+            ),
+        ):
+            error = _over(trained, "gpt2", limit, self.repeats, "error")
+            figure = st.exponent(error, "answers", what=f"squared error by rounded answers, {self.bits[-1]} bits")
+            yield st.Claim(text, figure, region, basis, "exponent of the error in the number of answers")
+        for limit, text in zip(
+            NORMS,
+            (
+                "With biases the calls grow as the sixth power of the inverse norm of the tokens",
+                "Without biases heads whose ranks are known are told apart at the sixth power, too",
+            ),
+            strict=True,
+        ):
+            yield st.Claim(
+                text,
+                st.exponent(_over(trained, "gpt2", limit, self.norms), "norm"),
+                st.near(-6, 0.5),
+                "a power counted from the orders of the answers",
+                "exponent of calls in the norm",
+            )
+
+    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+        calls = {SHAPES[family]: _over(trained, family, "noise", self.noises) for family in self.families}
+        fewest = {shape: each.min("noise") for shape, each in calls.items()}
+        yield st.lines(
+            f"Calls of least squares to a squared error of {self.target:g}",
+            "noise",
+            "calls",
+            calls,
+            {},
+            {"bound of these queries": theory["limit"].rename(family="replicate")},
+            x_label="noise of the answers",
+            log="xy",
+            note="Bands: full range of the replicates.",
+            shows=("grow as the square of the noise",),
+        )
+        dear = {shape: each / fewest[shape] for shape, each in calls.items()}
+        yield st.lines(
+            "Cost of extraction by what an honest user loses",
+            "noise",
+            "calls over the fewest",
+            {shape: each.assign_coords(noise=np.square(self.noises)) for shape, each in dear.items()},
+            {},
+            {"ten times as much": xr.DataArray([TENFOLD] * 2, {"noise": np.square(self.noises)[[0, -1]]}, "noise")},
+            x_label="squared error of the answers",
+            log="xy",
+            note=f"The copy's squared error is {self.target:g}.",
+            shows=("costs an honest",),
+        )
+        rounded = _over(trained, "gpt2", "bits", self.bits)
+        yield st.lines(
+            "Rounding beside noise",
+            "noise",
+            "calls",
+            {
+                "noise": calls[SHAPES["gpt2"]],
+                "bits": rounded.assign_coords(bits=ROUNDED * 2.0 ** -np.asarray(self.bits)).rename(bits="noise"),
+            },
+            x_label="error of the answers",
+            log="xy",
+            note=f"GPT-2-shaped. {self.bits[0]} to {self.bits[-1]} bits.",
+            shows=("rounding costs what",),
+        )
+        over = {
+            SHAPES[family]: _over(trained, family, "heads", self.numbers) / theory["limit_by_heads"].sel(family=family)
+            for family in self.families
+        }
+        yield st.lines(
+            "Number of heads",
+            "heads",
+            "bound of the calls over the information limit",
+            over,
+            log="xy",
+            note=f"Cramer-Rao bound. Ranks are {self.dim} over the heads.",
+            shows=("With every number of heads",),
+        )
+        rows = []
+        for family, shape in ((family, SHAPES[family]) for family in self.families):
+            noise = float(np.exp(np.log(self._tenfold(trained, family)).mean()))
+            rows.append(
+                {
+                    "layer": shape,
+                    "fewest calls": f"{float(fewest[shape].mean()):,.0f}",
+                    "noise": f"{noise:.2g}",
+                    "as bits": f"{math.log2(ROUNDED / noise):.1f}",
+                    "squared error of answers": f"{noise**2:.2g}",
+                    "over the copy's": f"{noise**2 / self.target:.2g}",
+                }
+            )
+        note = "Means of replicates, in logarithms. Least squares on tokens of standard deviation one."
+        yield st.table("What makes least squares ten times as dear", rows, note)
+
+    def _tenfold(self, trained: st.Data, family: str) -> xr.DataArray:
+        """Return the noise at which calls are ten times the fewest, between sizes in logarithms."""
+        logs, noises = st.log(_over(trained, family, "noise", self.noises)).values, np.log(self.noises)
+        wanted = logs.min(1) + math.log(TENFOLD)
+        found = [np.interp(w, np.maximum.accumulate(row), noises) for w, row in zip(wanted, logs, strict=True)]
+        return xr.DataArray(np.exp(found), dims="replicate")
+
+
+def _over(trained: st.Data, family: str, limit: str, sizes: Sequence[float], name: str = "calls") -> xr.DataArray:
+    """Return a variable over the sizes of a limit, (replicate, limit)."""
+    axis, words = AXES.get(limit, (limit, limit))
+    chosen = trained[name].sel(family=family, limit=limit, size=[float(size) for size in sizes]).rename(None)
+    return chosen.rename(limit="kind", size=axis).assign_coords({axis: (axis, list(sizes), {"long_name": words})})
+
+
+def _log10(values: xr.DataArray) -> xr.DataArray:
+    return st.log(values) / np.log(10)

@@ -6,28 +6,21 @@ answers, and how long they compute. The student is told the number of heads, the
 suffices; the queries find out for themselves.
 """
 
-from __future__ import annotations
-
 import math
 import time
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from collections.abc import Iterator
 
 import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.errors import UsageError
+import manyheads.study as st
 from manyheads.recovery.examples.student import ENOUGH, StudentSettings, fit_student, free_numbers
 from manyheads.recovery.fit.variable_projection import Examples, Form
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import compare_layers
 from manyheads.recovery.planted.task import gpt_layer, sequences
 from manyheads.recovery.queries.extraction import extract_layer
-from manyheads.studies.recovery.cells import generator, label, of_cell
-from manyheads.study import Cell, Claim, Lines, Source, Study, grid
-from manyheads.study.claims import Measure
-from manyheads.study.panels import Panel, spread_curve
 from manyheads.theory.papers import CHEN_LI
 
 HELD_OUT = 50  # sequences that tell the student whether to start again
@@ -37,69 +30,36 @@ OTHERS = ("noise", "verification")  # stages of an extraction that learn nothing
 FORM = Form(key_bias=True, bias=True, causal=True)
 
 
-@dataclass(frozen=True)
-class PassiveAgainstQueries(Study):
-    """Random sequences and queries both give the layer; queries save computing, not sequences.
+class PassiveAgainstQueries(st.Study):
+    """Random sequences and queries both give the layer; queries save computing, not sequences."""
 
-    Attributes
-    ----------
-    dims
-        Token dimensions.
-    heads
-        Of the layers, each of rank dim / heads.
-    length
-        Tokens of a random sequence.
-    labels
-        Numbers read for each free number of the layer that the student has to find.
-    """
+    name = "recovery/passive-against-queries"
+    claim = "Random examples and queries recover the layer; queries save computation only"
+    revision = 2
+    source = CHEN_LI.at("passive learning is the source's subject; the comparison with queries is made here")
+    unread_prediction = "the least number of sequences is a lower bound for the plot; the claims compare two learners"
 
-    name: ClassVar[str] = "recovery/passive-against-queries"
-    claim: ClassVar[str] = "Random examples and queries recover the layer; queries save computation only"
-    revision: ClassVar[int] = 2
-    source: ClassVar[Source] = replace(
-        CHEN_LI, locus="passive learning is the source's subject; the comparison with queries is made here"
+    dims: tuple[int, ...] = st.sweep(
+        (8, 16, 32), "token dimensions", count=1, multiple="heads", small=(4, 8), full=(16, 32, 64)
     )
-    unread_prediction: ClassVar[str] = (
-        "the least number of sequences is a lower bound for the plot; the claims compare two learners"
+    heads: int = st.setting(2, "heads of the layers, each of rank dim / heads", least=1, small=1, full=4)
+    length: int = st.setting(4, "tokens of a random sequence", least=2)
+    labels: float = st.setting(
+        6.0, "numbers read for each free number of the layer that the student has to find", least=ENOUGH
     )
 
-    dims: tuple[int, ...] = (8, 16, 32)
-    heads: int = 2
-    length: int = 4
-    labels: float = 6.0
+    def cells(self) -> tuple[st.Cell, ...]:
+        return st.grid(dim=self.dims)
 
-    def __post_init__(self) -> None:
-        if not self.dims or list(self.dims) != sorted(set(self.dims)) or self.length < 2 or self.heads < 1:
-            raise UsageError(f"dims={self.dims}, heads={self.heads}, length={self.length}: rising, positive, 2 or more")
-        if any(dim % self.heads for dim in self.dims) or not self.labels >= ENOUGH:
-            raise UsageError(
-                f"dims={self.dims}, labels={self.labels}: multiples of heads={self.heads}, {ENOUGH:g} labels or more"
-            )
-
-    @classmethod
-    def full(cls) -> PassiveAgainstQueries:
-        """Return the study up to 64 dimensions and with four heads."""
-        return cls(dims=(16, 32, 64), heads=4)
-
-    @classmethod
-    def small(cls) -> PassiveAgainstQueries:
-        """Return the smallest configuration in which every claim can change."""
-        return cls((4, 8), heads=1)
-
-    def cells(self) -> tuple[Cell, ...]:
-        """Return every dimension."""
-        return grid(dim=self.dims)
-
-    def predict(self, key: jax.Array) -> xr.Dataset:
+    def predict(self, key: jax.Array) -> st.Record:
         """Return the least number of calls: free numbers of the layer over the numbers that a call's last row has."""
         # Theta and W of rank d/m cost 2 d^2 - d^2/m numbers a head's pair of d x d/m factors, summed: 4 d^2 - 2 d^2/m.
         least = [(4 * dim**2 - 2 * dim**2 / self.heads) / dim for dim in self.dims]
-        return xr.Dataset({"least": ("dim", least, label("sequences"))}, coords={"dim": list(self.dims)})
+        return {"least": ("dim", least, "sequences")}
 
-    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+    def train(self, key: jax.Array, dim: int) -> st.Record:
         """Learn one layer from random sequences, and by queries."""
-        dim = int(cell["dim"])
-        for_layer, for_data, for_student, for_queries = generator(key).spawn(4)
+        for_layer, for_data, for_student, for_queries = st.generator(key).spawn(4)
         layer = gpt_layer(for_layer, dim, self.heads)
         free = free_numbers(Examples(np.zeros((1, 1, dim)), np.zeros((1, 1, dim)), FORM), self.heads)
         count = math.ceil(self.labels * free / (self.length * dim))
@@ -115,88 +75,64 @@ class PassiveAgainstQueries(Study):
         errors = [compare_layers(layer, one.layer) for one in (fit, found)]
         logs = [math.log10(max(error.theta, error.projection, 1e-16)) for error in errors]
         timed = {"units": "s", "deterministic": False}
-        return xr.Dataset(
-            {
-                "student_sequences": ((), float(count), label("sequences shown to the student")),
-                "query_sequences": ((), float(sum(one.calls for one in asked)), label("sequences asked")),
-                "student_numbers": ((), float(count * self.length * dim), label("numbers read by the student")),
-                "query_numbers": ((), float(sum(one.numbers for one in asked)), label("numbers read by queries")),
-                "student_error": ((), logs[0], label("log10 of the student's largest relative error")),
-                "query_error": ((), logs[1], label("log10 of the queries' largest relative error")),
-                "student_seconds": ((), fit.seconds, {"long_name": "CPU seconds of the student"} | timed),
-                "query_seconds": ((), seconds, {"long_name": "CPU seconds of the queries"} | timed),
-            }
+        return {
+            "student_sequences": ((), float(count), "sequences shown to the student"),
+            "query_sequences": ((), float(sum(one.calls for one in asked)), "sequences asked"),
+            "student_numbers": ((), float(count * self.length * dim), "numbers read by the student"),
+            "query_numbers": ((), float(sum(one.numbers for one in asked)), "numbers read by queries"),
+            "student_error": ((), logs[0], "log10 of the student's largest relative error"),
+            "query_error": ((), logs[1], "log10 of the queries' largest relative error"),
+            "student_seconds": ((), fit.seconds, {"long_name": "CPU seconds of the student"} | timed),
+            "query_seconds": ((), seconds, {"long_name": "CPU seconds of the queries"} | timed),
+        }
+
+    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+        largest = max(self.dims)
+        last = trained.sel(dim=largest)
+        for learner, who in (("student", "Random sequences"), ("query", "Queries")):
+            yield st.Claim(
+                f"{who} determine every layer",
+                trained[f"{learner}_error"].max(),
+                st.below(EXACT),
+                "log10 of the worst relative error of Theta and W over all layers; the function's is smaller",
+                "relative error (log10), worst layer",
+            )
+        yield st.Claim(
+            f"At d = {largest} queries need fewer sequences than random examples",
+            _log10(last["query_sequences"] / last["student_sequences"]),
+            st.below(0),
+            "log10 of the ratio, verification left out; all rows of a random sequence inform",
+            "sequences of queries over those of examples (log10)",
+            "refuted",
+            resolution=1e-3,
+        )
+        yield st.Claim(
+            f"At d = {largest} queries need less CPU time than random examples",
+            _log10(last["student_seconds"] / last["query_seconds"]),
+            st.above(0),
+            "log10 of the ratio of CPU seconds, verification included for the queries",
+            "CPU time of examples over that of queries (log10)",
         )
 
-    def claims(self) -> tuple[Claim, ...]:
-        """Ask whether both recover the layer, and which costs more."""
-        largest = max(self.dims)
-
-        def worst(name: str) -> Measure:
-            return lambda predicted, trained: float(trained[name].max())
-
-        def log_ratio(above: str, below: str) -> Measure:
-            return lambda predicted, trained: np.log10(
-                of_cell(trained, above, dim=largest) / of_cell(trained, below, dim=largest)
+    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+        for title, name, label, counted, shows in (
+            ("Sequences", "sequences", "sequences", "not counted", ("need fewer sequences",)),
+            ("Numbers read", "numbers", "numbers in the answers", "not counted", ()),
+            ("Time", "seconds", "CPU time [s]", "counted for the queries", ("less CPU time",)),
+        ):
+            yield st.lines(
+                title,
+                "dim",
+                label,
+                {"student, random sequences": trained[f"student_{name}"], "queries": trained[f"query_{name}"]},
+                {},
+                {"free numbers / dimension": theory["least"]} if name == "sequences" else {},
+                x_label="dimension d",
+                log="xy",
+                note=f"Bands: full range of the replicates. Verification is {counted}.",
+                shows=shows,
             )
 
-        exact = "log10 of the worst relative error of Theta and W over all layers; the function's is smaller"
-        return (
-            Claim(
-                "Random sequences determine every layer",
-                worst("student_error"),
-                quantity="relative error (log10), worst layer",
-                target=EXACT,
-                tolerance=(math.inf, 0.0),
-                basis=exact,
-            ),
-            Claim(
-                "Queries determine every layer",
-                worst("query_error"),
-                quantity="relative error (log10), worst layer",
-                target=EXACT,
-                tolerance=(math.inf, 0.0),
-                basis=exact,
-            ),
-            Claim(
-                f"At d = {largest} queries need fewer sequences than random examples",
-                log_ratio("query_sequences", "student_sequences"),
-                quantity="sequences of queries over those of examples (log10)",
-                target=0.0,
-                tolerance=(math.inf, 0.0),
-                basis="log10 of the ratio, verification left out; all rows of a random sequence inform",
-                expected="refuted",
-                resolution=1e-3,
-            ),
-            Claim(
-                f"At d = {largest} queries need less CPU time than random examples",
-                log_ratio("student_seconds", "query_seconds"),
-                quantity="CPU time of examples over that of queries (log10)",
-                target=0.0,
-                tolerance=(0.0, math.inf),
-                basis="log10 of the ratio of CPU seconds, verification included for the queries",
-            ),
-        )
 
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show sequences, numbers and seconds by dimension."""
-        table = trained.set_index(cell="dim").transpose("replicate", "cell")
-        pictures = [
-            ("Sequences", "sequences", "sequences", ("need fewer sequences",)),
-            ("Numbers read", "numbers", "numbers in the answers", ()),
-            ("Time", "seconds", "CPU time [s]", ("less CPU time",)),
-        ]
-        panels = []
-        for title, name, y_label, shows in pictures:
-            curves = [
-                spread_curve(self.dims, table[f"{who}_{name}"].values, shown, group=group)
-                for group, (who, shown) in enumerate((("student", "student, random sequences"), ("query", "queries")))
-            ]
-            if name == "sequences":
-                least = predicted["least"].values[None]
-                curves.append(spread_curve(self.dims, least, "free numbers / dimension", "reference"))
-            counted = "counted for the queries" if name == "seconds" else "not counted"
-            note = f"Bands: full range of the replicates. Verification is {counted}."
-            drawn = tuple(curves)
-            panels.append(Lines(title, "dimension d", y_label, drawn, log_x=True, log_y=True, note=note, shows=shows))
-        return tuple(panels)
+def _log10(ratio: xr.DataArray) -> xr.DataArray:
+    return st.log(ratio) / np.log(10)

@@ -72,8 +72,7 @@ def lines(
         parts = [(f"{where}{name}", one) for name, array in arrays.items() for where, one in _parts(array, {x, *over})]
         for place, (name, values) in enumerate(parts):
             group = 0 if role == "reference" else place
-            values = values.dropna(x, how="all")
-            if not values.sizes[x]:
+            if not (values := values.dropna(x, how="all")).size:
                 continue
             rows = values.transpose(..., x).values.reshape(-1, values.sizes[x])
             label = "" if role == "predicted" and any(curve.label == name for curve in curves) else name
@@ -165,11 +164,15 @@ def _series_panel(along: str, label: str, claims: Sequence[Claim]) -> Lines:
             places, values = np.asarray(law[along], float), law.values.reshape(-1, law.sizes[along])
             curves.append(spread_curve(places, values, "" if group else "predicted", "predicted", group))
         elif not group:
-            power = claims[0].region.target
-            guide = np.atleast_2d(rows.values).mean(0)[0] * (x / x[0]) ** power
-            curves.append(spread_curve(x, guide[None], f"slope {power:g}", "reference"))
+            power, first = claims[0].region.target, parts[0].transpose(..., along)
+            claimed = np.asarray(first[along], float)
+            guide = np.atleast_2d(first.values).mean(0)[0] * (claimed / claimed[0]) ** power
+            curves.append(spread_curve(claimed, guide[None], f"slope {power:g}", "reference"))
     heights = np.concatenate([curve.y for curve in curves])
-    log_x, log_y = (bool((values > 0).all()) for values in (x, heights[np.isfinite(heights)]))
+    power = all(claim.figure.quantity.startswith("exponent") for claim in claims)  # a straight line on logarithmic axes
+    log_x, log_y = (
+        spans_decades(values) or (power and bool((values > 0).all())) for values in (x, heights[np.isfinite(heights)])
+    )
     shows = tuple(claim.text for claim in claims)
     return Lines(_title(label), label_of(rows[along]), label, tuple(curves), log_x, log_y, BAND_NOTE, shows)
 

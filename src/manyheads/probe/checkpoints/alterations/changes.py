@@ -16,8 +16,7 @@ from manyheads.probe.checkpoints.contents import blocks
 
 Array = NDArray[np.float64]
 
-# Candidates for outlying entries in each block.
-TOP = 3
+TOP = 3  # candidates for outlying entries in each block
 
 
 @dataclass(frozen=True)
@@ -32,30 +31,16 @@ class Jump:
 
 @dataclass
 class Change:
-    """Change of a tensor between two checkpoints.
+    """Change of a tensor between two checkpoints."""
 
-    Attributes
-    ----------
-    size, spacing
-        Number of entries, and the relative spacing of their floating-point numbers.
-    before, after, product
-        Squared norms of the tensor in both checkpoints, and their inner product.
-    shift
-        Sum of the entries of the difference.
-    moved
-        Squared norm of the difference.
-    jumps
-        Candidates for entries whose change is an outlier.
-    """
-
-    size: int = 0
-    spacing: float = 0.0
-    before: float = 0.0
+    size: int = 0  # number of entries
+    spacing: float = 0.0  # relative spacing of their floating-point numbers
+    before: float = 0.0  # squared norms of the tensor in both checkpoints
     after: float = 0.0
-    product: float = 0.0
-    shift: float = 0.0
-    moved: float = 0.0
-    jumps: list[Jump] = field(default_factory=list)
+    product: float = 0.0  # their inner product
+    shift: float = 0.0  # sum of the entries of the difference
+    moved: float = 0.0  # squared norm of the difference
+    jumps: list[Jump] = field(default_factory=list)  # candidates for entries whose change is an outlier
 
     @property
     def is_rounding(self) -> bool:
@@ -73,19 +58,8 @@ def measure_changes(
 ) -> tuple[list[Change], list[float]]:
     """Return the change of a tensor over every interval, and the distance between the neighbours of inner checkpoints.
 
-    Parameters
-    ----------
-    checkpoints
-        In their order; all hold the tensor in one shape.
-    name
-        The tensor.
-    spacings
-        Relative spacing of the floating-point numbers of each; changes of a few spacings are no jumps.
-
-    Returns
-    -------
-    list[Change], list[float]
-        For n checkpoints n - 1 changes and n - 2 distances, from checkpoint t - 1 to t + 1.
+    For n checkpoints in their order, all of which hold the tensor in one shape, n - 1 changes and n - 2 distances, from
+    checkpoint t - 1 to t + 1. Changes of a few spacings of the floating-point numbers are no jumps.
     """
     entry = checkpoints[0].entry(name)
     changes = [Change(entry.size, max(pair)) for pair in itertools.pairwise(spacings)]
@@ -95,14 +69,10 @@ def measure_changes(
     start, rows = 0, entry.shape[0] if len(entry.shape) > 1 else 1  # a vector is one row
     readers = [blocks(checkpoint, name, checkpoint.entry(name)) for checkpoint in checkpoints]
     while (part := next(readers[0], None)) is not None:
-        older: Array | None = None
-        old: Array | None = None
+        older, old = None, None
         for place, reader in enumerate(readers):
-            new = (
-                (part if place == 0 else next(reader))
-                .astype(np.float64)
-                .reshape(min(part.shape[0], rows) if part.ndim else 1, -1)
-            )
+            block = (part if place == 0 else next(reader)).astype(np.float64)
+            new = block.reshape(min(part.shape[0], rows) if part.ndim else 1, -1)
             if old is not None:
                 squares = (new - old) ** 2
                 _accumulate(changes[place - 1], old, new, squares)
@@ -133,10 +103,8 @@ def _select_candidates(squares: Array, old: Array, new: Array, start: int) -> li
     others = np.maximum(sums - squares, 0) / max(squares.shape[1] - 1, 1)
     scores = (squares / (others + 1e-300)).reshape(-1)
     best = np.argpartition(scores, -min(TOP, scores.size))[-TOP:].tolist() if scores.size else []
-    return [
-        (start + int(at), float(old.flat[at]), float(new.flat[at]), float(np.sqrt(others.flat[at])))
-        for at in best if scores[at] > 0
-    ]  # fmt: skip
+    best = [at for at in best if scores[at] > 0]
+    return [(start + at, float(old.flat[at]), float(new.flat[at]), float(np.sqrt(others.flat[at]))) for at in best]
 
 
 def _measure_jump(candidate: tuple[int, float, float, float], sums: Any, rows: int, shape: tuple[int, ...]) -> Jump:

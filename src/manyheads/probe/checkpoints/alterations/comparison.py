@@ -5,14 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.models.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.models.refusals import CheckpointRefused, shorten
 from manyheads.probe.checkpoints.alterations.changes import measure_changes
 from manyheads.probe.checkpoints.alterations.detection import HUGE
 from manyheads.probe.checkpoints.alterations.transformations import explain_moments, explain_orders
 from manyheads.probe.checkpoints.contents import Contents, Finding, Notes, read_contents
 from manyheads.probe.checkpoints.folder import check_folder
-from manyheads.probe.checkpoints.series import Source, path_of, read_order, step_of
+from manyheads.probe.checkpoints.series import Source, as_checkpoint, path_of, read_order, step_of
 
 
 def compare_with(
@@ -23,9 +23,8 @@ def compare_with(
     follow_links: bool,
 ) -> list[Finding]:
     """Find differences from reference checkpoints."""
-    sources: list[Source] = (
-        list(against) if isinstance(against, Iterable) and not isinstance(against, str) else [against]
-    )
+    several = isinstance(against, Iterable) and not isinstance(against, str)
+    sources: list[Source] = list(against) if several else [against]  # type: ignore[list-item,arg-type]
     if not sources:
         raise UsageError("against is an empty list: give the checkpoints to compare with, or None")
     order = read_order(sources)
@@ -41,14 +40,13 @@ def compare_with(
             unchecked.setdefault(("against a source", "none of its step was given"), []).append(content.name)
             continue
         try:
-            other = source if isinstance(source, Checkpoint) else open_checkpoint(source, follow_links=follow_links)
+            other = as_checkpoint(source, follow_links)
             theirs = read_contents(str(path_of(source)), other, [], {})
             check_folder(theirs, other.path, {})
         except CheckpointRefused as refusal:
             findings.append(Finding("file", str(path_of(source)), type(refusal).__name__, str(refusal)))
             continue
-        differing = _differences(content, theirs, opened[content.name], other)
-        if differing:
+        if differing := _differences(content, theirs, opened[content.name], other):
             what = f"{len(differing)} differences from {theirs.name}"
             findings.append(Finding("against", content.name, what, shorten(differing, 20, 300)))
     return findings
@@ -64,13 +62,9 @@ def _differences(ours: Contents, theirs: Contents, one: Checkpoint, other: Check
             found.append(f"{name} has shape {mine.shape}, in the source {its.shape}")
         elif ours.hashes[name] != theirs.hashes[name] or mine.dtype != its.dtype:
             found.append(f"{name} {_difference(name, ours, theirs, one, other)}")
-    if ours.config is not None and theirs.config is not None:
-        keys = sorted(
-            key for key in ours.config.keys() | theirs.config.keys() if ours.config.get(key) != theirs.config.get(key)
-        )
-        found += [
-            f"configuration: {key} is {ours.config.get(key)}, in the source {theirs.config.get(key)}" for key in keys
-        ]
+    if (a := ours.config) is not None and (b := theirs.config) is not None:
+        keys = (key for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key))
+        found += [f"configuration: {key} is {a.get(key)}, in the source {b.get(key)}" for key in keys]
     if ours.tokenizer and theirs.tokenizer and ours.tokenizer != theirs.tokenizer:
         found.append("the tokenizer differs")
     return found

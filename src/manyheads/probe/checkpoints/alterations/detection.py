@@ -10,7 +10,7 @@ import functools
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,7 +26,7 @@ from manyheads.probe.checkpoints.alterations.transformations import (
     explain_moments,
     explain_orders,
     name_lines,
-)  # fmt: skip
+)
 from manyheads.probe.checkpoints.contents import Contents, Finding, Notes, matrix_shape
 
 # Smaller distance to a neighbour over the distance between the neighbours: matrices, vectors; 1 in a stationary phase.
@@ -37,12 +37,9 @@ BEYOND, BEYOND_OTHERS = 8.0, 20.0
 JUMPS = ((5.0, 10.0), (8.0, 30.0))
 # Rows of zeros: their change over the largest of other rows, at the first checkpoint; over their RMS, at the last.
 STARTED, DECAYED = 1.5, 1e-2
-# Largest entry whose square fits in double precision.
-HUGE = 1e150
-# Largest entry over the next largest one of its tensor, in a single checkpoint.
-PEAK = 32.0
-# The smallest entry that is not zero over the next one: of n random entries the ratio is uniform.
-FLOOR = 1e-8
+HUGE = 1e150  # largest entry whose square fits in double precision
+PEAK = 32.0  # largest entry over the next largest one of its tensor, in a single checkpoint
+FLOOR = 1e-8  # the smallest entry that is not zero over the next one: of n random entries the ratio is uniform
 
 
 @dataclass
@@ -57,11 +54,8 @@ class _Trajectory:
 
     def sizes(self) -> dict[tuple[int, int], float]:
         """Return the RMS change over each interval in which it exceeds rounding."""
-        found = {}
-        for interval, change in zip(zip(self.places, self.places[1:], strict=False), self.changes, strict=True):
-            if not change.is_rounding:
-                found[interval] = change.rms
-        return found
+        intervals = zip(itertools.pairwise(self.places), self.changes, strict=True)
+        return {interval: change.rms for interval, change in intervals if not change.is_rounding}
 
 
 class _ReferenceChanges:
@@ -85,7 +79,7 @@ def find_alterations(
     `known` tensors are left out.
     """
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
-    altered = set()
+    altered: set[str] = set()
     names = sorted(set().union(*(each.samples for each in contents)) - known)
     trajectories = {
         name: trajectory for name in names if (trajectory := _measure_trajectory(name, contents, checkpoints))
@@ -95,8 +89,8 @@ def find_alterations(
     for place, name in sorted(zeros):
         found[contents[place].name, "altered tensors"].append(f"{name} is zero")
     lines = {name: told for name in names if (told := _find_zero_lines(name, contents, checkpoints))}
+    altered |= lines.keys()
     for name, told in lines.items():
-        altered.add(name)
         for place, text in told.items():
             found[contents[place].name, "altered entries"].append(f"{name}: {text}")
     for name, trajectory in trajectories.items():
@@ -113,28 +107,23 @@ def find_alterations(
         for places, interval in _find_altered(name, trajectory, usual, taken):
             if not any((place, name) in zeros for place in places):
                 pair = _name_places(trajectory.places[interval : interval + 2], contents)
-                text = f"{name} {_describe_change(trajectory, interval)}, {pair}"
-                found[_name_places(places, contents), "altered tensors"].append(text)
+                change = trajectory.changes[interval]
+                what = f"changes by {np.sqrt(change.moved / max(change.before, change.after)):.2g} of its norm"
+                what = trajectory.explanations[interval].what if interval in trajectory.explanations else what
+                found[_name_places(places, contents), "altered tensors"].append(f"{name} {what}, {pair}")
                 altered.add(name)
     whats = {
         "altered tensors": "tensors with changes atypical of training",
         "altered entries": "entries, rows or columns with outlying values",
     }
     for content in contents:
-        if alone := _find_outliers(content, contents):
+        if alone := list(_find_outliers(content, contents)):
             found[content.name, "altered entries"] += alone
     findings = [
         Finding(kind, where, f"{len(texts)} {whats[kind]}", shorten(texts, length=200))
         for (where, kind), texts in found.items()
     ]
     return findings, altered | {name for _, name in zeros}
-
-
-def _describe_change(trajectory: _Trajectory, interval: int) -> str:
-    if interval in trajectory.explanations:
-        return trajectory.explanations[interval].what
-    change = trajectory.changes[interval]
-    return f"changes by {np.sqrt(change.moved / max(change.before, change.after)):.2g} of its norm"
 
 
 def _name_places(places: Sequence[int], contents: Sequence[Contents]) -> str:
@@ -147,10 +136,7 @@ def _measure_trajectory(
     """Measure the changes of a tensor over the checkpoints that hold it, finite and in the usual shape."""
     shapes = [each.entries[name].shape if name in each.samples else None for each in contents]
     usual = max(dict.fromkeys(shape for shape in shapes if shape is not None), key=shapes.count)
-    places = [
-        place for place, shape in enumerate(shapes)
-        if shape == usual and name not in contents[place].nonfinite
-    ]  # fmt: skip
+    places = [at for at, shape in enumerate(shapes) if shape == usual and name not in contents[at].nonfinite]
     if len(places) < 2 or any(contents[place].extremes[name].largest > HUGE for place in places):
         return None
     held = [checkpoints[contents[place].name] for place in places]
@@ -178,14 +164,12 @@ def _find_jumps(trajectory: _Trajectory) -> list[tuple[tuple[int, ...], Jump, se
     for jumps in by_place.values():
         for interval, jump in jumps.items():
             then = jumps.get(interval + 1)
-            if (
-                then
-                and min(jump.times, then.times) > back
-                and abs(then.after - jump.before)
-                < 0.5 * min(abs(jump.after - jump.before), abs(then.after - then.before))
-            ):
+            if not then or min(jump.times, then.times) <= back:
+                continue
+            least = min(abs(jump.after - jump.before), abs(then.after - then.before))
+            if abs(then.after - jump.before) < 0.5 * least:
                 found.append(((trajectory.places[interval + 1],), jump, {interval, interval + 1}))
-        taken = set().union(*(intervals for _, _, intervals in found)) if found else set()
+        taken = {each for _, _, intervals in found for each in intervals}
         for interval, jump in jumps.items():
             near = max((jumps[i].times for i in (interval - 1, interval + 1) if i in jumps), default=0.0)
             if interval not in taken and jump.times > max(away, 3 * near if np.isfinite(near) else np.inf):
@@ -202,30 +186,26 @@ def _locate(trajectory: _Trajectory, interval: int, last: int) -> tuple[int, ...
 
 def _find_altered(
     name: str, trajectory: _Trajectory, usual: _ReferenceChanges, taken: set[int]
-) -> list[tuple[tuple[int, ...], int]]:
-    """Return the checkpoints in which the tensor was altered, each with an interval that shows it."""
+) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield the checkpoints in which the tensor was altered, each with an interval that shows it."""
     last = len(trajectory.changes) - 1
-    found: list[tuple[tuple[int, ...], int]] = []
     lengths = [np.sqrt(change.moved) for change in trajectory.changes]
     strong = {interval for interval, told in trajectory.explanations.items() if not told.weak}
-    small = {
-        interval for interval, change in enumerate(trajectory.changes)
-        if change.size < 8 or change.is_rounding
-    }  # fmt: skip
+    small = {at for at, change in enumerate(trajectory.changes) if change.size < 8 or change.is_rounding}
     for inner in range(last):
         both = {inner, inner + 1}
         if both & (taken | small):
             continue
         away = AWAY[not trajectory.matrix] if not both <= strong else 1.0
         if min(lengths[inner], lengths[inner + 1]) > away * trajectory.past[inner]:
-            found.append(((trajectory.places[inner + 1],), inner))
             taken = taken | both
+            yield (trajectory.places[inner + 1],), inner
     for interval in range(last + 1):
+        at_end = interval in (0, last)
         if interval in taken | small:
             continue
-        if interval in strong or (interval in (0, last) and _exceeds_reference(name, trajectory, interval, usual)):
-            found.append((_locate(trajectory, interval, last), interval))
-    return found
+        if interval in strong or (at_end and _exceeds_reference(name, trajectory, interval, usual)):
+            yield _locate(trajectory, interval, last), interval
 
 
 def _exceeds_reference(name: str, trajectory: _Trajectory, interval: int, usual: _ReferenceChanges) -> bool:
@@ -245,17 +225,16 @@ def _kind(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def _find_zero_tensors(place: int, contents: Sequence[Contents]) -> list[str]:
-    """Return the tensors that became zero, or are zero unlike those of all other layers."""
-    content, found = contents[place], []
+def _find_zero_tensors(place: int, contents: Sequence[Contents]) -> Iterator[str]:
+    """Yield the tensors that became zero, or are zero unlike those of all other layers."""
+    content = contents[place]
     blank = [name for name, peak in content.extremes.items() if not peak.largest and content.entries[name].size]
     layers, zero = (Counter(map(_kind, names)) for names in (content.extremes if blank else (), blank))
     for name in blank:
         before = next((each.extremes[name].largest for each in contents[:place][::-1] if name in each.extremes), 0.0)
-        alone = zero[_kind(name)] == 1 < layers[_kind(name)] and _is_matrix(name, content)
+        alone = zero[_kind(name)] == 1 < layers[_kind(name)] and _has_columns(name, content.entries[name].shape)
         if content.entries[name].size >= 8 and (before or alone):
-            found.append(name)
-    return found
+            yield name
 
 
 def _find_zero_lines(name: str, contents: Sequence[Contents], checkpoints: Mapping[str, Checkpoint]) -> dict[int, str]:
@@ -266,22 +245,15 @@ def _find_zero_lines(name: str, contents: Sequence[Contents], checkpoints: Mappi
         content = contents[place]
         shape = content.entries[name].shape
         near = [each for each in places[max(number - 1, 0) : number + 2] if each != place]
-        if (
-            not content.zero_lines.get(name)
-            or not content.extremes[name].largest
-            or not _is_matrix(name, content)
-            or not near
-            or min(matrix_shape(shape)[1:]) < 2
-            or any(contents[each].entries[name].shape != shape for each in near)
-        ):
+        known = near and content.zero_lines.get(name) and content.extremes[name].largest and _has_columns(name, shape)
+        if not known or min(matrix_shape(shape)[1:]) < 2:
+            continue
+        if any(contents[each].entries[name].shape != shape for each in near):
             continue
         for side, extent in zip(("rows", "columns"), matrix_shape(shape)[1:], strict=True):
             lines = content.zero_lines[name][side]
             for each in near:
-                lines = np.setdiff1d(
-                    lines, contents[each].zero_lines[name][side] if name in contents[each].zero_lines else []
-                )
-            lines = lines.astype(np.int64)
+                lines = np.setdiff1d(lines, contents[each].zero_lines.get(name, {}).get(side, [])).astype(np.int64)
             if lines.size and len(near) == 1:
                 ends = [checkpoints[contents[each].name] for each in (place, near[0])]
                 lines = _select_cleared(ends, name, side, lines, place < near[0])
@@ -308,30 +280,24 @@ def _select_cleared(
     return lines[sizes > (STARTED * usual.max() if first else DECAYED * np.median(usual))]
 
 
-def _is_matrix(name: str, content: Contents) -> bool:
-    """Tell whether a tensor is a matrix; stacked biases of experts are not."""
-    return _has_columns(name, content.entries[name].shape)
-
-
 def _has_columns(name: str, shape: tuple[int, ...]) -> bool:
+    """Tell whether a tensor is a matrix; stacked biases of experts are not."""
     return len(shape) > 1 and "bias" not in name.rpartition(".")[2]
 
 
-def _find_outliers(content: Contents, contents: Sequence[Contents]) -> list[str]:
-    """Return single entries far above or far below all others of their tensor, within one checkpoint."""
-    found = []
+def _find_outliers(content: Contents, contents: Sequence[Contents]) -> Iterator[str]:
+    """Yield single entries far above or far below all others of their tensor, within one checkpoint."""
     for name, peak in content.extremes.items():
-        index = None
         if content.entries[name].size < 8:
             continue
         if peak.largest > PEAK * peak.second and (len(contents) == 1 or peak.largest > HUGE):
             index, value, others = peak.place, peak.largest, f"at most {peak.second:.4g}"
         elif 0 < peak.smallest < FLOOR * peak.next:
             index, value, others = peak.low, peak.smallest, f"at least {peak.next:.4g}"
-        if index is not None:
-            places = [int(each) for each in np.unravel_index(index, content.entries[name].shape)]
-            found.append(f"{name}{places}: {value:.4g}, the others {others}")
-    return found
+        else:
+            continue
+        places = [int(each) for each in np.unravel_index(index, content.entries[name].shape)]
+        yield f"{name}{places}: {value:.4g}, the others {others}"
 
 
 def note_unchecked(contents: Sequence[Contents], against: bool, unchecked: Notes) -> None:
@@ -342,11 +308,9 @@ def note_unchecked(contents: Sequence[Contents], against: bool, unchecked: Notes
         what = "sign, order of rows and heads, transposition, shift, scale, single entries of ordinary size"
         why = "one checkpoint does not show them; give its neighbours, or its source with --against"
         unchecked[what, why] = []
-    blank = [
-        name for name, peak in (contents[0].extremes.items() if contents else ())
-        if not peak.largest and _is_matrix(name, contents[0]) and contents[0].entries[name].size
-    ]  # fmt: skip
-    if blank:
+    zero = [name for name, peak in (contents[0].extremes.items() if contents else ()) if not peak.largest]
+    entries = {name: contents[0].entries[name] for name in zero}
+    if blank := [name for name, entry in entries.items() if _has_columns(name, entry.shape) and entry.size]:
         unchecked[f"whether {shorten(blank)} started at zero", "no checkpoint before the first shows it"] = []
     if far := _count_large_changes(contents):
         what = "alterations smaller than what training changes"

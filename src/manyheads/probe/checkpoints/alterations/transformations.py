@@ -20,14 +20,11 @@ Array = NDArray[np.float64]
 
 # Number of columns that are compared to find a permutation of the rows, and of blocks of rows that are searched for.
 LINES, SOUGHT = 64, 512
-# Largest residual of an explanation.
-RESIDUAL = 0.7
+RESIDUAL = 0.7  # largest residual of an explanation
 # The same for vectors, which training negates and shifts too, and for a factor of a matrix, which may grow.
 CLOSE, SCALED = 0.05, 0.3
-# Changes below this share of the norm are not explained.
-LARGE = 0.15
-# Tolerance of a shift of gains by one, and its largest residual: some implementations multiply by 1 + w.
-ONE = 0.15
+LARGE = 0.15  # changes below this share of the norm are not explained
+ONE = 0.15  # tolerance of a shift of gains by one, and its largest residual: some implementations multiply by 1 + w
 
 
 class Explanation(NamedTuple):
@@ -61,18 +58,13 @@ def explain_orders(one: Checkpoint, other: Checkpoint, name: str) -> Iterator[Ex
     """Yield transposition and permutations of rows and columns that explain the change of a matrix."""
     old, new = Strips(one, name), Strips(other, name)
     if old.shape[0] == old.shape[1]:
-        before, after = (strips.columns for strips in (old, new))
-        residual = _residual_share(new.rows.T, before, after)
+        moved = float(np.sum((new.columns - old.columns) ** 2))
+        residual = float(np.sum((new.rows.T - old.columns) ** 2)) / moved if moved else 1.0
         if residual < RESIDUAL:
             yield Explanation("is transposed", residual)
     for side, before, after in (("rows", old.columns, new.columns), ("columns", old.rows.T, new.rows.T)):
         if after.shape[1] >= 4:
             yield from _orders(side, before, after)
-
-
-def _residual_share(candidate: Array, before: Array, after: Array) -> float:
-    moved = float(np.sum((after - before) ** 2))
-    return float(np.sum((candidate - before) ** 2)) / moved if moved else 1.0
 
 
 class Strips:
@@ -82,9 +74,8 @@ class Strips:
         entry = checkpoint.entry(name)
         width = matrix_shape(entry.shape)[2]
         self.shape = (entry.size // width, width)
-        chosen = [
-            np.sort(np.random.default_rng(0).permutation(extent)[:LINES]) for extent in self.shape
-        ]  # equal where the extents are
+        # equal where the extents are
+        chosen = [np.sort(np.random.default_rng(0).permutation(extent)[:LINES]) for extent in self.shape]
         columns, rows, start = [], [], 0
         for block in blocks(checkpoint, name, entry):
             part = block.reshape(-1, width)
@@ -102,12 +93,11 @@ def _orders(side: str, before: Array, after: Array) -> Iterator[Explanation]:
     for block in (size for size in range(1, length // 2 + 1) if length % size == 0):
         old, new = (each.reshape(length // block, block, -1) for each in (before, after))
         if block % 2 == 0:
-            for words, turned in (("interleaved", _interleave(new)), ("deinterleaved", _deinterleave(new))):
-                residual = _best_by_block(turned, old, new)
+            for words, halves in (("interleaved", True), ("deinterleaved", False)):
+                residual = _best_by_block(_transpose_blocks(new, halves), old, new)
                 if residual < RESIDUAL:
-                    yield Explanation(
-                        f"has its {side} {words} in blocks of {block}, as by another rotary order", residual
-                    )
+                    what = f"has its {side} {words} in blocks of {block}, as by another rotary order"
+                    yield Explanation(what, residual)
         yield from list(_moved_blocks(side, old, new, least)) or _moved_blocks(side, new, old, least)
         if (signs := _signs(side, old, new, least)) is not None:
             yield signs
@@ -129,11 +119,8 @@ def _signs(side: str, old: Array, new: Array, least: float) -> Explanation | Non
     if not chosen.any() or chosen.all():
         return None
     residual = float(np.where(chosen, turned[1], as_is[1]).sum() / as_is[1].sum())
-    return (
-        Explanation(f"{side} {_name_blocks(chosen.nonzero()[0], old.shape[1])} change sign", residual)
-        if residual < least
-        else None
-    )
+    what = f"{side} {_name_blocks(chosen.nonzero()[0], old.shape[1])} change sign"
+    return Explanation(what, residual) if residual < least else None
 
 
 def _moved_blocks(side: str, old: Array, new: Array, least: float) -> Iterator[Explanation]:
@@ -175,15 +162,11 @@ def name_lines(numbers: NDArray[np.int64]) -> str:
     return f"{said} and {len(runs) - 5} more" if len(runs) > 5 else said
 
 
-def _interleave(blocks: Array) -> Array:
-    """Turn (first half, second half) of each block into pairs."""
+def _transpose_blocks(blocks: Array, halves: bool) -> Array:
+    """Turn (first half, second half) of each block into pairs, or pairs into halves."""
     count, size, width = blocks.shape
-    return blocks.reshape(count, 2, size // 2, width).swapaxes(1, 2).reshape(blocks.shape)
-
-
-def _deinterleave(blocks: Array) -> Array:
-    count, size, width = blocks.shape
-    return blocks.reshape(count, size // 2, 2, width).swapaxes(1, 2).reshape(blocks.shape)
+    inner = (2, size // 2) if halves else (size // 2, 2)
+    return blocks.reshape(count, *inner, width).swapaxes(1, 2).reshape(blocks.shape)
 
 
 def _best_by_block(candidate: Array, before: Array, after: Array) -> float:
@@ -195,7 +178,5 @@ def _best_by_block(candidate: Array, before: Array, after: Array) -> float:
 def _nearest(new: Array, old: Array) -> NDArray[np.int64]:
     """Return for each block the nearest one of the checkpoint before."""
     a, b = new.reshape(len(new), -1), old.reshape(len(old), -1)
-    found = []
-    for part in np.array_split(a, max(1, len(a) * len(b) // 2**22)):
-        found.append(np.argmin(np.sum(b**2, axis=1) - 2 * part @ b.T, axis=1))
-    return np.concatenate(found)
+    parts = np.array_split(a, max(1, len(a) * len(b) // 2**22))
+    return np.concatenate([np.argmin(np.sum(b**2, axis=1) - 2 * part @ b.T, axis=1) for part in parts])

@@ -159,7 +159,7 @@ class Frequencies(st.Study):
             bounds=(0, 1),
             resolution=1 / (self.runs * self.vocabulary * len(KINDS)),
         )
-        uniform = scratch.sel(kind="uniform-values")
+        uniform, task = scratch.sel(kind="uniform-values"), self._task("uniform-values", np.random.default_rng(0))
         yield st.Claim(
             "From uniform values 1/N the mean of the predictions never moves, so at unequal frequencies the excess "
             "loss keeps |1/N - mu|^2 / 2",
@@ -171,7 +171,7 @@ class Frequencies(st.Study):
         yield st.Claim(
             "From uniform values at unequal frequencies training reaches the Bayes loss (what remains, over the "
             "initial excess of centred values)",
-            uniform["offset"].min() / self._initial_excess("uniform-values"),
+            uniform["offset"].min() / (task.weight_squared_norm * task.transition_squared_norm / 2),
             st.near(0, 0.05),
             "the claim as a bound: one twentieth",
             "excess loss that remains, relative",
@@ -259,11 +259,6 @@ class Frequencies(st.Study):
         escape = sgd_escape(task, settings, SPACING, most, seed=seed)
         end = descend(task, escape.state, settings, round(LATER / GROWTH), seed=seed, first_step=most + SPACING)
         return -end.value if escape.flipped else end.value
-
-    def _initial_excess(self, kind: str) -> float:
-        """Return half the squared norm of the weights times that of the transition."""
-        task = self._task(kind, np.random.default_rng(0))
-        return task.weight_squared_norm * task.transition_squared_norm / 2
 
 
 def _initial(task: BigramTask, kind: str) -> State:

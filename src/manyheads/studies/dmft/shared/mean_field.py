@@ -206,38 +206,6 @@ def train_seeds(problem: Problem, network: Network, key: jax.Array, count: int, 
     return trained
 
 
-def along(trained: xr.Dataset, name: str, axis: str, **fixed: Any) -> np.ndarray:
-    """Return a variable along one name of the cells, in rising order, where others are fixed: (replicates, sizes, ...).
-
-    After that comes `network`, if the variable has it, and its own dimensions.
-    """
-    chosen = np.ones(trained.sizes["cell"], bool)
-    for other, value in fixed.items():
-        chosen &= trained[other].values == value
-    places = np.flatnonzero(chosen)
-    places = places[np.argsort(trained[axis].values[places])]
-    own = [dim for dim in trained[name].dims if dim not in ("replicate", "cell")]
-    return trained[name].isel(cell=places).transpose("replicate", "cell", *own).values
-
-
-def distances(values: np.ndarray, wanted: np.ndarray, noise: float = 0.0) -> np.ndarray:
-    """Return root mean square distances of single networks (replicates, sizes, networks, ...) from the limit (...).
-
-    The limit's own mean square `noise` is subtracted; the result is (replicates, sizes).
-    """
-    gaps = (values - wanted) ** 2
-    return np.sqrt(gaps.reshape(*gaps.shape[:2], -1).mean(-1) - noise)
-
-
-def biases(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return how far the mean network of every replicate and size is from the limit, (replicates, sizes).
-
-    What a mean of few networks scatters is in it: see that it is small, or take many.
-    """
-    mean = values.mean(2)  # (replicates, sizes, ...)
-    return np.sqrt(((mean - wanted) ** 2).reshape(*mean.shape[:2], -1).mean(-1))
-
-
 def projection(found: xr.DataArray, wanted: xr.DataArray, over: Sequence[str]) -> xr.DataArray:
     """Return how much of a wanted array is in another one: 1 is all of it, 0 none."""
     return (found * wanted).sum(over) / (wanted**2).sum(over)

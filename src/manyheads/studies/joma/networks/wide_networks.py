@@ -20,6 +20,7 @@ ALONE = {  # attention at the start, under a constant gain
     "uniform": "uniform attention",
     "small": "uniform attention, small weights",
 }
+NEURONS = "neurons of the layer"
 SMALL = 0.05  # standard deviation of small weights; 1 otherwise
 HORIZON = 4.0  # of time, over the inverse of the larger gain
 SAMPLED = 2048  # networks of the prediction of a shared loss
@@ -95,7 +96,8 @@ class WideNetworks(st.Study):
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         narrow, middle, widest = self.widths[0], self.widths[1], self.widths[-1]
-        times, laws = (data["first_time"].assign_coords(width=data["width"] + 1) for data in (trained, theory))
+        more = (trained["width"] + 1).assign_attrs(long_name="neurons of the layer + 1")
+        times, laws = (data["first_time"].assign_coords(width=more) for data in (trained, theory))
         weaker, share = trained["weaker"].mean("width"), "share of neurons"
         luckiest = trained["luckiest"].sel(setting="shared")
         for setting, words, expected, basis in (
@@ -198,7 +200,7 @@ class WideNetworks(st.Study):
                 {words: data[name].sel(setting=one) for one, words in ALONE.items()} for data in (trained, theory)
             )
             log, note = "xy" if name == "first_time" else "x", "Dashed: predicted. Bands range over replicates."
-            yield st.lines(title, "width", label, found, law, log=log, note=note, shows=(claim,))
+            yield st.lines(title, "width", label, found, law, log=log, x_label=NEURONS, note=note, shows=(claim,))
         yield st.lines(
             "Share of the luckiest neuron in a shared output",
             "width",
@@ -206,6 +208,7 @@ class WideNetworks(st.Study):
             {"one loss for all neurons": trained["luckiest"].sel(setting="shared")},
             {"one loss for all neurons": theory["luckiest"]},
             log="xy",
+            x_label=NEURONS,
             note="Dashed: predicted. Bands range over replicates.",
             shows=("adds half",),
         )

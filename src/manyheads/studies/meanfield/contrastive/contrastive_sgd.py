@@ -58,6 +58,7 @@ class ContrastiveSgd(st.Study):
             "escape_slope": ((), 1 / (2 * rates.max()), "escape time per ln n", UNIT),
             "time": ("time", self._times(), "time", UNIT),
             "order": ("order", list(ORDER), "order parameter"),
+            "dimension": ("dimension", list(self.dimensions), "dimension n"),
         }
 
     def train(self, key: jax.Array, dimension: int) -> st.Record:
@@ -129,7 +130,6 @@ class ContrastiveSgd(st.Study):
             {"SGD": trained["escape"]},
             {"ln(n) / (2 rate)": theory["escape_slope"] * (logs - logs.mean()) + trained["escape"].mean()},
             log="x",
-            x_label="dimension n",
             note="Band: replicates. Dashed: the predicted slope, through the mean.",
             shows=("From random weights",),
         )

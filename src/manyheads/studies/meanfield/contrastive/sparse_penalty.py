@@ -81,6 +81,7 @@ class SparsePenalty(st.Study):
             "discrepancy": ((), path.discrepancy, "change with steps of twice the length"),
             "time": ("time", path.times[1:], "time", "samples per dimension"),
             "order": ("order", list(ORDER), "order parameter"),
+            "dimension": ("dimension", list(self.dimensions), "dimension n"),
         }
 
     def train(self, key: jax.Array, dimension: int) -> st.Record:

@@ -30,7 +30,7 @@ def attractor_panels(theory: st.Data, coexisting: xr.DataArray, starts: int) -> 
     yield st.lines(
         f"Lyapunov spectrum, the {spectrum.sizes['order']} largest exponents",
         "place",
-        EXPONENT,
+        "exponent (nat/step)",
         {f"λ{at + 1}": spectrum.isel(order=at, drop=True) for at in range(spectrum.sizes["order"])},
         reference={"": 0 * spectrum.isel(order=0, drop=True)},
         x_label=BETA,

@@ -51,6 +51,7 @@ class FiniteSize(st.Study):
         return {
             "constant": ("beta", found, "sqrt(N) times the rms deviation of overlaps, linear response"),
             "beta": ("beta", list(betas), "output inverse temperature"),
+            "neurons": ("neurons", list(self.neurons), "neurons N"),
         }
 
     def train(self, key: jax.Array, beta: float, neurons: int) -> st.Record:

@@ -22,6 +22,7 @@ from manyheads.theory.papers import POC_LOPEZ
 EARLY = 100  # tokens of the comparison token by token
 CHUNK = 16  # orbits of the mean field in memory at a time
 AVERAGES = "time averages of overlaps and of their squares"
+RMS_AVERAGES, RMS_TOKENS = "rms deviation of <m>, <m²>", f"rms deviation of the first {EARLY} tokens"
 
 
 class StationaryMoments(st.Study):
@@ -104,7 +105,7 @@ class StationaryMoments(st.Study):
             yield st.Claim(
                 f"At beta = {beta:g}, not chaotic, time averages deviate from the mean field by N to a power of -1 to "
                 "-1/2",
-                st.exponent(averages.sel(beta=beta), "neurons", "N", "rms deviation of <m>, <m²>"),
+                st.exponent(averages.sel(beta=beta), "neurons", "N", RMS_AVERAGES),
                 st.near(-0.75, 0.35),
                 "bias by noise has exponent -1, the noise of an average -1/2; a tenth is allowed on either side",
             )
@@ -121,24 +122,33 @@ class StationaryMoments(st.Study):
         for beta in self.chaotic:
             yield st.Claim(
                 f"At beta = {beta:g}, chaotic, the first {EARLY} tokens deviate from the mean field by N^(-1/2)",
-                st.exponent(tokens.sel(beta=beta), "neurons", "N", f"rms deviation of the first {EARLY} tokens"),
+                st.exponent(tokens.sel(beta=beta), "neurons", "N", RMS_TOKENS),
                 st.near(-0.5, 0.05),
                 "the exponent of noise that does not grow; a tenth of it is allowed",
                 expected="refuted",
             )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        averages = deviations(theory, trained, "moments").sel(beta=list(self.chaotic))
-        error = theory["averaging"].sel(beta=list(self.chaotic))
+        averages, tokens = (deviations(theory, trained, name) for name in ("moments", "early"))
+        error = theory["averaging"].broadcast_like(averages.isel(replicate=0, drop=True))
         yield st.lines(
-            "Deviation of time averages from the mean field in chaos",
+            "Deviation of time averages from the mean field",
             "neurons",
-            "rms deviation of <m>, <m²>",
-            {"β": averages},
-            {"β": error.broadcast_like(averages.isel(replicate=0, drop=True))},
+            RMS_AVERAGES,
+            {f"β = {beta:g}": averages.sel(beta=beta) for beta in self.chaotic + self.regular},
+            {f"β = {beta:g}": error.sel(beta=beta) for beta in self.chaotic},
             log="xy",
             note=f"Averages over {self.steps:,} tokens of {self.runs} runs a replicate; bands: replicates. Dashed: "
-            "error of a time average, from orbits of the mean field itself, averaged as long.",
+            "error of a time average in chaos, from orbits of the mean field itself, averaged as long.",
+            shows=("time averages",),
+        )
+        yield st.lines(
+            "Deviation token by token, from the same first token",
+            "neurons",
+            RMS_TOKENS,
+            {f"β = {beta:g}": tokens.sel(beta=beta) for beta in self.chaotic + self.regular},
+            log="xy",
+            shows=(f"the first {EARLY} tokens",),
         )
         largest = trained["moments"].isel(neurons=-1).mean(("replicate", "run"))
         yield st.table(

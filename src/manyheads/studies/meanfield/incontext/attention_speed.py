@@ -48,7 +48,10 @@ class AttentionSpeed(st.Study):
         return st.grid(speed=self.speeds)
 
     def predict(self, key: jax.Array) -> st.Record:
-        return {"order": ((), -1.0, "exponent of r of the error")}
+        return {
+            "order": ((), -1.0, "exponent of r of the error"),
+            "speed": ("speed", list(self.speeds), "attention speed r"),
+        }
 
     def train(self, key: jax.Array, speed: float) -> st.Record:
         """Draw a start, integrate the joint flow and the limit, and compare the losses."""

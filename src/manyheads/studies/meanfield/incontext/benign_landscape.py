@@ -109,7 +109,7 @@ class BenignLandscape(st.Study):
             "moment",
             "loss",
             {f"start {at}": trained["loss"].isel(replicate=at) for at in range(count)},
-            reference={"saddle level": theory["level"].broadcast_like(trained["moment"])},
+            reference={f"saddle, {level:.2g}": level + 0 * trained["moment"] for level in theory["level"].values},
             log="y",
             x_label="mean-field time",
             note=f"The largest final loss is {float(ends.max()):.2g}.",

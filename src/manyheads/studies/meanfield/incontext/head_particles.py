@@ -77,6 +77,7 @@ class HeadParticlesStudy(st.Study):
             "logit": (("step", "prompt"), logits, "logit of the reference"),
             "loss": ("step", np.asarray(cross_entropy(jnp.asarray(logits), prompts.answer)), "loss", "nat"),
             "step": ("step", np.arange(self.steps + 1), "updates"),
+            "heads": ("heads", list(self.heads), "heads H"),
         }
 
     def train(self, key: jax.Array, output: str, heads: int) -> st.Record:
@@ -147,7 +148,6 @@ class HeadParticlesStudy(st.Study):
             {"standard deviation over systems": heads["loss_spread"], "bias, absolute value": bias},
             reference={"1/H": float(bias[0]) / sizes},
             log="xy",
-            x_label="heads H",
             note=f"H times the bias: {', '.join(f'{each:.3g}' for each in (bias * heads['heads']).values)}.",
             shows=("The bias of the loss",),
         )

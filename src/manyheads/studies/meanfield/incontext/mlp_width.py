@@ -109,7 +109,7 @@ class MLPWidth(st.Study):
         typical = ((both**2).mean("replicate") ** 0.5).values
         yield st.Claim(
             "With the first layer frozen and amplitudes well above N^(-1/2) the RMS error decreases as N^(-1/2)",
-            st.exponent(outer, "width", "N", "RMS error of the loss, second layer trained"),
+            st.exponent(outer, "width", "N", "RMS error of the loss"),
             st.near(-0.5, 0.15),
             "0.8 N^(-1/2) over the amplitude, a quarter at N = 256, changes the exponent by 0.05; scatter of "
             "48 networks: 0.07",
@@ -149,7 +149,6 @@ class MLPWidth(st.Study):
             "RMS error of the loss",
             {f"{label} trained": found[layers] for layers, label in LAYERS.items()},
             log="xy",
-            x_label="width N",
             note="Bands: replicates.",
             shows=("both layers trained",),
         )

@@ -83,7 +83,7 @@ class SaddleEscape(st.Study):
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         logs = np.log(1 / np.asarray(self.sizes))
-        first = trained.isel(size=0)  # prompts do not depend on the size
+        first = trained.isel(size=0, drop=True)  # prompts do not depend on the size
         radius = st.exponent(first["radius"], "length", "n", "radius of the flat region over g")
         yield st.Claim(
             "The escape time grows as (g^2/kappa) ln(1/eps) (slope times the predicted rate)",
@@ -125,7 +125,7 @@ class SaddleEscape(st.Study):
             "loss",
             {},
             {f"eps = {size:g}": left.sel(size=size) for size in self.sizes},
-            {f"level {level:g}": level + 0 * theory["moment"] for level in levels},
+            {f"level {level:g}": level + 0 * left.isel(size=-1) for level in levels},
             x_label="mean-field time",
             note="Closed equations.",
         )

@@ -175,10 +175,10 @@ class WeightDecay(st.Study):
         yield st.lines(
             "Relative update of the values' weights at the end",
             "heads",
-            "norm of an update over the norm of the weight",
+            "relative update at the end",
             late,
             log="xy",
-            note="At the middle of the first grid of learning rates.",
+            note="Norm of an update over that of the weight, at the middle of the first grid of learning rates.",
             shows=("at the end",),
         )
 

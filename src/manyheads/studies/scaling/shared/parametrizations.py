@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -15,9 +15,8 @@ from manyheads.scaling.parametrization.muon import Muon
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.scaling_exponents import Optimizer
 from manyheads.scaling.task import Task, digits_task, text_task
-from manyheads.study import Cell, Curve, Source
+from manyheads.study import Cell, Curve
 from manyheads.study.panels import Multiples
-from manyheads.theory.papers import BORDELON
 from manyheads.transformer.shape import Shape
 
 LABELS: dict[str, str] = {
@@ -73,11 +72,6 @@ ADAMW_BESIDE_MUON = ("mup", "standard")
 MUON_EPSILON = 1e-12  # Adam's and Muon's: too small to matter, so that the rates alone are compared
 CONSISTENT = ("limits", "half-logit", "half-depth")
 TASKS = ("digits", "text")
-
-
-def bordelon(locus: str) -> Source:
-    """Return the paper and a place in it."""
-    return replace(BORDELON, locus=locus)
 
 
 def parametrization_of(name: str, base: Shape, optimizer: Optimizer) -> Parametrization:

@@ -1,6 +1,7 @@
 """Planted lags on a text: its tokens and its own table, and how well a fit finds what was planted."""
 
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from manyheads.data.characters import Vocabulary, build_vocabulary
 from manyheads.errors import CertificateError
 from manyheads.theory.bigram.lags.fit import fit_lags
 from manyheads.theory.bigram.lags.result import LagFit
+from manyheads.theory.bigram.lags.streams import plant_lags
 
 
 @lru_cache(maxsize=2)
@@ -35,6 +37,17 @@ def try_fit(*args: Any, **kwargs: Any) -> LagFit | None:
         warnings.filterwarnings("ignore", "one transition table for all lags is rejected", UserWarning)
         return fit_lags(*args, **kwargs)
     return None
+
+
+def plant_evenly(
+    rng: np.random.Generator, streams: Sequence[np.ndarray], table: np.ndarray, lags: int, planted: int
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Draw lags beyond 0 for every symbol, and targets of streams; return where the lags are, (N, lags), and those."""
+    drawn = np.stack([np.sort(rng.choice(np.arange(1, lags), planted, replace=False)) for _ in table])
+    weights = rng.dirichlet(np.full(planted, 20.0), size=len(table))  # of two lags, between a third and two thirds
+    truth = np.zeros((len(table), lags), bool)
+    np.put_along_axis(truth, drawn, True, 1)
+    return truth, [plant_lags(rng, stream, table, drawn, weights) for stream in streams]
 
 
 def measure_planted(fit: LagFit | None, truth: np.ndarray, table: np.ndarray, planted: int) -> dict[str, float]:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from manyheads._arrays import takes_arrays
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.data.draws import draw_integers
 from manyheads.errors import UsageError
 
@@ -85,16 +86,13 @@ class HierarchyShape:
     8
     """
 
-    sizes: tuple[int, ...] = (10, 20, 20)
-    parts: int = 2
-    leaves: int = 39
-    keep: float = 1.0
+    sizes: tuple[int, ...] = constrained((10, 20, 20), Constraint(least=1))
+    parts: int = constrained(2, Constraint(least=1))
+    leaves: int = constrained(39, Constraint(least=1))
+    keep: float = constrained(1.0, Constraint(least=0, most=1))
 
     def __post_init__(self) -> None:
-        if not self.sizes or min(*self.sizes, self.leaves, self.parts) < 1:
-            raise UsageError(f"sizes={self.sizes}, leaves={self.leaves}, parts={self.parts}: all must be positive")
-        if not 0 <= self.keep <= 1:
-            raise UsageError(f"keep={self.keep}: it is the transition probability of an edge, so it lies in [0, 1]")
+        check_fields(self)
         below = self.leaves
         for level, size in enumerate(self.sizes):
             if self.parts > below:
