@@ -13,7 +13,7 @@ from manyheads.models.families.gated import (
     whole_norms,
     window,
 )
-from manyheads.models.modules import ALWAYS, NEVER, Module, Role, keys, modules
+from manyheads.models.modules import ALWAYS, NEVER, Module, keys, modules
 
 
 def _experts(saved: str = "mlp.experts", names: str = "gate_proj up_proj down_proj") -> tuple[Module, ...]:
@@ -48,7 +48,7 @@ MIXTRAL = decoder(
     grouped(4096, 32, 32, 8, None, 14336, 32000, **window(None))
     | keys(experts=("num_local_experts", 8), active_experts=("num_experts_per_tok", 2))
     | keys(expert_hidden=("intermediate_size", 14336)),
-    *(*NORMS, *attention(NEVER, NEVER), *_BLOCK_SPARSE, *FINAL_NORM),
+    NORMS + attention(NEVER, NEVER) + _BLOCK_SPARSE + FINAL_NORM,
     renamed=((r"\.mlp\.gate\.", ".block_sparse_moe.gate."),),
 )
 PHIMOE = decoder(
@@ -56,8 +56,10 @@ PHIMOE = decoder(
     grouped(4096, 32, 32, 8, None, 6400, 32064, attention_bias=False, **window(None))
     # Its router takes the best expert and the next one, whatever num_experts_per_tok says.
     | keys(experts=("num_local_experts", 16), active_experts=("", 2), expert_hidden=("intermediate_size", 6400)),
-    *modules("layers.{layer}. input_layernorm=attention_norm post_attention_layernorm=mlp_norm"),
-    *(*attention(), *_BLOCK_SPARSE, *modules("norm=final_norm")),
+    modules("layers.{layer}. input_layernorm=attention_norm post_attention_layernorm=mlp_norm")
+    + attention()
+    + _BLOCK_SPARSE
+    + modules("norm=final_norm"),
     norm="layer",
     renamed=((r"\.mlp\.router\.", ".block_sparse_moe.gate."),),
     refused={"lm_head_bias": (True, "a bias on the unembedding is not read for this family")},
@@ -69,29 +71,30 @@ QWEN2_MOE = decoder(
     grouped(2048, 16, 24, 16, None, 5632, 151936, **_QWEN, attention_bias=("qkv_bias", True))
     | keys(experts=("num_experts|num_local_experts", 60), active_experts=("num_experts_per_tok", 4))
     | keys(expert_hidden=("moe_intermediate_size", 1408), shared_hidden=("shared_expert_intermediate_size", 5632)),
-    *(*NORMS, *attention(output=NEVER), *_DENSE, *_ROUTER, *_experts(), *_shared("shared_expert")),
-    *(*modules("layers.{layer}. mlp.shared_expert_gate=shared_gate", NEVER, only="sparse"), *FINAL_NORM),
+    NORMS
+    + attention(output=NEVER)
+    + _DENSE
+    + _ROUTER
+    + _experts()
+    + _shared("shared_expert")
+    + modules("layers.{layer}. mlp.shared_expert_gate=shared_gate", NEVER, only="sparse")
+    + FINAL_NORM,
 )
 QWEN3_MOE = decoder(
     "qwen3_moe",
     grouped(2048, 32, 24, 4, None, 6144, 151936, **_QWEN, attention_bias=False)
     | keys(experts=("num_experts|num_local_experts", 128), active_experts=_VISITED)
     | keys(expert_hidden=("moe_intermediate_size", 768)),
-    *(*NORMS, *attention(), *QUERY_KEY_NORMS, *_DENSE, *_ROUTER, *_experts(), *FINAL_NORM),
+    NORMS + attention() + QUERY_KEY_NORMS + _DENSE + _ROUTER + _experts() + FINAL_NORM,
 )
 OLMOE = decoder(
     "olmoe",
     grouped(2048, 16, 16, None, None, 2048, 50304, attention_bias=False)
     | keys(experts=("num_experts|num_local_experts", 64), active_experts=_VISITED)
     | keys(expert_hidden=("intermediate_size", 2048)),
-    *(*NORMS, *attention(), *whole_norms(), *_ROUTER, *_experts(), *FINAL_NORM),
+    NORMS + attention() + whole_norms() + _ROUTER + _experts() + FINAL_NORM,
     refused={"clip_qkv": (..., "clipped queries, keys and values are not described")},
 )
-
-
-def _bare(name: str, role: Role, sides: str) -> Module:
-    return Module(f"layers.{{layer}}.mlp.experts.{name}", role, sides=sides)
-
 
 GPT_OSS = decoder(
     "gpt_oss",
@@ -99,13 +102,15 @@ GPT_OSS = decoder(
     | keys(windowed=("", True), window=("sliding_window", 128, 0), window_period=("", 2))
     | keys(experts=("num_local_experts|num_experts", 128), active_experts=("num_experts_per_tok|experts_per_token", 4))
     | keys(expert_hidden=("intermediate_size", 2880)),
-    *(*NORMS, *attention(), *modules("layers.{layer}.self_attn. sinks=sink")),
-    *modules("layers.{layer}.mlp. router=router", ALWAYS, only="sparse"),
-    _bare("gate_up_proj", Role.EXPERT_IN, "experts,width,2*expert_hidden"),
-    _bare("gate_up_proj_bias", Role.EXPERT_IN, "experts,2*expert_hidden"),
-    _bare("down_proj", Role.EXPERT_OUT, "experts,expert_hidden,width"),
-    _bare("down_proj_bias", Role.EXPERT_OUT, "experts,width"),
-    *FINAL_NORM,
+    NORMS
+    + attention()
+    + modules("layers.{layer}.self_attn. sinks=sink")
+    + modules("layers.{layer}.mlp. router=router", ALWAYS, only="sparse")
+    + modules("layers.{layer}. mlp.experts.gate_up_proj=expert_in", sides="experts,width,2*expert_hidden")
+    + modules("layers.{layer}. mlp.experts.gate_up_proj_bias=expert_in", sides="experts,2*expert_hidden")
+    + modules("layers.{layer}. mlp.experts.down_proj=expert_out", sides="experts,expert_hidden,width")
+    + modules("layers.{layer}. mlp.experts.down_proj_bias=expert_out", sides="experts,width")
+    + FINAL_NORM,
 )
 
 _LATENT_KEYS = keys(
@@ -137,7 +142,7 @@ _SPARSE = (*_experts(), *_shared("shared_experts"), *FINAL_NORM)
 DEEPSEEK_V2 = decoder(
     "deepseek_v2",
     grouped(4096, 32, 32, None, None, 11008, 102400) | _LATENT_KEYS | keys(dense_layers=("first_k_dense_replace", 0)),
-    *(*NORMS, *_LATENT, *_DENSE, *_ROUTER, *_SPARSE),
+    NORMS + _LATENT + _DENSE + _ROUTER + _SPARSE,
 )
 DEEPSEEK_V3 = DEEPSEEK_V2.derive(
     "deepseek_v3",
@@ -153,7 +158,11 @@ GLM4_MOE = decoder(
     | keys(experts=("n_routed_experts|num_local_experts", 128), active_experts=_VISITED)
     | keys(expert_hidden=("moe_intermediate_size", 1408), shared_experts=("n_shared_experts", 1))
     | keys(predicted=("num_nextn_predict_layers", 0)),
-    *(*NORMS, *attention(output=NEVER)),
-    *modules("layers.{layer}.self_attn. q_norm=query_norm k_norm=key_norm", NEVER, when="normed"),
-    *(*_DENSE, *_ROUTER, *_CORRECTION, *_SPARSE),
+    NORMS
+    + attention(output=NEVER)
+    + modules("layers.{layer}.self_attn. q_norm=query_norm k_norm=key_norm", NEVER, when="normed")
+    + _DENSE
+    + _ROUTER
+    + _CORRECTION
+    + _SPARSE,
 )

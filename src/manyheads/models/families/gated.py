@@ -59,7 +59,7 @@ def window(size: int | None = 4096, first: Any = ("", 0), windowed: Any = ("", T
     return {"windowed": windowed, "window": ("sliding_window", size, 0), "window_from_layer": first, **more}
 
 
-def decoder(model_type: str, settings: Mapping[str, Key], *body: Module, **facts: Any) -> Family:
+def decoder(model_type: str, settings: Mapping[str, Key], body: tuple[Module, ...] = (), **facts: Any) -> Family:
     """Return a family with LLaMA's ends, and LLaMA's blocks without biases unless the body is given."""
     body = body or (*NORMS, *attention(NEVER, NEVER), *gated_mlp(), *FINAL_NORM)
     prefixes = ("", "model.", "transformer.")
@@ -103,12 +103,12 @@ MISTRAL = decoder("mistral", grouped(4096, 32, 32, 8, None, 14336, 32000, **wind
 QWEN2 = decoder(
     "qwen2",
     grouped(4096, 32, 32, 32, None, 22016, 151936, **_QWEN_WINDOW),
-    *(*NORMS, *attention(ALWAYS, NEVER), *gated_mlp(), *FINAL_NORM),
+    NORMS + attention(ALWAYS, NEVER) + gated_mlp() + FINAL_NORM,
 )
 QWEN3 = decoder(
     "qwen3",
     grouped(4096, 32, 32, 32, 128, 22016, 151936, attention_bias=False, **_QWEN_WINDOW),
-    *(*NORMS, *attention(), *QUERY_KEY_NORMS, *gated_mlp(), *FINAL_NORM),
+    NORMS + attention() + QUERY_KEY_NORMS + gated_mlp() + FINAL_NORM,
 )
 SMOLLM3 = LLAMA.derive(
     "smollm3", grouped(2048, 16, 36, 4, None, 11008, 128256, tied=True, **_BIASES, **_QWEN_WINDOW), beyond=_BY_LAYER
@@ -117,20 +117,20 @@ GRANITE = LLAMA.derive("granite", fixed_scale=True, beyond=FIXED)
 HELIUM = decoder(
     "helium",
     grouped(2560, 20, 24, 20, 128, 7040, 48000, **_BIASES),
-    *(*NORMS, *attention(output=NEVER), *gated_mlp("mlp_bias"), *FINAL_NORM),
+    NORMS + attention(output=NEVER) + gated_mlp("mlp_bias") + FINAL_NORM,
     beyond=NEIGHBOURS,
 )
 ERNIE = decoder(
     "ernie4_5",
     grouped(1024, 16, 18, 2, 128, 3072, 103424, tied=True, attention_bias=("use_bias", False)),
-    *(*NORMS, *attention(), *gated_mlp(BIASED), *FINAL_NORM),
+    NORMS + attention() + gated_mlp(BIASED) + FINAL_NORM,
     beyond=NEIGHBOURS,
 )
 SEED_OSS = decoder(
     "seed_oss",
     grouped(4096, 80, 64, 8, 128, 27648, 155136, attention_bias=True, mlp_bias=False)
     | keys(output_bias=("attention_out_bias", False)),
-    *(*NORMS, *attention(output="output_bias"), *gated_mlp("mlp_bias"), *FINAL_NORM),
+    NORMS + attention(output="output_bias") + gated_mlp("mlp_bias") + FINAL_NORM,
 )
 ARCEE = LLAMA.derive(
     "arcee",
@@ -142,7 +142,7 @@ _GEMMA = {"gain_offset": 1.0, "root_width": True}
 GEMMA = decoder(
     "gemma",
     grouped(3072, 16, 28, 16, 256, 24576, 256000, "gelu_pytorch_tanh", tied=True, attention_bias=False),
-    *(*NORMS, *attention(), *gated_mlp(), *FINAL_NORM),
+    NORMS + attention() + gated_mlp() + FINAL_NORM,
     **_GEMMA,
 )
 _SANDWICH = modules(
@@ -156,7 +156,7 @@ _GEMMA2: dict[str, Any] = {"tied": True, "attention_bias": False}
 GEMMA2 = decoder(
     "gemma2",
     grouped(2304, 8, 26, 4, 256, 9216, 256000, "gelu_pytorch_tanh", **_GEMMA2, **window(window_period=("", 2))),
-    *(*_SANDWICH, *attention(), *gated_mlp(), *FINAL_NORM),
+    _SANDWICH + attention() + gated_mlp() + FINAL_NORM,
     fixed_scale=True,
     beyond=CAPPED,
     **_GEMMA,
@@ -171,32 +171,32 @@ GEMMA3 = GEMMA2.derive(
 OLMO = decoder(
     "olmo",
     grouped(4096, 32, 32, None, None, 11008, 50304, attention_bias=False),
-    *(*attention(), *gated_mlp()),
+    attention() + gated_mlp(),
     norm="layer",
     refused={"clip_qkv": (..., "clipped queries, keys and values are not described")},
 )
 _BEHIND = _SANDWICH[2:]
-OLMO2 = decoder("olmo2", OLMO.settings, *_BEHIND, *attention(), *whole_norms(), *gated_mlp(), *FINAL_NORM)
+OLMO2 = decoder("olmo2", OLMO.settings, _BEHIND + attention() + whole_norms() + gated_mlp() + FINAL_NORM)
 OLMO3 = OLMO2.derive("olmo3", keys(**window(window_period=("", 4))))
 EXAONE4 = decoder(
     "exaone4",
     grouped(4096, 32, 32, None, None, 16384, 102400, **window(window_period=("sliding_window_pattern", 4, 0))),
-    *(*_BEHIND, *attention(NEVER, NEVER), *QUERY_KEY_NORMS, *gated_mlp(), *FINAL_NORM),
+    _BEHIND + attention(NEVER, NEVER) + QUERY_KEY_NORMS + gated_mlp() + FINAL_NORM,
 )
 _JOINT_MLP = modules("layers.{layer}.mlp. gate_up_proj=mlp_gate_in down_proj=mlp_out", NEVER)
 PHI3 = decoder(
     "phi3",
     grouped(3072, 32, 32, None, None, 8192, 32064, **window(None)),
-    *NORMS,
-    *modules("layers.{layer}.self_attn. qkv_proj=query_key_value o_proj=output", NEVER),
-    *_JOINT_MLP,
-    *FINAL_NORM,
+    NORMS
+    + modules("layers.{layer}.self_attn. qkv_proj=query_key_value o_proj=output", NEVER)
+    + _JOINT_MLP
+    + FINAL_NORM,
     fused="parts",
 )
 GLM = decoder(
     "glm",
     grouped(4096, 32, 40, 2, 128, 13696, 151552, attention_bias=True),
-    *(*NORMS, *attention(output=NEVER), *_JOINT_MLP, *FINAL_NORM),
+    NORMS + attention(output=NEVER) + _JOINT_MLP + FINAL_NORM,
     beyond=NEIGHBOURS,
 )
 _GLM4_NORMS = modules(
@@ -207,9 +207,11 @@ STABLELM = decoder(
     "stablelm",
     grouped(2560, 32, 32, 32, None, 6912, 50304, eps=1e-6, rotary_fraction=0.25)
     | keys(attention_bias=("use_qkv_bias", False), parallel=("use_parallel_residual", False)),
-    *modules("layers.{layer}. input_layernorm=attention_norm"),
-    *modules("layers.{layer}. post_attention_layernorm=mlp_norm", "!parallel", when="!parallel"),
-    *(*attention(output=NEVER), *gated_mlp(), *modules("norm=final_norm")),
+    modules("layers.{layer}. input_layernorm=attention_norm")
+    + modules("layers.{layer}. post_attention_layernorm=mlp_norm", "!parallel", when="!parallel")
+    + attention(output=NEVER)
+    + gated_mlp()
+    + modules("norm=final_norm"),
     norm="layer",
     parallel="parallel",
     refused={"qk_layernorm": (True, "one norm for each head, queries and keys apart, has no role")},
@@ -219,41 +221,49 @@ _COHERE_KEYS = grouped(8192, 64, 40, None, None, 22528, 256000, eps=1e-6, tied=T
 COHERE = decoder(
     "cohere",
     _COHERE_KEYS | keys(normed=("use_qk_norm", False)),
-    *(NORMS[0], *attention(), *whole_norms("normed"), *gated_mlp(), *FINAL_NORM),
+    NORMS[:1] + attention() + whole_norms("normed") + gated_mlp() + FINAL_NORM,
     **_COHERE,
 )
 COHERE2 = decoder(
     "cohere2",
     _COHERE_KEYS | keys(**window(window_period=("", 4))),
-    *(NORMS[0], *attention(), *gated_mlp(), *FINAL_NORM),
+    NORMS[:1] + attention() + gated_mlp() + FINAL_NORM,
     **_COHERE,
 )
 BITNET = decoder(
     "bitnet",
     grouped(2560, 20, 30, 5, None, 6912, 128256, "relu2", attention_bias=False),
-    *(*NORMS, *attention(), *modules("layers.{layer}. self_attn.attn_sub_norm=mixed_norm", NEVER)),
-    *(*gated_mlp(), *modules("layers.{layer}. mlp.ffn_sub_norm=mlp_hidden_norm", NEVER), *FINAL_NORM),
+    NORMS
+    + attention()
+    + modules("layers.{layer}. self_attn.attn_sub_norm=mixed_norm", NEVER)
+    + gated_mlp()
+    + modules("layers.{layer}. mlp.ffn_sub_norm=mlp_hidden_norm", NEVER)
+    + FINAL_NORM,
 )
 APERTUS = decoder(
     "apertus",
     grouped(4096, 32, 32, None, None, 14336, 131072, "xielu", attention_bias=False),
-    *modules("layers.{layer}. attention_layernorm=attention_norm feedforward_layernorm=mlp_norm", NEVER),
-    *(*attention(), *QUERY_KEY_NORMS, *gated_mlp()[1:]),
-    *modules("layers.{layer}.mlp.act_fn. alpha_p=mlp_activation alpha_n=mlp_activation beta=buffer eps=buffer"),
-    *FINAL_NORM,
+    modules("layers.{layer}. attention_layernorm=attention_norm feedforward_layernorm=mlp_norm", NEVER)
+    + attention()
+    + QUERY_KEY_NORMS
+    + gated_mlp()[1:]
+    + modules("layers.{layer}.mlp.act_fn. alpha_p=mlp_activation alpha_n=mlp_activation beta=buffer eps=buffer")
+    + FINAL_NORM,
 )
 NANOCHAT = decoder(
     "nanochat",
     grouped(768, 6, 12, 6, None, 8192, 50304, "relu2", attention_bias=False),
-    *(*attention(), *modules("layers.{layer}.mlp. fc1=mlp_in fc2=mlp_out", NEVER)),
+    attention() + modules("layers.{layer}.mlp. fc1=mlp_in fc2=mlp_out", NEVER),
     plain_start=False,
     fixed_scale=True,
 )
 NEMOTRON = decoder(
     "nemotron",
     grouped(6144, 48, 32, None, None, 24576, 256000, "relu2", eps=("norm_eps", 1e-6), rotary_fraction=0.5, **_BIASES),
-    *modules("layers.{layer}. input_layernorm=attention_norm post_attention_layernorm=mlp_norm"),
-    *(*attention(), *gated_mlp("mlp_bias")[1:], *modules("norm=final_norm")),
+    modules("layers.{layer}. input_layernorm=attention_norm post_attention_layernorm=mlp_norm")
+    + attention()
+    + gated_mlp("mlp_bias")[1:]
+    + modules("norm=final_norm"),
     norm="layer",
     gain_offset=1.0,
     gain_start=2.0,
