@@ -103,8 +103,6 @@ def cross_fitted_rise(curves: Float[ArrayLike, "replicates ... time"]) -> Float[
 
     Examples
     --------
-    Down, up, and down again:
-
     >>> curves = [[3.0, 1.0, 2.0, 0.5], [3.0, 1.2, 2.2, 0.4], [3.1, 1.0, 2.1, 0.6]]
     >>> cross_fitted_rise(curves).round(6).tolist(), cross_fitted_drop_and_rise(curves).rise.tolist()
     ([1.0, 1.0, 1.1], [0.0, 0.0, 0.0])

@@ -9,7 +9,7 @@ import numpy as np
 from manyheads.errors import UsageError, check_integer
 from manyheads.probe.alarms.calibration import LEAST_RUNS, calibrated_level, floored_std, score
 from manyheads.probe.alarms.changes import alarm_level, detection_statistics, standardized_residuals
-from manyheads.probe.alarms.figures import WATCHED, Alarm, first_true
+from manyheads.probe.alarms.figures import WATCHED, Alarm, carry_forward, first_true
 from manyheads.probe.alarms.update_alarms import find_rounding, find_vanishing
 
 if TYPE_CHECKING:
@@ -178,11 +178,8 @@ def _gather(curves: "xr.Dataset") -> _Series:
 
 def _fill(values: Array) -> Array:
     """Replace what is not finite by the last finite value before it, or the first one after it."""
-    finite = np.isfinite(values)
-    if not finite.any():
-        return np.zeros_like(values)
-    last = np.maximum.accumulate(np.where(finite, np.arange(len(values)), 0))
-    return np.where(finite[last], values[last], values[np.argmax(finite)])
+    finite, held = np.isfinite(values), carry_forward(values)
+    return np.where(np.isfinite(held), held, values[np.argmax(finite)] if finite.any() else 0.0)
 
 
 def _find_not_finite(series: _Series) -> Alarm | None:

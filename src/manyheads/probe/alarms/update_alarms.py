@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.probe.alarms.figures import Alarm, first_true
+from manyheads.probe.alarms.figures import Alarm, carry_forward, first_true
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -124,10 +124,7 @@ def _find_common_fall(updates: "xr.Dataset", silent: int) -> Alarm | None:
 
 def _carry_forward_logs(values: Array) -> Array:
     """Return logarithms of the latest measured figures, NaN before the first one."""
-    measured = np.isfinite(values)
-    last = np.maximum.accumulate(np.where(measured, np.arange(len(values))[:, None], 0), axis=0)
-    held: Array = np.take_along_axis(values, last, axis=0)
-    return np.log(np.maximum(held, 1e-30))
+    return np.log(np.maximum(carry_forward(values), 1e-30))
 
 
 def _stack_series(updates: "xr.Dataset", name: str) -> tuple[Array, list[_Place]]:

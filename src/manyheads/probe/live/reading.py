@@ -16,12 +16,7 @@ if TYPE_CHECKING:
 
 
 def open_recording(store: Path | str) -> "xr.DataTree":
-    """Read what recorders appended to a store, while the training runs or later.
-
-    Parameters
-    ----------
-    store
-        The folder that the recorders were given.
+    """Read what recorders appended to the folder of a store, while the training runs or later.
 
     Returns
     -------

@@ -32,14 +32,13 @@ class AttentionRecorder:
 
     Losses, gradients and random numbers of the training are the same to the last bit, but for steps of a compiled model
     that are measured within the training (Notes). A step is measured if (cost so far + expected cost) <= `share` x
-    (time so far); the first one always. Without a fixed batch the first micro-batch of a measured step is recorded in
-    the forward pass of the training itself.
+    (time so far); the first one always. Without a fixed batch its first micro-batch is recorded in the forward pass of
+    the training itself.
 
     Parameters
     ----------
     model
-        The model that is trained, as in `record_attention`; wrappers that compile it or copy it to other devices may
-        stand around it.
+        The model that is trained, as in `record_attention`, compiled or copied to other devices or not.
     rows, figures, layers
         As in `record_attention`.
     share
