@@ -399,7 +399,7 @@ def test_a_check_that_breaks_names_the_module_and_is_strict_when_asked(call, pla
         (("--base", "8,4,2", "--to", "absent.json"), "a config.json that exists"),
         (("--base", "8,4,2", "--to", "/"), "no config.json in this folder"),
         (("--base", "8,4,2", "--base-config", "x", "--to", "8,4,2"), "exclude each other"),
-        ((*FROM_TO, "--logit-exponent", "0.7"), "1/2 and 1"),
+        ((*FROM_TO, "--logit-exponent", "0.7"), "choose from 0.5, 1.0"),
         ((*FROM_TO, "--snippet", "optax"), "needs --learning-rate"),
         ((*FROM_TO, "--learning-rate", "1", "--snippet", "torch", "--form", "multiplier"), "effective form"),
         (

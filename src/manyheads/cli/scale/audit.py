@@ -55,17 +55,8 @@ class Audit(TunedBase):
         if roles is not None and shape is None:
             raise UsageError("--to is missing: a model that comes with roles needs its shape, --to N,H,L")
         fresh = False if self.trained else None
-        found = audit_model(
-            self.parametrization(base),
-            model,
-            optimizer,
-            hyperparameters,
-            roles,
-            shape,
-            folded=not self.applied,
-            fresh=fresh,
-            example=example,
-        )
+        options: dict[str, Any] = {"folded": not self.applied, "fresh": fresh, "example": example}
+        found = audit_model(self.parametrization(base), model, optimizer, hyperparameters, roles, shape, **options)
         print(json.dumps(found.as_dict(), indent=1) if self.json else found)
         return 1 if self.strict and not found.passed else 0
 

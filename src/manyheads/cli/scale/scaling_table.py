@@ -68,13 +68,8 @@ class Scale(TunedTheory):
         learning_rate = 1.0 if self.learning_rate is None else self.learning_rate
         if self.rates and self.learning_rate is None:
             raise UsageError("--rates without --learning-rate: give the rate of the other roles as well")
-        hyperparameters = BaseHyperparameters(
-            learning_rate,
-            self.epsilon,
-            self.weight_decay,
-            muon=self.tuned_muon(self.learning_rate is None),
-            learning_rates=self.own_rates(),
-        )
+        apart = {"muon": self.tuned_muon(self.learning_rate is None), "learning_rates": self.own_rates()}
+        hyperparameters = BaseHyperparameters(learning_rate, self.epsilon, self.weight_decay, **apart)
         parametrization = self.parametrization(base, self.form)
         if notes and base_notes and notes.experts != base_notes.experts:
             counts = " and ".join(f"{active} of {total}" for total, active in (base_notes.experts, notes.experts))
@@ -92,10 +87,8 @@ class Scale(TunedTheory):
             print(self._program(notes, (parametrization, shape, hyperparameters)), end="")
             return 0
         table = parametrization.table(shape)
-        remarks = _compare(base_notes, notes, parametrization, shape)
-        remarks += _describe_own_rates(table, hyperparameters) + (
-            [TUNE_APART, TUNE_GAINS] if self.optimizer == "muon" else []
-        )
+        remarks = _compare(base_notes, notes, parametrization, shape) + _describe_own_rates(table, hyperparameters)
+        remarks += [TUNE_APART, TUNE_GAINS] if self.optimizer == "muon" else []
         remarks = list(dict.fromkeys([*remarks, *table.outside]))
         if self.json:
             print(json.dumps(as_json(table, hyperparameters, remarks), indent=1))

@@ -41,10 +41,10 @@ def list_frozen_carriers(
             name = "output" if parameter.closes or part == "unembedding" else architecture.carries.get(part)
             value = 1.0 if name is None else factors[name] * (forward.embedding if parameter.closes else 1)
             if name is not None and abs(value - 1) > 1e-9:
-                alone = (
-                    replace(architecture, parameters=(parameter,), open_end="") if len(parameter.parts) == 1 else None
-                )
-                initial = parameter_targets(p, alone, hyperparameters, forward)[0].initial if alone else None
+                initial = None
+                if len(parameter.parts) == 1:
+                    alone = replace(architecture, parameters=(parameter,), open_end="")
+                    initial = parameter_targets(p, alone, hyperparameters, forward)[0].initial
                 found.append(FrozenCarrier(parameter, name, value, initial))
     return tuple(found)
 

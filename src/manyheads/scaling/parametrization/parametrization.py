@@ -179,6 +179,7 @@ class Parametrization:
                 shown["learning_rate"] = str((law.learning_rate / own).at(shape, self.base)) if own else "by its sides"
             decay = 1 / numbers["learning_rate"]
             rows.append(Row(role, **numbers, weight_decay=decay, powers=shown, rule=law.rule, adjustment=adjustment))
+        notes = () if self._same_aspect(shape) else (WIDER,)
         return Table(
             scheme=self.scheme,
             optimizer=self.optimizer,
@@ -189,7 +190,7 @@ class Parametrization:
             logit_exponent=self.logit_exponent,
             logit_prefactor=self.base.key_dim ** (self.logit_exponent - 0.5),
             branch=self.branch.ratio(shape, self.base),
-            outside=OUTSIDE + self._notes(shape),
+            outside=(*OUTSIDE, *notes, *(self.muon.notes if self.optimizer == "muon" else ())),
         )
 
     def adjustment(self, role: str, shape: Shape, rule: str) -> float:
@@ -201,9 +202,6 @@ class Parametrization:
 
     def _same_aspect(self, shape: Shape) -> bool:
         return self.base.width * shape.key_dim * shape.heads == shape.width * self.base.key_dim * self.base.heads
-
-    def _notes(self, shape: Shape) -> tuple[str, ...]:
-        return (() if self._same_aspect(shape) else (WIDER,)) + (self.muon.notes if self.optimizer == "muon" else ())
 
     def _refuse_ratios(self, shape: Shape) -> None:
         """Refuse ratios of sizes that have no known power under the optimizer."""

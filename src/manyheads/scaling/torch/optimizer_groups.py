@@ -15,22 +15,18 @@ DIVIDING = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad")
 LIKE_ADAM = ("Lion", "AdamWScheduleFree")
 """Class names of other packages whose optimizers follow Adam's table with decoupled decay; Lion has no epsilon."""
 SAYS_NOTHING = "audit the optimizer itself, which fills in its defaults"
-OTHER_RULES: Mapping[str, str] = {
-    "ns_steps": "Muon",
-    "ns_coefficients": "Muon",
-    "adjust_lr_fn": "Muon",
-    "rho": "Adadelta or SAM",
-    "relative_step": "Adafactor",
-    "scale_parameter": "Adafactor",
-    "etas": "Rprop",
-    "step_sizes": "Rprop",
-    "max_iter": "LBFGS",
-    "d_coef": "Prodigy or D-Adaptation",
-    "precondition_frequency": "SOAP or Shampoo",
-    "update_proj_gap": "GaLore",
-    "trust_coefficient": "LARS",
+OTHER_RULES: Mapping[str, tuple[str, ...]] = {
+    "Muon": ("ns_steps", "ns_coefficients", "adjust_lr_fn"),
+    "Adadelta or SAM": ("rho",),
+    "Adafactor": ("relative_step", "scale_parameter"),
+    "Rprop": ("etas", "step_sizes"),
+    "LBFGS": ("max_iter",),
+    "Prodigy or D-Adaptation": ("d_coef",),
+    "SOAP or Shampoo": ("precondition_frequency",),
+    "GaLore": ("update_proj_gap",),
+    "LARS": ("trust_coefficient",),
 }
-"""Key of a group → optimizers whose groups have it, and whose steps scale otherwise than Adam's and SGD's."""
+"""Optimizers whose steps scale otherwise than Adam's and SGD's → keys that mark their groups."""
 
 
 def read_groups(
@@ -93,7 +89,7 @@ def _other_rule(row: Mapping[str, Any]) -> str:
     algorithm = row.get("algorithm")
     if isinstance(algorithm, str) and algorithm.lower() not in ("adam", "adamw", "sgd"):
         return f"algorithm={algorithm!r}"
-    return next((f"{rule} ({key})" for key, rule in OTHER_RULES.items() if key in row), "")
+    return next((f"{rule} ({key})" for rule, keys in OTHER_RULES.items() for key in keys if key in row), "")
 
 
 def _listed(numbers: Sequence[int]) -> str:
