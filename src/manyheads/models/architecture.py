@@ -169,8 +169,8 @@ def _recognize(config: Mapping[str, Any], groups: list[tuple[str, ...]]) -> Para
     # Which heads are tied is seen on the parameters themselves; without a class name nothing is asked for twice.
     config = {key: value for key, value in config.items() if key != "architectures"}
     try:
-        saved = read_config(config, "model").family.saved_name
-        return recognize(config, [saved(name) for group in groups for name in group], "model")
+        read = read_config(config, "model", complete=True)
+        return recognize(read, [read.family.saved_name(name) for group in groups for name in group], "model")
     except CheckpointRefused as refused:
         raise UsageError(
             f"{refused.found}. Roles are never guessed: for adapters, cross-attention, experts and families that are "

@@ -53,10 +53,12 @@ class Weight:
     tied_to: str | None = None  # the weight that it shares its values with
 
 
-def recognize(raw: Mapping[str, Any], names: Iterable[str], path: Path | str = "config.json") -> ParameterMap:
+def recognize(
+    raw: ModelConfig | Mapping[str, Any], names: Iterable[str], path: Path | str = "config.json"
+) -> ParameterMap:
     """Explain every name of a checkpoint by its configuration, or refuse; `path` is where they come from."""
     path, names = Path(path), list(names)
-    config = read_config(raw, path, complete=True)
+    config = raw if isinstance(raw, ModelConfig) else read_config(raw, path, complete=True)
     family, layers = config.family, config.values["layers"]
     if layers > len(names):
         raise WeightsMismatch(path, f"{layers:,} layers in {len(names):,} tensors")
