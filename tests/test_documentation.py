@@ -53,7 +53,7 @@ SLOW = {  # pages and modules whose examples compile or train for more than a CP
     "manyheads.theory.meanfield.contrastive.stationary_states",
     "manyheads.theory.meanfield.hopfield.attractors",
     "manyheads.theory.meanfield.incontext.circle",
-    "manyheads.theory.meanfield.incontext.linear_attention.time_course",
+    "manyheads.theory.meanfield.incontext.linear_attention.plateau_escape",
     "manyheads.theory.meanfield.incontext.particles",
     "manyheads.theory.meanfield.incontext.prompt_length",
     "manyheads.recovery.examples.learning",

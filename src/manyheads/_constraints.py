@@ -6,9 +6,9 @@ What the annotation says is checked too: integers, finite numbers, words of a `L
 from __future__ import annotations
 
 import functools
-import math
 import operator
 import re
+import sys
 from dataclasses import MISSING, dataclass, field, fields, replace
 from numbers import Real
 from typing import Any, Literal
@@ -140,6 +140,10 @@ def constrained(default: Any = MISSING, rule: Constraint | None = None, **metada
     return field(default=default, metadata={"constraint": rule or Constraint(), **metadata})
 
 
+CHECKED = {"constraint": Constraint()}
+"""Metadata of a field that its type alone constrains, such as a word of a `Literal`."""
+
+
 def check_fields(owner: Any, prefix: str = "") -> None:
     """Check all constrained fields of a dataclass, and keep their numbers as Python's own.
 
@@ -185,7 +189,7 @@ class _Kind:
         if self.noun == "integer":
             return operator.index(entry) if hasattr(entry, "__index__") else INVALID
         number = entry if isinstance(entry, int) else float(entry)
-        return number if math.isfinite(number) else INVALID
+        return number if abs(number) <= sys.float_info.max else INVALID
 
 
 @functools.cache

@@ -399,7 +399,7 @@ def test_a_check_that_breaks_names_the_module_and_is_strict_when_asked(call, pla
         (("--base", "8,4,2", "--to", "absent.json"), "a config.json that exists"),
         (("--base", "8,4,2", "--to", "/"), "no config.json in this folder"),
         (("--base", "8,4,2", "--base-config", "x", "--to", "8,4,2"), "exclude each other"),
-        ((*FROM_TO, "--logit-exponent", "0.7"), "1/2 and 1"),
+        ((*FROM_TO, "--logit-exponent", "0.7"), "choose from 0.5, 1.0"),
         ((*FROM_TO, "--snippet", "optax"), "needs --learning-rate"),
         ((*FROM_TO, "--learning-rate", "1", "--snippet", "torch", "--form", "multiplier"), "effective form"),
         (
@@ -482,7 +482,7 @@ def test_a_config_that_the_theory_does_not_describe_is_refused(call, folder, con
         ),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=False"),
         ({"add_cross_attention": True}, "cross-attention is not described here"),
-        ({"model_type": "bert"}, "post-norm blocks, L=4 and a base of L=2.*tune a base of the same depth"),
+        ({"model_type": "bert"}, "post-norm blocks, L=4 and 2 at the base: outside the theory, keep the depth"),
         ({"model_type": "opt", "word_embed_proj_dim": 12}, "word_embed_proj_dim.*narrower than the stream.*make it 24"),
     ],
 )

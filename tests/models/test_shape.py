@@ -194,7 +194,7 @@ REFUSED = [
     ({"layers": 10**310, "width": 8, "heads": 2}, "layers=1000.*expected an integer of at least 0 and at most"),
     (
         {"model_type": "mistral", "hidden_size": 10**310, "num_attention_heads": 1, "num_key_value_heads": 1},
-        "width=an integer",
+        "width=1000.*expected an integer of at least 1",
     ),
     ([], "JSON object"),
 ]

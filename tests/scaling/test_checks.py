@@ -242,9 +242,9 @@ def every(value):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"measure": every(0.0)}, r"outputs = 0 \(\(N, H, L\) = \(4, 4, 2\), seed 0\): an update is positive"),
+        ({"measure": every(0.0)}, r"outputs = 0 \(\(N, H, L\) = \(4, 4, 2\), seed 0\), no update"),
         ({"measure": every(-1.0)}, "outputs = -1"),
-        ({"measure": every(0.5)}, "the same numbers for all of the 8 seeds"),
+        ({"measure": every(0.5)}, "the same numbers for all 8 seeds"),
         ({"measure": lambda shape, seed: every(1.0)(shape, seed) if not seed else {}}, "returned no .*seed 1"),
         ({"seeds": 8}, r"such as range\(8\)"),
         ({"tolerance": 0.2}, "one for each axis, such as {'key_dim': 0.25}"),
@@ -273,7 +273,7 @@ def test_what_diverged_is_no_motion_of_size_zero(rng):
 
 @pytest.mark.parametrize("loss", [1.0, None, [1.0], [[1.0]] * len(RATES)])
 def test_losses_that_are_not_one_a_rate_are_refused(loss):
-    with pytest.raises(UsageError, match=rf"for {len(RATES)} rates: return one final loss for each learning rate"):
+    with pytest.raises(UsageError, match=rf"for {len(RATES)} rates: return one for each rate"):
         transfer_check(SHAPES, RATES, lambda shape, learning_rates, seed: loss)
     with pytest.raises(UsageError, match="widenings=-1"):
         search_optimum(RATES, lambda learning_rates: learning_rates, widenings=-1)

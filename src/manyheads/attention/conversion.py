@@ -56,22 +56,10 @@ def factor_weights(
 def factor_stacks(stacks: tuple[Any, ...], rank: int, tolerance: float | None) -> list[tuple[Any, Any]]:
     """Write every matrix of every stack as left @ right.T with `rank` columns, exactly up to `tolerance`.
 
-    The singular values go half to the left and half to the right factor, so that both are equally large. Columns beyond
-    the size of a matrix are zero.
-
-    Parameters
-    ----------
-    stacks
-        Arrays (m, a, b); a and b may differ between stacks.
-    rank
-        At least 1.
-    tolerance
-        Largest singular value that may be discarded, relative to the largest of its matrix. None means
-        16 max(a, b) eps, a few times the rounding error of the product of two such factors.
-
-    Returns
-    -------
-    One pair (m, a, rank), (m, b, rank) per stack, NumPy, in the dtype of the stack, at least float32.
+    The singular values of stacks (m, a, b) go half to the left and half to the right factor, (m, a, rank) and
+    (m, b, rank), in the dtype of the stack, at least float32; columns beyond the size of a matrix are zero. The
+    tolerance is relative to the largest singular value of a matrix; None means 16 max(a, b) eps, a few times the
+    rounding error of the product of two such factors.
     """
     rank = check_integer("rank", rank)
     stacks = tuple(_for_lapack(stack) for stack in stacks)

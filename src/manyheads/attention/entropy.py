@@ -129,7 +129,7 @@ def _stream(q: Any, k: Any, scale: Any, rule: Mask | None, block: int) -> tuple[
     reduce: Callable[..., Any] = _reduce
     if xp is np and (rule is None or rule.bias(np.arange(1), pattern) is None):
         k = np.ascontiguousarray(k.swapaxes(-1, -2)).swapaxes(-1, -2)  # as products read it
-        reduce = _InPlace(np.empty((2, min(block, math.prod(batch) * pattern[0]) * pattern[1]), q.dtype))
+        reduce = _in_place(np.empty((2, min(block, math.prod(batch) * pattern[0]) * pattern[1]), q.dtype))
     elif is_torch(q) and xp.is_grad_enabled():
         reduce = _reduce_again
     found = []
@@ -168,18 +168,15 @@ def _reduce_again(q: Any, k: Any, *place: Any) -> tuple[Any, Any]:
     return checkpoint.checkpoint(_reduce, q, k, *place, use_reentrant=False)
 
 
-class _InPlace:
-    """Reduction of NumPy arrays: logits and exponentials of every block lie in the same place."""
+def _in_place(space: np.ndarray) -> Callable[..., Any]:
+    """Return a reduction of NumPy arrays: logits and exponentials of every block lie in the same place."""
 
-    def __init__(self, space: np.ndarray):
-        self.space = space
-
-    def __call__(
-        self, q: Any, k: Any, rule: Mask | None, span: range, pattern: tuple[int, int], keys: slice
+    def reduce(
+        q: Any, k: Any, rule: Mask | None, span: range, pattern: tuple[int, int], keys: slice
     ) -> tuple[Any, Any]:
         batches = q.shape[:-2], k.shape[:-2], () if rule is None else rule.batch_shape
         shape = (*np.broadcast_shapes(*batches), q.shape[-2], k.shape[-1])
-        logits, room = (each[: math.prod(shape)].reshape(shape) for each in self.space)
+        logits, room = (each[: math.prod(shape)].reshape(shape) for each in space)
         np.matmul(q, k, out=logits)
         if rule is not None:
             free, first = rule.free(span, pattern), keys.start
@@ -189,3 +186,5 @@ class _InPlace:
             allowed = rule.allowed(rows, pattern, slice(first, keys.stop))
             np.copyto(logits[..., first - keys.start :], -np.inf, where=~allowed)
         return reduce_rows(logits, None, None, room)
+
+    return reduce

@@ -44,13 +44,13 @@ class Mask(Tree, abc.ABC):
     __array_ufunc__ = None
 
     @property
-    @abc.abstractmethod
     def batch_shape(self) -> tuple[int, ...]:
         """Leading axes that the rule brings along."""
+        return ()
 
-    @abc.abstractmethod
     def align(self, depth: int) -> "Mask":
         """Give every array that the rule holds exactly `depth` leading axes, the new ones of size 1."""
+        return self
 
     @abc.abstractmethod
     def allowed(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
@@ -90,13 +90,6 @@ def _positions(rows: Any, shape: tuple[int, int], keys: slice) -> tuple[Any, Any
 
 @final
 class _Causal(Mask):
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return ()
-
-    def align(self, depth: int) -> Mask:
-        return self
-
     def allowed(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
         query, key = _positions(rows, shape, keys)
         return key <= query
@@ -113,13 +106,6 @@ class _Causal(Mask):
 @final
 class _SlidingWindow(Mask):
     width: int = static()
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return ()
-
-    def align(self, depth: int) -> Mask:
-        return self
 
     def allowed(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
         query, key = _positions(rows, shape, keys)
@@ -219,11 +205,6 @@ def sliding_window(width: int) -> Mask:
 
     `causal & sliding_window(w)` is the window of decoder models: the last w positions, the query's own included.
 
-    Parameters
-    ----------
-    width
-        At least 1.
-
     Raises
     ------
     UsageError
@@ -242,11 +223,8 @@ def sliding_window(width: int) -> Mask:
 def padding(lengths: "Int[ArrayLike, '...']") -> Mask:
     """Let every query attend to the first `lengths` keys of its sequence only.
 
-    Parameters
-    ----------
-    lengths
-        Integers (...), one per sequence. Its axes are the leading axes of the logits: against logits
-        (batch, heads, n, m) give lengths of shape (batch, 1). The layers put in the axis of the heads themselves.
+    The axes of the integers `lengths` are the leading axes of the logits: against logits (batch, heads, n, m) give
+    lengths of shape (batch, 1). The layers put in the axis of the heads themselves.
 
     Raises
     ------
@@ -273,20 +251,9 @@ def as_rule(mask: "MaskLike") -> Mask | None:
 
 
 def evaluate(mask: "MaskLike", shape: tuple[int, int], rows: Any = None) -> Any:
-    """Evaluate a mask on some query rows of an (n, m) pattern.
+    """Evaluate a mask on query rows (r,), None for all, of an (n, m) pattern: booleans that broadcast to (..., r, m).
 
-    Parameters
-    ----------
-    mask
-        A rule, an array that broadcasts to (..., n, m), or None, which allows everything.
-    shape
-        (n, m): the number of queries and of keys of the whole pattern. Row r stands at position m - n + r.
-    rows
-        Integers (r,), which may be traced; None means all.
-
-    Returns
-    -------
-    Booleans that broadcast to (..., r, m), True where attending is allowed, or None without a mask.
+    None without a mask, which allows everything.
     """
     rule = as_rule(mask)
     return None if rule is None else rule.allowed(rows, shape)

@@ -181,16 +181,16 @@ class MultiHeadAttention(Layer):
         biases only the sum over a row's weights counts, which is one.
         """
         (same,), dtype = in_common_dtype(self)
-        return map_leaves(lambda weight: cast(weight, dtype), same._multiplied())
+        return map_leaves(lambda weight: cast(weight, dtype), same._multiply())
 
-    def _multiplied(self) -> "AttentionLayer":
+    def _multiply(self) -> "AttentionLayer":
         weights = self.query, self.key, self.value, self.output
-        query, key, value, output = map(self._grouped, weights)
+        query, key, value, output = map(self._by_group, weights)
         key_bias, bias, size = None, self.bias, (self.heads, self.dim)
         if self.query_bias is not None:
-            key_bias = self.scale * (key @ self._grouped(self.query_bias)[..., None]).reshape(size)
+            key_bias = self.scale * (key @ self._by_group(self.query_bias)[..., None]).reshape(size)
         if self.value_bias is not None:
-            carried = (self._grouped(self.value_bias)[..., None, :] @ output).reshape(size).sum(0)
+            carried = (self._by_group(self.value_bias)[..., None, :] @ output).reshape(size).sum(0)
             bias = carried if bias is None else bias + carried
         return AttentionLayer(
             theta=self.scale * (query @ key.swapaxes(-1, -2)).reshape(*size, self.dim),
@@ -222,7 +222,7 @@ class MultiHeadAttention(Layer):
         mixed = grouped @ values[..., None, :, :]
         return over_heads(mixed.reshape(*pattern.shape[:-1], values.shape[-1]), self.output)
 
-    def _grouped(self, weight: Any) -> Any:
+    def _by_group(self, weight: Any) -> Any:
         """Split the heads of a weight (H or H_kv, ...) into (H_kv, heads per group or 1, ...)."""
         return weight.reshape(self.groups, -1, *weight.shape[1:])
 

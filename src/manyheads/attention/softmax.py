@@ -31,14 +31,8 @@ def masked_softmax(
     """Softmax over the allowed keys, exactly zero on the others and on a row that may attend to nothing.
 
     p_j = exp(s_j) / sum_{l allowed} exp(s_l) for allowed j, else 0. The derivative is finite everywhere; it is zero on
-    a row without any key, and a forbidden logit, even an infinite one, does not reach the result.
-
-    Parameters
-    ----------
-    logits
-        Floating array (..., m).
-    allowed
-        Booleans that broadcast to (..., m); None allows everything.
+    a row without any key, and a forbidden logit, even an infinite one, does not reach the result. `allowed` broadcasts
+    to the logits (..., m); None allows everything.
 
     Examples
     --------

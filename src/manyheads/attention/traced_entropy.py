@@ -90,7 +90,7 @@ def _over_rows(function: Callable[..., Any], q: Any, band: range, block: int) ->
     Equal pieces waste fewer rows on padding than full ones and a remainder: less than one row per piece.
     """
     # The checkpoint makes the backward pass compute a piece again instead of keeping all n x m exponentials.
-    function = jax.checkpoint(_tied(function))
+    function = jax.checkpoint(_tie_rows(function))
     n, q = len(band), q[band.start : band.stop]
     pieces = max(1, -(-n // block))
     if pieces == 1:
@@ -104,7 +104,7 @@ def _over_rows(function: Callable[..., Any], q: Any, band: range, block: int) ->
     return jax.tree.map(lambda result: result.reshape(pieces * height)[:n], results)
 
 
-def _tied(function: Callable[..., Any]) -> Callable[..., Any]:
+def _tie_rows(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let the row numbers depend on the queries, as differentiation sees it.
 
     It would otherwise compute the mask of all rows once for the backward pass of all heads: n x m booleans.

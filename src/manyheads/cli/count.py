@@ -121,17 +121,17 @@ class Count:
         from dataclasses import asdict
 
         from manyheads.models.config import load_config, read_config
-        from manyheads.models.counts import count_parameters, matrix_flops, model_sizes
+        from manyheads.models.counts import count_parameters, matrix_flops
 
-        config, path = load_config(self.target)
-        if not config.get("model_type"):
+        raw, path = load_config(self.target)
+        if not raw.get("model_type"):
             return {}
-        found = asdict(count_parameters(path))
+        config = read_config(raw, path)
+        found = asdict(count_parameters(config))
         notes = found.pop("notes")
         named = {f"{name}_parameters": value for name, value in found.items() if value or name != "predicted"}
-        sizes = model_sizes(read_config(config, path))
-        length, assumed = self._length(sizes["positions"] if "patches" in sizes else 0)
-        flops = {"forward_matrix_flops": self.batch * matrix_flops(path, length)}
+        length, assumed = self._length(config.sizes["positions"] if "patches" in config.sizes else 0)
+        flops = {"forward_matrix_flops": self.batch * matrix_flops(config, length)}
         return named | flops | {"length": length, "batch": self.batch, "notes": [*notes, *assumed]}
 
     def _length(self, fixed: int) -> "tuple[int, tuple[str, ...]]":

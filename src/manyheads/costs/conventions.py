@@ -8,16 +8,13 @@ or two, does a causal mask halve the score products, is recomputed work counted?
 from dataclasses import dataclass, field
 from typing import Literal
 
-from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._constraints import CHECKED, Constraint, check_fields, constrained
 from manyheads.errors import UsageError
 
 Causal = Literal["exact", "halved", "dense", "executed"]
 Embedding = Literal["gather", "onehot", "executed"]
 Recompute = Literal["none", "scores", "block", "block-needed", "block+scores", "executed"]
 Backward = Literal["needed", "twice", "executed"]
-
-CHECKED = {"constraint": Constraint()}
-"""Metadata of a field that holds one of the words of its type."""
 
 CAUSAL = {
     "exact": "causal pairs exactly",

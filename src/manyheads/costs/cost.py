@@ -152,12 +152,7 @@ class Cost(Shown):
         return replace(self, unknown=(), notes=(*self.notes, *(f"left out: {part}" for part in self.unknown)))
 
     def to(self, convention: str | Convention) -> "Cost":
-        """Read the same work under another convention: exact, nothing is derived from a total.
-
-        Parameters
-        ----------
-        convention
-            A `Convention` or the name of a preset.
+        """Read the same work under another convention, or preset: exact, nothing is derived from a total.
 
         Raises
         ------
@@ -225,10 +220,7 @@ class Cost(Shown):
     def table(self, shares: bool = True) -> str:
         """Render the breakdown as plain text, one item a line, with the total, the convention and the notes.
 
-        Parameters
-        ----------
-        shares
-            Show the share of each item in the operations as the last column.
+        With `shares`, the last column is the share of each item in the operations.
         """
         known = self.lower_bound()
         total = _figures(known)
@@ -268,8 +260,7 @@ class Cost(Shown):
         return "FLOPs" if self.convention.multiply_add == 2 else "MACs"
 
     def _rows(self) -> list[tuple[Any, ...]]:
-        known = self.lower_bound()
-        return [(name, *figures.values()) for name, figures in known.breakdown().items()]
+        return [(name, *figures.values()) for name, figures in self.lower_bound().breakdown().items()]
 
     def _overview(self) -> Overview:
         total = _figures(self.lower_bound())

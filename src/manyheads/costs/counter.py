@@ -73,13 +73,11 @@ class _Counter:
 
     def equation(self, work: _Work, eqn: Any, mask: Mask, known: list[Known]) -> None:
         name = eqn.primitive.name
-        if name == "dot_general":
+        if name in ("dot_general", "conv_general_dilated"):
             left, right = (str(var.aval.shape).replace(" ", "") for var in eqn.invars)
-            work.add(f"dot_general {left} {right}", macs=primitives.dot_macs(eqn))
-            self._note_complex(work, eqn)
-        elif name == "conv_general_dilated":
-            left, right = (str(var.aval.shape).replace(" ", "") for var in eqn.invars)
-            work.add(f"convolution {left} {right}", macs=primitives.convolution_macs(eqn))
+            plain = name == "dot_general"
+            macs = primitives.dot_macs(eqn) if plain else primitives.convolution_macs(eqn)
+            work.add(f"{name if plain else 'convolution'} {left} {right}", macs=macs)
             self._note_complex(work, eqn)
         elif name == "scan":
             self._scan(work, eqn, mask, known)
@@ -113,16 +111,8 @@ class _Counter:
             slices = [None] * (len(known) - consts - carries)
             self._repeat(work, body, fixed, carry, slices, mask, params["length"])
 
-    def _repeat(
-        self,
-        work: _Work,
-        body: Any,
-        fixed: list[Known],
-        carry: list[Known],
-        slices: list[Known],
-        mask: Mask,
-        trips: int,
-    ) -> None:
+    def _repeat(self, work: _Work, body: Any, fixed: list[Known], carry: list[Known], slices: list[Known],
+                mask: Mask, trips: int) -> None:  # fmt: skip
         """Add the body of a loop `trips` times; follow its counters where a loop inside ends by them."""
         step = self.program(body.jaxpr, body.consts, [*fixed, *[None] * len(carry), *slices], mask)
         if not step.unknown or all(value is None for value in carry) or trips > LONGEST_WALK:

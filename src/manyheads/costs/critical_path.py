@@ -24,13 +24,6 @@ def longest_chain(fn: Callable[..., Any], *args: Any) -> int:
     With any number of processors, this many products must still run one after the other. A `scan` is followed through
     all its steps: only what is carried from one to the next makes it deep. Nothing is run.
 
-    Parameters
-    ----------
-    fn
-        Any function that `jax.make_jaxpr` can trace.
-    *args
-        Its arguments: arrays or `jax.ShapeDtypeStruct`, or pytrees of these.
-
     Raises
     ------
     UnknownCost

@@ -178,41 +178,16 @@ def _literal(var: Any) -> bool:
 
 
 _INTEGER_ARITHMETIC: dict[str, Any] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "neg": np.negative,
-    "sign": np.sign,
-    "square": np.square,
-    "integer_pow": np.power,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "not": np.invert,
-    "xor": np.bitwise_xor,
-    "shift_left": np.left_shift,
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "max": np.maximum, "min": np.minimum, "neg": np.negative,
+    "sign": np.sign, "square": np.square, "integer_pow": np.power, "lt": np.less, "le": np.less_equal,
+    "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal, "and": np.bitwise_and,
+    "or": np.bitwise_or, "not": np.invert, "xor": np.bitwise_xor, "shift_left": np.left_shift,
     "select_n": lambda which, *cases: cases[int(which)],
     "clamp": lambda low, value, high: np.minimum(np.maximum(low, value), high),
     # XLA rounds integer division toward zero, and the remainder follows the dividend.
-    "div": lambda a, b: abs(int(a)) // abs(int(b)) * (1 if (a < 0) == (b < 0) else -1),
-    "rem": np.fmod,
-}
-_SAME_VALUE = {
-    "broadcast_in_dim",
-    "convert_element_type",
-    "copy",
-    "device_put",
-    "reshape",
-    "squeeze",
-    "stop_gradient",
-}
+    "div": lambda a, b: abs(int(a)) // abs(int(b)) * (1 if (a < 0) == (b < 0) else -1), "rem": np.fmod,
+}  # fmt: skip
+_SAME_VALUE = {"broadcast_in_dim", "convert_element_type", "copy", "device_put", "reshape", "squeeze", "stop_gradient"}
 
 
 def known_value(value: Any) -> Known:

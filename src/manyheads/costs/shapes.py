@@ -3,8 +3,7 @@
 from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal
 
-from manyheads._constraints import Constraint, check_fields, constrained
-from manyheads.costs.conventions import CHECKED
+from manyheads._constraints import CHECKED, Constraint, check_fields, constrained
 from manyheads.errors import UsageError
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "tanh"]
@@ -21,11 +20,11 @@ def _size(default: Any = MISSING, least: int = 1) -> Any:
 
 
 def _fill(shape: Any, defaults: dict[str, Any]) -> None:
-    """Check the fields of a shape, and set those that are None."""
-    check_fields(shape, f"{type(shape).__name__}: ")
+    """Set the fields of a shape that are None, and check all."""
     for name, default in defaults.items():
         if getattr(shape, name) is None:
             object.__setattr__(shape, name, default)
+    check_fields(shape, f"{type(shape).__name__}: ")
     if shape.heads % shape.kv_heads:
         raise UsageError(f"{type(shape).__name__}: {shape.kv_heads} key-value heads do not divide {shape.heads} heads")
     if shape.window and not shape.causal:

@@ -10,22 +10,15 @@ from manyheads.errors import UsageError
 class Tally:
     """One amount of work under each way of counting a causal mask.
 
-    Parameters
-    ----------
-    dense, exact
-        The amount with the mask ignored and with masked pairs left out.
-    doubled_halved
-        Twice the amount with the causal square halved: `n m - n^2 / 2` pairs need not be an integer.
-
     Examples
     --------
     >>> 3 * pair(2, 5, causal=True) + Tally.of(1)
     Tally(dense=31, exact=28, doubled_halved=50)
     """
 
-    dense: int = 0
-    exact: int = 0
-    doubled_halved: int = 0
+    dense: int = 0  # the mask ignored
+    exact: int = 0  # masked pairs left out
+    doubled_halved: int = 0  # twice, the causal square halved: `n m - n^2 / 2` pairs need not be an integer
 
     @classmethod
     def of(cls, amount: int) -> "Tally":

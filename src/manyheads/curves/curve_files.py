@@ -135,16 +135,13 @@ def _read_result(path: Path, place: int, result: dict[str, Any]) -> RunCurves:
 def with_losses(run: RunCurves, path: Path | str) -> RunCurves:
     """Add losses by step: from the trainer_state.json of the Hugging Face Trainer, or a CSV with step and loss.
 
-    The validation loss is taken where there is one. Steps without a loss get none.
-
-    Raises
-    ------
-    FileRefused
-        No losses in the file, or none at the steps of the curves.
+    The validation loss is taken where there is one. Steps without a loss get none; FileRefused if all have none.
     """
     path = Path(path)
     if path.suffix.lower() == ".json":
-        log = _log_of(path)
+        with _refusing(path, "no trainer_state.json of the Hugging Face Trainer"):
+            log = json.loads(path.read_text(encoding="utf-8"))["log_history"]
+            log = [entry for entry in log if isinstance(entry, dict) and "step" in entry]
         key = "eval_loss" if any("eval_loss" in entry for entry in log) else "loss"
         found = {int(entry["step"]): float(entry[key]) for entry in log if key in entry}
         rates = [float(entry["learning_rate"]) for entry in log if "learning_rate" in entry]
@@ -169,12 +166,6 @@ def _refusing(path: Path, why: str) -> Iterator[None]:
         raise UsageError(f"{path}: no such file") from None
     except Exception as error:  # of pickle, zipfile, zlib, csv, numpy, torch
         raise FileRefused(f"{path}: {why} ({type(error).__name__}: {str(error)[:100]})") from error
-
-
-def _log_of(path: Path) -> list[dict[str, Any]]:
-    with _refusing(path, "no trainer_state.json of the Hugging Face Trainer"):
-        log = json.loads(path.read_text(encoding="utf-8"))["log_history"]
-        return [entry for entry in log if isinstance(entry, dict) and "step" in entry]
 
 
 def _rows(path: Path, needed: tuple[str, ...]) -> list[dict[str, str]]:

@@ -114,7 +114,8 @@ def curve_shape(curve: Float[ArrayLike, " time"], *, even: bool = True) -> Curve
     scale = float(np.abs(values).max()) or 1.0
     y = values / scale  # neither squares nor sums overflow
     y = y - y.mean()
-    place, noise = (each.item() for each in _estimate_noise(y))
+    estimated = _estimate_noise(y)
+    place, noise = int(estimated[0]), float(estimated[1])
     moves = _Moves(y, place, max(noise, ROUNDING), even)
     return CurveShape(moves.label(), *_drop_and_rise(y, scale), float(RHOS[place]), noise * scale)
 
@@ -127,13 +128,7 @@ def shape_at(values: Array, steps: NDArray[Any]) -> CurveShape | None:
 
 
 def most_frequent_interval(steps: NDArray[Any]) -> int:
-    """Return how many intervals between steps are as long as most are.
-
-    Examples
-    --------
-    >>> most_frequent_interval(np.array([0, 1, 2, 4, 6, 8, 9]))
-    3
-    """
+    """Return how many intervals between steps are as long as most are."""
     return max(Counter(np.diff(steps).tolist()).values(), default=0)
 
 

@@ -50,8 +50,7 @@ def drop_and_rise(curves: Float[ArrayLike, "... time"]) -> DropAndRise:
     ([2.0, 2.5], [1.0, 0.0], [1, 3])
     """
     values = _as_curves(curves)
-    index = np.where(np.isnan(values), np.inf, values).argmin(-1)
-    return DropAndRise(*_ends(values, index), index)
+    return _at_minimum(values, values)
 
 
 @takes_arrays
@@ -74,9 +73,7 @@ def cross_fitted_drop_and_rise(curves: Float[ArrayLike, "replicates ... time"]) 
     ([1, 1, 1], [1.0, -0.1, 1.2])
     """
     values = _as_curves(curves)
-    others = _mean_of_others(values)
-    index = np.where(np.isnan(others), np.inf, others).argmin(-1)
-    return DropAndRise(*_ends(values, index), index)
+    return _at_minimum(values, _mean_of_others(values))
 
 
 @takes_arrays
@@ -106,8 +103,6 @@ def cross_fitted_rise(curves: Float[ArrayLike, "replicates ... time"]) -> Float[
 
     Examples
     --------
-    Down, up, and down again:
-
     >>> curves = [[3.0, 1.0, 2.0, 0.5], [3.0, 1.2, 2.2, 0.4], [3.1, 1.0, 2.1, 0.6]]
     >>> cross_fitted_rise(curves).round(6).tolist(), cross_fitted_drop_and_rise(curves).rise.tolist()
     ([1.0, 1.0, 1.1], [0.0, 0.0, 0.0])
@@ -160,6 +155,8 @@ def _mean_of_others(values: np.ndarray) -> np.ndarray:
     return (values.sum(0) - values) / (len(values) - 1)
 
 
-def _ends(values: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _at_minimum(values: np.ndarray, others: np.ndarray) -> DropAndRise:
+    """Return the heights of both ends above the values at the minimum of the others."""
+    index = np.where(np.isnan(others), np.inf, others).argmin(-1)
     lowest = np.take_along_axis(values, index[..., None], -1)[..., 0]
-    return values[..., 0] - lowest, values[..., -1] - lowest
+    return DropAndRise(values[..., 0] - lowest, values[..., -1] - lowest, index)

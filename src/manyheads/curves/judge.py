@@ -35,38 +35,23 @@ WORDS = {"entropy": "attention entropy", "stable_rank": "stable rank of the lowe
 
 @dataclass(frozen=True)
 class LayerVerdict:
-    """One curve: of a run, a figure and a layer, the lowest being 0.
-
-    Attributes
-    ----------
-    drop, rise
-        First and last value above the minimum; both are about the range of the noise where there is nothing else.
-    level
-        That of uniform attention, or of a random matrix; None if not known.
-    shape
-        Beyond the curve's own noise; None for fewer than 20 values, or if some are not finite.
-    """
+    """One curve: of a run, a figure and a layer, the lowest being 0."""
 
     run: str
     figure: str
     layer: int
+    # First and last value above the minimum; both are about the range of the noise where there is nothing else
     drop: float
     rise: float
-    level: float | None
-    shape: CurveShape | None
+    level: float | None  # that of uniform attention, or of a random matrix; None if not known
+    shape: CurveShape | None  # beyond the curve's own noise; None for fewer than 20 values, or if some are not finite
 
 
 @dataclass(frozen=True)
 class Relation:
-    """Rank correlation over runs with its 99% interval.
+    """Rank correlation over runs with its 99% interval."""
 
-    Attributes
-    ----------
-    text
-        What is correlated with what.
-    """
-
-    text: str
+    text: str  # what is correlated with what
     value: float
     interval: Interval
     runs: int
@@ -97,12 +82,9 @@ class CurveJudgement(Shown):
         for (figure, where), (count, known) in self.rebounds.items():
             if known:
                 share = proportion_interval(count, known)
-                found.append(
-                    f"{WORDS[figure]}, {where} layer: drops and rebounds in {count} of {known} runs "
-                    f"({count / known:.2f} [{share.low:.2f}, {share.high:.2f}])"
-                )
-        if not found:
-            found.append(f"no shapes: they take {LEAST} steps with finite values")
+                text = f"{WORDS[figure]}, {where} layer: drops and rebounds in {count} of {known} runs"
+                found.append(f"{text} ({count / known:.2f} [{share.low:.2f}, {share.high:.2f}])")
+        found = found or [f"no shapes: they take {LEAST} steps with finite values"]
         for each in self.relations:
             interval = f"[{each.interval.low:+.2f}, {each.interval.high:+.2f}]"
             found.append(f"{each.text}: rank correlation {each.value:+.2f} {interval} over {each.runs} runs")
@@ -179,15 +161,12 @@ def judge_curves(runs: Sequence[RunCurves]) -> CurveJudgement:
         raise UsageError(f"{len(runs)} runs, {len(set(names))} names: give at least one, each by a name of its own")
     layers = tuple(verdict for run in runs for verdict in _layers(run))
     rebounds = {}
-    for figure in WORDS:
-        tops = {v.run: v.layer for v in layers if v.figure == figure}  # the last one of a run
-        for where, chosen in (
-            ("bottom", [v for v in layers if v.figure == figure and v.layer == 0]),
-            ("top", [v for v in layers if v.figure == figure and v.layer == tops[v.run]]),
-        ):
-            labels = Counter(v.shape.label for v in chosen if v.shape is not None)
-            if chosen:
-                rebounds[figure, where] = labels["rebounded"], labels.total()
+    for figure in (name for name in WORDS if any(name in run.figures for run in runs)):
+        ends = {"bottom": dict.fromkeys(names, 0), "top": {v.run: v.layer for v in layers if v.figure == figure}}
+        for where, layer in ends.items():
+            chosen = [v.shape for v in layers if v.figure == figure and v.layer == layer[v.run]]
+            labels = Counter(shape.label for shape in chosen if shape)
+            rebounds[figure, where] = labels["rebounded"], labels.total()
     return CurveJudgement(tuple(runs), layers, rebounds, tuple(_relations(runs)))
 
 

@@ -33,9 +33,9 @@ class RunSummary:
     """
 
     def __init__(self, trained: xr.Dataset, random_rank: float) -> None:
-        self.entropy = _filled(trained["entropy"].mean("head"))  # heads are exchangeable
-        self.rank = _filled(trained["stable_rank"]) / random_rank
-        self.loss = _filled(trained["validation_loss"])
+        self.entropy = _fill(trained["entropy"].mean("head"))  # heads are exchangeable
+        self.rank = _fill(trained["stable_rank"]) / random_rank
+        self.loss = _fill(trained["validation_loss"])
         self.best = self.loss.min("step")
 
     @cached_property
@@ -99,7 +99,7 @@ def changes(curves: xr.DataArray) -> xr.Dataset:
     return xr.Dataset({part: first.copy(data=getattr(found, part)) for part in ("drop", "rise")})
 
 
-def _filled(values: xr.DataArray) -> xr.DataArray:
+def _fill(values: xr.DataArray) -> xr.DataArray:
     ordered = values.transpose(..., "step")
     return ordered.copy(data=forward_fill(ordered.values))
 

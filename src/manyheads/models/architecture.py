@@ -12,62 +12,14 @@ from typing import Any
 
 from manyheads.errors import UsageError
 from manyheads.models.config import ModelConfig, read_config
-from manyheads.models.counts import model_sizes
-from manyheads.models.modules import Role
-from manyheads.models.parameters import ParameterMap, recognize
+from manyheads.models.modules import GAINS, Role
+from manyheads.models.parameters import ParameterMap, ParameterRole, recognize
 from manyheads.models.parts import PARTS, UNDERIVED, Architecture, Parameter
 from manyheads.models.refusals import CheckpointRefused
 from manyheads.transformer.shape import Shape
 
 LARGEST_STD = 1e30
 """No family starts its weights at such a std; float32 still holds it."""
-
-_WEIGHT = {
-    Role.EMBEDDING: "embedding",
-    Role.SEGMENT: "embedding",
-    Role.PATCH: "embedding",
-    Role.POSITION: "positional",
-    Role.MARKER: "marker",
-    Role.QUERY: "query",
-    Role.KEY: "key",
-    Role.VALUE: "value",
-    Role.QUERY_DOWN: "query_down",
-    Role.QUERY_UP: "query_up",
-    Role.KEY_VALUE_DOWN: "key_value_down",
-    Role.KEY_VALUE_UP: "key_value_up",
-    Role.OUTPUT: "output",
-    Role.MLP_IN: "mlp_in",
-    Role.MLP_GATE: "mlp_in",
-    Role.MLP_OUT: "mlp_out",
-    Role.EXPERT_IN: "mlp_in",
-    Role.EXPERT_OUT: "mlp_out",
-    Role.ROUTER: "router",
-    Role.SHARED_GATE: "router",
-    Role.SINK: "sink",
-    Role.RELATIVE_POSITION: "sink",
-    Role.HEAD_TRANSFORM: "hidden",
-    Role.POOLER: "hidden",
-    Role.UNEMBEDDING: "unembedding",
-    Role.CLASSIFIER: "unembedding",
-}
-_NORM = {
-    Role.ATTENTION_NORM: "attention",
-    Role.MLP_NORM: "mlp",
-    Role.FINAL_NORM: "final",
-    Role.HEAD_NORM: "final",
-    Role.EMBEDDING_NORM: "embedding",
-    Role.QUERY_NORM: "query",
-    Role.KEY_NORM: "key",
-    Role.ATTENTION_POST_NORM: "attention_post",
-    Role.MLP_POST_NORM: "mlp_post",
-    Role.ATTENTION_SCALE: "branch",
-    Role.MLP_SCALE: "branch",
-    Role.QUERY_DOWN_NORM: "inner",
-    Role.KEY_VALUE_DOWN_NORM: "inner",
-    Role.MIXED_NORM: "inner",
-    Role.MLP_HIDDEN_NORM: "inner",
-}
-_REFUSED = {Role.MLP_ACTIVATION: "activation"}
 
 
 @dataclass(frozen=True)
@@ -116,8 +68,10 @@ def read_architecture(
     family = known.config.family
     shape, post = body.shape, body.post_norm
     std = _read_std(config) if family.plain_start else None
-    _check_projections(known)
-    saved = known.config.family.saved_name
+    for name, part in known.roles.items():
+        if part.role in (Role.EMBEDDING_PROJECTION, Role.UNEMBEDDING_PROJECTION):
+            raise _narrow(name, known.config.values["width"])
+    saved = family.saved_name
     named = [(group, [known.roles[saved(name)] for name in group]) for group in groups]
     tied = any({Role.EMBEDDING, Role.UNEMBEDDING} <= {part.role for part in parts} for _, parts in named)
     closing, reason = _closing(known, post) if tied else (None, "")
@@ -138,17 +92,9 @@ def read_architecture(
         parameters[group[0] in frozen].append(parameter)
     if tied and not reason and not any(each.closes and each.start == "one" for each in parameters[False]):
         reason = "its last norm has no gain that is trained"
-    return Architecture(
-        shape,
-        tuple(parameters[False]),
-        family.model_type,
-        post,
-        std,
-        reason,
-        frozen=tuple(parameters[True]),
-        root_width=known.config.root_width,
-        fixed_scale=family.fixed_scale,
-    )
+    trained, resting = (tuple(parameters[each]) for each in (False, True))
+    facts = {"root_width": known.config.root_width, "fixed_scale": family.fixed_scale}
+    return Architecture(shape, trained, family.model_type, post, std, reason, frozen=resting, **facts)
 
 
 def apply_role_map(
@@ -183,27 +129,25 @@ def apply_role_map(
         if unknown := [piece for piece in part.split("+") if piece not in PARTS]:
             raise UsageError(f"{pattern!r} is given the role {unknown[0]!r}: choose from {', '.join(PARTS)}")
     used: set[str] = set()
-    parameters, resting = [], []
-    for group in _groups(names):
-        means = _look_up(roles, group, used)
-        if unknown := [name for name in group if name not in means]:
-            raise UsageError(f"no pattern of the role map fits the parameter {unknown[0]!r}: add one, or freeze it")
-        parameters.append(_parameter(group, set(means.values()), closes=False))
-    for group in _groups(frozen):
-        if means := _look_up(roles, group, used):
-            resting.append(_parameter(group, set(means.values()), closes=False))
+    found: list[list[Parameter]] = [[], []]  # trained, frozen
+    for resting, given in enumerate((names, frozen)):
+        for group in _groups(given):
+            means = _look_up(roles, group, used)
+            if not resting and (unknown := [name for name in group if name not in means]):
+                raise UsageError(f"no pattern of the role map fits the parameter {unknown[0]!r}: add one, or freeze it")
+            if means:
+                found[resting].append(_parameter(group, set(means.values()), closes=False))
+    parameters = found[0]
     if idle := [pattern for pattern in roles if pattern not in used]:
         raise UsageError(f"the pattern {idle[0]!r} of the role map fits no parameter: mend or remove it")
     reason = ""
-    if any(parameter.tied for parameter in (*parameters, *resting)):
+    if any(parameter.tied for some in found for parameter in some):
         ends = [parameter.name for parameter in parameters if parameter.parts[0] == "final_gain"]
         reason = "" if len(ends) == 1 else f"it has {len(ends)} parameters of role final_gain that are trained"
         if not reason:
             last = ("final_gain", "final_shift")
-            parameters, resting = (
-                [replace(each, closes=each.parts[0] in last) for each in some] for some in (parameters, resting)
-            )
-    return Architecture(shape, tuple(parameters), open_end=reason, frozen=tuple(resting))
+            found = [[replace(each, closes=each.parts[0] in last) for each in some] for some in found]
+    return Architecture(shape, tuple(found[0]), open_end=reason, frozen=tuple(found[1]))
 
 
 def _groups(names: Iterable[str | Sequence[str]]) -> list[tuple[str, ...]]:
@@ -225,8 +169,8 @@ def _recognize(config: Mapping[str, Any], groups: list[tuple[str, ...]]) -> Para
     # Which heads are tied is seen on the parameters themselves; without a class name nothing is asked for twice.
     config = {key: value for key, value in config.items() if key != "architectures"}
     try:
-        saved = read_config(config, "model").family.saved_name
-        return recognize(config, [saved(name) for group in groups for name in group], "model")
+        read = read_config(config, "model", complete=True)
+        return recognize(read, [read.family.saved_name(name) for group in groups for name in group], "model")
     except CheckpointRefused as refused:
         raise UsageError(
             f"{refused.found}. Roles are never guessed: for adapters, cross-attention, experts and families that are "
@@ -234,7 +178,7 @@ def _recognize(config: Mapping[str, Any], groups: list[tuple[str, ...]]) -> Para
         ) from refused
 
 
-def read_body(config: Mapping[str, Any]) -> Body:
+def read_body(config: ModelConfig | Mapping[str, Any]) -> Body:
     """Read what a configuration says of the blocks, without the names of their parameters.
 
     Examples
@@ -244,7 +188,7 @@ def read_body(config: Mapping[str, Any]) -> Body:
     (4, False, True)
     """
     try:
-        return _read_body(read_config(config, "model"))
+        return _read_body(config if isinstance(config, ModelConfig) else read_config(config, "model"))
     except CheckpointRefused as refused:
         raise UsageError(f"{refused.found}") from refused
 
@@ -252,8 +196,8 @@ def read_body(config: Mapping[str, Any]) -> Body:
 def _read_body(config: ModelConfig) -> Body:
     """Refuse attention that the theory does not describe."""
     values, raw = config.values, config.raw
-    if refused := [_REFUSED[module.role] for module in config.family.body if module.role in _REFUSED]:
-        raise UsageError(f"the family {config.family.model_type}: {UNDERIVED[refused[0]]}")
+    if any(module.role is Role.MLP_ACTIVATION for module in config.family.body):
+        raise UsageError(f"the family {config.family.model_type}: {UNDERIVED['activation']}")
     width, heads, key_dim = values["width"], values["heads"], values["key_dim"]
     if not values["layers"]:
         raise UsageError("a model without layers: depth is a positive integer")
@@ -264,7 +208,7 @@ def _read_body(config: ModelConfig) -> Body:
         )
     if raw.get("add_cross_attention") or raw.get("is_encoder_decoder"):
         raise UsageError("cross-attention is not described here: train the decoder alone, or give roles= and shape=")
-    sizes = model_sizes(config)
+    sizes = config.sizes
     if sizes["embedding_width"] != width:
         raise _narrow(config.family.counted["embedding_width"].name, width)
     shape = Shape(
@@ -291,12 +235,6 @@ def _narrow(name: str, width: int) -> UsageError:
     )
 
 
-def _check_projections(parameters: ParameterMap) -> None:
-    for name, part in parameters.roles.items():
-        if part.role in (Role.EMBEDDING_PROJECTION, Role.UNEMBEDDING_PROJECTION):
-            raise _narrow(name, parameters.config.values["width"])
-
-
 def _read_std(config: Mapping[str, Any]) -> float:
     """Return the standard deviation at which a family starts its weights, chosen as transformers does."""
     name = "initializer_range" if config.get("initializer_range") else "init_std"
@@ -306,10 +244,10 @@ def _read_std(config: Mapping[str, Any]) -> float:
     return float(std)
 
 
-def _parts(part: Any, name: str) -> tuple[str, ...]:
+def _parts(part: ParameterRole, name: str) -> tuple[str, ...]:
     """Translate the meaning of a name of a family."""
-    if part.role in _NORM:
-        return (f"{_NORM[part.role]}_{'gain' if part.kind == 'gain' else 'shift'}",)
+    if part.role.sort == "norm" or part.role in GAINS:
+        return (f"{part.role.part}_{'gain' if part.kind == 'gain' else 'shift'}",)
     biased = "_bias" if part.kind == "bias" else ""
     if part.role is Role.QUERY_KEY_VALUE:
         return tuple(f"{each}{biased}" for each in ("query", "key", "value"))
@@ -317,7 +255,7 @@ def _parts(part: Any, name: str) -> tuple[str, ...]:
         return ("blank",)
     if part.role is Role.MLP_GATE_IN:
         return (f"mlp_gate{biased}", f"mlp_in{biased}")
-    return (f"{_WEIGHT[part.role]}{biased}",)
+    return (f"{part.role.part}{biased}",)
 
 
 def _closing(parameters: ParameterMap, post: bool) -> tuple[Role | None, str]:

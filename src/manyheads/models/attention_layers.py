@@ -34,27 +34,16 @@ class Rotary:
 
     Components from `dims` on stay as they are.
 
-    Attributes
-    ----------
-    dims
-        How many of the N components of a head are turned; even.
-    fraction
-        The share of N that the configuration names; `dims = int(N * fraction)`.
-    theta
-        The base of the angles.
-    scaling
-        The configuration's own table when it changes these angles (linear, dynamic, yarn, llama3, ...); empty: none.
-
     Examples
     --------
     >>> Rotary(dims=4, fraction=1.0, theta=100.0).frequencies().tolist()
     [1.0, 0.1]
     """
 
-    dims: int
-    fraction: float
-    theta: float
-    scaling: Mapping[str, Any] = field(default_factory=dict)
+    dims: int  # how many of the N components of a head are turned; even
+    fraction: float  # the share of N that the configuration names; `dims = int(N * fraction)`
+    theta: float  # the base of the angles
+    scaling: Mapping[str, Any] = field(default_factory=dict)  # the configuration's table that changes these angles
 
     def frequencies(self) -> np.ndarray:
         """Return the angle of each pair at position 1, shape (dims/2,), float64.
@@ -72,40 +61,20 @@ class Rotary:
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """One attention layer, apart from its weights.
+    """One attention layer, apart from its weights."""
 
-    Attributes
-    ----------
-    width, heads, key_value_heads, key_dim
-        d, H, the number of key-value heads that the H heads share in order, and N.
-    scale
-        What the products of queries and keys are multiplied with before the softmax.
-    causal
-        Whether a position sees only itself and earlier ones.
-    window
-        How many positions it sees at most, itself included; None: no limit.
-    rotary
-        Rotary positions, or None where positions are added to the embedding.
-    norm, norm_eps
-        "layer" or "rms", and the number added to the variance or mean square.
-    norm_place
-        "pre": the layer reads the normalized stream; "post": the norm follows the residual sum.
-    parallel
-        Whether attention and MLP of a block read the same stream and are added together (GPT-NeoX).
-    """
-
-    width: int
-    heads: int
-    key_value_heads: int
-    key_dim: int
-    scale: float
+    width: int  # d
+    heads: int  # H
+    key_value_heads: int  # that the H heads share in order
+    key_dim: int  # N
+    scale: float  # factor of the products of queries and keys before the softmax
     causal: bool
-    window: int | None
-    rotary: Rotary | None
-    norm: str
-    norm_eps: float
-    norm_place: str
-    parallel: bool
+    window: int | None  # how many positions a position sees at most, itself included; None: no limit
+    rotary: Rotary | None  # None where positions are added to the embedding
+    norm: str  # "layer" or "rms"
+    norm_eps: float  # added to the variance or mean square
+    norm_place: str  # "pre": the layer reads the normalized stream; "post": the norm follows the residual sum
+    parallel: bool  # whether attention and MLP of a block read the same stream and are added together (GPT-NeoX)
 
 
 def attention_config(config: ModelConfig, layer: int, *, any_score: bool = False) -> AttentionConfig:
@@ -157,20 +126,18 @@ def unread(config: ModelConfig, *, any_score: bool = False, norms: bool = True) 
 
     Norms in front of a layer do not matter to its scores, nor where `norms` is False.
     """
+    family = config.family
+    roles = [module.role for module in family.body if module.role in _BEYOND and config.holds(module.when)]
     if any_score:
-        beyond = "" if config.family.beyond in _OF_SCORES else config.family.beyond
-        others = [module for module in config.family.body if module.role in _BEYOND and module.role not in _SCORE_ROLES]
-        return beyond or next((_BEYOND[module.role] for module in others if config.holds(module.when)), "")
-    if config.family.beyond or config.values.get("alibi"):
-        return config.family.beyond or "its logits fall with the distance (ALiBi)"
-    if norms and config.family.gain_offset:
+        beyond = "" if family.beyond in _OF_SCORES else family.beyond
+        return beyond or next((_BEYOND[role] for role in roles if role not in _SCORE_ROLES), "")
+    if family.beyond or config.values.get("alibi"):
+        return family.beyond or SLOPES
+    if norms and family.gain_offset:
         return "its norms multiply by 1 + w"
-    if norms and all(module.role is not Role.ATTENTION_NORM for module in config.family.body):
+    if norms and all(module.role is not Role.ATTENTION_NORM for module in family.body):
         return "no norm with gains stands before it"
-    found = [
-        _BEYOND[module.role] for module in config.family.body if module.role in _BEYOND and config.holds(module.when)
-    ]
-    return found[0] if found else ""
+    return _BEYOND[roles[0]] if roles else ""
 
 
 def _rotary(config: ModelConfig) -> Rotary | None:
@@ -198,30 +165,17 @@ def _rotary(config: ModelConfig) -> Rotary | None:
 class AttentionWeights:
     """The weights of one attention layer as NumPy arrays.
 
-    Attributes
-    ----------
-    query
-        (H, d, N)
-    key, value
-        (H_kv, d, N)
-    output
-        (H, N, d)
-    query_bias, key_bias, value_bias
-        (H, N), (H_kv, N), (H_kv, N), or None
-    output_bias
-        (d,), or None
-    config
-        Scale, mask, positions and norms.
+    `config` holds scale, mask, positions and norms.
     """
 
-    query: np.ndarray
-    key: np.ndarray
-    value: np.ndarray
-    output: np.ndarray
-    query_bias: np.ndarray | None
-    key_bias: np.ndarray | None
-    value_bias: np.ndarray | None
-    output_bias: np.ndarray | None
+    query: np.ndarray  # (H, d, N)
+    key: np.ndarray  # (H_kv, d, N)
+    value: np.ndarray  # (H_kv, d, N)
+    output: np.ndarray  # (H, N, d)
+    query_bias: np.ndarray | None  # (H, N)
+    key_bias: np.ndarray | None  # (H_kv, N)
+    value_bias: np.ndarray | None  # (H_kv, N)
+    output_bias: np.ndarray | None  # (d,)
     config: AttentionConfig
 
     @property
@@ -238,7 +192,7 @@ def attention_weights(checkpoint: Checkpoint, layer: int, found: ParameterMap | 
     checkpoint
         An open checkpoint.
     layer
-        Which layer, from 0.
+        From 0.
     found
         What `parameter_map` returned, so that a loop over layers explains the names only once.
 

@@ -7,12 +7,13 @@ else; transformers is not needed.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from manyheads.models.checkpoints.files import read_json
 from manyheads.models.families import FAMILIES, UNSUPPORTED
-from manyheads.models.modules import NEVER, Condition, Family, Key
+from manyheads.models.modules import ALWAYS, MAYBE, NEVER, Condition, Family, Key, Role
 from manyheads.models.refusals import ConfigInvalid, FamilyUnknown, shorten
 
 SIZES = ("width", "heads", "layers")
@@ -20,30 +21,28 @@ SIZES = ("width", "heads", "layers")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A configuration, read by the table of its family.
-
-    Attributes
-    ----------
-    family
-        The family.
-    values
-        Canonical name → value (width, heads, layers, key_dim, key_value_heads, eps, ...).
-    raw
-        The configuration itself.
-    path
-        Where it comes from, for messages.
-    """
+    """A configuration, read by the table of its family."""
 
     family: Family
-    values: Mapping[str, Any]
+    values: Mapping[str, Any]  # by canonical name: width, heads, layers, key_dim, key_value_heads, eps, ...
     raw: Mapping[str, Any]
-    path: Path
+    path: Path  # where it comes from, for messages
+
+    @classmethod
+    def of(cls, source: "ModelConfig | Mapping[str, Any] | Path | str") -> "ModelConfig":
+        """Return a configuration as it is, or read its content, a `config.json` or the folder that holds one."""
+        if isinstance(source, cls):
+            return source
+        return read_config(*load_config(source)) if isinstance(source, (str, Path)) else read_config(source, "config")  # type: ignore[arg-type]
+
+    def _fact(self, stated: bool | str) -> bool:
+        """Return a property of the family, or what the key says that it names."""
+        return stated if isinstance(stated, bool) else bool(self.values[stated])
 
     @property
     def causal(self) -> bool:
         """Whether a position sees only itself and earlier ones."""
-        causal = self.family.causal
-        return causal if isinstance(causal, bool) else bool(self.values[causal])
+        return self._fact(self.family.causal)
 
     @property
     def post_norm(self) -> bool:
@@ -54,20 +53,66 @@ class ModelConfig:
     @property
     def parallel(self) -> bool:
         """Whether attention and MLP of a block read the same stream and are added together."""
-        parallel = self.family.parallel
-        return parallel if isinstance(parallel, bool) else bool(self.values[parallel])
+        return self._fact(self.family.parallel)
 
     @property
     def root_width(self) -> bool:
         """Whether embeddings are multiplied by the root of the width."""
-        scaled = self.family.root_width
-        return scaled if isinstance(scaled, bool) else bool(self.values[scaled])
+        return self._fact(self.family.root_width)
+
+    @cached_property
+    def counted(self) -> dict[str, Any]:
+        """Canonical name → value of what only counts of operations need."""
+        return {name: read_value(key, self.raw, self.path) for name, key in self.family.counted.items()}
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """The sizes that sides of modules are written in, by name."""
+        values, counted = self.values, self.counted
+        width, key_dim, hidden = values["width"], values["key_dim"], counted.get("mlp_hidden")
+        found = {name: value for name, value in {**values, **counted}.items() if isinstance(value, int)}
+        found |= {"queries": values["heads"] * key_dim, "keys": values["key_value_heads"] * key_dim}
+        found["hidden"] = counted.get("mlp_ratio", 4) * width if hidden is None else hidden
+        found["embedding_width"] = counted.get("embedding_width") or width
+        found["value_dim"] = values.get("value_dim", key_dim)
+        found["positions"] = counted.get("positions", 0) + self.family.position_offset
+        labels, count = self.raw.get("id2label"), read_value(Key("num_labels", 2), self.raw, self.path)
+        found["labels"] = len(labels) if isinstance(labels, dict) else count
+        if "patch" in counted:
+            image, patch = counted["image"], counted["patch"]
+            if not 0 < patch <= image:
+                raise ConfigInvalid(self.path, f"patch_size is {patch}, expected 1 to the image_size, {image}")
+            found["patch_features"] = patch**2 * counted["channels"]
+            found["patches"] = (image // patch) ** 2
+            found["positions"] = found["patches"] + counted.get("markers", 1)
+            # Masked autoencoders show the rest to their blocks.
+            found["hidden_patches"] = found["patches"] - int(found["patches"] * (1 - counted.get("mask_ratio", 0)))
+        if "experts" in found and not 1 <= found["active_experts"] <= found["experts"]:
+            what = f"a token visits {found['active_experts']} experts, expected 1 to their number, {found['experts']}"
+            raise ConfigInvalid(self.path, what)
+        if "shared_experts" in counted:
+            found["shared_hidden"] = counted["expert_hidden"] * (counted["shared_experts"] or 0)
+        return found
+
+    def leaves_out(self, key: Key) -> bool:
+        """Tell whether the default stands in: no name is there, or its value is null where null means the default."""
+        stated = [self.raw[name] for name in key.name.split("|") if name in self.raw]
+        return not stated or (stated[0] is None and key.null is ... and key.default is not None)
 
     def holds(self, condition: Condition) -> bool:
         """Tell whether a module, or its bias, is there under this configuration."""
-        return condition != NEVER and all(
-            not self.values[key[1:]] if key.startswith("!") else self.values[key] for key in condition
+        return condition == ALWAYS or (
+            condition != NEVER
+            and all(not self.values[key[1:]] if key.startswith("!") else self.values[key] for key in condition.split())
         )
+
+    def may_hold(self, condition: Condition) -> bool:
+        """Tell whether a module, or its bias, is there or may be."""
+        return condition == MAYBE or self.holds(condition)
+
+    def has_biases(self, *roles: Role) -> bool:
+        """Tell whether some module of the body with one of these roles has a bias, or may have one."""
+        return any(self.may_hold(module.bias) for module in self.family.body if module.role in roles)
 
     def built_with(self, *endings: str) -> bool:
         """Tell whether a class that the configuration names ends so: which head stands on the body."""
@@ -82,13 +127,14 @@ class ModelConfig:
         types, window = self._layer_types(), self.values.get("window")
         if not self.values.get("windowed") or not window:
             return None
-        if types is None and (period := self.values.get("window_period")):
+        if types is not None:
+            slides = types[layer] == "sliding_attention"
+        elif period := self.values.get("window_period"):
             # The last layer of a period sees all positions; the first one, where the period is negative.
-            place = layer % abs(period)
-            return None if place == (0 if period < 0 else period - 1) else window
-        if types is None:
-            return window if layer >= self.values.get("window_from_layer", 0) else None
-        return window if types[layer] == "sliding_attention" else None
+            slides = layer % abs(period) != (0 if period < 0 else period - 1)
+        else:
+            slides = layer >= self.values.get("window_from_layer", 0)
+        return window if slides else None
 
     def windows(self) -> set[int | None]:
         """Return the windows that occur in some layer."""
@@ -125,14 +171,8 @@ class ModelConfig:
 def read_config(raw: Mapping[str, Any], path: Path | str = "config.json", *, complete: bool = False) -> ModelConfig:
     """Read a configuration by the table of its family, with the family's defaults, and refuse what cannot be.
 
-    Parameters
-    ----------
-    raw
-        The content of a `config.json`.
-    path
-        Where it comes from, for messages.
-    complete
-        Whether width, heads and layers have to be stated, as they are beside weights.
+    `path` is where it comes from, for messages. If it is to be `complete`, width, heads and layers have to be stated,
+    as they are beside weights.
     """
     path, model_type = Path(path), raw.get("model_type")
     if isinstance(model_type, str) and model_type in UNSUPPORTED:
@@ -170,7 +210,7 @@ def read_config(raw: Mapping[str, Any], path: Path | str = "config.json", *, com
 
 def read_value(key: Key, raw: Mapping[str, Any], path: Path) -> Any:
     """Read one value, of the type of its default."""
-    value = key.given(raw)
+    value = next((raw[name] for name in key.name.split("|") if name in raw), key.default)
     if not key.name:  # a constant of the family
         return value
     if value is None and key.null is not ...:
@@ -178,20 +218,21 @@ def read_value(key: Key, raw: Mapping[str, Any], path: Path) -> Any:
     value = key.default if value is None else value
     if value is None:  # it follows from others
         return None
-    if isinstance(key.default, bool):
-        fits, kind = isinstance(value, bool), "true or false"
-    elif isinstance(key.default, str):
-        fits, kind = isinstance(value, str), "a name"
-    elif isinstance(key.default, list):
-        fits = isinstance(value, list) and all(isinstance(each, int) for each in value)
-        kind = "a list of layers"
-    elif isinstance(key.default, float):
-        share = key.name == "mask_ratio"
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
-        fits = fits and (value <= 1 if share else value > 0)
-        kind = "a number from 0 to 1" if share else "a positive number"
-    else:
-        fits, kind = isinstance(value, int) and not isinstance(value, bool) and value >= 0, "a whole number"
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    match key.default:
+        case bool():
+            fits, kind = isinstance(value, bool), "true or false"
+        case str():
+            fits, kind = isinstance(value, str), "a name"
+        case list():
+            fits = isinstance(value, list) and all(isinstance(each, int) for each in value)
+            kind = "a list of layers"
+        case float() if key.name == "mask_ratio":
+            fits, kind = number and 0 <= value <= 1, "a number from 0 to 1"
+        case float():
+            fits, kind = number and 0 < value < float("inf"), "a positive number"
+        case _:
+            fits, kind = number and isinstance(value, int) and value >= 0, "a whole number"
     if not fits:
         raise ConfigInvalid(path, f"{key.name} is {shown(value)}, expected {kind}")
     return value
@@ -205,14 +246,6 @@ def shown(value: Any) -> str:
 
 
 def load_config(path: Path | str) -> tuple[dict[str, Any], Path]:
-    """Read a `config.json`, or that of a folder; links are followed, since only JSON is read.
-
-    Returns
-    -------
-    dict, Path
-        Its content, and the path of the file.
-    """
-    path = Path(path)
-    if os.path.isdir(path):
-        path = path / "config.json"
+    """Read a `config.json`, or that of a folder; return its content and its path. Links are followed."""
+    path = Path(path, "config.json") if os.path.isdir(path) else Path(path)
     return read_json(path, follow_links=True), path

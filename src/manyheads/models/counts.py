@@ -1,6 +1,6 @@
 r"""Parameters and matrix FLOPs of a model from its configuration alone, by the table of its family.
 
-Every module of a family has sides in names of sizes (`SIDES`), so that a configuration gives every parameter of the
+Every module of a family has sides in names of sizes, so that a configuration gives every parameter of the
 model: with E experts of which a token visits k, the matrices of experts count k/E among the *active* ones. A forward
 pass multiplies and adds once for each active weight of a matrix and token, tables that are looked up left out, and
 in the attention of a layer
@@ -18,56 +18,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from manyheads.errors import check_integer
-from manyheads.models.config import ModelConfig, load_config, read_config, read_value
+from manyheads.models.config import ModelConfig
 from manyheads.models.families.heads import describe_head, has_language_head, head_layers
-from manyheads.models.modules import MAYBE, Key, Module, Role
-from manyheads.models.refusals import ConfigInvalid
+from manyheads.models.modules import MAYBE, Module, Role
+
+Source = ModelConfig | Mapping[str, Any] | Path | str
+"""A configuration: read, its content, a `config.json`, or the folder that holds one."""
 
 _HEAD_ROLES = (Role.UNEMBEDDING, Role.HEAD_TRANSFORM, Role.HEAD_NORM)
-_PROJECTIONS = (Role.EMBEDDING_PROJECTION, Role.UNEMBEDDING_PROJECTION)
 TABLES = (Role.EMBEDDING, Role.POSITION, Role.SEGMENT, Role.RELATIVE_POSITION)
 """Roles that are looked up or added: they take part in no matrix product."""
 EXPERT_ROLES = (Role.EXPERT_IN, Role.EXPERT_OUT)
-PRODUCTS = frozenset(
-    {
-        Role.PATCH, Role.EMBEDDING_PROJECTION, Role.UNEMBEDDING_PROJECTION, Role.QUERY, Role.KEY, Role.VALUE,
-        Role.QUERY_KEY_VALUE, Role.QUERY_DOWN, Role.QUERY_UP, Role.KEY_VALUE_DOWN, Role.KEY_VALUE_UP, Role.OUTPUT,
-        Role.MLP_IN, Role.MLP_GATE, Role.MLP_GATE_IN, Role.MLP_OUT, Role.ROUTER, *EXPERT_ROLES, Role.SHARED_GATE,
-        Role.HEAD_TRANSFORM, Role.POOLER, Role.UNEMBEDDING, Role.CLASSIFIER,
-    }
-)  # fmt: skip
+PRODUCTS = frozenset({*(role for role in Role if role.sort == "linear"), *EXPERT_ROLES})
 """Roles whose weights are multiplied with a token, as the forward passes of transformers show."""
 
 UNCOUNTED = ("eps", "rotary_theta", "rotary_fraction", "rotary_dims", "scaled", "scaled_by_layer", "scale_embedding")
 """Values of a configuration on which no count depends."""
-
-SIDES: Mapping[Role, str] = {
-    Role.EMBEDDING: "vocabulary,embedding_width",
-    Role.POSITION: "positions,width",
-    Role.SEGMENT: "segments,width",
-    Role.RELATIVE_POSITION: "buckets,heads",
-    Role.PATCH: "width,patch_features",
-    Role.EMBEDDING_PROJECTION: "width,embedding_width",
-    Role.UNEMBEDDING_PROJECTION: "embedding_width,width",
-    Role.QUERY: "queries,width",
-    Role.KEY: "keys,width",
-    Role.VALUE: "keys,width",
-    Role.QUERY_KEY_VALUE: "queries+2*keys,width",
-    Role.OUTPUT: "width,queries",
-    Role.SINK: "heads",
-    Role.MIXED_NORM: "queries",
-    Role.MLP_IN: "hidden,width",
-    Role.MLP_GATE: "hidden,width",
-    Role.MLP_GATE_IN: "2*hidden,width",
-    Role.MLP_HIDDEN_NORM: "hidden",
-    Role.MLP_ACTIVATION: "1",
-    Role.MLP_OUT: "width,hidden",
-    Role.HEAD_TRANSFORM: "width,width",
-    Role.POOLER: "width,width",
-    Role.UNEMBEDDING: "vocabulary,embedding_width",
-    Role.CLASSIFIER: "labels,width",
-}
-"""Role → sides of its weight, fan-out first; all other roles are vectors of the width."""
 
 
 class Size(NamedTuple):
@@ -89,82 +55,28 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Parameters of a model.
+    """Parameters of a model."""
 
-    Attributes
-    ----------
-    total
-        All of them, tied ones once.
-    active
-        Those that a token meets: of experts, the ones that it visits; tables in full.
-    embedding
-        Tables that are looked up or added (tokens, positions, segments): in `active`, but in no matrix product; a table
-        that is tied to the unembedding is among the products all the same.
-    matrix
-        Active weights that are multiplied with a token.
-    predicted
-        Parameters of the blocks that predict further tokens (multi-token prediction), which are not in `total`.
-    notes
-        What was assumed, and what is left out.
-    """
-
-    total: int
-    active: int
-    embedding: int
-    matrix: int
-    predicted: int = 0
-    notes: tuple[str, ...] = ()
-
-
-def model_sizes(config: ModelConfig) -> dict[str, int]:
-    """Return the sizes that sides are written in, by name."""
-    family, values = config.family, config.values
-    counted = {name: read_value(key, config.raw, config.path) for name, key in family.counted.items()}
-    width, heads, key_dim = values["width"], values["heads"], values["key_dim"]
-    hidden = counted.get("mlp_hidden")
-    if hidden is None:
-        hidden = counted.get("mlp_ratio", 4) * width
-    found = {name: value for name, value in {**values, **counted}.items() if isinstance(value, int)}
-    found |= {"hidden": hidden, "queries": heads * key_dim, "keys": values["key_value_heads"] * key_dim}
-    found["embedding_width"] = counted.get("embedding_width") or width
-    found["value_dim"] = values.get("value_dim", key_dim)
-    found["positions"] = counted.get("positions", 0) + family.position_offset
-    labels = config.raw.get("id2label")
-    count = read_value(Key("num_labels", 2), config.raw, config.path)
-    found["labels"] = len(labels) if isinstance(labels, dict) else count
-    if "patch" in counted:
-        if not 0 < counted["patch"] <= counted["image"]:
-            raise ConfigInvalid(
-                config.path, f"patch_size is {counted['patch']}, expected 1 to the image_size, {counted['image']}"
-            )
-        found["patch_features"] = counted["patch"] ** 2 * counted["channels"]
-        found["patches"] = (counted["image"] // counted["patch"]) ** 2
-        found["positions"] = found["patches"] + counted.get("markers", 1)
-        # Masked autoencoders show the rest to their blocks.
-        found["hidden_patches"] = found["patches"] - int(found["patches"] * (1 - counted.get("mask_ratio", 0)))
-    if "experts" in found and not 1 <= found["active_experts"] <= found["experts"]:
-        raise ConfigInvalid(
-            config.path,
-            f"a token visits {found['active_experts']} experts, expected 1 to their number, {found['experts']}",
-        )
-    if "shared_experts" in counted:
-        found["shared_hidden"] = counted["expert_hidden"] * (counted["shared_experts"] or 0)
-    return found
+    total: int  # all, tied ones once
+    active: int  # those that a token meets: of experts, the ones that it visits; tables in full
+    embedding: int  # tables that are looked up or added, in no matrix product unless tied to the unembedding
+    matrix: int  # active weights that are multiplied with a token
+    predicted: int = 0  # of the blocks that predict further tokens (multi-token prediction), not in the total
+    notes: tuple[str, ...] = ()  # what was assumed, and what is left out
 
 
 def describe_assumed(config: ModelConfig, only: Collection[str] = ()) -> tuple[str, ...]:
     """Return the note on the values (`only` these, by canonical name) that a configuration leaves to its family."""
-    raw, family = config.raw, config.family
-    sizes = {**model_sizes(config), **config.values}
-    derived = {"mlp_hidden": "hidden"}
+    family = config.family
+    sizes = {**config.sizes, **config.values, "mlp_hidden": config.sizes["hidden"]}
     missing = {
-        key.name.partition("|")[0]: sizes.get(derived.get(name, name), key.default)
+        key.name.partition("|")[0]: sizes.get(name, key.default)
         for name, key in {**family.keys, **family.counted}.items()
-        if (name in only if only else name not in UNCOUNTED) and key.name and key.leaves_out(raw)
+        if (name in only if only else name not in UNCOUNTED) and key.name and config.leaves_out(key)
     }
-    labelled = any("labels" in layer.sides for layer in head_layers(config) or ())
-    if labelled and not only and not {"id2label", "num_labels"} & raw.keys():
-        missing["num_labels"] = sizes["labels"]
+    if not only and not {"id2label", "num_labels"} & config.raw.keys():
+        labelled = any("labels" in layer.sides for layer in head_layers(config) or ())
+        missing |= {"num_labels": sizes["labels"]} if labelled else {}
     listed = ", ".join(f"{name}={json.dumps(value)}" for name, value in missing.items())
     return (f"not in the configuration, taken from {family.model_type}: {listed}",) if missing else ()
 
@@ -175,7 +87,7 @@ def module_sizes(config: ModelConfig) -> Iterator[Size]:
     Heads are those of the class that the configuration names; without a name a causal family has its language head,
     and others are counted without a head.
     """
-    sizes, family = model_sizes(config), config.family
+    sizes, family = config.sizes, config.family
     tied = config.values.get("tied", False)
     for module in family.body:
         for layer in range(config.values["layers"]) if "{layer}" in module.path else [None]:
@@ -194,15 +106,13 @@ def module_sizes(config: ModelConfig) -> Iterator[Size]:
 
 def _is_present(config: ModelConfig, module: Module, sizes: Mapping[str, int]) -> bool:
     """Whether a module of the body is there; where a table leaves it open, by what usually is."""
-    if module.role in _PROJECTIONS:
+    if module.role in (Role.EMBEDDING_PROJECTION, Role.UNEMBEDDING_PROJECTION):
         return sizes["embedding_width"] != sizes["width"]
     return module.role not in (Role.BUFFER, Role.POOLER) and module.when != MAYBE and config.holds(module.when)
 
 
 def _size(config: ModelConfig, module: Module, sizes: Mapping[str, int]) -> Size:
-    text = module.sides or SIDES.get(module.role, "width")
-    if module.is_bias and module.role is Role.UNEMBEDDING:
-        text = "vocabulary"
+    text = "vocabulary" if module.is_bias and module.role is Role.UNEMBEDDING else module.sides
     sides = tuple(_evaluate(side, sizes) for side in text.split(","))
     if module.is_bias:
         return Size(module.role, (0,), prod(sides))
@@ -217,13 +127,8 @@ def _evaluate(text: str, sizes: Mapping[str, int]) -> int:
     )
 
 
-def count_parameters(source: Mapping[str, Any] | Path | str) -> ParameterCount:
+def count_parameters(source: Source) -> ParameterCount:
     """Count the parameters of a model of a known family from its configuration.
-
-    Parameters
-    ----------
-    source
-        A `config.json`, the folder that holds one, or its content.
 
     Raises
     ------
@@ -238,8 +143,8 @@ def count_parameters(source: Mapping[str, Any] | Path | str) -> ParameterCount:
     >>> f"{found.total / 1e9:.1f} {found.active / 1e9:.1f}"
     '46.7 12.9'
     """
-    config = _read(source)
-    sizes = model_sizes(config)
+    config = ModelConfig.of(source)
+    sizes = config.sizes
     total = active = embedding = 0
     for each in module_sizes(config):
         whole = each.weight + each.bias
@@ -280,26 +185,20 @@ def _count_predicted(config: ModelConfig, sizes: Mapping[str, int]) -> int:
     return blocks * (layer + 2 * width * width + 3 * width)
 
 
-def matrix_flops(source: Mapping[str, Any] | Path | str, length: int, masked: bool = True) -> int:
+def matrix_flops(source: Source, length: int, masked: bool = True) -> int:
     """Count the FLOPs of matrix products in a forward pass of one sequence, a multiply-add as two.
 
-    Parameters
-    ----------
-    source
-        As `count_parameters` takes it.
-    length
-        Tokens of the sequence; for images the number of patches and special tokens is known, and this one is ignored.
-        Heads act on the positions on which transformers applies them: classes of images on one of each sequence.
-    masked
-        Whether only pairs count that the mask leaves; False: all pairs, as most published figures have it.
+    For images the number of patches and special tokens is known, and `length` is ignored. Heads act on the positions on
+    which transformers applies them: classes of images on one of each sequence. If `masked`, only pairs count that the
+    mask leaves; else all, as most published figures have it.
 
     Examples
     --------
     >>> matrix_flops({"model_type": "llama"}, 4096) // 10**12
     58
     """
-    config, length = _read(source), check_integer("length", length)
-    sizes = model_sizes(config)
+    config, length = ModelConfig.of(source), check_integer("length", length)
+    sizes = config.sizes
     patches = sizes.get("patches", 0)
     if patches:  # special tokens are no patches
         length = sizes["positions"] - sizes["hidden_patches"]
@@ -322,8 +221,3 @@ def _pairs(config: ModelConfig, layer: int, length: int, masked: bool) -> int:
         return seen * (seen + 1) // 2 + (length - seen) * seen
     half = (window or 0) // 2  # a window of both sides
     return sum(min(i, half) + 1 + min(length - 1 - i, half) for i in range(length))
-
-
-def _read(source: Mapping[str, Any] | Path | str) -> ModelConfig:
-    raw, path = load_config(source) if isinstance(source, (str, Path)) else (source, Path("config"))
-    return read_config(raw, path)

@@ -7,59 +7,30 @@ from types import MappingProxyType
 from typing import Any
 
 from manyheads.models.checkpoints.checkpoint import Checkpoint
-from manyheads.models.config import ModelConfig, read_config, read_value
-from manyheads.models.modules import MAYBE, Module, Role
+from manyheads.models.config import ModelConfig, read_config
+from manyheads.models.modules import GAINS, MAYBE, Module, Role
 from manyheads.models.refusals import ConfigInvalid, FileMissing, WeightsMismatch, shorten
-
-GAINS = (Role.ATTENTION_SCALE, Role.MLP_SCALE)
-"""Roles of bare tensors that multiply."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterRole:
-    """Meaning of one name of a family.
-
-    Attributes
-    ----------
-    role
-        What the weight does.
-    kind
-        "weight", "bias", "gain" (of a norm) or "buffer".
-    layer
-        Number of the layer, None outside the layers.
-    layout
-        "out,in" or "in,out" for matrices that multiply a vector, "" for tables, vectors and bare tensors.
-    """
+    """Meaning of one name of a family."""
 
     role: Role
-    kind: str
-    layer: int | None
-    layout: str
+    kind: str  # "weight", "bias", "gain" (of a norm) or "buffer"
+    layer: int | None  # None outside the layers
+    layout: str  # "out,in" or "in,out" for matrices that multiply a vector, "" for tables, vectors and bare tensors
 
 
 @dataclass(frozen=True)
 class ParameterMap:
-    """The names of a model, explained by `recognize`.
-
-    Attributes
-    ----------
-    config
-        The configuration.
-    prefix
-        What stands before the names of the body here.
-    roles
-        Name → its meaning; only names that are present.
-    tied
-        Weight of a head → weight that it shares its values with, whether the first is stored or not.
-    unembedding
-        The stored weight that turns the residual stream into logits over tokens; None when the model has no such head.
-    """
+    """The names of a model, explained by `recognize`."""
 
     config: ModelConfig
-    prefix: str
-    roles: Mapping[str, ParameterRole]
-    tied: Mapping[str, str]
-    unembedding: str | None
+    prefix: str  # before the names of the body
+    roles: Mapping[str, ParameterRole]  # of the names that are present
+    tied: Mapping[str, str]  # weight of a head → weight that it shares its values with, be the first stored or not
+    unembedding: str | None  # the stored weight that turns the stream into logits over tokens, if there is one
 
     def names(self, role: Role, kind: str = "weight", layer: int | None = None) -> tuple[str, ...]:
         """Return the names of one role, kind and layer; none when the checkpoint has no such weight."""
@@ -70,17 +41,7 @@ class ParameterMap:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One weight of a checkpoint.
-
-    Attributes
-    ----------
-    name, shape, dtype
-        As stored.
-    role, kind, layer, layout
-        What it means, see `ParameterRole`.
-    tied_to
-        The weight that it shares its values with, None when it stands for itself.
-    """
+    """One weight of a checkpoint: its tensor as stored, and what it means (`ParameterRole`)."""
 
     name: str
     role: Role
@@ -89,23 +50,15 @@ class Weight:
     shape: tuple[int, ...]
     dtype: str
     layout: str
-    tied_to: str | None = None
+    tied_to: str | None = None  # the weight that it shares its values with
 
 
-def recognize(raw: Mapping[str, Any], names: Iterable[str], path: Path | str = "config.json") -> ParameterMap:
-    """Explain every name of a checkpoint, or refuse.
-
-    Parameters
-    ----------
-    raw
-        The configuration, as in `config.json` of Hugging Face transformers.
-    names
-        The names of the tensors.
-    path
-        Where they come from, for messages.
-    """
+def recognize(
+    raw: ModelConfig | Mapping[str, Any], names: Iterable[str], path: Path | str = "config.json"
+) -> ParameterMap:
+    """Explain every name of a checkpoint by its configuration, or refuse; `path` is where they come from."""
     path, names = Path(path), list(names)
-    config = read_config(raw, path, complete=True)
+    config = raw if isinstance(raw, ModelConfig) else read_config(raw, path, complete=True)
     family, layers = config.family, config.values["layers"]
     if layers > len(names):
         raise WeightsMismatch(path, f"{layers:,} layers in {len(names):,} tensors")
@@ -198,46 +151,39 @@ def _expected(config: ModelConfig, prefix: str, known: set[str]) -> Iterator[tup
         for layer in range(config.values["layers"]) if "{layer}" in module.path else [None]:
             if not config.has(module.only, layer):
                 continue
-            if module.saved and prefix + module.path.replace("{layer}", str(layer)) not in known:
-                yield from _experts(config, module, prefix, layer)
-                continue
-            yield from _tensors(config, module, prefix + module.path.replace("{layer}", str(layer)), layer, known)
+            path = prefix + module.at(layer)
+            if module.saved and path not in known:
+                for saved in module.saved:  # the experts of a layer one by one
+                    for expert in range(config.counted["experts"]):
+                        name = prefix + saved.replace("{layer}", str(layer)).replace("{expert}", str(expert))
+                        yield f"{name}.weight", ParameterRole(module.role, "weight", layer, "out,in"), True
+            else:
+                yield from _tensors(config, module, path, layer, known)
     for module in config.family.heads:
         yield from _tensors(config, module, module.path, None, known)
-
-
-def _experts(
-    config: ModelConfig, module: Module, prefix: str, layer: int | None
-) -> Iterator[tuple[str, ParameterRole, bool]]:
-    """Go through the names under which a file holds the experts of a layer one by one."""
-    count = read_value(config.family.counted["experts"], config.raw, config.path)
-    for path in module.saved:
-        for expert in range(count):
-            name = prefix + path.replace("{layer}", str(layer)).replace("{expert}", str(expert)) + ".weight"
-            yield name, ParameterRole(module.role, "weight", layer, "out,in"), True
 
 
 def _tensors(
     config: ModelConfig, module: Module, path: str, layer: int | None, known: set[str]
 ) -> Iterator[tuple[str, ParameterRole, bool]]:
     """Go through the names of one module."""
-    kind, gain, bias = ("gain" if module.sort == "norm" else "weight"), ".weight", ".bias"
+    gain, bias = ".weight", ".bias"
     if module.sort == "norm" and config.family.renamed_norms and path + ".gamma" in known:
         gain, bias = ".gamma", ".beta"
+    kind = "gain" if module.sort == "norm" or module.role in GAINS else "weight"
     if module.sort == "bare":
-        kind = "buffer" if module.role is Role.BUFFER else "bias" if module.is_bias else "weight"
-        kind = "gain" if module.role in GAINS else kind
+        kind = "buffer" if module.role is Role.BUFFER else "bias" if module.is_bias else kind
         gain = ""
     layout = ""
     if module.sort == "linear":  # a family's layout is that of its blocks; heads and patches are always (out, in, ...)
         layout = config.family.layout if "{layer}" in module.path else "out,in"
     # A module that may be absent is absent as a whole: its weight without its bias is half a download.
     open_ended = module.when == MAYBE and not {path + gain, path + bias} & known
-    if module.when == MAYBE or config.holds(module.when):
+    if config.may_hold(module.when):
         role = ParameterRole(module.role, kind, layer, layout if kind == "weight" else "")
         shared = config.values.get("tied", False) and path + gain in config.family.ties  # saved once
         yield path + gain, role, not (open_ended or (shared and module.when == MAYBE))
-    if module.sort in ("linear", "norm") and (module.bias == MAYBE or config.holds(module.bias)):
+    if module.sort in ("linear", "norm") and config.may_hold(module.bias):
         yield path + bias, ParameterRole(module.role, "bias", layer, ""), not (open_ended or module.bias == MAYBE)
 
 

@@ -30,11 +30,10 @@ LATENT = ("query_down", "query_up", "key_value_down", "key_value_up")
 PARTS: Mapping[str, str] = {
     **ROLE_OF,
     **{part: part for part in LATENT},
-    "query_down_bias": "bias",
-    "key_value_down_bias": "bias",
+    **dict.fromkeys(("query_down_bias", "key_value_down_bias"), "bias"),
     "embedding_bias": "positional",  # of patches: it adds to the stream as a position does
-    "embedding_gain": "final_norm",  # of a norm on the stream below the blocks: no branch, as the last norm
-    "embedding_shift": "final_norm",
+    # Of a norm on the stream below the blocks: no branch, as the last norm.
+    **dict.fromkeys(("embedding_gain", "embedding_shift"), "final_norm"),
     "patch": "embedding",  # a matrix of pixels: its inputs are dense, where those of a table are one-hot
     "marker": "positional",  # a token that is a weight
     "blank": "positional",  # the same, starting at zero
@@ -42,12 +41,8 @@ PARTS: Mapping[str, str] = {
     "hidden_bias": "final_norm",  # moves by order one above the blocks
     "mlp_gate": "mlp_in",
     "mlp_gate_bias": "bias",
-    "query_gain": "norm",  # of a norm on the queries of a head
-    "query_shift": "norm",
-    "key_gain": "norm",
-    "key_shift": "norm",
-    "attention_post_gain": "norm",  # of a norm behind a branch, before the sum
-    "mlp_post_gain": "norm",
+    **dict.fromkeys(("query_gain", "query_shift", "key_gain", "key_shift"), "norm"),  # on the queries of a head
+    **dict.fromkeys(("attention_post_gain", "mlp_post_gain"), "norm"),  # behind a branch, before the sum
     "branch_gain": "norm",  # layer scale, without a norm
     "inner_gain": "norm",  # of a norm within a branch
     "router": ROUTER,
@@ -57,19 +52,10 @@ PARTS: Mapping[str, str] = {
 """Part → role."""
 
 CARRIES: Mapping[str, str] = {
-    "query": "logit",
-    "query_bias": "logit",
-    "query_up": "logit",
-    "query_gain": "logit",
-    "query_shift": "logit",
-    "attention_post_gain": "branch",
-    "mlp_post_gain": "branch",
-    "output": "branch",
-    "output_bias": "branch",
-    "mlp_out": "branch",
-    "mlp_out_bias": "branch",
-    "embedding": "embedding",
-    "patch": "embedding",
+    **dict.fromkeys(("query", "query_bias", "query_up", "query_gain", "query_shift"), "logit"),
+    **dict.fromkeys(("attention_post_gain", "mlp_post_gain", "output", "output_bias"), "branch"),
+    **dict.fromkeys(("mlp_out", "mlp_out_bias"), "branch"),
+    **dict.fromkeys(("embedding", "patch"), "embedding"),
 }
 """Part → the factor of the forward pass that multiplies it, and that it can therefore absorb."""
 
@@ -102,21 +88,13 @@ def init_of(part: str) -> Start:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One trained parameter.
-
-    Attributes
-    ----------
-    closes
-        Whether it belongs to the norm that only the tied unembedding reads, and so can carry its multiplier.
-    offset
-        What the module adds to the parameter to make a gain of it: 1 for Gemma's norms, which multiply by 1 + w.
-    """
+    """One trained parameter."""
 
     name: str  # its name, the first of them where it has several
     parts: tuple[str, ...]  # what it does: one of `PARTS`; three where queries, keys and values share a matrix
     tied: bool = False  # whether it is the embedding and the unembedding at once; `parts` then says embedding
-    closes: bool = False
-    offset: float = 0.0
+    closes: bool = False  # whether its norm is read by the tied unembedding alone, and so can carry its multiplier
+    offset: float = 0.0  # what the module adds to make a gain of it: 1 for Gemma's norms, which multiply by 1 + w
     value: float | None = None  # at which it starts, where that is not its part's default: layer scale
     axes: int | None = None  # how many its tensor has; None if that is not known
 
@@ -128,25 +106,17 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The trained parameters of one model and its shape.
-
-    Attributes
-    ----------
-    open_end
-        Why no norm can carry the multiplier of a tied unembedding; empty where one can, or where nothing is tied.
-    frozen
-        The parameters that are not trained, as far as a configuration or a map explains them.
-    """
+    """The trained parameters of one model and its shape."""
 
     shape: Shape  # key dimension, heads, depth
     parameters: tuple[Parameter, ...]  # one for each parameter, shared ones once
     family: str = ""  # the `model_type` of its configuration, empty for a plain module
     post_norm: bool = False  # whether blocks normalize after adding to the stream
     std: float | None = None  # the standard deviation at which the family starts its weights, None for a plain module
-    open_end: str = field(default="", repr=False)
+    open_end: str = field(default="", repr=False)  # why no norm can carry the multiplier of a tied unembedding, if so
     root_width: bool = False  # whether embeddings are multiplied by the root of the width
     fixed_scale: bool = False  # whether logits are multiplied by a constant of the configuration
-    frozen: tuple[Parameter, ...] = field(default=(), repr=False)
+    frozen: tuple[Parameter, ...] = field(default=(), repr=False)  # not trained, as far as they are explained
 
     @property
     def normed_queries(self) -> bool:

@@ -20,17 +20,7 @@ def shorten(names: Iterable[str], count: int = 5, length: int = 120) -> str:
 
 
 class CheckpointRefused(FileRefused):
-    """Base of all refusals in this module.
-
-    Parameters
-    ----------
-    path
-        The file or folder that is refused.
-    found
-        What stands there, and what was expected.
-    remedy
-        What to do; None: what helps with most refusals of the class.
-    """
+    """Base of all refusals in this module: the path, what was found there and expected, and what to do about it."""
 
     usual: ClassVar[str]
 

@@ -7,22 +7,17 @@ from typing import Any
 
 from manyheads.costs import ModelShape
 from manyheads.errors import UsageError
-from manyheads.models.config import ModelConfig, load_config, read_config, read_value, shown
-from manyheads.models.counts import describe_assumed, model_sizes, module_sizes
+from manyheads.models.config import ModelConfig, load_config, read_config, shown
+from manyheads.models.counts import describe_assumed, module_sizes
 from manyheads.models.families.heads import describe_head, has_language_head, head_layers
 from manyheads.models.modules import Role
 from manyheads.models.refusals import ConfigInvalid
 
 # The names that families give to the same elementwise functions.
 ACTIVATIONS = {
-    "relu": "relu",
-    "tanh": "tanh",
-    "silu": "silu",
+    **{name: name for name in ("relu", "tanh", "silu", "gelu")},
     "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu-tanh",
-    "gelu_fast": "gelu-tanh",
-    "gelu_pytorch_tanh": "gelu-tanh",
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu-tanh"),
 }
 OTHER_ACTIVATIONS = {"relu2": "relu", "xielu": "silu", "quick_gelu": "silu"}
 """Activations without a row of their own: counted as one like them, and noted."""
@@ -72,9 +67,9 @@ def shape_of(raw: Mapping[str, Any], path: Path) -> ModelShape:
 
 def _family_fields(config: ModelConfig) -> dict[str, Any]:
     """Return the fields of `ModelShape` that a family and its configuration give."""
-    family, values, raw, path = config.family, config.values, config.raw, config.path
-    counted = {name: read_value(key, raw, path) for name, key in family.counted.items()}
+    family, values, counted, path = config.family, config.values, config.counted, config.path
     modules = {module.role: module for module in (*family.body, *family.heads)}
+    language = has_language_head(config)
     if beyond := [role for role in (Role.EXPERT_IN, Role.KEY_VALUE_DOWN) if role in modules]:
         what = "experts" if beyond[0] is Role.EXPERT_IN else "latent attention"
         raise ConfigInvalid(
@@ -82,14 +77,15 @@ def _family_fields(config: ModelConfig) -> dict[str, Any]:
             f"the family {family.model_type} has {what}, which a ModelShape does not hold",
             "count its parameters and matrix FLOPs: manyheads.models.counts, `manyheads count config.json`",
         )
-    if model_sizes(config).get("hidden_patches"):
+    sizes = config.sizes
+    if sizes.get("hidden_patches"):
         raise ConfigInvalid(
             path,
             f"mask_ratio is {shown(counted['mask_ratio'])}: a ModelShape cannot leave patches out of the blocks",
             "count it by `manyheads count config.json`, or set mask_ratio to 0",
         )
     narrow = counted.get("embedding_width") not in (None, values["width"])
-    if narrow and Role.UNEMBEDDING_PROJECTION in modules and not has_language_head(config):
+    if narrow and Role.UNEMBEDDING_PROJECTION in modules and not language:
         raise ConfigInvalid(
             path,
             "a projection to the narrower embedding without an unembedding, which a ModelShape does not hold",
@@ -107,13 +103,15 @@ def _family_fields(config: ModelConfig) -> dict[str, Any]:
             "count its parameters and matrix FLOPs by `manyheads count config.json`, or the layers of each kind "
             "apart, by the fields of ModelShape",
         )
+    dtype = config_dtype(config.raw, path)
+    rotary = "rotary_theta" in values and not values.get("alibi")
     shape = {
         "layers": values["layers"],
         "width": values["width"],
         "heads": values["heads"],
         "kv_heads": values["key_value_heads"],
         "head_dim": values["key_dim"],
-        "mlp_hidden": model_sizes(config)["hidden"],
+        "mlp_hidden": sizes["hidden"],
         "gated": joint is not None or Role.MLP_GATE in modules,
         "tied": values.get("tied", False),
         "causal": config.causal,
@@ -122,18 +120,31 @@ def _family_fields(config: ModelConfig) -> dict[str, Any]:
         "activation": _choose("activation", counted["activation"], ACTIVATIONS | OTHER_ACTIVATIONS, path),
         "norm": {"layer": "layernorm", "rms": "rmsnorm"}[family.norm],
         "biases": {0: "none", 3: "all"}.get(len(biases), "+".join(biases)),
-        "positions": _positions(modules, values),
-        "itemsize": ITEMSIZES[config_dtype(raw, path) or "float32"],
+        "positions": "rotary" if rotary else "learned" if Role.POSITION in modules else "none",
+        "itemsize": ITEMSIZES[dtype or "float32"],
     }
-    dtype = () if config_dtype(raw, path) else (FLOAT32_TAKEN,)
-    notes = (
-        *describe_assumed(config),
-        *dtype,
-        *describe_head(config),
-        *_describe_differences(config, counted, modules),
-    )
-    ends = _patches(config, counted) if "patch" in counted else _text(config, counted, modules)
-    return shape | ends | _head(config) | {"notes": notes}
+    if "patch" in counted:
+        if counted["image"] % counted["patch"]:
+            found = f"image_size {counted['image']} is no multiple of patch_size {counted['patch']}"
+            raise ConfigInvalid(path, found)
+        shape |= {"patch_features": sizes["patch_features"], "fixed_length": sizes["positions"]}
+        shape["special_tokens"] = sizes["positions"] - sizes["patches"]
+    else:  # to a narrower embedding the transform of a head is the projection
+        shape |= {"vocabulary": counted["vocabulary"], "unembedding": language}
+        shape["head_transform"] = Role.HEAD_TRANSFORM in modules and language and not narrow
+    # What stands above the body beside an unembedding, by the layers of the head.
+    dense = [each.once for each in head_layers(config) or () if each.role in (Role.POOLER, Role.HEAD_TRANSFORM)]
+    classifiers = [size for size in module_sizes(config) if size.role is Role.CLASSIFIER and size.sides[0]]
+    shape |= {
+        "classes": sum(size.sides[0] for size in classifiers if size.once),
+        "class_width": next((size.sides[1] for size in classifiers), None),
+        "token_classes": sum(size.sides[0] for size in classifiers if not size.once),
+        "pooled": True in dense,
+    }
+    if False in dense:
+        shape["head_transform"] = True
+    assumed = (*describe_assumed(config), *(() if dtype else (FLOAT32_TAKEN,)), *describe_head(config))
+    return shape | {"notes": (*assumed, *_describe_differences(config, modules))}
 
 
 def config_dtype(raw: Mapping[str, Any], path: Path | str = "config.json") -> str | None:
@@ -143,30 +154,10 @@ def config_dtype(raw: Mapping[str, Any], path: Path | str = "config.json") -> st
     return dtype
 
 
-def _head(config: ModelConfig) -> dict[str, Any]:
-    """Return what stands above the body beside an unembedding, by the layers of the head."""
-    layers = head_layers(config) or ()
-    classifiers = [size for size in module_sizes(config) if size.role is Role.CLASSIFIER and size.sides[0]]
-    dense = [layer.once for layer in layers if layer.role in (Role.POOLER, Role.HEAD_TRANSFORM)]
-    found: dict[str, Any] = {
-        "classes": sum(size.sides[0] for size in classifiers if size.once),
-        "class_width": next((size.sides[1] for size in classifiers), None),
-        "token_classes": sum(size.sides[0] for size in classifiers if not size.once),
-        "pooled": True in dense,
-    }
-    return found | ({"head_transform": True} if False in dense else {})
-
-
-def _positions(modules: Mapping[Role, Any], values: Mapping[str, Any]) -> str:
-    if "rotary_theta" in values and not values.get("alibi"):
-        return "rotary"
-    return "learned" if Role.POSITION in modules else "none"
-
-
-def _describe_differences(config: ModelConfig, counted: Mapping[str, Any], modules: Mapping[Role, Any]) -> list[str]:
+def _describe_differences(config: ModelConfig, modules: Mapping[Role, Any]) -> list[str]:
     """Return notes on elementwise work that is counted as a plain block's."""
     notes = []
-    if (activation := counted["activation"]) in OTHER_ACTIVATIONS:
+    if (activation := config.counted["activation"]) in OTHER_ACTIVATIONS:
         notes.append(f"the activation {activation} is counted as {OTHER_ACTIVATIONS[activation]}")
     more = (Role.QUERY_NORM, Role.ATTENTION_POST_NORM, Role.MIXED_NORM, Role.ATTENTION_SCALE, Role.EMBEDDING_NORM)
     if any(role in modules and config.holds(modules[role].when) for role in more) and not config.post_norm:
@@ -178,31 +169,6 @@ def _describe_differences(config: ModelConfig, counted: Mapping[str, Any], modul
     return notes
 
 
-def _text(config: ModelConfig, counted: Mapping[str, Any], modules: Mapping[Role, Any]) -> dict[str, Any]:
-    """Return what a model of tokens has at its ends."""
-    language = has_language_head(config)
-    return {
-        "vocabulary": counted["vocabulary"],
-        "unembedding": language,
-        # To a narrower embedding the transform is the projection.
-        "head_transform": Role.HEAD_TRANSFORM in modules
-        and language
-        and counted.get("embedding_width") in (None, config.values["width"]),
-    }
-
-
-def _patches(config: ModelConfig, counted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a model of images has below its blocks."""
-    sizes, image, patch = model_sizes(config), counted["image"], counted["patch"]
-    if image % patch:
-        raise ConfigInvalid(config.path, f"image_size {image} is no multiple of patch_size {patch}")
-    return {
-        "patch_features": sizes["patch_features"],
-        "special_tokens": sizes["positions"] - sizes["patches"],
-        "fixed_length": sizes["positions"],
-    }
-
-
 def _choose(name: str, value: Any, known: Mapping[str, Any], path: Path) -> Any:
     if not isinstance(value, str) or value not in known:
         raise ConfigInvalid(path, f"{name} is {shown(value)}, known are {', '.join(known)}", "give one of these")
@@ -210,7 +176,7 @@ def _choose(name: str, value: Any, known: Mapping[str, Any], path: Path) -> Any:
 
 
 def _own_fields(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Check the fields of `ModelShape`, apart from their values."""
+    """Check the names of the fields of `ModelShape`, and the notes."""
     remedy = "give the fields of manyheads.costs.ModelShape, or the config.json of a Hugging Face model"
     if unknown := sorted(map(str, raw.keys() - {field.name for field in fields(ModelShape)})):
         raise ConfigInvalid(path, f"no model_type, and {', '.join(unknown)[:200]} is no field of ModelShape", remedy)

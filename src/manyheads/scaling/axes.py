@@ -26,26 +26,14 @@ def size_along(axis: Axis, shape: Shape) -> int:
 
 
 def shapes_along(axis: Axis, base: Shape | Sequence[int], sizes: Iterable[int]) -> tuple[Shape, ...]:
-    """Return the base with one of its sizes exchanged.
-
-    Examples
-    --------
-    >>> [shape.width for shape in shapes_along("heads", Shape(8, 4, 2), (2, 16))]
-    [16, 128]
-    """
+    """Return the base with one of its sizes exchanged."""
     if axis not in AXES:
         raise UsageError(f"axis={axis!r}: choose one of {', '.join(AXES)}")
     return tuple(replace(Shape.of(base, "base"), **{axis: size}) for size in sizes)
 
 
 def find_axis(shapes: Sequence[Shape | Sequence[int]]) -> tuple[Axis, list[int]]:
-    """Return the axis along which shapes differ, and their sizes on it.
-
-    Examples
-    --------
-    >>> find_axis([Shape(4, 4, 2), Shape(8, 4, 2)])
-    ('key_dim', [4, 8])
-    """
+    """Return the axis along which shapes differ, and their sizes on it."""
     grown = [Shape.of(shape) for shape in shapes]
     if len(grown) < 2:
         raise UsageError(f"{len(grown)} sizes: a power of the size needs at least two, and three to be sharp")
@@ -60,12 +48,7 @@ def find_axis(shapes: Sequence[Shape | Sequence[int]]) -> tuple[Axis, list[int]]
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
-    """Refuse seeds that make no sample: a seed that is there twice is one network, and would pass for certainty.
-
-    Examples
-    --------
-    >>> check_seeds(range(8))
-    """
+    """Refuse seeds that make no sample: a seed that is there twice is one network, and would pass for certainty."""
     if not hasattr(seeds, "__len__"):
         raise UsageError(f"seeds={seeds!r}: give the seeds themselves, such as range(8)")
     if len(seeds) < 2:

@@ -57,13 +57,7 @@ class Task:
 
 
 def digits_task(batch: int = 16) -> Task:
-    """Return a vision transformer's task: the ten handwritten digits, 16 patches of 2 x 2 pixels, mean pooling.
-
-    Raises
-    ------
-    UsageError
-        `batch` is not positive.
-    """
+    """Return a vision transformer's task: the ten handwritten digits, 16 patches of 2 x 2 pixels, mean pooling."""
     _check(batch)
     digits = load_digits()
     patches = cut_patches(normalize(digits.images, np.float32), PATCH)  # (samples, 16, 4)
@@ -72,13 +66,7 @@ def digits_task(batch: int = 16) -> Task:
 
 
 def text_task(text: Path | None = None, batch: int = 8, length: int = 32) -> Task:
-    """Return a causal transformer's task: the next character of a text, by default Python's documentation.
-
-    Raises
-    ------
-    UsageError
-        `batch` or `length` is not positive, or the text cannot be read.
-    """
+    """Return a causal transformer's task: the next character of a text, by default Python's documentation."""
     _check(batch)
     words = load_text(text).content
     vocabulary = build_vocabulary(words, VOCABULARY)

@@ -5,7 +5,7 @@ number of weights of any other model.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,9 +13,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.data.draws import draw_vectors
-from manyheads.errors import UsageError, check_integers
+from manyheads.errors import UsageError
 from manyheads.transformer.inputs import Input, VectorInput, embed
+
+
+def _size(default: Any = MISSING) -> Any:
+    return constrained(default, Constraint(least=1))
+
 
 _Gaussian = tuple[tuple[int, ...], float] | None  # shape and variance; None for an array that is left out
 
@@ -24,33 +30,20 @@ _Gaussian = tuple[tuple[int, ...], float] | None  # shape and variance; None for
 class BaselineConfig:
     """Shapes of a baseline.
 
-    Attributes
-    ----------
-    inputs
-        As for a transformer; vectors need `width` equal to their dimension.
-    outputs
-        Numbers that the read-out returns.
-    width
-        Width d of the embedding.
-    hidden
-        Width of the hidden layers, or of the recurrent state.
-    layers
-        Layers of the MLP, or of the recurrent cell.
-
     Raises
     ------
     UsageError
         A size is below 1, or vectors do not have the width.
     """
 
-    inputs: Input
-    outputs: int
-    width: int
-    hidden: int
-    layers: int = 2
+    inputs: Input  # as for a transformer
+    outputs: int = _size()  # numbers that the read-out returns
+    width: int = _size()  # d of the embedding; that of vectors is their dimension
+    hidden: int = _size()  # of the hidden layers, or of the recurrent state
+    layers: int = _size(2)  # of the MLP, or of the recurrent cell
 
     def __post_init__(self) -> None:
-        check_integers(self, "outputs", "width", "hidden", "layers")
+        check_fields(self, "BaselineConfig: ")
         if isinstance(self.inputs, VectorInput) and self.inputs.dim != self.width:
             raise UsageError(f"vectors of {self.inputs.dim} numbers and width={self.width}: make them equal")
 
@@ -140,31 +133,13 @@ class RecurrentMLP(eqx.Module):
 
 def initialize_pooled(config: BaselineConfig, key: jax.Array, dtype: Any = jnp.float32) -> PooledMLP:
     """Make a pooled MLP: Gaussian weights of variance 2/fan-in before a relu, 1/fan-in elsewhere."""
-    layers, hidden = config.layers, config.hidden
-    wanted = (
-        _embedding(config),
-        ((config.width, hidden), 2 / config.width),
-        ((layers - 1, hidden, hidden), 2 / hidden) if layers > 1 else None,
-        ((hidden, hidden), 2 / hidden),
-        ((hidden, config.outputs), 1 / hidden),
-    )
-    embedding, first, deeper, mixing, unembedding = _draw(wanted, key, dtype)
-    biases = jnp.zeros((layers, hidden), dtype)
+    embedding, first, deeper, mixing, unembedding, biases = _draw(config, 2, ("deeper", "square"), key, dtype)
     return PooledMLP(PooledWeights(embedding, first, deeper, biases, mixing, unembedding), config)
 
 
 def initialize_recurrent(config: BaselineConfig, key: jax.Array, dtype: Any = jnp.float32) -> RecurrentMLP:
     """Make an MLP-RNN: Gaussian weights of variance 1/fan-in; gradients fade if there are inputs."""
-    layers, hidden = config.layers, config.hidden
-    wanted = (
-        _embedding(config),
-        ((config.width, hidden), 1 / config.width),
-        ((hidden, hidden), 1 / hidden),
-        ((layers - 1, hidden, hidden), 1 / hidden) if layers > 1 else None,
-        ((hidden, config.outputs), 1 / hidden),
-    )
-    embedding, first, recurrent, deeper, unembedding = _draw(wanted, key, dtype)
-    biases = jnp.zeros((layers, hidden), dtype)
+    embedding, first, recurrent, deeper, unembedding, biases = _draw(config, 1, ("square", "deeper"), key, dtype)
     return RecurrentMLP(RecurrentWeights(embedding, first, recurrent, deeper, biases, unembedding), config)
 
 
@@ -181,14 +156,7 @@ def match_hidden(config: BaselineConfig, target: int, tolerance: float = 0.01) -
 
     If no hidden width comes within the tolerance, the embedding's width moves too, by as little as will do.
 
-    Parameters
-    ----------
-    config
-        Everything but the hidden width, which is replaced.
-    target
-        The number of weights to meet.
-    tolerance
-        Largest relative difference.
+    The hidden width of `config` is replaced; `tolerance` is the largest relative difference to the `target`.
 
     Raises
     ------
@@ -229,17 +197,25 @@ def _matrices(deeper: jax.Array | None) -> jax.Array | tuple[()]:
     return () if deeper is None else deeper
 
 
-def _embedding(config: BaselineConfig) -> _Gaussian:
-    if isinstance(config.inputs, VectorInput):
-        return None
-    return (config.inputs.rows, config.width), 1 / config.inputs.fan_in
+def _draw(config: BaselineConfig, gain: int, inner: tuple[str, str], key: jax.Array, dtype: Any) -> list[Any]:
+    """Draw embedding, first, inner and last matrices of variance gain/fan-in, then biases of zero.
 
-
-def _draw(wanted: tuple[_Gaussian, ...], key: jax.Array, dtype: Any) -> list[Any]:
-    """Draw Gaussian arrays, each from a key of its own that an absent one has too."""
+    Each is drawn from a key of its own that an absent one has too.
+    """
+    layers, hidden, inputs = config.layers, config.hidden, config.inputs
+    known: dict[str, _Gaussian] = {
+        "square": ((hidden, hidden), gain / hidden),
+        "deeper": ((layers - 1, hidden, hidden), gain / hidden) if layers > 1 else None,
+    }
+    wanted = (
+        None if isinstance(inputs, VectorInput) else ((inputs.rows, config.width), 1 / inputs.fan_in),
+        ((config.width, hidden), gain / config.width),
+        *(known[name] for name in inner),
+        ((hidden, config.outputs), 1 / hidden),
+    )
     shapes = tuple(None if each is None else each[0] for each in wanted)
     stds = [0.0 if each is None else each[1] ** 0.5 for each in wanted]
-    return _gaussians(shapes, stds, key, jnp.dtype(dtype))
+    return [*_gaussians(shapes, stds, key, jnp.dtype(dtype)), jnp.zeros((layers, hidden), dtype)]
 
 
 # Compiled as a whole, with the stds as data: rounding is that of one array after the other.
@@ -247,11 +223,6 @@ def _draw(wanted: tuple[_Gaussian, ...], key: jax.Array, dtype: Any) -> list[Any
 def _gaussians(shapes: tuple[tuple[int, ...] | None, ...], stds: list[float], key: jax.Array, dtype: Any) -> list[Any]:
     keys = jax.random.split(key, len(shapes))
     sizes = {place: math.prod(shape) for place, shape in enumerate(shapes) if shape is not None}
-    drawn = dict(
-        zip(
-            sizes,
-            draw_vectors(jax.random.normal, keys[jnp.array(list(sizes))], list(sizes.values()), dtype),
-            strict=True,
-        )
-    )
+    vectors = draw_vectors(jax.random.normal, keys[jnp.array(list(sizes))], list(sizes.values()), dtype)
+    drawn = dict(zip(sizes, vectors, strict=True))
     return [None if shape is None else stds[place] * drawn[place].reshape(shape) for place, shape in enumerate(shapes)]

@@ -1,9 +1,10 @@
 """Configuration of a transformer: everything that decides its shapes and its formula."""
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, field
+from typing import Literal
 
-from manyheads.errors import UsageError, check_integers
+from manyheads._constraints import CHECKED, Constraint, check_fields, constrained
+from manyheads.errors import UsageError
 from manyheads.transformer.inputs import Input, VectorInput
 from manyheads.transformer.shape import Shape
 
@@ -70,28 +71,22 @@ class TransformerConfig:
 
     shape: Shape
     inputs: Input
-    length: int
-    outputs: int
+    length: int = constrained(rule=Constraint(least=1))
+    outputs: int = constrained(rule=Constraint(least=1))
     causal: bool = False
-    read_out: ReadOut = "mean"
-    positions: Positions = "learned"
-    norm: Norm = "pre"
+    read_out: ReadOut = field(default="mean", metadata=CHECKED)
+    positions: Positions = field(default="learned", metadata=CHECKED)
+    norm: Norm = field(default="pre", metadata=CHECKED)
     gains: bool = True
     centred: bool = True
-    epsilon: float = 1e-6
+    epsilon: float = constrained(1e-6, Constraint(least=0))
     biases: bool = False
-    mlp_ratio: int = 4
-    activation: Activation = "gelu"
+    mlp_ratio: int = constrained(4, Constraint(least=0))
+    activation: Activation = field(default="gelu", metadata=CHECKED)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", Shape.of(self.shape))
-        for name, kind in (("read_out", ReadOut), ("positions", Positions), ("norm", Norm), ("activation", Activation)):
-            if getattr(self, name) not in get_args(kind):
-                raise UsageError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(kind))}")
-        check_integers(self, "length", "outputs")
-        check_integers(self, "mlp_ratio", least=0)
-        if self.epsilon < 0:
-            raise UsageError(f"epsilon={self.epsilon}: it must not be negative")
+        check_fields(self)
         other = self.shape.key_heads not in (None, self.shape.heads) or self.shape.hidden not in (None, self.hidden)
         if other or self.shape.query_rank or self.shape.key_value_rank:
             raise UsageError(

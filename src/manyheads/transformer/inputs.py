@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyheads.errors import ShapeError, check_integers
+from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads.errors import ShapeError
 
 if TYPE_CHECKING:
     from jax import Array
@@ -13,10 +14,10 @@ if TYPE_CHECKING:
 class TokenInput:
     """Integers below `vocabulary`; the stream starts from rows of a trained table (vocabulary, d)."""
 
-    vocabulary: int
+    vocabulary: int = constrained(rule=Constraint(least=1))
 
     def __post_init__(self) -> None:
-        check_integers(self, "vocabulary")
+        check_fields(self, "TokenInput: ")
 
     @property
     def rows(self) -> int:
@@ -30,13 +31,15 @@ class TokenInput:
 
 
 @dataclass(frozen=True)
-class PatchInput:
-    """Vectors of `dim` numbers; the stream starts from x E with a trained E (dim, d)."""
-
-    dim: int
+class _Numbers:
+    dim: int = constrained(rule=Constraint(least=1))
 
     def __post_init__(self) -> None:
-        check_integers(self, "dim")
+        check_fields(self, f"{type(self).__name__}: ")
+
+
+class PatchInput(_Numbers):
+    """Vectors of `dim` numbers; the stream starts from x E with a trained E (dim, d)."""
 
     @property
     def rows(self) -> int:
@@ -49,45 +52,20 @@ class PatchInput:
         return self.dim
 
 
-@dataclass(frozen=True)
-class VectorInput:
+class VectorInput(_Numbers):
     """Vectors of `dim` numbers that are the stream itself: no embedding, and d must equal `dim`."""
 
-    dim: int
-
-    def __post_init__(self) -> None:
-        check_integers(self, "dim")
-
-    @property
-    def rows(self) -> int:
-        """Rows of the embedding: there is none."""
-        return 0
-
-    @property
-    def fan_in(self) -> int:
-        """Entries of the input that a coordinate of the stream sums over."""
-        return 1
+    rows = 0
+    fan_in = 1
 
 
 Input = TokenInput | PatchInput | VectorInput
 
 
 def embed(x: "Array", inputs: Input, table: "Array | None") -> "Array":
-    """Start the residual stream.
+    """Start the residual stream (..., T, d) of tokens (..., T), or of patches and vectors (..., T, dim).
 
-    Parameters
-    ----------
-    x
-        (..., T) integers for tokens, (..., T, dim) for patches and vectors.
-    inputs
-        What `x` holds.
-    table
-        (rows, d), `None` for vectors.
-
-    Returns
-    -------
-    Array
-        (..., T, d).
+    The table of embeddings is (rows, d), None for vectors.
 
     Raises
     ------

@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 def cross_entropy(model: "Callable[[Any], jax.Array]", batch: Any) -> jax.Array:
     r"""Average the softmax cross-entropy :math:`-\log \mathrm{softmax}(f(x))_y` in nats over all answers of a batch.
 
-    Parameters
-    ----------
-    model
-        Returns logits (..., classes).
-    batch
-        A sequence that begins with inputs and integer answers (...).
+    The model returns logits (..., classes); a batch is a sequence that begins with inputs and integer answers (...).
 
     Raises
     ------

@@ -18,49 +18,17 @@ if TYPE_CHECKING:
 else:
     Number = Any
 
-ROLES = (
-    "embedding",
-    "positional",
-    "query",
-    "key",
-    "value",
-    "output",
-    "mlp_in",
-    "mlp_out",
-    "norm",  # gains (and shifts) inside the blocks
-    "logit_bias",  # shifts of queries and keys
-    "bias",  # the other shifts of projections inside the blocks
-    "final_norm",
-    "unembedding",
-    "unembedding_bias",
-)
-
-
 ROLE_OF = {
-    "embedding": "embedding",
-    "positional": "positional",
-    "query": "query",
-    "key": "key",
-    "value": "value",
-    "output": "output",
-    "mlp_in": "mlp_in",
-    "mlp_out": "mlp_out",
-    "attention_gain": "norm",
-    "attention_shift": "norm",
-    "mlp_gain": "norm",
-    "mlp_shift": "norm",
-    "query_bias": "logit_bias",
-    "key_bias": "logit_bias",
-    "value_bias": "bias",
-    "output_bias": "bias",
-    "mlp_in_bias": "bias",
-    "mlp_out_bias": "bias",
-    "final_gain": "final_norm",
-    "final_shift": "final_norm",
-    "unembedding": "unembedding",
-    "unembedding_bias": "unembedding_bias",
+    **{name: name for name in ("embedding", "positional", "query", "key", "value", "output", "mlp_in", "mlp_out")},
+    **dict.fromkeys(("attention_gain", "attention_shift", "mlp_gain", "mlp_shift"), "norm"),  # inside the blocks
+    **dict.fromkeys(("query_bias", "key_bias"), "logit_bias"),
+    **dict.fromkeys(("value_bias", "output_bias", "mlp_in_bias", "mlp_out_bias"), "bias"),
+    **dict.fromkeys(("final_gain", "final_shift"), "final_norm"),
+    **{name: name for name in ("unembedding", "unembedding_bias")},
 }
 """Array of the transformer → role."""
+
+ROLES = tuple(dict.fromkeys(ROLE_OF.values()))
 
 
 class Scaling(Tree):
@@ -71,19 +39,6 @@ class Scaling(Tree):
     :math:`p\,N^{-\alpha}\,q\cdot k`, a branch adds :math:`b` times what it computes, the read-out is multiplied by
     :math:`o`.
 
-    Attributes
-    ----------
-    initial
-        :math:`s_c` for every role.
-    multiplier
-        :math:`m_c` for every role.
-    logit_prefactor, logit_exponent
-        :math:`p` and :math:`\alpha`.
-    branch
-        :math:`b`, for attention and MLP alike.
-    output
-        :math:`o`.
-
     Examples
     --------
     >>> from manyheads.transformer.inputs import TokenInput
@@ -92,12 +47,12 @@ class Scaling(Tree):
     (0.25, 1.0, 0.353553)
     """
 
-    initial: dict[str, Number]
-    multiplier: dict[str, Number]
-    logit_prefactor: Number = 1.0
-    logit_exponent: Number = 0.5
-    branch: Number = 1.0
-    output: Number = 1.0
+    initial: dict[str, Number]  # s_c for every role
+    multiplier: dict[str, Number]  # m_c for every role
+    logit_prefactor: Number = 1.0  # p
+    logit_exponent: Number = 0.5  # alpha
+    branch: Number = 1.0  # b, for attention and MLP alike
+    output: Number = 1.0  # o
 
     def __post_init__(self) -> None:
         for name in ("initial", "multiplier"):

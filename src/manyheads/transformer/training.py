@@ -40,21 +40,11 @@ class Snapshot(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """The end of a run.
+    """The end of a run."""
 
-    Attributes
-    ----------
-    model
-        With its final weights.
-    losses
-        (steps,), the loss of every step on its batch before the update.
-    measured
-        (step, what the measurement returned), from step 0 to the last.
-    """
-
-    model: Any
-    losses: np.ndarray
-    measured: list[tuple[int, Any]]
+    model: Any  # with its final weights
+    losses: np.ndarray  # (steps,), the loss of every step on its batch before the update
+    measured: list[tuple[int, Any]]  # (step, what the measurement returned), from step 0 to the last
 
 
 def with_weights(model: M, weights: Any) -> M:
@@ -167,19 +157,9 @@ def train_ensemble(
 ) -> tuple[Any, jax.Array]:
     """Train one model a key, as many side by side as fit a budget of bytes and the others after them.
 
-    Each key is split into one for `build` and one for the batches. Side by side pays for small models only: beyond the
-    cache it multiplies memory and saves no time.
-
-    Parameters
-    ----------
-    build
-        key -> model, a pure function.
-    loss, batches, optimizer, steps
-        As for `train`.
-    keys
-        (members,) JAX keys.
-    budget
-        Bytes that the weights, the optimizer's state and what the backward pass keeps may take together.
+    Each key is split into one for `build`, a pure function key -> model, and one for the batches. Side by side pays for
+    small models only: beyond the cache it multiplies memory and saves no time. The budget is that of the weights, the
+    optimizer's state and what the backward pass keeps.
 
     Returns
     -------
@@ -220,8 +200,7 @@ def member_bytes(
         return model.weights, optimizer.init(model.weights), backward
 
     weights, state, backward = jax.eval_shape(held, key)
-    sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((weights, weights, state, backward))]
-    return sum(sizes)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((weights, weights, state, backward)))
 
 
 def _advance(

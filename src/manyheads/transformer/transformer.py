@@ -60,15 +60,6 @@ class Transformer(eqx.Module):
     input run in double precision and return NumPy. The blocks run by `lax.scan`, so compile time does not grow with
     depth. Only `weights` are trained: gradients are taken with respect to them, never to `scaling`.
 
-    Attributes
-    ----------
-    weights
-        The trained arrays.
-    scaling
-        Standard deviations at init and forward multipliers, numbers or traced scalars.
-    config
-        Shapes and formula, static.
-
     Examples
     --------
     >>> from manyheads.transformer.inputs import TokenInput
@@ -79,8 +70,8 @@ class Transformer(eqx.Module):
     ((3, 6, 10), (2, 3, 2, 6, 4))
     """
 
-    weights: Weights
-    scaling: Scaling
+    weights: Weights  # the trained arrays
+    scaling: Scaling  # standard deviations at init and forward multipliers, numbers or traced scalars
     config: TransformerConfig = eqx.field(static=True)
 
     @follows_caller
@@ -117,16 +108,11 @@ class Transformer(eqx.Module):
         patterns: bool = False,
         padding_mask: "Bool[ArrayLike, '... tokens'] | None" = None,
     ) -> Record:
-        """Compute the outputs and keep what every block computed.
+        """Compute the outputs and keep what every block computed, with `patterns` L H T^2 numbers a sequence too.
 
-        Parameters
-        ----------
-        x, padding_mask
-            As for a call. What is recorded at padding means nothing.
-        patterns
-            Keep the attention patterns too: L H T^2 numbers for every sequence.
+        What is recorded at padding means nothing.
         """
-        return _recorded(self, x, patterns, padding_mask)
+        return _record(self, x, patterns, padding_mask)
 
     def _scales(self) -> Scaling:
         # Cast once: a float64 scalar must not lift float32 weights.
@@ -151,8 +137,8 @@ class Transformer(eqx.Module):
     ) -> tuple[LayerRecord, jax.Array]:
         config = self.config
         pre, post = config.norm == "pre", config.norm == "post"
-        gain = _scaled(block.attention_gain, scaling.multiplier["norm"])
-        shift = _scaled(block.attention_shift, scaling.multiplier["norm"])
+        gain = _scale(block.attention_gain, scaling.multiplier["norm"])
+        shift = _scale(block.attention_shift, scaling.multiplier["norm"])
         z = normalize(stream, gain, shift, config) if pre else stream
         layer, pattern = _attend(z, block, scaling, config, padding_mask)
         stream = stream + scaling.branch * layer.attention
@@ -160,13 +146,13 @@ class Transformer(eqx.Module):
         if block.mlp_in is None:
             return layer._replace(stream=stream), pattern
 
-        gain = _scaled(block.mlp_gain, scaling.multiplier["norm"])
-        shift = _scaled(block.mlp_shift, scaling.multiplier["norm"])
+        gain = _scale(block.mlp_gain, scaling.multiplier["norm"])
+        shift = _scale(block.mlp_shift, scaling.multiplier["norm"])
         z = normalize(stream, gain, shift, config) if pre else stream
         bias = scaling.multiplier["bias"]
         hidden = scaling.multiplier["mlp_in"] * (z @ block.mlp_in)  # (..., T, r d)
-        hidden = ACTIVATIONS[config.activation](_shifted(hidden, block.mlp_in_bias, bias))
-        mlp = _shifted(scaling.multiplier["mlp_out"] * (hidden @ block.mlp_out), block.mlp_out_bias, bias)
+        hidden = ACTIVATIONS[config.activation](_shift(hidden, block.mlp_in_bias, bias))
+        mlp = _shift(scaling.multiplier["mlp_out"] * (hidden @ block.mlp_out), block.mlp_out_bias, bias)
         stream = stream + scaling.branch * mlp
         stream = normalize(stream, gain, shift, config) if post else stream
         return layer._replace(stream=stream, hidden=hidden, mlp=mlp), pattern
@@ -174,15 +160,15 @@ class Transformer(eqx.Module):
     def _read_out(self, stream: jax.Array, scaling: Scaling, padding_mask: jax.Array | None) -> jax.Array:
         weights, config = self.weights, self.config
         if config.norm == "pre":
-            gain = _scaled(weights.final_gain, scaling.multiplier["final_norm"])
-            shift = _scaled(weights.final_shift, scaling.multiplier["final_norm"])
+            gain = _scale(weights.final_gain, scaling.multiplier["final_norm"])
+            shift = _scale(weights.final_shift, scaling.multiplier["final_norm"])
             stream = normalize(stream, gain, shift, config)
         if config.read_out == "mean":
             stream = stream.mean(-2) if padding_mask is None else _mean_of_tokens(stream, padding_mask)  # (..., d)
         elif config.read_out == "last":
             stream = stream[..., -1, :] if padding_mask is None else _last_token(stream, padding_mask)
         outputs = scaling.multiplier["unembedding"] * (stream @ weights.unembedding)
-        outputs = _shifted(outputs, weights.unembedding_bias, scaling.multiplier["unembedding_bias"])
+        outputs = _shift(outputs, weights.unembedding_bias, scaling.multiplier["unembedding_bias"])
         return scaling.output * outputs
 
 
@@ -215,7 +201,7 @@ def normalize(
 @functools.partial(jax.jit, inline=True)
 def _outputs(model: Transformer, x: jax.Array, padding_mask: jax.Array | None) -> jax.Array:
     scaling = model._scales()
-    padding_mask = _checked(padding_mask, x, model.config)
+    padding_mask = _check_padding(padding_mask, x, model.config)
 
     def step(stream: jax.Array, block: Blocks) -> tuple[jax.Array, None]:
         return model._block(stream, block, scaling, padding_mask)[0].stream, None
@@ -225,9 +211,9 @@ def _outputs(model: Transformer, x: jax.Array, padding_mask: jax.Array | None) -
 
 
 @functools.partial(jax.jit, inline=True, static_argnums=2)
-def _recorded(model: Transformer, x: jax.Array, patterns: bool, padding_mask: jax.Array | None) -> Record:
+def _record(model: Transformer, x: jax.Array, patterns: bool, padding_mask: jax.Array | None) -> Record:
     scaling = model._scales()
-    padding_mask = _checked(padding_mask, x, model.config)
+    padding_mask = _check_padding(padding_mask, x, model.config)
     start = model._start(x, scaling)
 
     def step(stream: jax.Array, block: Blocks) -> tuple[jax.Array, LayerRecord]:
@@ -264,11 +250,11 @@ def _attend(
         pattern = jax.nn.softmax(logits, axis=-1)
     mixed = jnp.einsum("...qk,...kn->...qn", pattern, values)  # (..., H, T, N)
     attention = multiplier["output"] * jnp.einsum("...htn,hnd->...td", mixed, block.output)
-    attention = _shifted(attention, block.output_bias, multiplier["bias"])
+    attention = _shift(attention, block.output_bias, multiplier["bias"])
     return LayerRecord(z, queries, keys, values, attention, None, None, None), pattern
 
 
-def _checked(padding_mask: jax.Array | None, x: jax.Array, config: TransformerConfig) -> jax.Array | None:
+def _check_padding(padding_mask: jax.Array | None, x: jax.Array, config: TransformerConfig) -> jax.Array | None:
     """Refuse what does not say of every token whether it is there."""
     if padding_mask is None:
         return None
@@ -292,9 +278,9 @@ def _last_token(stream: jax.Array, padding_mask: jax.Array) -> jax.Array:
     return jnp.take_along_axis(stream, last[..., None, None], axis=-2)[..., 0, :]
 
 
-def _scaled(array: jax.Array | None, factor: Number) -> jax.Array | None:
+def _scale(array: jax.Array | None, factor: Number) -> jax.Array | None:
     return None if array is None else factor * array
 
 
-def _shifted(array: jax.Array, bias: jax.Array | None, factor: Number) -> jax.Array:
+def _shift(array: jax.Array, bias: jax.Array | None, factor: Number) -> jax.Array:
     return array if bias is None else array + factor * bias

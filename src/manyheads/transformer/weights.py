@@ -78,11 +78,9 @@ def shapes(config: TransformerConfig) -> Any:
     def when(condition: object, *shape: Any) -> Any:
         return shape if condition else None
 
-    blocks = Blocks(
-        query=when(True, depth, h, d, n),
-        key=when(True, depth, h, d, n),
-        value=when(True, depth, h, d, n),
-        output=when(True, depth, h, n, d),
+    inward, outward = (depth, h, d, n), (depth, h, n, d)
+    blocks: Any = Blocks(
+        *(inward, inward, inward, outward),  # type: ignore[arg-type]
         mlp_in=when(hidden, depth, d, hidden),
         mlp_out=when(hidden, depth, hidden, d),
         attention_gain=when(gains, depth, d),
@@ -98,7 +96,7 @@ def shapes(config: TransformerConfig) -> Any:
     )
     return Weights(
         blocks=blocks,
-        unembedding=when(True, d, config.outputs),
+        unembedding=(d, config.outputs),  # type: ignore[arg-type]
         embedding=when(not isinstance(config.inputs, VectorInput), config.inputs.rows, d),
         positional=when(config.positions == "learned", config.length, d),
         final_gain=when(final, d),

@@ -55,5 +55,5 @@ def test_no_start_and_sizes_that_lose_the_layer_are_refused(rng):
     x = sequences(rng, 5, 2, 2)
     with pytest.raises(UsageError, match="no start"):
         fit_composed(x, x, [])
-    with pytest.raises(UsageError, match="as wide"):
+    with pytest.raises(UsageError, match="at least dim=4"):
         LayerAndMlp(dim=4, hidden=3)

@@ -225,15 +225,15 @@ def test_one_cause_is_one_line_whatever_the_noise_of_the_draw():
         ({"learning_rate": 0.0}, "learning_rate=0.0: expected a positive number"),
         ({"learning_rate": 1.0, "epsilon": -1.0}, "epsilon=-1.0"),
         ({"learning_rate": "3e-4"}, "learning_rate='3e-4': expected a positive number"),
-        ({"learning_rate": 1.0, "stds": {"query": 10**400}}, "the std of query is 10"),
+        ({"learning_rate": 1.0, "stds": {"query": 10**400}}, r"stds\['query'\]=10"),
         ({"learning_rate": 1.0, "no_decay": "norm"}, "no_decay='norm': expected words in a tuple"),
         ({"learning_rate": 1.0, "no_decay": None}, "no_decay=None: expected words in a tuple"),
         ({"learning_rate": 1.0, "no_decay": (["norm"],)}, "expected words in a tuple"),
-        ({"learning_rate": 1.0, "stds": None}, "stds=None: expected a mapping from role to standard deviation"),
+        ({"learning_rate": 1.0, "stds": None}, "stds=None: expected a mapping from role to number"),
         ({"learning_rate": 1.0, "muon": 0.02}, "muon=0.02: expected MuonHyperparameters"),
         ({"learning_rate": 1.0, "weight_decay": -1.0}, "weight_decay=-1.0: expected a number of at least 0"),
         ({"learning_rate": 1.0, "stds": {"querry": 0.1}}, "no role is called 'querry': choose from embedding"),
-        ({"learning_rate": 1.0, "stds": {"query": -0.1}}, "the std of query is -0.1"),
+        ({"learning_rate": 1.0, "stds": {"query": -0.1}}, r"stds\['query'\]=-0.1"),
         (
             {"learning_rate": 1.0, "no_decay": ("nrom",)},
             "no role is called 'nrom': choose from .*; or from their parts, .*blank",
@@ -451,7 +451,7 @@ def test_audits_are_refused_where_there_is_nothing_to_audit():
     with pytest.raises(UsageError, match=r"SGD is audited against optimizer='adam'.*optimizer='sgd'"):
         audit_model(p, model, torch.optim.SGD(model.parameters(), lr=0.1), TUNED)
     other = build("llama", BASE)
-    with pytest.raises(UsageError, match=r"group 0 holds a tensor of shape .* no trained parameter of this model"):
+    with pytest.raises(UsageError, match=r"group 0 holds a tensor .* of another model"):
         audit_model(p, model, torch.optim.AdamW(other.parameters()), TUNED)
     coupled = audit_model(p, model, torch.optim.Adam(torch_groups(p, model, TUNED)), TUNED)
     assert "use AdamW" in coupled.notes[0]

@@ -167,7 +167,7 @@ def test_underived_roles_and_gains_behind_queries_are_refused_by_name():
     for shape, refused in ((Shape(16, 4, 2), True), (Shape(8, 8, 2), False)):
         architecture = apply_role_map(names, shape, list(names))
         if refused:
-            with pytest.raises(UsageError, match="between N\\^-1/2 and one and is not derived"):
+            with pytest.raises(UsageError, match="gains is not derived"):
                 parameter_targets(half, architecture, TUNED)
     # At exponent 1 the norm would eat a factor in W_Q: the gain carries it, in init and rate.
     q, gain, gate = parameter_targets(Parametrization(base=BASE), apply_role_map(names, (32, 4, 2), list(names)), TUNED)
@@ -178,7 +178,7 @@ def test_underived_roles_and_gains_behind_queries_are_refused_by_name():
 
 def test_wrong_use_is_refused():
     for wrong in ({"split": "rows"}, {"factor": "moonlight"}):
-        with pytest.raises(UsageError, match="choose one of"):
+        with pytest.raises(UsageError, match="choose "):
             Muon(**wrong)
     with pytest.raises(UsageError, match=r"muon=MuonHyperparameters\(learning_rate"):
         muon().table((8, 8, 2)).at(1e-3)

@@ -118,7 +118,7 @@ def test_a_module_of_equinox_is_trained_with_its_functions():
     ("made", "said"),
     [
         (({}, optax.sgd(1.0), [0]), "without a loss"),
-        (({"w": jnp.ones(3)}, "adam", [0], len), "no optax transformation"),
+        (({"w": jnp.ones(3)}, "adam", [0], len), "needs an optax transformation"),
         (({"w": jnp.ones(3)}, optax.sgd(1.0), [0], lambda w, x: w["w"]), "the loss is no number"),
     ],
 )

@@ -242,7 +242,7 @@ def test_other_models_are_refused():
     with pytest.raises(UsageError, match=r"fits the parameter 'bias'"):
         torch_groups(p, torch.nn.Linear(2, 2), TUNED, {"weight": "query"}, BASE)
     small = Parametrization(base=Shape(2, 1, 1))
-    with pytest.raises(UsageError, match=r"no std is known for the roles query"):
+    with pytest.raises(UsageError, match=r"no std is known for query"):
         initialize_model(small, torch.nn.Linear(2, 2, bias=False), TUNED, {"weight": "query"}, small.base)
     with torch.device("meta"):
         empty = build("llama", BASE)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
 import tyro
 
+from manyheads._overview import render_table
 from manyheads.cli.parsing import ABSENT, Switch
 from manyheads.cli.probe.checkpoints import Paths, as_json, given_checkpoints, number
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from manyheads.probe.reports.shapes import Reading
 
+OPTIONS = ("rows", "store", "findings", "dtype", "device", "follow_links")
 Whole = Annotated[Optional[int], ABSENT]
 
 
@@ -61,15 +63,7 @@ class Attention:
     """Print JSON with every figure instead of a table."""
 
     def run(self) -> int:
-        """Measure, write the report, print the table, and return the exit status.
-
-        Raises
-        ------
-        UsageError
-            No checkpoint, tokens that do not fit the model, or a store of other tokens or options.
-        CheckpointRefused
-            A checkpoint that cannot be read, or a series that is not what it says.
-        """
+        """Measure, write the report, print the table, and return the exit status."""
         from manyheads.probe import measure_checkpoints
         from manyheads.probe.checkpoints.measurement import SeriesWarning
         from manyheads.probe.checkpoints.series import path_of, read_order
@@ -77,22 +71,12 @@ class Attention:
         from manyheads.probe.reports.pictures import write_recording_report
 
         folders = list(map(path_of, read_order(given_checkpoints(self.checkpoints)).sources))
-        ids = read_tokens(
-            self.tokens, folders[0], length=self.length, sequences=self.sequences, tokenizer=self.tokenizer
-        )
+        cut = {"length": self.length, "sequences": self.sequences}
+        ids = read_tokens(self.tokens, folders[0], **cut, tokenizer=self.tokenizer)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", SeriesWarning)
-            tree = measure_checkpoints(
-                folders,
-                ids,
-                rows=self.rows,
-                store=self.store,
-                findings=self.findings,
-                dtype=self.dtype,
-                device=self.device,
-                follow_links=self.follow_links,
-                progress=None,
-            )
+            options = {name: getattr(self, name) for name in OPTIONS}
+            tree = measure_checkpoints(folders, ids, **options, progress=None)
         for warning in (each for each in caught if each.category is SeriesWarning):
             print(f"manyheads: warning: {' '.join(str(warning.message).split())}", file=sys.stderr)
         command = shlex.join(["manyheads", *sys.argv[1:]])
@@ -128,8 +112,6 @@ def _as_text(tree: xr.DataTree, shape: tuple[int, ...], written: tuple[Path, Pat
 
 def _table(last: xr.Dataset, readings: list[Reading]) -> str:
     """Return a line for each layer: entropy over the series, logits and sinks at its end, rank of the lower MLP."""
-    from manyheads.costs.cost import render_table
-
     ranks = {each.layer: each for each in reversed(readings) if each.figure == "stable rank"}
     head = ["layer", "entropy", "(uniform)", "shape", "max logit", "first token", "rank of MLP", "(Gaussian)", "shape"]
     rows = []
@@ -141,7 +123,7 @@ def _table(last: xr.Dataset, readings: list[Reading]) -> str:
         cells = [str(each.layer), _path(each), number(each.level), _shape(each)]
         cells += [number(logit), number(layer.first_mass.mean().item())]
         rows.append([*cells, *(("-",) * 3 if rank is None else (_path(rank), number(rank.level), _shape(rank)))])
-    return render_table(tuple(head), rows)
+    return render_table(head, rows)
 
 
 def _path(each: Reading) -> str:

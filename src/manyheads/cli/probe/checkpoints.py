@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional, Union
 
 import tyro
 
+from manyheads._overview import render_table
 from manyheads.cli.parsing import ABSENT, Switch
 
 if TYPE_CHECKING:
@@ -17,6 +18,18 @@ if TYPE_CHECKING:
     from manyheads.probe.checkpoints.series import Source
 
 SHOWN = 6  # checkpoints of a series that fit beside one another in a terminal
+COLUMNS = {
+    "frobenius": "Frobenius",
+    "spectral": "spectral",
+    "spectral_random": "(random)",
+    "beyond_edge": "beyond",
+    "stable_rank": "stable rank",
+    "stable_rank_random": "(random)",
+    "effective_rank": "effective",
+    "participation_ratio": "participation",
+    "coherence": "coherence",
+    "coherence_random": "(random)",
+}
 Paths = Annotated[
     Union[None, tuple[Path, ...]], tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT ...", help_behavior_hint="")
 ]
@@ -45,15 +58,7 @@ class Weights:
     """Print JSON instead of tables."""
 
     def run(self) -> int:
-        """Measure and print; return the exit status.
-
-        Raises
-        ------
-        UsageError
-            No checkpoint, or checkpoints of different models.
-        CheckpointRefused
-            A file that cannot be read.
-        """
+        """Measure and print; return the exit status."""
         from manyheads.models.checkpoints.checkpoint import open_checkpoint
         from manyheads.probe import weight_spectra
         from manyheads.probe.checkpoints.series import path_of, sort_by_step
@@ -85,13 +90,7 @@ class Verify:
     """Exit with 1 if anything is found."""
 
     def run(self) -> int:
-        """Verify and print; return the exit status, 3 if no checkpoint can be read.
-
-        Raises
-        ------
-        UsageError
-            No checkpoint.
-        """
+        """Verify and print; return the exit status, 3 if no checkpoint can be read."""
         from manyheads.probe import verify
         from manyheads.study.store.disk import printable
 
@@ -110,14 +109,11 @@ def given_checkpoints(paths: tuple[Path, ...] | None) -> list[Source]:
 
     if not paths:
         raise UsageError("CHECKPOINT is missing: give files or folders in safetensors format")
-    return [each for path in paths for each in _below(path) or [path]]
-
-
-def _below(path: Path) -> list[Path]:
-    """Return the checkpoints in a folder that is none itself."""
-    if not path.is_dir() or any(path.glob("*.safetensors")):
-        return []
-    return sorted(child for child in path.iterdir() if child.is_dir() and any(child.glob("*.safetensors")))
+    found: list[Source] = []
+    for path in paths:
+        inside = [] if any(path.glob("*.safetensors")) else {file.parent for file in path.glob("*/*.safetensors")}
+        found += sorted(inside) or [path]
+    return found
 
 
 def as_json(found: xr.Dataset) -> dict[str, Any]:
@@ -142,12 +138,9 @@ def _as_text(found: xr.Dataset) -> str:
     """Return tables of the matrices and of the circuits of heads."""
     from manyheads.study.store.disk import printable
 
-    texts = []
+    texts = [_series(found, name) for name in ("stable_rank", "spectral", "coherence")]
     if found.sizes["checkpoint"] == 1:
-        texts.append(_matrices(found.isel(checkpoint=0)))
-    else:
-        for name in ("stable_rank", "spectral", "coherence"):
-            texts.append(_series(found, name))
+        texts = [_matrices(found.isel(checkpoint=0))]
     if "head_stable_rank" in found:
         texts.append(_circuits(found.isel(checkpoint=-1)))
     if found.attrs["not_measured"]:
@@ -160,43 +153,20 @@ def _as_text(found: xr.Dataset) -> str:
 
 
 def _matrices(found: xr.Dataset) -> str:
-    from manyheads._overview import render_table
-
-    head = (
-        "matrix",
-        "shape",
-        "Frobenius",
-        "spectral",
-        "(random)",
-        "beyond",
-        "stable rank",
-        "(random)",
-        "effective",
-        "participation",
-        "coherence",
-        "(random)",
-    )
+    head = ("matrix", "shape", *COLUMNS.values())
     rows = []
     for name in found.matrix.values:
         one = found.sel(matrix=name)
-        shape = f"{one.rows.item()} x {one.columns.item()}"
-        norms, ranks = (
-            ("frobenius", "spectral", "spectral_random", "beyond_edge"),
-            ("stable_rank", "stable_rank_random"),
-        )
-        figures = (*norms, *ranks, "effective_rank", "participation_ratio")
-        cells = [number(one[figure].item()) for figure in figures]
+        cells = {figure: number(one[figure].item()) for figure in COLUMNS}
         half = (one.coherence_high.item() - one.coherence_low.item()) / 2
-        coherence = number(one.coherence.item()) + (f" +- {half:.1g}" if half > 0 else "")
-        rows.append((str(name), shape, *cells, coherence, number(one.coherence_random.item())))
+        cells["coherence"] += f" +- {half:.1g}" if half > 0 else ""
+        rows.append((str(name), f"{one.rows.item()} x {one.columns.item()}", *cells.values()))
     return render_table(head, rows)
 
 
 def _series(found: xr.Dataset, figure: str) -> str:
     """Return a table of one figure along the series: some checkpoints, evenly chosen, the first and last among them."""
     import numpy as np
-
-    from manyheads._overview import render_table
 
     count = found.sizes["checkpoint"]
     places = np.unique(np.linspace(0, count - 1, min(count, SHOWN)).round().astype(int))
@@ -207,16 +177,12 @@ def _series(found: xr.Dataset, figure: str) -> str:
         (str(one.matrix.item()), *(number(value) for value in (*one.values[places], random)))
         for one, random in zip(measured.transpose("matrix", "checkpoint"), levels, strict=True)
     ]
-    title = found[figure].attrs["long_name"] + (
-        f", {len(places)} of {count} checkpoints" if len(places) < count else ""
-    )
-    return f"{title}\n{render_table(('matrix', *steps, '(random)'), rows)}"
+    some = f", {len(places)} of {count} checkpoints" if len(places) < count else ""
+    return f"{found[figure].attrs['long_name']}{some}\n{render_table(('matrix', *steps, '(random)'), rows)}"
 
 
 def _circuits(found: xr.Dataset) -> str:
     """Return a table of the stable ranks of the circuits by layer: median, smallest and largest head."""
-    from manyheads._overview import render_table
-
     rows = []
     for layer in found.layer.values:
         cells = [str(layer)]

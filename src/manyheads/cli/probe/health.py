@@ -42,15 +42,7 @@ class Health:
     """Exit with 1 if there is an alarm."""
 
     def run(self) -> int:
-        """Judge and print; return the exit status.
-
-        Raises
-        ------
-        FileRefused
-            A folder without a recording.
-        UsageError
-            A recording without a fixed batch, or options out of range.
-        """
+        """Judge and print; return the exit status."""
         from dataclasses import asdict
 
         from manyheads.probe import find_alarms
@@ -58,15 +50,9 @@ class Health:
         from manyheads.study.store.disk import printable
 
         curves, updates = _fixed_batch(Path(self.recording))
-        alarms = find_alarms(
-            curves,
-            updates=updates,
-            probes=self.probes,
-            false_alarm=self.false_alarm,
-            clean=[_fixed_batch(path)[0] for path in self.clean or ()],
-            max_logit=self.max_logit,
-            silent=self.silent,
-        )
+        options = {name: getattr(self, name) for name in ("probes", "false_alarm", "max_logit", "silent")}
+        clean = [_fixed_batch(path)[0] for path in self.clean or ()]
+        alarms = find_alarms(curves, updates=updates, clean=clean, **options)
         last = curves.isel(step=-1)
         dormant = dormant_heads(last) if "relative_output" in last else []
         if self.json:
@@ -78,7 +64,8 @@ class Health:
             lines = [str(alarm) for alarm in alarms]
             if dormant:
                 lines.append(f"dormant at step {last.step.item()}: {'; '.join(dormant)}")
-            print(*(f"{printable(line)}\n" for line in lines), sep="", end="")
+            for line in lines:
+                print(printable(line))
         return 1 if self.strict and alarms else 0
 
 
@@ -100,7 +87,6 @@ def _fixed_batch(path: Path) -> tuple[xr.Dataset, xr.Dataset | None]:
         )
     curves = tree["attention_fixed"].to_dataset()
     updates = tree["updates"].to_dataset() if "updates" in tree.children else None
-    updates = None if updates is None or "gradient_rms" not in updates else updates  # of an older version
     weights = tree["weights"].to_dataset() if "weights" in tree.children else curves
     if "head_stable_rank" not in weights:
         return curves, updates

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Optional
 import tyro
 
 from manyheads.cli.parsing import Switch, load_function
-from manyheads.cli.scale.base_shape import Sizes, TunedBase, read_shape
+from manyheads.cli.scale.base_shape import Sizes, TunedBase, read_base, read_shape
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,7 @@ class Audit(TunedBase):
     """Exit with 1 if a parameter is wrong."""
 
     def run(self) -> int:
-        """Audit and print; return the exit status.
-
-        Raises
-        ------
-        UsageError
-            A target that does not return a model and its optimizer, or a model that cannot be audited.
-        """
+        """Audit and print; return the exit status."""
         from manyheads.errors import UsageError
         from manyheads.scaling import audit_model
 
@@ -53,9 +47,7 @@ class Audit(TunedBase):
                 f"TARGET {self.target!r}: expected package.module:function that returns (model, optimizer)"
             )
         hyperparameters = self.hyperparameters()
-        if self.base and self.base_config:
-            raise UsageError("--base and --base-config exclude each other: give one of them")
-        base, notes = read_shape(self.base or self.base_config, "--base or --base-config", bool(self.base_config))
+        base, notes = read_base(self.base, self.base_config)
         for note in notes.assumed if notes else ():
             print(f"base: {note}", file=sys.stderr)
         shape = read_shape(self.to, "--to", is_file=False)[0] if self.to else None
@@ -63,17 +55,8 @@ class Audit(TunedBase):
         if roles is not None and shape is None:
             raise UsageError("--to is missing: a model that comes with roles needs its shape, --to N,H,L")
         fresh = False if self.trained else None
-        found = audit_model(
-            self.parametrization(base),
-            model,
-            optimizer,
-            hyperparameters,
-            roles,
-            shape,
-            folded=not self.applied,
-            fresh=fresh,
-            example=example,
-        )
+        options: dict[str, Any] = {"folded": not self.applied, "fresh": fresh, "example": example}
+        found = audit_model(self.parametrization(base), model, optimizer, hyperparameters, roles, shape, **options)
         print(json.dumps(found.as_dict(), indent=1) if self.json else found)
         return 1 if self.strict and not found.passed else 0
 

@@ -10,10 +10,13 @@ import tyro
 from manyheads.cli.parsing import ABSENT
 
 if TYPE_CHECKING:
+    from manyheads.models.config import ModelConfig
     from manyheads.scaling import BaseHyperparameters, Parametrization
     from manyheads.transformer import Shape
 
 Sizes = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L", help_behavior_hint="")]
+Numbers = Annotated[Union[None, tuple[int, ...]], tyro.conf.arg(metavar="INT ...", help_behavior_hint="")]
+Grid = Annotated[Union[None, tuple[float, float, int]], tyro.conf.arg(metavar="LOW HIGH COUNT", help_behavior_hint="")]
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,10 @@ class Theory:
 class TunedTheory(Theory):
     """Flags shared by scale and scale audit: what was tuned at the base for Muon as well."""
 
+    epsilon: float = 1e-8
+    """Adam's epsilon at the base."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay at the base."""
     muon_learning_rate: Annotated[Optional[float], ABSENT] = None
     """Learning rate of Muon's groups that was tuned at the base; --learning-rate is then AdamW's."""
     muon_weight_decay: float = 0.1
@@ -68,13 +75,7 @@ class TunedTheory(Theory):
     """Learning rates tuned apart at the base, by role or part of a role: query_gain=0.05 key_gain=0.05."""
 
     def own_rates(self) -> dict[str, float]:
-        """Return the learning rates that were tuned apart.
-
-        Raises
-        ------
-        UsageError
-            A word other than ROLE=RATE, or a role twice.
-        """
+        """Return the learning rates that were tuned apart."""
         from manyheads.errors import UsageError
 
         found = {}
@@ -110,10 +111,6 @@ class TunedBase(TunedTheory):
 
     learning_rate: Annotated[Optional[float], ABSENT] = None
     """Learning rate that was tuned at the base."""
-    epsilon: float = 1e-8
-    """Adam's epsilon at the base."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay at the base."""
     no_decay: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="WORD ...", help_behavior_hint="")] = None
     """Parameters without weight decay: norm (gains, shifts), bias (biases, shifts), 1-d (parameters of one axis),
     embedding (tokens, positions); or a role of the table."""
@@ -121,13 +118,7 @@ class TunedBase(TunedTheory):
     """JSON file with the standard deviation of the init at the base by role; those of the family if absent."""
 
     def hyperparameters(self) -> "BaseHyperparameters":
-        """Return what was tuned at the base.
-
-        Raises
-        ------
-        UsageError
-            No learning rate, or stds that cannot be read.
-        """
+        """Return what was tuned at the base."""
         from manyheads.errors import UsageError
         from manyheads.scaling import BaseHyperparameters
 
@@ -137,13 +128,13 @@ class TunedBase(TunedTheory):
             self.learning_rate,
             self.epsilon,
             self.weight_decay,
-            self._spreads(),
+            self._read_stds(),
             self.no_decay or (),
             self.tuned_muon(),
             self.own_rates(),
         )
 
-    def _spreads(self) -> dict[str, float]:
+    def _read_stds(self) -> dict[str, float]:
         from manyheads.errors import UsageError
         from manyheads.models.checkpoints.files import read_json
         from manyheads.models.refusals import CheckpointRefused
@@ -174,28 +165,12 @@ class Notes:
     assumed: tuple[str, ...] = ()  # what was taken from the family
 
 
-SHAPE_FIELDS = (
-    "width",
-    "heads",
-    "layers",
-    "key_value_heads",
-    "key_dim",
-    "mlp_hidden",
-    "mlp_ratio",
-    "experts",
-    "active_experts",
-)
+COUNTS = ("width", "heads", "layers", "key_value_heads", "key_dim", "experts", "active_experts")
+SHAPE_FIELDS = (*COUNTS, "mlp_hidden", "mlp_ratio")
 
 
 def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tuple[Shape, Notes | None]":
-    """Read a shape from N,H,L or from a configuration, with the configuration's other properties.
-
-    Raises
-    ------
-    UsageError, FileRefused
-        Neither three positive integers nor, with the stream's width, four; no such file; attention that the theory does
-        not describe; or a configuration that cannot be read.
-    """
+    """Read a shape from N,H,L or from a configuration, with the configuration's other properties."""
     from manyheads.errors import UsageError
     from manyheads.transformer import Shape
 
@@ -217,10 +192,18 @@ def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tup
     return Shape(key_dim, heads, depth, *stream), None
 
 
+def read_base(base: str | None, config: str | None) -> "tuple[Shape, Notes | None]":
+    """Read the base shape from --base or --base-config."""
+    from manyheads.errors import UsageError
+
+    if base and config:
+        raise UsageError("--base and --base-config exclude each other: give one of them")
+    return read_shape(base or config, "--base or --base-config", bool(config))
+
+
 def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
     from manyheads.errors import UsageError
     from manyheads.models.config import load_config, read_config
-    from manyheads.models.counts import describe_assumed
     from manyheads.models.shape import shape_of
     from manyheads.transformer import Shape
 
@@ -228,16 +211,14 @@ def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
         raise UsageError(f"{flag} {path}: no such file; give a config.json, or a folder with one")
     if os.path.isdir(path) and not os.path.exists(os.path.join(path, "config.json")):
         raise UsageError(f"{flag} {path}: there is no config.json in this folder; give one that has it, or N,H,L")
-    config, origin = load_config(path)
-    if config.get("model_type"):
-        assumed = describe_assumed(
-            read_config(config, origin), SHAPE_FIELDS
-        )  # refuses the file; what follows the model
+    raw, origin = load_config(path)
+    if raw.get("model_type"):
+        config = read_config(raw, origin)  # refuses the file; what follows, the model
         try:
-            return _shape_of_family(config, assumed)
+            return _shape_of_family(config)
         except UsageError as error:
             raise UsageError(f"{flag} {path}: {error}") from error
-    model = shape_of(config, origin)
+    model = shape_of(raw, origin)
     heads, key_dim = model.heads, model.head_dim or model.width // model.heads
     hidden = 4 * model.width if model.mlp_hidden is None else model.mlp_hidden
     notes = Notes(hidden / model.width, heads // (model.kv_heads or heads), model.tied)
@@ -248,13 +229,13 @@ def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
         raise UsageError(f"{flag} {path}: {error}") from error
 
 
-def _shape_of_family(config: dict[str, Any], assumed: tuple[str, ...]) -> "tuple[Shape, Notes]":
+def _shape_of_family(config: "ModelConfig") -> "tuple[Shape, Notes]":
     """Read a configuration of transformers; refuse attention that the theory does not describe."""
     from manyheads.models.architecture import read_body
+    from manyheads.models.counts import describe_assumed
 
+    assumed = describe_assumed(config, SHAPE_FIELDS)
     body = read_body(config)
-    shape = body.shape
-    ratio = (shape.hidden or 4 * shape.width) / shape.width
-    group = shape.heads // shape.group_heads
-    family = config["model_type"]
-    return shape, Notes(ratio, group, body.tied, family, body.post_norm, body.fused, body.experts, body.latent, assumed)
+    shape, family = body.shape, config.family.model_type
+    sizes = (shape.hidden or 4 * shape.width) / shape.width, shape.heads // shape.group_heads
+    return shape, Notes(*sizes, body.tied, family, body.post_norm, body.fused, body.experts, body.latent, assumed)

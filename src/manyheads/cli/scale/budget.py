@@ -1,6 +1,6 @@
 """Memory and work of the trainings of `scale check`, estimated and limited before the first step."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from manyheads.errors import UsageError
 
@@ -36,11 +36,12 @@ def refuse_memory(task: "Task", shapes: "tuple[Shape, ...]", batch: int, losses:
     import jax
 
     from manyheads._machine import machine_memory
+    from manyheads.scaling.trained.transformers import training_bytes
 
     memory = machine_memory()
     if memory is None or jax.default_backend() != "cpu":  # an accelerator raises an error of its own
         return
-    bytes_of = {shape: OVERHEAD * _training_bytes(task, shape) for shape in shapes}
+    bytes_of = {shape: OVERHEAD * training_bytes(task.config(shape), "adam", task.batches) for shape in shapes}
     shape = max(bytes_of, key=bytes_of.__getitem__)
     if bytes_of[shape] > memory:
         raise UsageError(
@@ -82,29 +83,6 @@ def tell_time(work: float, sizes: int) -> str:
 
 def refuse_work(shapes: "tuple[Shape, ...]", tokens: int, flag: str, steps: int, trainings: int) -> None:
     """Refuse what would take days."""
-    work = count_work(shapes, tokens, steps, trainings)
+    work, count = count_work(shapes, tokens, steps, trainings), trainings * len(shapes)
     if work > LARGEST_WORK:
-        raise UsageError(
-            f"{flag} {steps}: {trainings * len(shapes)} trainings take about {work:.1g} FLOPs, and {LARGEST_WORK:.0g} "
-            "are allowed; give fewer steps or seeds, or smaller --sizes"
-        )
-
-
-def _training_bytes(task: "Task", shape: "Shape") -> int:
-    """Count the bytes of one training under Adam; traced, so that nothing of that size is allocated."""
-    import jax
-    import jax.numpy as jnp
-    import optax
-
-    from manyheads.transformer.losses import cross_entropy
-    from manyheads.transformer.scaling import standard_scaling
-    from manyheads.transformer.training import member_bytes
-    from manyheads.transformer.transformer import initialize
-
-    config = task.config(shape)
-    scaling = standard_scaling(shape, config.inputs, config.mlp_ratio)
-
-    def build(key: Any) -> Any:
-        return initialize(config, scaling, key, jnp.float32)
-
-    return member_bytes(build, cross_entropy, task.batches, optax.adam(1.0), jax.random.key(0))
+        raise UsageError(f"{flag} {steps}: {count} trainings take about {work:.1g} FLOPs; give fewer steps or seeds")

@@ -6,22 +6,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
-
-import tyro
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 from manyheads.cli.parsing import ABSENT, Switch
-from manyheads.cli.scale.base_shape import Sizes, Theory, read_shape
-from manyheads.cli.scale.budget import (
-    LARGEST_NETWORK,
-    LENGTH,
-    count_weights,
-    count_work,
-    listed,
-    refuse_memory,
-    refuse_work,
-    tell_time,
-)
+from manyheads.cli.scale import budget
+from manyheads.cli.scale.base_shape import Grid, Numbers, Sizes, Theory, read_shape
+from manyheads.cli.scale.budget import LARGEST_NETWORK, count_weights, count_work, listed
 
 if TYPE_CHECKING:
     from manyheads.scaling import Parametrization
@@ -30,9 +20,6 @@ if TYPE_CHECKING:
     from manyheads.scaling.task import Task
     from manyheads.scaling.trained.transformers import Recipe
     from manyheads.transformer import Shape
-
-Numbers = Annotated[Union[None, tuple[int, ...]], tyro.conf.arg(metavar="INT ...", help_behavior_hint="")]
-Rates = Annotated[Union[None, tuple[float, float, int]], tyro.conf.arg(metavar="LOW HIGH COUNT", help_behavior_hint="")]
 
 VERDICT = {"holds": "consistent", "refuted": "BREAKS", "inconclusive": "undecided"}
 USUAL: dict[str, dict[str, Any]] = {
@@ -79,7 +66,7 @@ class Check(Theory):
     """First seed."""
     transfer: Switch = False
     """Find the best learning rate of each size as well."""
-    learning_rates: Rates = None
+    learning_rates: Grid = None
     """Grid for --transfer; 0.0003 0.3 7 for adam, 0.0025 0.16 7 for muon and 0.01 10 7 for sgd if absent."""
     train: int = 60
     """Steps of a training for --transfer."""
@@ -91,15 +78,7 @@ class Check(Theory):
     """Exit with 1 if a check is refuted."""
 
     def run(self) -> int:
-        """Train, print the verdicts, and return the exit status.
-
-        Raises
-        ------
-        UsageError
-            A shape, size or rate that is out of range; a text without --task text.
-        CertificateError
-            A best rate at an end of the grid; the result of the coordinate check has been printed.
-        """
+        """Train, print the verdicts, and return the exit status."""
         from manyheads.errors import CertificateError
         from manyheads.scaling.trained.transformers import Recipe
         from manyheads.study.execution.progress import announce
@@ -111,13 +90,13 @@ class Check(Theory):
         self._refuse(shapes)
         task = self._task()
         batch, rates = self._usual("batch"), self._usual("learning_rates")[2]
-        refuse_memory(task, shapes, batch, (self.train, rates) if self.transfer else None)
-        tokens, steps = batch * LENGTH[self.task], self._usual("steps")[-1]
+        budget.refuse_memory(task, shapes, batch, (self.train, rates) if self.transfer else None)
+        tokens, steps = batch * budget.LENGTH[self.task], self._usual("steps")[-1]
         sweeps = rates * self.seeds * self.transfer
-        refuse_work(shapes, tokens, "--steps", steps, self.seeds)
-        refuse_work(shapes, tokens, "--train", self.train, sweeps)
+        budget.refuse_work(shapes, tokens, "--steps", steps, self.seeds)
+        budget.refuse_work(shapes, tokens, "--train", self.train, sweeps)
         work = count_work(shapes, tokens, steps, self.seeds) + count_work(shapes, tokens, self.train, sweeps)
-        announce(f"about {tell_time(work, len(shapes))}", True)
+        announce(f"about {budget.tell_time(work, len(shapes))}", True)
         recipe = Recipe(self.train, self.epsilon, self.adam_learning_rate)
         check = self._check_coordinates(task, parametrization, recipe, shapes)
         if not self.json:  # printed before the longer check, which may be interrupted or find no optimum

@@ -8,15 +8,11 @@ from typing import Annotated, Literal, Optional, Union
 import tyro
 
 from manyheads.cli.parsing import ABSENT, Switch, load_function
-from manyheads.cli.scale.base_shape import TunedBase, read_shape
+from manyheads.cli.scale.base_shape import Grid, Numbers, TunedBase, read_shape
 
 Axes = Annotated[
     Union[None, tuple[Literal["key_dim", "heads", "depth", "stream"], ...]],
     tyro.conf.arg(metavar="AXIS ...", help_behavior_hint=""),
-]
-Numbers = Annotated[Union[None, tuple[int, ...]], tyro.conf.arg(metavar="INT ...", help_behavior_hint="")]
-Factors = Annotated[
-    Union[None, tuple[float, float, int]], tyro.conf.arg(metavar="LOW HIGH COUNT", help_behavior_hint="")
 ]
 
 
@@ -45,7 +41,7 @@ class Preflight(TunedBase):
     """First seed."""
     transfer: Switch = False
     """Search the best learning rate at each size as well."""
-    rate_factors: Factors = None
+    rate_factors: Grid = None
     """Grid for --transfer, factors of your own learning rates; 0.125 8 7 if absent."""
     train: int = 32
     """Steps of a training for --transfer."""
@@ -59,13 +55,7 @@ class Preflight(TunedBase):
     """Exit with 1 if something is wrong."""
 
     def run(self) -> int:
-        """Train, print, and return the exit status.
-
-        Raises
-        ------
-        UsageError
-            A target that returns no training, or flags that exclude each other.
-        """
+        """Train, print, and return the exit status."""
         import numpy as np
 
         from manyheads.errors import UsageError

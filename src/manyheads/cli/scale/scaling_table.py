@@ -8,7 +8,7 @@ import tyro
 
 from manyheads.cli.help.wrapping import is_watched, wrap_output
 from manyheads.cli.parsing import ABSENT, Switch
-from manyheads.cli.scale.base_shape import Notes, TunedTheory, read_shape
+from manyheads.cli.scale.base_shape import Notes, TunedTheory, read_base, read_shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,10 +47,6 @@ class Scale(TunedTheory):
     """Shape to train: N,H,L, or a config.json, or a folder with one."""
     learning_rate: Annotated[Optional[float], ABSENT] = None
     """Learning rate that was tuned at the base; without it factors are shown."""
-    epsilon: float = 1e-8
-    """Adam's epsilon at the base."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay at the base."""
     form: Literal["effective", "multiplier"] = "effective"
     """Scale init and learning rate, or multiply the weights in the forward pass at one learning rate."""
     snippet: Annotated[Optional[Literal["optax", "torch"]], ABSENT] = None
@@ -59,13 +55,7 @@ class Scale(TunedTheory):
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        """Print the table, its JSON, or a program; return the exit status.
-
-        Raises
-        ------
-        UsageError
-            A shape is missing or cannot be read, or flags exclude each other.
-        """
+        """Print the table, its JSON, or a program; return the exit status."""
         from manyheads.errors import UsageError
         from manyheads.models.parts import UNDERIVED
         from manyheads.scaling import BaseHyperparameters
@@ -73,20 +63,13 @@ class Scale(TunedTheory):
 
         if self.snippet and self.json:
             raise UsageError("--snippet and --json exclude each other: give one of them")
-        if self.base and self.base_config:
-            raise UsageError("--base and --base-config exclude each other: give one of them")
-        base, base_notes = read_shape(self.base or self.base_config, "--base or --base-config", bool(self.base_config))
+        base, base_notes = read_base(self.base, self.base_config)
         shape, notes = read_shape(self.to, "--to")
         learning_rate = 1.0 if self.learning_rate is None else self.learning_rate
         if self.rates and self.learning_rate is None:
             raise UsageError("--rates without --learning-rate: give the rate of the other roles as well")
-        hyperparameters = BaseHyperparameters(
-            learning_rate,
-            self.epsilon,
-            self.weight_decay,
-            muon=self.tuned_muon(self.learning_rate is None),
-            learning_rates=self.own_rates(),
-        )
+        apart = {"muon": self.tuned_muon(self.learning_rate is None), "learning_rates": self.own_rates()}
+        hyperparameters = BaseHyperparameters(learning_rate, self.epsilon, self.weight_decay, **apart)
         parametrization = self.parametrization(base, self.form)
         if notes and base_notes and notes.experts != base_notes.experts:
             counts = " and ".join(f"{active} of {total}" for total, active in (base_notes.experts, notes.experts))
@@ -101,13 +84,11 @@ class Scale(TunedTheory):
         if self.snippet:
             if self.learning_rate is None:
                 raise UsageError("--snippet needs --learning-rate, the learning rate that was tuned at the base")
-            print(self._program(parametrization, shape, hyperparameters, notes), end="")
+            print(self._program(notes, (parametrization, shape, hyperparameters)), end="")
             return 0
         table = parametrization.table(shape)
-        remarks = _compare(base_notes, notes, parametrization, shape)
-        remarks += _describe_own_rates(table, hyperparameters) + (
-            [TUNE_APART, TUNE_GAINS] if self.optimizer == "muon" else []
-        )
+        remarks = _compare(base_notes, notes, parametrization, shape) + _describe_own_rates(table, hyperparameters)
+        remarks += [TUNE_APART, TUNE_GAINS] if self.optimizer == "muon" else []
         remarks = list(dict.fromkeys([*remarks, *table.outside]))
         if self.json:
             print(json.dumps(as_json(table, hyperparameters, remarks), indent=1))
@@ -115,20 +96,12 @@ class Scale(TunedTheory):
             print_table(parametrization, table, hyperparameters, remarks, factors=self.learning_rate is None)
         return 0
 
-    def _program(
-        self,
-        parametrization: "Parametrization",
-        shape: "Shape",
-        hyperparameters: "BaseHyperparameters",
-        notes: "Notes | None",
-    ) -> str:
+    def _program(self, notes: Notes | None, given: "tuple[Parametrization, Shape, BaseHyperparameters]") -> str:
         from manyheads.scaling.parametrization.programs import optax_snippet, torch_snippet, transformers_snippet
 
-        if self.snippet == "optax":
-            return optax_snippet(parametrization, shape, hyperparameters)
-        if notes is None or not notes.family:
-            return torch_snippet(parametrization, shape, hyperparameters)
-        return transformers_snippet(parametrization, shape, hyperparameters, str(self.to), notes.fused)
+        if self.snippet == "optax" or notes is None or not notes.family:
+            return (optax_snippet if self.snippet == "optax" else torch_snippet)(*given)
+        return transformers_snippet(*given, str(self.to), notes.fused)
 
 
 def _compare(base: Notes | None, target: Notes | None, parametrization: "Parametrization", shape: "Shape") -> list[str]:
@@ -239,7 +212,7 @@ def print_table(
             value = getattr(rows[0], name) if times else at[name]
             cells.append(_cell(value, _law(rows[0], name, p.richness), times))
         roles = [row.role for row in rows]
-        drawn.add_row("\n".join(_pairs(roles)), *cells)
+        drawn.add_row("\n".join(", ".join(roles[place : place + 2]) for place in range(0, len(roles), 2)), *cells)
         stacked += [", ".join(roles), *(f"    {name:<15}{cell}" for name, cell in zip(columns, cells, strict=True))]
     scale = table.logit_prefactor * shape.key_dim**-table.logit_exponent
     variant = f" ({p.muon.split}, shape factor {FACTORS[p.muon.factor].formula})" if muon else ""
@@ -261,11 +234,6 @@ def print_table(
         "outside the theory:"
     )
     print("\n" + wrap_output("\n".join([below, *(f"  * {remark}" for remark in remarks)])))
-
-
-def _pairs(roles: list[str]) -> list[str]:
-    """Return two roles a line."""
-    return [", ".join(roles[start : start + 2]) for start in range(0, len(roles), 2)]
 
 
 def _law(row: Any, name: str, richness: float) -> str:

@@ -1,8 +1,8 @@
 """The attention core: scores, softmax, mixture of values."""
 
 from manyheads.costs.conventions import Convention
-from manyheads.costs.cost import Cost, merge
-from manyheads.costs.formulas.passes import Part, pass_items, size_note, traffic
+from manyheads.costs.cost import Cost
+from manyheads.costs.formulas.passes import Part, cost_of, pass_items
 from manyheads.costs.shapes import ELEMENTWISE_SCORE, AttentionShape
 from manyheads.costs.tally import pair
 
@@ -29,16 +29,7 @@ def attention_cost(shape: AttentionShape, training: bool = False, convention: st
     .. math:: 2\, b h\, p\, (d_k + d_v) \;\text{FLOPs}, \qquad p = nm \;\text{or, causal,}\; nm - n(n-1)/2 .
 
     The backward pass takes twice as many; recreating the scores in it takes `2 b h p d_k` more. Grouped queries change
-    the bytes only.
-
-    Parameters
-    ----------
-    shape
-        Queries, keys, heads, dimensions, mask.
-    training
-        Whether the backward pass is counted too, with gradients for queries, keys and values.
-    convention
-        How the result is read.
+    the bytes only. In `training` the backward pass is counted too, with gradients for queries, keys and values.
 
     Notes
     -----
@@ -54,6 +45,5 @@ def attention_cost(shape: AttentionShape, training: bool = False, convention: st
     """
     values = shape.batch * shape.queries * shape.heads * (shape.head_dim + shape.value_dim)  # type: ignore[operator]
     values += shape.batch * shape.keys * shape.kv_heads * (shape.head_dim + shape.value_dim)  # type: ignore[operator]
-    items = pass_items([attention_part(shape)], training)
-    moved = traffic(values * shape.itemsize * (2 if training else 1))
-    return Cost(merge((*items, moved)), notes=(size_note(shape.itemsize),)).to(convention)
+    moved = values * shape.itemsize * (2 if training else 1)
+    return cost_of(pass_items([attention_part(shape)], training), moved, shape.itemsize, convention)

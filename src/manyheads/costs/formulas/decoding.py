@@ -7,7 +7,7 @@ from manyheads.costs.conventions import Convention
 from manyheads.costs.cost import Cost, Item, merge
 from manyheads.costs.formulas.memory import stored_matrices
 from manyheads.costs.formulas.model import Call, model_items, transformer_cost
-from manyheads.costs.formulas.passes import size_note, traffic
+from manyheads.costs.formulas.passes import cost_of, size_note
 from manyheads.costs.shapes import ModelShape
 from manyheads.errors import UsageError, check_integer
 
@@ -36,13 +36,6 @@ def _refuse_bidirectional(shape: ModelShape) -> None:
 def token_cost(shape: ModelShape, context: int, batch: int = 1, convention: str | Convention = "exact") -> Cost:
     """Count one decoding step with a cache: `b [(8 + 4 r) d^2 + 4 T d]` a block, `T` tokens with the new one.
 
-    Parameters
-    ----------
-    shape, context, batch
-        Model, tokens that the new token sees (itself included), sequences.
-    convention
-        How the result is read.
-
     Notes
     -----
     Bytes: weights once, the cache of the earlier tokens read, the new keys and values written, token and logits.
@@ -58,14 +51,12 @@ def token_cost(shape: ModelShape, context: int, batch: int = 1, convention: str 
     [110976, 135168, 307200]
     """
     _refuse_bidirectional(shape)
-    call = Call(1, context, batch)
     size = shape.itemsize
     ends = batch * (4 + shape.vocabulary * size) if shape.unembedding else 2 * batch * shape.width * size
     # A window of w keys drops the oldest as it appends: w - 1 are read and one is written.
     seen = min(context, shape.window) if shape.window else context
-    moved = traffic(stored_matrices(shape) * size + kv_cache_bytes(shape, seen, batch) + ends)
-    notes = (*shape.notes, size_note(size))
-    return Cost(merge((*model_items(shape, call, False, True), moved)), notes=notes).to(convention)
+    moved = stored_matrices(shape) * size + kv_cache_bytes(shape, seen, batch) + ends
+    return cost_of(model_items(shape, Call(1, context, batch), False, True), moved, size, convention, shape.notes)
 
 
 def generation_cost(

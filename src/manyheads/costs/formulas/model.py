@@ -6,7 +6,7 @@ from manyheads.costs.conventions import Convention
 from manyheads.costs.cost import Cost, Item, merge
 from manyheads.costs.formulas.attention import attention_part
 from manyheads.costs.formulas.memory import stored_matrices
-from manyheads.costs.formulas.passes import Part, dense_part, pass_items, size_note, traffic
+from manyheads.costs.formulas.passes import Part, cost_of, dense_part, pass_items
 from manyheads.costs.shapes import ELEMENTWISE_ACTIVATION, ELEMENTWISE_NORM, ModelShape
 from manyheads.costs.tally import Tally
 from manyheads.errors import UsageError, check_integers
@@ -37,11 +37,10 @@ def projection_parts(shape: ModelShape, call: Call) -> tuple[Part, Part]:
     # A rotation is two products and a sum for each value of a query or key, in both passes.
     rotary = 3 * dim * (heads + kv_heads) if shape.positions == "rotary" else 0  # type: ignore[operator]
     outward = width * heads * dim  # type: ignore[operator]
+    added = width if shape.biased("output") else 0
     return (
         dense_part("query, key, value", call.tokens, inward, bias=bias + rotary, again="block"),
-        dense_part(
-            "output projection", call.tokens, outward, bias=width if shape.biased("output") else 0, again="block"
-        ),
+        dense_part("output projection", call.tokens, outward, bias=added, again="block"),
     )
 
 
@@ -154,17 +153,17 @@ def model_items(shape: ModelShape, call: Call, training: bool, input_gradient: b
     return merge((*pass_items(below, training), *blocks, *pass_items(above, training)))
 
 
-def _model_traffic(shape: ModelShape, call: Call, training: bool, input_gradient: bool) -> Item:
+def _model_traffic(shape: ModelShape, call: Call, training: bool, input_gradient: bool) -> int:
     size, weights = shape.itemsize, stored_matrices(shape)
     vectors = call.tokens * shape.width * size
     patches = call.batch * (call.queries - shape.special_tokens) * shape.patch_features * size
     inputs = patches if shape.patch_features else 4 * call.tokens if shape.vocabulary else vectors  # ids are int32
     if training:
         gradients = weights * size + (vectors if input_gradient and inputs == vectors and not shape.vocabulary else 0)
-        return traffic(inputs + weights * size + gradients)
+        return inputs + weights * size + gradients
     each = (shape.vocabulary if shape.unembedding else 0) + shape.token_classes
     logits = (call.tokens * each + call.batch * shape.classes) * size
-    return traffic(inputs + weights * size + (logits or vectors))
+    return inputs + weights * size + (logits or vectors)
 
 
 def transformer_cost(
@@ -219,4 +218,4 @@ def transformer_cost(
     call = Call(length, length, batch)
     items = model_items(shape, call, training, input_gradient)
     moved = _model_traffic(shape, call, training, input_gradient)
-    return Cost(merge((*items, moved)), notes=(*shape.notes, size_note(shape.itemsize))).to(convention)
+    return cost_of(items, moved, shape.itemsize, convention, shape.notes)

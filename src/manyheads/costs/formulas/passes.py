@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from manyheads.costs.cost import Item
+from manyheads.costs.conventions import Convention
+from manyheads.costs.cost import Cost, Item, merge
 from manyheads.costs.tally import NOTHING, Tally
 
 
@@ -55,11 +56,14 @@ def pass_items(parts: Iterable[Part], training: bool) -> tuple[Item, ...]:
     return tuple(items)
 
 
-def traffic(amount: int) -> Item:
-    """Return an item that only moves bytes."""
-    return Item("inputs and outputs", bytes=amount)
-
-
 def size_note(itemsize: int) -> str:
     """Return the note on the numbers that bytes are counted for."""
     return f"bytes are those of numbers of {itemsize} bytes"
+
+
+def cost_of(
+    items: Iterable[Item], moved: int, itemsize: int, convention: str | Convention, notes: tuple[str, ...] = ()
+) -> Cost:
+    """Return the cost of items that move so many bytes between them and memory."""
+    traffic = Item("inputs and outputs", bytes=moved)
+    return Cost(merge((*items, traffic)), notes=(*notes, size_note(itemsize))).to(convention)

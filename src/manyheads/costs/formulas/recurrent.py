@@ -1,9 +1,9 @@
 """Recurrent networks, and an MLP that pools over positions."""
 
 from manyheads.costs.conventions import Convention
-from manyheads.costs.cost import Cost, merge
+from manyheads.costs.cost import Cost
 from manyheads.costs.formulas.model import Call
-from manyheads.costs.formulas.passes import Part, dense_part, pass_items, size_note, traffic
+from manyheads.costs.formulas.passes import Part, cost_of, dense_part, pass_items
 from manyheads.costs.shapes import PooledShape, RecurrentShape
 from manyheads.costs.tally import Tally
 
@@ -40,12 +40,8 @@ def rnn_cost(
     if shape.cell_layers > 1:
         inner = shape.cell_layers - 1
         parts.append(dense_part("deeper cell", steps, inner * hidden * hidden, bias=inner * hidden))
-    if shape.classes:
-        parts.append(dense_part("head", batch, hidden * shape.classes, bias=shape.classes))
-    weights = (shape.inputs + hidden) * hidden + (shape.cell_layers - 1) * hidden * hidden + hidden * shape.classes
-    outputs = weights if training else batch * (shape.classes or hidden)
-    moved = traffic(shape.itemsize * (steps * shape.inputs + weights + outputs))
-    return Cost(merge((*pass_items(parts, training), moved)), notes=(size_note(shape.itemsize),)).to(convention)
+    weights = (shape.inputs + hidden) * hidden + (shape.cell_layers - 1) * hidden * hidden
+    return _with_head(shape, parts, weights, steps, batch, training, convention)
 
 
 def pooled_cost(
@@ -65,9 +61,16 @@ def pooled_cost(
         parts.append(dense_part("further layers", rows, inner * hidden * hidden, bias=inner * hidden))
     adds = Tally.of(rows * hidden + batch * hidden)  # a sum over positions, and a division by their number
     parts += [_tanh_part(rows * hidden * shape.layers), Part("mean", forward=adds, backward=adds)]
+    weights = first + (shape.layers - 1) * hidden * hidden
+    return _with_head(shape, parts, weights, rows, batch, training, convention)
+
+
+def _with_head(shape: RecurrentShape | PooledShape, parts: list[Part], weights: int, rows: int, batch: int,
+               training: bool, convention: str | Convention) -> Cost:  # fmt: skip
+    """Return the cost of parts and of the head on top of them."""
     if shape.classes:
-        parts.append(dense_part("head", batch, hidden * shape.classes, bias=shape.classes))
-    weights = first + (shape.layers - 1) * hidden * hidden + hidden * shape.classes
-    outputs = weights if training else batch * (shape.classes or hidden)
-    moved = traffic(shape.itemsize * (rows * shape.inputs + weights + outputs))
-    return Cost(merge((*pass_items(parts, training), moved)), notes=(size_note(shape.itemsize),)).to(convention)
+        parts.append(dense_part("head", batch, shape.hidden * shape.classes, bias=shape.classes))
+    weights += shape.hidden * shape.classes
+    outputs = weights if training else batch * (shape.classes or shape.hidden)
+    moved = shape.itemsize * (rows * shape.inputs + weights + outputs)
+    return cost_of(pass_items(parts, training), moved, shape.itemsize, convention)

@@ -23,21 +23,10 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 class Checkpoint:
     """The tensors of one model, opened by `open_checkpoint`.
 
-    Parameters
-    ----------
-    path
-        The file or folder it was opened from.
-    files
-        Its files.
-    config
-        The configuration, or None.
-    file_of
-        Name of every tensor → the file that it is read from; None: no tensor stands in two of them.
+    `file_of` is the file that every tensor is read from, None where no tensor stands in two of them.
 
     Attributes
     ----------
-    path, files, config, file_of
-        As given.
     entries
         Name → `TensorEntry` (dtype, shape, bytes), file after file in the order of each file.
     aliases

@@ -23,15 +23,7 @@ Seal = tuple[int, ...]
 
 
 def open_regular(path: Path, follow_links: bool) -> BinaryIO:
-    """Open a regular file for reading.
-
-    Parameters
-    ----------
-    path
-        The file.
-    follow_links
-        Whether the last part of `path` may be a symbolic link.
-    """
+    """Open a regular file for reading; unless `follow_links`, its path may not be a symbolic link."""
     if "\0" in str(path):
         raise refusals.FileMissing(str(path).replace("\0", "\\0"), "no name of a file holds a null character")
     try:
@@ -85,21 +77,10 @@ def read_json(path: Path, follow_links: bool = False) -> dict[str, Any]:
 
 
 def parse_json(data: bytes | bytearray, path: Path, *, constants: bool = False) -> Any:
-    """Parse JSON, refusing what readers disagree about.
+    """Parse JSON of bounded length, refusing what readers disagree about.
 
-    Parameters
-    ----------
-    data
-        The bytes; the caller has bounded their number.
-    path
-        The file they come from, for the message.
-    constants
-        Whether NaN and Infinity, which Python writes and JSON does not know, are let through.
-
-    Returns
-    -------
-    Any
-        Dictionaries, lists, strings, numbers, Booleans and None. Integers of more than 20 digits become 10^20.
+    With `constants`, NaN and Infinity, which Python writes and JSON does not know, are let through. Integers of more
+    than 20 digits become 10^20.
     """
     try:
         check_parts(data)

@@ -29,48 +29,23 @@ DIMENSION_LIMIT = 64
 
 SIZE_LIMIT = 2**63 - 1
 
-DTYPES: Mapping[str, np.dtype] = MappingProxyType(
-    {
-        "F64": np.dtype("<f8"),
-        "F32": np.dtype("<f4"),
-        "F16": np.dtype("<f2"),
-        "BF16": np.dtype(ml_dtypes.bfloat16),
-        "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-        "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-        "I64": np.dtype("<i8"),
-        "I32": np.dtype("<i4"),
-        "I16": np.dtype("<i2"),
-        "I8": np.dtype("i1"),
-        "U64": np.dtype("<u8"),
-        "U32": np.dtype("<u4"),
-        "U16": np.dtype("<u2"),
-        "U8": np.dtype("u1"),
-        "BOOL": np.dtype("?"),
-    }
-)
+_TYPES: Mapping[str, Any] = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": ml_dtypes.bfloat16, "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2, "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U64": "<u8", "U32": "<u4",
+    "U16": "<u2", "U8": "u1", "BOOL": "?",
+}  # fmt: skip
+DTYPES: Mapping[str, np.dtype] = MappingProxyType({name: np.dtype(kind) for name, kind in _TYPES.items()})
 """The element types: the name in the file and what NumPy calls it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor as the header describes it.
-
-    Attributes
-    ----------
-    name
-        Its name.
-    dtype
-        Its element type, a key of `DTYPES`.
-    shape
-        Its dimensions.
-    offset, nbytes
-        Where its bytes begin in the file, and how many there are.
-    """
+    """One tensor as the header describes it."""
 
     name: str
-    dtype: str
+    dtype: str  # a key of `DTYPES`
     shape: tuple[int, ...]
-    offset: int
+    offset: int  # where its bytes begin in the file
     nbytes: int
 
     @property
@@ -80,20 +55,7 @@ class TensorEntry:
 
 
 def read_header(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, TensorEntry], dict[str, str]]:
-    """Read and check the header of a file of `size` bytes.
-
-    Parameters
-    ----------
-    file, size
-        The open file at its start, and its length in bytes.
-    path
-        Its path, for messages.
-
-    Returns
-    -------
-    dict[str, Entry], dict[str, str]
-        The tensors in the order of the file, and the metadata.
-    """
+    """Read and check the header of an open file of `size` bytes: the tensors in the order of the file, and metadata."""
     if size < 8:
         raise FileDamaged(path, f"{size} bytes; a safetensors file has at least 8", "" if size else INTERRUPTED)
     start = file.read(8)

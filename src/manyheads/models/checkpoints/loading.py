@@ -25,20 +25,10 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def load_model(folder: Path | str, dtype: str = "auto") -> Any:
-    """Load the model of a checkpoint folder with the class that its configuration names, in evaluation mode.
+    """Load the model of a checkpoint folder in evaluation mode, with weights in `dtype` ("auto": as stored).
 
-    Parameters
-    ----------
-    folder
-        Holds `config.json` and weights in safetensors format.
-    dtype
-        Of the weights, as PyTorch calls it; "auto": as stored.
-
-    Returns
-    -------
-    transformers.PreTrainedModel
-        Of the class in `architectures`, which gives modules the names that they had in training; without one, the
-        model without a head.
+    Its class is the one in `architectures`, which gives modules the names that they had in training; without one, the
+    model without a head.
 
     Raises
     ------

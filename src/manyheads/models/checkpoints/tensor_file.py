@@ -28,17 +28,8 @@ CHUNK = 1 << 20
 class TensorFile:
     """A safetensors file whose header has been read and checked; nothing stays open.
 
-    Parameters
-    ----------
-    path
-        The file.
-    follow_links
-        Whether `path` itself may be a symbolic link.
-
     Attributes
     ----------
-    path
-        The file.
     entries
         Name → `TensorEntry` (dtype, shape, bytes), in the order of the file.
     metadata
@@ -52,9 +43,8 @@ class TensorFile:
     Notes
     -----
     Every read checks that the file is still the one whose header was read (identity, length and times of change) and
-    raises `FileChanged` otherwise; a file whose permissions were set counts as changed. A change within the resolution
-    of the file system's clock goes unnoticed unless it shortens the file; compare fingerprints where that matters.
-    Threads may share a `TensorFile`.
+    raises `FileChanged` otherwise. A change within the resolution of the file system's clock goes unnoticed unless it
+    shortens the file; compare fingerprints where that matters. Threads may share a `TensorFile`.
 
     Examples
     --------
@@ -83,21 +73,11 @@ class TensorFile:
         return tuple(self.entries)
 
     def tensor(self, name: str, rows: slice | Sequence[int] | np.ndarray | None = None) -> np.ndarray:
-        """Read one tensor, or some of its rows, into a new array.
+        """Read one tensor, or some of its rows, into a new array in the dtype of the file.
 
-        Parameters
-        ----------
-        name
-            Which tensor.
-        rows
-            Which indices of the first axis: a slice of step 1 (clipped to the axis, as NumPy does) or integers from 0
-            to its length - 1, in any order, repeated or not. None: all. Only these rows are read.
-
-        Returns
-        -------
-        np.ndarray
-            Writable, in the dtype of the file (`ml_dtypes.bfloat16` for BF16); shape of the tensor, the first axis
-            replaced by the rows.
+        `rows` are indices of the first axis: a slice of step 1 (clipped to the axis, as NumPy does) or integers from 0
+        to its length - 1, in any order, repeated or not; None: all. Only these rows are read. BF16 is
+        `ml_dtypes.bfloat16`.
         """
         entry = self.entry(name)
         shape = entry.shape

@@ -8,21 +8,14 @@ Source of names, keys and defaults: the model classes of Hugging Face transforme
 
 from collections.abc import Mapping
 
-from manyheads.models.families.encoders import ENCODERS
-from manyheads.models.families.experts import EXPERTS
-from manyheads.models.families.gated import GATED
-from manyheads.models.families.gpt import GPT
-from manyheads.models.families.plain import PLAIN
-from manyheads.models.families.vision import VISION
+from manyheads.models.families import encoders, experts, gated, gpt, plain, vision
 from manyheads.models.modules import Family
 
 FAMILIES: Mapping[str, Family] = {
-    **GPT,
-    **PLAIN,
-    **GATED,
-    **EXPERTS,
-    **ENCODERS,
-    **VISION,
+    family.model_type: family
+    for table in (gpt, plain, gated, experts, encoders, vision)
+    for family in vars(table).values()
+    if isinstance(family, Family)
 }
 """The known families by the `model_type` of their configuration."""
 

@@ -1,286 +1,168 @@
 """Decoders with experts, with and without latent attention: Mixtral to DeepSeek-V3."""
 
-from collections.abc import Mapping
+from typing import Any
 
-from manyheads.models.families.common import mlp
 from manyheads.models.families.gated import (
-    ATTENTION,
-    LAYER,
+    FINAL_NORM,
+    NORMS,
+    QUERY_KEY_NORMS,
     attention,
     decoder,
-    final_norm,
     gated_mlp,
     grouped,
-    norms,
-    query_key_norms,
+    whole_norms,
+    window,
 )
-from manyheads.models.modules import ALWAYS, NEVER, Condition, Family, Key, Module, Role
-
-_BIASED = ("attention_bias",)
-_ATTENTION_BIAS = {"attention_bias": Key("attention_bias", False)}
+from manyheads.models.modules import ALWAYS, NEVER, Module, keys, modules
 
 
-def experts(
-    saved: str = "mlp.experts.{expert}.", names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-) -> tuple[Module, ...]:
+def _experts(saved: str = "mlp.experts", names: str = "gate_proj up_proj down_proj") -> tuple[Module, ...]:
     """Return the matrices of all experts of a layer; a file holds them one by one."""
-    one = [LAYER + saved + name for name in names]
+    *inward, outward = (f"layers.{{layer}}.{saved}.{{expert}}.{name}" for name in names.split())
     return (
-        Module(
-            LAYER + "mlp.experts.gate_up_proj",
-            Role.EXPERT_IN,
-            "bare",
-            sides="experts,2*expert_hidden,width",
-            only="sparse",
-            saved=(one[0], one[1]),
-        ),
-        Module(
-            LAYER + "mlp.experts.down_proj",
-            Role.EXPERT_OUT,
-            "bare",
-            sides="experts,width,expert_hidden",
-            only="sparse",
-            saved=(one[2],),
-        ),
+        *modules("layers.{layer}. mlp.experts.gate_up_proj=expert_in", only="sparse", saved=tuple(inward)),
+        *modules("layers.{layer}. mlp.experts.down_proj=expert_out", only="sparse", saved=(outward,)),
     )
 
 
-def router(path: str = "mlp.gate", bias: Condition = NEVER) -> Module:
-    """Return the matrix that chooses experts."""
-    return Module(LAYER + path, Role.ROUTER, bias=bias, sides="experts,width", only="sparse")
-
-
-def shared(path: str) -> tuple[Module, ...]:
+def _shared(path: str) -> tuple[Module, ...]:
     """Return the expert that every token visits."""
-    roles = (Role.MLP_GATE, Role.MLP_IN, Role.MLP_OUT)
-    names = ("gate_proj", "up_proj", "down_proj")
-    sides = ("shared_hidden,width", "shared_hidden,width", "width,shared_hidden")
-    return tuple(
-        Module(f"{LAYER}mlp.{path}.{name}", role, bias=NEVER, sides=side, only="sparse")
-        for name, role, side in zip(names, roles, sides, strict=True)
+    inward, outward = f"layers.{{layer}}.mlp.{path}. gate_proj=mlp_gate up_proj=mlp_in", f"layers.{{layer}}.mlp.{path}."
+    return (
+        *modules(inward, NEVER, sides="shared_hidden,width", only="sparse"),
+        *modules(f"{outward} down_proj=mlp_out", NEVER, sides="width,shared_hidden", only="sparse"),
     )
 
 
-def _counted(
-    hidden: int, vocabulary: int, total: Key, active: Key, expert: Key, shared_hidden: Key | None = None
-) -> dict[str, Key]:
-    found = {**mlp(hidden, vocabulary, "silu"), "experts": total, "active_experts": active, "expert_hidden": expert}
-    return found | ({"shared_hidden": shared_hidden} if shared_hidden else {})
-
+_ROUTER = modules("layers.{layer}. mlp.gate=router", NEVER, only="sparse")
+_CORRECTION = modules("layers.{layer}. mlp.gate.e_score_correction_bias=buffer", only="sparse")
+_BLOCK_SPARSE = (
+    *modules("layers.{layer}. block_sparse_moe.gate=router", NEVER, only="sparse"),
+    *_experts("block_sparse_moe.experts", "w1 w3 w2"),
+)
+_DENSE = gated_mlp(only="dense")
+_VISITED = ("num_experts_per_tok", 8)
 
 MIXTRAL = decoder(
     "mixtral",
-    grouped(4096, 32, 32, 8)
-    | {"windowed": Key("", True), "window": Key("sliding_window", None, null=0), "window_from_layer": Key("", 0)},
-    _counted(14336, 32000, Key("num_local_experts", 8), Key("num_experts_per_tok", 2), Key("intermediate_size", 14336)),
-    (
-        *norms(),
-        *attention(),
-        router("block_sparse_moe.gate"),
-        *experts("block_sparse_moe.experts.{expert}.", ("w1", "w3", "w2")),
-        final_norm(),
-    ),
+    grouped(4096, 32, 32, 8, None, 14336, 32000, **window(None))
+    | keys(experts=("num_local_experts", 8), active_experts=("num_experts_per_tok", 2))
+    | keys(expert_hidden=("intermediate_size", 14336)),
+    NORMS + attention(NEVER, NEVER) + _BLOCK_SPARSE + FINAL_NORM,
     renamed=((r"\.mlp\.gate\.", ".block_sparse_moe.gate."),),
 )
 PHIMOE = decoder(
     "phimoe",
-    grouped(4096, 32, 32, 8)
-    | _ATTENTION_BIAS
-    | {"windowed": Key("", True), "window": Key("sliding_window", None, null=0), "window_from_layer": Key("", 0)},
+    grouped(4096, 32, 32, 8, None, 6400, 32064, attention_bias=False, **window(None))
     # Its router takes the best expert and the next one, whatever num_experts_per_tok says.
-    _counted(6400, 32064, Key("num_local_experts", 16), Key("", 2), Key("intermediate_size", 6400)),
-    (
-        *norms(bias=ALWAYS),
-        *attention(_BIASED, _BIASED),
-        router("block_sparse_moe.gate"),
-        *experts("block_sparse_moe.experts.{expert}.", ("w1", "w3", "w2")),
-        final_norm(ALWAYS),
-    ),
+    | keys(experts=("num_local_experts", 16), active_experts=("", 2), expert_hidden=("intermediate_size", 6400)),
+    modules("layers.{layer}. input_layernorm=attention_norm post_attention_layernorm=mlp_norm")
+    + attention()
+    + _BLOCK_SPARSE
+    + modules("norm=final_norm"),
     norm="layer",
     renamed=((r"\.mlp\.router\.", ".block_sparse_moe.gate."),),
     refused={"lm_head_bias": (True, "a bias on the unembedding is not read for this family")},
 )
-_SPARSE = {"sparse_step": Key("decoder_sparse_step", 1), "dense_list": Key("mlp_only_layers", [])}
-_WINDOW = {
-    "windowed": Key("use_sliding_window", False),
-    "window": Key("sliding_window", 4096, null=0),
-    "window_from_layer": Key("max_window_layers", 28),
-}
+_QWEN: dict[str, Any] = window(4096, ("max_window_layers", 28), ("use_sliding_window", False))
+_QWEN |= {"sparse_step": ("decoder_sparse_step", 1), "dense_list": ("mlp_only_layers", [])}
 QWEN2_MOE = decoder(
     "qwen2_moe",
-    grouped(2048, 16, 24, 16) | _WINDOW | _SPARSE | {"attention_bias": Key("qkv_bias", True)},
-    _counted(
-        5632,
-        151936,
-        Key("num_experts|num_local_experts", 60),
-        Key("num_experts_per_tok", 4),
-        Key("moe_intermediate_size", 1408),
-        Key("shared_expert_intermediate_size", 5632),
-    ),
-    (
-        *norms(),
-        *attention(_BIASED),
-        *gated_mlp(only="dense"),
-        router(),
-        *experts(),
-        *shared("shared_expert"),
-        Module(LAYER + "mlp.shared_expert_gate", Role.SHARED_GATE, bias=NEVER, sides="1,width", only="sparse"),
-        final_norm(),
-    ),
+    grouped(2048, 16, 24, 16, None, 5632, 151936, **_QWEN, attention_bias=("qkv_bias", True))
+    | keys(experts=("num_experts|num_local_experts", 60), active_experts=("num_experts_per_tok", 4))
+    | keys(expert_hidden=("moe_intermediate_size", 1408), shared_hidden=("shared_expert_intermediate_size", 5632)),
+    NORMS
+    + attention(output=NEVER)
+    + _DENSE
+    + _ROUTER
+    + _experts()
+    + _shared("shared_expert")
+    + modules("layers.{layer}. mlp.shared_expert_gate=shared_gate", NEVER, only="sparse")
+    + FINAL_NORM,
 )
 QWEN3_MOE = decoder(
     "qwen3_moe",
-    grouped(2048, 32, 24, 4) | _WINDOW | _SPARSE | _ATTENTION_BIAS,
-    _counted(
-        6144,
-        151936,
-        Key("num_experts|num_local_experts", 128),
-        Key("num_experts_per_tok", 8),
-        Key("moe_intermediate_size", 768),
-    ),
-    (
-        *norms(),
-        *attention(_BIASED, _BIASED),
-        *query_key_norms(),
-        *gated_mlp(only="dense"),
-        router(),
-        *experts(),
-        final_norm(),
-    ),
+    grouped(2048, 32, 24, 4, None, 6144, 151936, **_QWEN, attention_bias=False)
+    | keys(experts=("num_experts|num_local_experts", 128), active_experts=_VISITED)
+    | keys(expert_hidden=("moe_intermediate_size", 768)),
+    NORMS + attention() + QUERY_KEY_NORMS + _DENSE + _ROUTER + _experts() + FINAL_NORM,
 )
 OLMOE = decoder(
     "olmoe",
-    grouped(2048, 16, 16, None) | _ATTENTION_BIAS,
-    _counted(
-        2048,
-        50304,
-        Key("num_experts|num_local_experts", 64),
-        Key("num_experts_per_tok", 8),
-        Key("intermediate_size", 2048),
-    ),
-    (
-        *norms(),
-        *attention(_BIASED, _BIASED),
-        *query_key_norms(("queries", "keys")),
-        router(),
-        *experts(),
-        final_norm(),
-    ),
+    grouped(2048, 16, 16, None, None, 2048, 50304, attention_bias=False)
+    | keys(experts=("num_experts|num_local_experts", 64), active_experts=_VISITED)
+    | keys(expert_hidden=("intermediate_size", 2048)),
+    NORMS + attention() + whole_norms() + _ROUTER + _experts() + FINAL_NORM,
     refused={"clip_qkv": (..., "clipped queries, keys and values are not described")},
 )
+
 GPT_OSS = decoder(
     "gpt_oss",
-    grouped(2880, 64, 36, 8, 64)
-    | {"attention_bias": Key("attention_bias", True)}
-    | {"windowed": Key("", True), "window": Key("sliding_window", 128, null=0), "window_period": Key("", 2)},
-    _counted(
-        2880,
-        201088,
-        Key("num_local_experts|num_experts", 128),
-        Key("num_experts_per_tok|experts_per_token", 4),
-        Key("intermediate_size", 2880),
-    ),
-    (
-        *norms(),
-        *attention(_BIASED, _BIASED),
-        Module(ATTENTION + "sinks", Role.SINK, "bare"),
-        router("mlp.router", ALWAYS),
-        Module(LAYER + "mlp.experts.gate_up_proj", Role.EXPERT_IN, "bare", sides="experts,width,2*expert_hidden"),
-        Module(LAYER + "mlp.experts.gate_up_proj_bias", Role.EXPERT_IN, "bare", sides="experts,2*expert_hidden"),
-        Module(LAYER + "mlp.experts.down_proj", Role.EXPERT_OUT, "bare", sides="experts,expert_hidden,width"),
-        Module(LAYER + "mlp.experts.down_proj_bias", Role.EXPERT_OUT, "bare", sides="experts,width"),
-        final_norm(),
-    ),
+    grouped(2880, 64, 36, 8, 64, 2880, 201088, attention_bias=True)
+    | keys(windowed=("", True), window=("sliding_window", 128, 0), window_period=("", 2))
+    | keys(experts=("num_local_experts|num_experts", 128), active_experts=("num_experts_per_tok|experts_per_token", 4))
+    | keys(expert_hidden=("intermediate_size", 2880)),
+    NORMS
+    + attention()
+    + modules("layers.{layer}.self_attn. sinks=sink")
+    + modules("layers.{layer}.mlp. router=router", ALWAYS, only="sparse")
+    + modules("layers.{layer}. mlp.experts.gate_up_proj=expert_in", sides="experts,width,2*expert_hidden")
+    + modules("layers.{layer}. mlp.experts.gate_up_proj_bias=expert_in", sides="experts,2*expert_hidden")
+    + modules("layers.{layer}. mlp.experts.down_proj=expert_out", sides="experts,expert_hidden,width")
+    + modules("layers.{layer}. mlp.experts.down_proj_bias=expert_out", sides="experts,width")
+    + FINAL_NORM,
 )
 
-_LATENT_KEYS = {
-    "key_dim": Key("", None),
-    "attention_bias": Key("attention_bias", False),
-    "query_rank": Key("q_lora_rank", 1536, null=0),
-    "key_value_rank": Key("kv_lora_rank", 512),
-    "rotary_key_dim": Key("qk_rope_head_dim", 64),
-    "plain_key_dim": Key("qk_nope_head_dim", 128),
-    "value_dim": Key("v_head_dim", 128),
-}
+_LATENT_KEYS = keys(
+    key_dim=("", None),
+    attention_bias=False,
+    query_rank=("q_lora_rank", 1536, 0),
+    key_value_rank=("kv_lora_rank", 512),
+    rotary_key_dim=("qk_rope_head_dim", 64),
+    plain_key_dim=("qk_nope_head_dim", 128),
+    value_dim=("v_head_dim", 128),
+    experts=("n_routed_experts|num_local_experts", 64),
+    active_experts=("num_experts_per_tok", 0),
+    expert_hidden=("moe_intermediate_size", 1407),
+    shared_experts=("n_shared_experts", 2),
+    predicted=("num_nextn_predict_layers", 0),
+)
 _LATENT = (
-    Module(ATTENTION + "q_proj", Role.QUERY, when=("!query_rank",), bias=NEVER, sides="queries,width"),
-    Module(ATTENTION + "q_a_proj", Role.QUERY_DOWN, when=("query_rank",), bias=_BIASED, sides="query_rank,width"),
-    Module(ATTENTION + "q_a_layernorm", Role.QUERY_DOWN_NORM, "norm", ("query_rank",), NEVER, "query_rank"),
-    Module(ATTENTION + "q_b_proj", Role.QUERY_UP, when=("query_rank",), bias=NEVER, sides="queries,query_rank"),
-    Module(
-        ATTENTION + "kv_a_proj_with_mqa",
-        Role.KEY_VALUE_DOWN,
-        bias=_BIASED,
-        sides="key_value_rank+rotary_key_dim,width",
+    *modules("layers.{layer}.self_attn. q_proj=query:never", when="!query_rank"),
+    *modules(
+        "layers.{layer}.self_attn. q_a_proj=query_down:attention_bias q_a_layernorm=query_down_norm q_b_proj=query_up",
+        NEVER,
+        when="query_rank",
     ),
-    Module(ATTENTION + "kv_a_layernorm", Role.KEY_VALUE_DOWN_NORM, "norm", bias=NEVER, sides="key_value_rank"),
-    Module(
-        ATTENTION + "kv_b_proj",
-        Role.KEY_VALUE_UP,
-        bias=NEVER,
-        sides="heads*plain_key_dim+heads*value_dim,key_value_rank",
-    ),
-    Module(ATTENTION + "o_proj", Role.OUTPUT, bias=_BIASED, sides="width,heads*value_dim"),
+    *modules("layers.{layer}.self_attn. kv_a_proj_with_mqa=key_value_down", "attention_bias"),
+    *modules("layers.{layer}.self_attn. kv_a_layernorm=key_value_down_norm kv_b_proj=key_value_up", NEVER),
+    *modules("layers.{layer}.self_attn. o_proj=output", "attention_bias", sides="width,heads*value_dim"),
 )
-_LATENT_BODY = (
-    *norms(),
-    *_LATENT,
-    *gated_mlp(only="dense"),
-    router(),
-    *experts(),
-    *shared("shared_experts"),
-    final_norm(),
-)
-
-
-def _latent_counted(hidden: int, vocabulary: int, total: int, active: int, expert: int) -> dict[str, Key]:
-    found = _counted(
-        hidden,
-        vocabulary,
-        Key("n_routed_experts|num_local_experts", total),
-        Key("num_experts_per_tok", active),
-        Key("moe_intermediate_size", expert),
-    )
-    return found | {"shared_experts": Key("n_shared_experts", 1), "predicted": Key("num_nextn_predict_layers", 0)}
-
-
+_SPARSE = (*_experts(), *_shared("shared_experts"), *FINAL_NORM)
 DEEPSEEK_V2 = decoder(
     "deepseek_v2",
-    {**grouped(4096, 32, 32, None), **_LATENT_KEYS, "dense_layers": Key("first_k_dense_replace", 0)},
-    _latent_counted(11008, 102400, 64, 0, 1407) | {"shared_experts": Key("n_shared_experts", 2)},
-    _LATENT_BODY,
+    grouped(4096, 32, 32, None, None, 11008, 102400) | _LATENT_KEYS | keys(dense_layers=("first_k_dense_replace", 0)),
+    NORMS + _LATENT + _DENSE + _ROUTER + _SPARSE,
 )
-DEEPSEEK_V3 = decoder(
+DEEPSEEK_V3 = DEEPSEEK_V2.derive(
     "deepseek_v3",
-    {**grouped(7168, 128, 61, None), **_LATENT_KEYS, "dense_layers": Key("first_k_dense_replace", 3)},
-    _latent_counted(18432, 129280, 256, 8, 2048) | {"predicted": Key("num_nextn_predict_layers", 0)},
-    (
-        *_LATENT_BODY,
-        Module(LAYER + "mlp.gate.e_score_correction_bias", Role.BUFFER, "bare", ("maybe",), only="sparse"),
-    ),
+    keys(width=7168, heads=128, layers=61, dense_layers=("first_k_dense_replace", 3), mlp_hidden=18432)
+    | keys(vocabulary=129280, experts=("n_routed_experts|num_local_experts", 256), active_experts=_VISITED)
+    | keys(expert_hidden=("moe_intermediate_size", 2048), shared_experts=("n_shared_experts", 1)),
+    body=(*DEEPSEEK_V2.body, *_CORRECTION),
 )
 GLM4_MOE = decoder(
     "glm4_moe",
-    grouped(4096, 96, 46, 8)
-    | _ATTENTION_BIAS
-    | {"dense_layers": Key("first_k_dense_replace", 1), "normed": Key("use_qk_norm", False)},
-    _latent_counted(10944, 151552, 128, 8, 1408),
-    (
-        *norms(),
-        *attention(_BIASED),
-        *query_key_norms(when=("normed",)),
-        *gated_mlp(only="dense"),
-        router(),
-        Module(LAYER + "mlp.gate.e_score_correction_bias", Role.BUFFER, "bare", ("maybe",), only="sparse"),
-        *experts(),
-        *shared("shared_experts"),
-        final_norm(),
-    ),
+    grouped(4096, 96, 46, 8, None, 10944, 151552, attention_bias=False)
+    | keys(dense_layers=("first_k_dense_replace", 1), normed=("use_qk_norm", False))
+    | keys(experts=("n_routed_experts|num_local_experts", 128), active_experts=_VISITED)
+    | keys(expert_hidden=("moe_intermediate_size", 1408), shared_experts=("n_shared_experts", 1))
+    | keys(predicted=("num_nextn_predict_layers", 0)),
+    NORMS
+    + attention(output=NEVER)
+    + modules("layers.{layer}.self_attn. q_norm=query_norm k_norm=key_norm", NEVER, when="normed")
+    + _DENSE
+    + _ROUTER
+    + _CORRECTION
+    + _SPARSE,
 )
-
-EXPERTS: Mapping[str, Family] = {
-    family.model_type: family
-    for family in (
-        MIXTRAL, PHIMOE, QWEN2_MOE, QWEN3_MOE, OLMOE, GPT_OSS, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE,
-    )
-}  # fmt: skip

@@ -38,15 +38,13 @@ _DECODER_ENDS = _ENDS | {
     "DoubleHeadsModel": (_CLASSES._replace(sides="1,width"),),
 }
 _DENSE = (
-    HeadLayer(Role.HEAD_TRANSFORM, "width,width", ("classifier_bias",)),
-    HeadLayer(Role.HEAD_NORM, "width", ("norm_bias",)),
+    HeadLayer(Role.HEAD_TRANSFORM, "width,width", "classifier_bias"),
+    HeadLayer(Role.HEAD_NORM, "width", "norm_bias"),
 )
 _DENSE_ONCE = tuple(layer._replace(once=True) for layer in _DENSE)
 _FAMILY_ENDS: Mapping[str, Mapping[str, tuple[HeadLayer, ...]]] = {
     "dinov2": {"ForImageClassification": (_CLASSES._replace(sides="labels,2*width"),)},
-    "electra": {
-        "ForPreTraining": (_POOLER._replace(once=False), _CLASSES._replace(sides="1,width", once=False)),
-    },
+    "electra": {"ForPreTraining": (_POOLER._replace(once=False), _CLASSES._replace(sides="1,width", once=False))},
     "modernbert": {
         "ForSequenceClassification": (*_DENSE_ONCE, _CLASSES),
         "ForMultipleChoice": (*_DENSE_ONCE, _CLASSES._replace(sides="1,width")),

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from manyheads._extras import require
-from manyheads.models.config import ModelConfig
-from manyheads.models.modules import MAYBE, Family, Module, Role
+from manyheads.models.modules import Family, Module, Role
 from manyheads.models.refusals import NotExtractable
 
 WIDE = ("float32", "float64")  # what NumPy holds
@@ -27,13 +26,10 @@ def find_attention(model: Any, family: Family, layer: int) -> tuple[Any, Any]:
 
     The sub-module is the smallest one that holds all weights of queries, keys, values and outputs.
     """
-    saved = {family.saved_name(name): name for name, _ in model.named_parameters(remove_duplicate=False)}
+    found = _in_memory(model, family, layer)
 
     def places(*roles: Role) -> list[list[str]]:
-        """Return the paths in memory of the modules of the layer with these roles."""
-        modules = [module for module in family.body if module.role in roles]
-        found = [_in_memory(saved, family, module, layer) for module in modules]
-        return [path.split(".") for path in found if path is not None]
+        return [path.split(".") for module, path in found.items() if module.role in roles]
 
     weights = places(*OF_ATTENTION)
     if not weights:
@@ -51,22 +47,22 @@ def find_attention(model: Any, family: Family, layer: int) -> tuple[Any, Any]:
 
 def find_block(model: Any, family: Family, layer: int) -> Any:
     """Return the module of a whole block: what stands under the number of the layer."""
-    saved = {family.saved_name(name): name for name, _ in model.named_parameters(remove_duplicate=False)}
-    for module in family.body:
-        place = _in_memory(saved, family, module, layer) if module.role in OF_ATTENTION else None
-        if place is not None:
-            parts = place.split(".")
+    for module, path in _in_memory(model, family, layer).items():
+        if module.role in OF_ATTENTION:
+            parts = path.split(".")
             return model.get_submodule(".".join(parts[: parts.index(str(layer)) + 1]))
     raise NotExtractable(f"{type(model).__name__} has no block {layer} under the names of {family.model_type}")
 
 
-def _in_memory(saved: dict[str, str], family: Family, module: Module, layer: int) -> str | None:
-    """Return the path in memory of a module of a family, None where the model has none."""
-    for prefix in family.prefixes:
-        name = saved.get(f"{prefix}{module.path.replace('{layer}', str(layer))}.weight")
-        if name is not None:
-            return name.rpartition(".")[0]
-    return None
+def _in_memory(model: Any, family: Family, layer: int) -> dict[Module, str]:
+    """Return the paths in memory of the modules of a layer that the model has."""
+    saved = {family.saved_name(name): name for name, _ in model.named_parameters(remove_duplicate=False)}
+    found: dict[Module, str] = {}
+    for module in family.body:
+        for name in (f"{prefix}{module.at(layer)}.weight" for prefix in family.prefixes):
+            if name in saved:
+                found.setdefault(module, saved[name].rpartition(".")[0])
+    return found
 
 
 def attention_function(
@@ -207,10 +203,3 @@ def rotary_frequencies(model: Any, config: Any, layer: int = 0) -> tuple[Any, fl
         if kind and hasattr(rotary, f"{kind}inv_freq"):
             return getattr(rotary, f"{kind}inv_freq").detach(), float(getattr(rotary, f"{kind}attention_scaling"))
     return rotary.inv_freq.detach(), float(rotary.attention_scaling)
-
-
-def has_query_key_biases(config: ModelConfig) -> bool:
-    """Tell whether queries or keys have biases under a configuration."""
-    roles = (Role.QUERY, Role.KEY, Role.QUERY_KEY_VALUE)
-    biases = [module.bias for module in config.family.body if module.role in roles]
-    return any(bias == MAYBE or config.holds(bias) for bias in biases)

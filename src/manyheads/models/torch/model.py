@@ -22,43 +22,21 @@ INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Options for reading a model.
-
-    Attributes
-    ----------
-    roles, shape, folded, example
-        As `torch_groups` takes them.
-    """
+    """Options for reading a model, as `torch_groups` takes them."""
 
     roles: Mapping[str, str] | None = None
-    shape: Shape | None = None
+    shape: Shape | Sequence[int] | None = None
     folded: bool | ForwardMultipliers = True
     example: Any = None
-
-    @staticmethod
-    def of(
-        roles: Mapping[str, str] | None,
-        shape: Shape | Sequence[int] | None,
-        folded: bool | ForwardMultipliers,
-        example: Any,
-    ) -> ModelOptions:
-        """Return options from arguments, a shape as a tuple too."""
-        return ModelOptions(roles, None if shape is None else Shape.of(shape), folded, example)
 
 
 @dataclass(frozen=True)
 class TorchModel:
-    """A model that has been read.
-
-    Attributes
-    ----------
-    scales
-        Name of an attention module → the number by which it multiplies its logits, where it says so.
-    """
+    """A model that has been read."""
 
     architecture: Architecture  # its trained parameters by name
     tensors: Mapping[str, Any]  # name → parameter
-    scales: Mapping[str, float]
+    scales: Mapping[str, float]  # name of an attention module → the factor of its logits, where it says so
     padding: Mapping[str, int]  # name of a table → the row that stands for no token, which is zero and stays so
     frozen: Mapping[str, Any]  # name → parameter that is not trained
 
@@ -86,14 +64,13 @@ def read_model(model: Any, reading: ModelOptions | None = None) -> TorchModel:
     if len(frozen) == len(tensors):
         raise UsageError(f"{type(model).__name__} has no trained parameter: requires_grad is False for all of them")
     config, scales = getattr(model, "config", None), {}
+    shape = None if reading.shape is None else Shape.of(reading.shape)
     if reading.roles is not None:
-        if reading.shape is None:
+        if shape is None:
             raise UsageError("roles without a shape: give shape=Shape(key_dim, heads, depth) beside the role map")
         trained = [group for group in names.values() if group[0] not in frozen]
         resting = [group for group in names.values() if group[0] in frozen]
-        architecture = _complete_parameters(
-            apply_role_map(reading.roles, reading.shape, trained, resting), model, tensors
-        )
+        architecture = _complete_parameters(apply_role_map(reading.roles, shape, trained, resting), model, tensors)
         _check_sizes(architecture, tensors, complete=not frozen)
     elif config is None or not hasattr(config, "to_dict"):
         raise UsageError(
@@ -103,21 +80,11 @@ def read_model(model: Any, reading: ModelOptions | None = None) -> TorchModel:
     else:
         architecture = _complete_parameters(read_architecture(config.to_dict(), names.values(), frozen), model, tensors)
         scales = {name: float(module.scaling) for name, module in _attention(model, architecture).items()}
-        if reading.shape is not None and not _agrees(reading.shape, architecture.shape):
-            raise UsageError(f"shape={reading.shape}, and the configuration says {architecture.shape}: leave shape out")
-    return TorchModel(
-        architecture,
-        {name: tensor for name, tensor in tensors.items() if name not in frozen},
-        scales,
-        _padding(model, names),
-        {name: tensor for name, tensor in tensors.items() if name in frozen},
-    )
-
-
-def _agrees(given: Shape, read: Shape) -> bool:
-    """Whether a shape says nothing else than a configuration, which says more."""
-    names = ("key_dim", "heads", "depth", "width")
-    return all(getattr(given, name) == getattr(read, name) for name in names)
+        sizes = ("key_dim", "heads", "depth", "width")  # a configuration says more
+        if shape and any(getattr(shape, name) != getattr(architecture.shape, name) for name in sizes):
+            raise UsageError(f"shape={shape}, and the configuration says {architecture.shape}: leave shape out")
+    kept, held = ({name: t for name, t in tensors.items() if (name in frozen) is each} for each in (False, True))
+    return TorchModel(architecture, kept, scales, _padding(model, names), held)
 
 
 def unwrap(model: Any) -> Any:
@@ -143,19 +110,15 @@ def _complete_parameters(architecture: Architecture, model: Any, tensors: Mappin
 
     def complete(parameter: Parameter) -> Parameter:
         tensor = tensors[parameter.name]
-        owner = owners[id(tensor)]
-        parameter = replace(parameter, axes=tensor.dim())
+        owner, parameter = owners[id(tensor)], replace(parameter, axes=tensor.dim())
         if parameter.parts == ("embedding",) and not parameter.tied and isinstance(owner, dense):
             return replace(parameter, parts=("patch",))
         if parameter.start == "one" and not architecture.family:
             return replace(parameter, offset=_measure_offset(owner, tensor))
         return parameter
 
-    return replace(
-        architecture,
-        parameters=tuple(map(complete, architecture.parameters)),
-        frozen=tuple(map(complete, architecture.frozen)),
-    )
+    trained, frozen = (tuple(map(complete, each)) for each in (architecture.parameters, architecture.frozen))
+    return replace(architecture, parameters=trained, frozen=frozen)
 
 
 def _measure_offset(module: Any, tensor: Any) -> float:

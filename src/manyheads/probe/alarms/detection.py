@@ -9,7 +9,7 @@ import numpy as np
 from manyheads.errors import UsageError, check_integer
 from manyheads.probe.alarms.calibration import LEAST_RUNS, calibrated_level, floored_std, score
 from manyheads.probe.alarms.changes import alarm_level, detection_statistics, standardized_residuals
-from manyheads.probe.alarms.figures import WATCHED, Alarm
+from manyheads.probe.alarms.figures import WATCHED, Alarm, carry_forward, first_true
 from manyheads.probe.alarms.update_alarms import find_rounding, find_vanishing
 
 if TYPE_CHECKING:
@@ -57,9 +57,8 @@ def find_alarms(
     max_logit
         Bound of "level".
     ignored, silent
-        Probes at the start that "change" does not learn from, and in which it gives no alarm: attention leaves
-        uniformity while the learning rate rises, so that `silent` is at least the probes of the warm-up. "clean runs"
-        begins after `ignored` probes too.
+        Probes at the start that "change" does not learn from, as "clean runs" neither, and in which it gives no alarm:
+        at least those of the warm-up, because attention leaves uniformity while the learning rate rises.
     window
         Probes of the past that "change" predicts from, at least 8.
 
@@ -74,9 +73,7 @@ def find_alarms(
         Curves without the dimensions or any of the figures, steps that do not rise by equal intervals, options out of
         range, clean runs of other steps or heads.
 
-    Notes
-    -----
-    The rate of "change" holds if residuals of the run's own past follow Student's t distribution or a narrower one.
+    The rate of "change" holds if residuals of the run's own past follow Student's t distribution or a narrower one:
     docs/probe.md has the measured alarms of each detector in trainings by AdamW and Muon, with and without faults.
 
     Examples
@@ -106,8 +103,10 @@ def find_alarms(
         _find_level(series, max_logit),
         _find_change(series, planned, false_alarm, window=window, ignored=ignored, silent=silent),
         _find_beyond_clean(series, [_gather(run) for run in clean], ignored) if clean else None,
-        *(() if updates is None else (find_vanishing(updates, _step_of(series, silent)), find_rounding(updates))),
     ]
+    if updates is not None:
+        interval = series.steps[1] - series.steps[0] if len(series.steps) > 1 else 1  # beyond the last one, too
+        found += find_vanishing(updates, int(series.steps[0] + silent * interval)), find_rounding(updates)
     return sorted((alarm for alarm in found if alarm is not None), key=lambda alarm: alarm.step)
 
 
@@ -135,75 +134,59 @@ class _Series:
         return Alarm(detector, figure.name, *place, value, reference, len(named) - 1, false_alarm, words)
 
 
-def _step_of(series: _Series, probe: int) -> int:
-    """Return the step of a probe, beyond the last one by equal intervals."""
-    interval = int(series.steps[1] - series.steps[0]) if len(series.steps) > 1 else 1
-    return int(series.steps[0]) + probe * interval
-
-
 def _gather(curves: "xr.Dataset") -> _Series:
     """Check curves and lay them side by side, heads that a layer lacks left out."""
-    names = ", ".join(figure.name for figure in WATCHED)
     if not hasattr(curves, "data_vars"):
         raise UsageError(f"curves of type {type(curves).__name__}: expected an xarray.Dataset")
-    if not {"step", "layer", "head"} <= set(curves.dims):
+    order = ("step", "layer", "head")
+    if not set(order) <= set(curves.dims):
         raise UsageError(f"curves over {tuple(curves.dims)}: expected dimensions step, layer and head")
-    steps = np.asarray(curves["step"].values if "step" in curves.coords else np.arange(curves.sizes["step"]))
-    if (np.diff(steps) <= 0).any():
-        raise UsageError("the steps of the curves do not rise: sort them, and leave repeated ones out")
+    steps, layers, heads = (
+        np.asarray(curves[name].values if name in curves.coords else np.arange(curves.sizes[name])) for name in order
+    )
     intervals = np.diff(steps)
+    if (intervals <= 0).any():
+        raise UsageError("the steps of the curves do not rise: sort them, and leave repeated ones out")
     if (intervals[:-1] != intervals[:1]).any() or (intervals[-1:] > intervals[:1]).any():
         raise UsageError(
             "the steps of the curves are at unequal intervals, over which changes cannot be compared: record with "
             "share=None and every=..., or choose some of the steps; the last interval may be shorter"
         )
-    layers, heads = (
-        curves[name].values if name in curves.coords else np.arange(curves.sizes[name]) for name in ("layer", "head")
-    )
-    raw, values, sizes, places = [], [], [], []
+    columns, places = [], []
     for number, figure in enumerate(WATCHED):
         if figure.name not in curves:
             continue
-        table = np.asarray(curves[figure.name].transpose("step", "layer", "head").values, float)
-        scaled = table
+        table = curves[figure.name].transpose(*order)
+        figures = scaled = np.asarray(table.values, float)
         if figure.name == "entropy":
             if "entropy_uniform" not in curves:
                 raise UsageError("entropy without entropy_uniform, which sets its scale: keep both of the record")
-            scaled = (
-                table
-                / curves["entropy_uniform"].broadcast_like(curves["entropy"]).transpose("step", "layer", "head").values
-            )
+            scaled = scaled / curves["entropy_uniform"].broadcast_like(table).transpose(*order).values
         with np.errstate(divide="ignore", invalid="ignore"):
-            size = (figure.size or figure.transform)(scaled)
-            scaled = figure.transform(scaled)
-        for row, column in np.argwhere(np.isfinite(table).any(axis=0)):
-            raw.append(table[:, row, column])
-            values.append(_fill(scaled[:, row, column]))
-            sizes.append(_fill(size[:, row, column]))
+            values, sizes = figure.transform(scaled), (figure.size or figure.transform)(scaled)
+        for row, column in np.argwhere(np.isfinite(figures).any(axis=0)):
+            raw, value, size = (each[:, row, column] for each in (figures, values, sizes))
+            columns.append((raw, _fill(value), _fill(size)))
             places.append((number, layers[row], heads[column]))
-    if not raw:
+    if not columns:
+        names = ", ".join(figure.name for figure in WATCHED)
         raise UsageError(
             f"curves of {', '.join(map(str, curves.data_vars))}: expected one of {names}, with finite values"
         )
-    figure, layer, head = np.array(places).T
-    return _Series(steps, np.stack(raw, 1), np.stack(values, 1), np.stack(sizes, 1), figure, layer, head)
+    return _Series(steps, *(np.stack(each, 1) for each in zip(*columns, strict=True)), *np.array(places).T)
 
 
 def _fill(values: Array) -> Array:
     """Replace what is not finite by the last finite value before it, or the first one after it."""
-    finite = np.isfinite(values)
-    if not finite.any():
-        return np.zeros_like(values)
-    last = np.maximum.accumulate(np.where(finite, np.arange(len(values)), 0))
-    return np.where(finite[last], values[last], values[np.argmax(finite)])
+    finite, held = np.isfinite(values), carry_forward(values)
+    return np.where(np.isfinite(held), held, values[np.argmax(finite)] if finite.any() else 0.0)
 
 
 def _find_not_finite(series: _Series) -> Alarm | None:
-    bad = ~np.isfinite(series.raw) & np.logical_or.accumulate(np.isfinite(series.raw), axis=0)
-    if not bad.any():
+    finite = np.isfinite(series.raw)
+    t, who = first_true(~finite & np.logical_or.accumulate(finite, axis=0))
+    if not len(who):
         return None
-    t = int(np.argmax(bad.any(axis=1)))
-    who = np.flatnonzero(bad[t])
     before = series.raw[:t, who[0]]
     last = float(before[np.isfinite(before)][-1])
     name = WATCHED[series.figure[who[0]]].name
@@ -212,11 +195,9 @@ def _find_not_finite(series: _Series) -> Alarm | None:
 
 def _find_level(series: _Series, max_logit: float) -> Alarm | None:
     logits = [figure.name for figure in WATCHED].index("max_logit")
-    above = (series.raw > max_logit) & (series.figure == logits)
-    if not above.any():
+    t, who = first_true((series.raw > max_logit) & (series.figure == logits))
+    if not len(who):
         return None
-    t = int(np.argmax(above.any(axis=1)))
-    who = np.flatnonzero(above[t])
     words = "{subject} is {value:.3g}, above the bound of {reference:.3g}"
     return series.alarm("level", t, who[np.argsort(-series.raw[t, who])], max_logit, words)
 
@@ -246,11 +227,8 @@ def _find_beyond_clean(series: _Series, clean: list[_Series], ignored: int) -> A
         raise UsageError(f"{len(clean)} clean runs: expected at least {LEAST_RUNS}, of which a spread can be taken")
     for run in clean:
         same = all(np.array_equal(getattr(run, name), getattr(series, name)) for name in ("figure", "layer", "head"))
-        if (
-            not same
-            or not np.array_equal(run.steps[: len(series.steps)], series.steps)
-            or len(run.steps) != len(clean[0].steps)
-        ):
+        steps = np.array_equal(run.steps[: len(series.steps)], series.steps) and len(run.steps) == len(clean[0].steps)
+        if not (same and steps):
             raise UsageError("a clean run has other steps, heads or figures than the curves: give runs of one recipe")
     if len(series.steps) <= ignored:
         return None
@@ -262,8 +240,7 @@ def _find_beyond_clean(series: _Series, clean: list[_Series], ignored: int) -> A
     reference = np.stack([worst(run) for run in clean])
     level = calibrated_level(reference)
     own, length = worst(series), len(series.steps) - ignored
-    above = score(own, reference[:, :length]) > level
-    if not above.any():
+    if not (above := score(own, reference[:, :length]) > level).any():
         return None
     t = int(np.argmax(above))
     place = int(np.argmax((own[t] - reference[:, t].mean(axis=0)) / floored_std(reference[:, :length])[t]))

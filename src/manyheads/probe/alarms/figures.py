@@ -38,6 +38,19 @@ WATCHED = (
 )
 
 
+def carry_forward(values: Array) -> Array:
+    """Replace what is not finite by the last finite value before it along the first axis; leave what has none."""
+    places = np.arange(len(values)).reshape(-1, *(1,) * (values.ndim - 1))
+    last = np.maximum.accumulate(np.where(np.isfinite(values), places, 0), axis=0)
+    return np.take_along_axis(values, last, axis=0)
+
+
+def first_true(table: Array) -> tuple[int, Array]:
+    """Return the first row of a table (T, K) with a true entry, and the columns of these, empty if there is none."""
+    rows, columns = np.nonzero(table)
+    return int(rows[0]) if len(rows) else 0, columns[rows == rows[:1]]
+
+
 @dataclass(frozen=True)
 class Alarm:
     """Alarm of a detector.

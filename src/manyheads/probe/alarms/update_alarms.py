@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.probe.alarms.figures import Alarm
+from manyheads.probe.alarms.figures import Alarm, carry_forward, first_true
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -49,11 +49,9 @@ def find_rounding(updates: "xr.Dataset") -> Alarm | None:
     moved, nonzero = updates.update_ratio.values > 0, updates.weight_rms.values > 0
     updated = np.zeros_like(moved)
     updated[1:] = np.logical_or.accumulate(moved, axis=0)[:-1]
-    rounded = (bits < types) & updated & nonzero
-    if not rounded.any():
+    t, who = first_true((bits < types) & updated & nonzero)
+    if not len(who):
         return None
-    t = int(np.argmax(rounded.any(axis=1)))
-    who = np.flatnonzero(rounded[t])
     k = who[0]
     words = f"weights hold {bits[t, k]:.0f} of the {types[k]:.0f} bits of their type: they are rounded after updates"
     where = int(updates.step.values[t]), int(updates.layer.values[k]), -1
@@ -77,12 +75,11 @@ def _find_first(updates: "xr.Dataset", name: str) -> Alarm | None:
         else:
             limit = np.median(relative[before, k]) + np.log(VANISHING[name][1])
             stalled[t, k] = usual[t, k] > 0 and (relative[recent, k] < limit).all()
-    number = stalled.sum(axis=1)
-    some = (number > 0) & (number < np.maximum(2, np.isfinite(values).sum(axis=1) / 2))  # most: no learning rate
-    if not some.any():
+    most = stalled.sum(axis=1) >= np.maximum(2, np.isfinite(values).sum(axis=1) / 2)  # there is no learning rate
+    t, stuck = first_true(stalled & ~most[:, None])
+    if not len(stuck):
         return None
-    t = int(np.argmax(some))
-    who = sorted(map(int, np.flatnonzero(stalled[t])), key=lambda k: places[k].head >= 0)  # whole matrices first
+    who = sorted(map(int, stuck), key=lambda k: places[k].head >= 0)  # whole matrices first
     others = sum((places[k].head >= 0) == (places[who[0]].head >= 0) for k in who) - 1
     figures = float(values[t, who[0]]), float(usual[t, who[0]])
     return _build_alarm(name, int(updates.step.values[t]), places[who[0]], *figures, others)
@@ -120,17 +117,14 @@ def _find_common_fall(updates: "xr.Dataset", silent: int) -> Alarm | None:
     k, number = int(np.argsort(fall[t])[(fall.shape[1] - 1) // 2]), int(np.sum(fall[t] < np.log(TOGETHER)))
     reference, value = float(np.exp(usual[t, k])), float(np.exp(now[t, k]))
     words = f"{number} of {fall.shape[1]} gradients shrink together, this one {reference:.3g} -> {value:.3g}"
-    step, matrix = int(updates.step.values[t]), str(updates.matrix.values[k])
-    layer = int(updates.layer.values[k])
-    return Alarm("updates", "gradient_rms", step, layer, -1, value, reference, number - 1, None, words, matrix)
+    where = int(updates.step.values[t]), int(updates.layer.values[k]), -1
+    figures = value, reference, number - 1
+    return Alarm("updates", "gradient_rms", *where, *figures, None, words, str(updates.matrix.values[k]))
 
 
 def _carry_forward_logs(values: Array) -> Array:
     """Return logarithms of the latest measured figures, NaN before the first one."""
-    measured = np.isfinite(values)
-    last = np.maximum.accumulate(np.where(measured, np.arange(len(values))[:, None], 0), axis=0)
-    held: Array = np.take_along_axis(values, last, axis=0)
-    return np.log(np.maximum(held, 1e-30))
+    return np.log(np.maximum(carry_forward(values), 1e-30))
 
 
 def _stack_series(updates: "xr.Dataset", name: str) -> tuple[Array, list[_Place]]:
@@ -142,22 +136,17 @@ def _stack_series(updates: "xr.Dataset", name: str) -> tuple[Array, list[_Place]
         heads = updates[f"head_{name}"]
         present = np.isfinite(heads.values).any(axis=0)
         columns.append(heads.values[:, present])
-        places += [
-            _Place("", str(heads.head_matrix.values[part]), int(layer), int(head))
-            for part, layer, head in np.argwhere(present)
-        ]
+        parts = heads.head_matrix.values
+        places += [_Place("", str(parts[part]), int(layer), int(head)) for part, layer, head in np.argwhere(present)]
     return np.concatenate(columns, axis=1), places
 
 
 def _check_updates(updates: "xr.Dataset") -> None:
-    missing = {*VANISHING, "weight_rms"} - set(getattr(updates, "data_vars", ()))
-    if not missing:
-        needed = {"step", "matrix", "layer"} | ({"significand_bits_dtype"} if "significand_bits" in updates else set())
-        missing = needed - set(updates.variables)
-        if not missing and updates.weight_rms.dims != ("step", "matrix"):
-            raise UsageError(f"updates over {updates.weight_rms.dims}: expected (step, matrix)")
-    if missing:
-        raise UsageError(
-            f"updates of type {type(updates).__name__} without {', '.join(sorted(missing))}: give what "
-            "UpdateRecorder.dataset() returned"
-        )
+    variables = set(getattr(updates, "variables", ()))
+    needed = {*VANISHING, "weight_rms", "step", "matrix", "layer"}
+    needed |= {"significand_bits_dtype"} if "significand_bits" in variables else set()
+    if missing := ", ".join(sorted(needed - variables)):
+        kind = type(updates).__name__
+        raise UsageError(f"updates of type {kind} without {missing}: give what UpdateRecorder.dataset() returned")
+    if updates.weight_rms.dims != ("step", "matrix"):
+        raise UsageError(f"updates over {updates.weight_rms.dims}: expected (step, matrix)")

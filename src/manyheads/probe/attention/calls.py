@@ -60,10 +60,6 @@ class AttentionCall:
             return found.expand(len(batch), 1, len(rows), len(columns))
         return self.mask[:, :, rows] if self.mask.shape[2] > 1 else self.mask.expand(-1, -1, len(rows), -1)
 
-    def bias_of(self, rows: Any) -> Any:
-        """Return the additive logits of the rows."""
-        return self.bias[:, :, rows] if self.bias.shape[2] > 1 else self.bias
-
     def own_column(self, rows: Any) -> Any:
         """Return the column of each row's own key; None where keys belong to another sequence.
 
@@ -94,10 +90,13 @@ def read_call(implementation: str, name: str, module: Any, arguments: tuple[Any,
     causal = causal and n > 1 and mask is None and implementation != "eager"
     if causal:
         key, m = key[:, :, :n], min(n, m)
-    if mask is not None and hasattr(mask, "mask_mod"):
-        allowed, bias = mask.mask_mod, None
-    else:
-        allowed, bias = _read_mask(mask, m)
+    allowed, bias = getattr(mask, "mask_mod", mask), None
+    if hasattr(allowed, "dtype"):
+        allowed = mask = mask[..., :m]
+        if mask.dtype != torch.bool:
+            allowed = mask > torch.finfo(mask.dtype).min / 2
+            bias = torch.where(allowed, mask, 0.0)
+            bias = bias if bool(bias.any()) else None
     position = keywords.get("position_bias")
     if position is not None:
         position = position.detach()[..., :m]
@@ -114,15 +113,3 @@ def read_call(implementation: str, name: str, module: Any, arguments: tuple[Any,
         sink=None if sink is None else sink.detach(),
         cross=bool(CROSS.search(name)) or m < n,
     )
-
-
-def _read_mask(mask: Any, m: int) -> tuple[Any, Any]:
-    """Split a mask into booleans and a bias, either of them None if absent."""
-    if mask is None:
-        return None, None
-    mask = mask[..., :m]
-    if mask.dtype == torch.bool:
-        return mask, None
-    allowed = mask > torch.finfo(mask.dtype).min / 2
-    bias = torch.where(allowed, mask, 0.0)
-    return allowed, bias if bool(bias.any()) else None

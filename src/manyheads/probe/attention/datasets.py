@@ -1,6 +1,7 @@
 """Datasets of recorded attention: sums over calls by layer, and the figures with their levels and intervals."""
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,10 +50,10 @@ class LayerRecord:
     key_heads: int  # shared by the heads
     calls: int = 0
     weight: float = 0.0  # rows in the calls that count
-    _sums: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
-    _variances: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
-    _levels: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
-    _largest: list[np.ndarray | None] = field(default_factory=list, repr=False)
+    _sums: dict[str, Any] = field(default_factory=lambda: defaultdict(float), repr=False)
+    _variances: dict[str, Any] = field(default_factory=lambda: defaultdict(float), repr=False)
+    _levels: dict[str, Any] = field(default_factory=lambda: defaultdict(float), repr=False)
+    _largest: list[Any] = field(default_factory=list, repr=False)
 
     def add(
         self,
@@ -67,10 +68,10 @@ class LayerRecord:
             return
         self.weight += weight
         for name, (mean, error) in found.items():
-            self._sums[name] = self._sums.get(name, 0.0) + weight * mean
-            self._variances[name] = self._variances.get(name, 0.0) + (weight * error) ** 2
+            self._sums[name] = self._sums[name] + weight * mean
+            self._variances[name] = self._variances[name] + (weight * error) ** 2
         for name, level in levels.items():
-            self._levels[name] = self._levels.get(name, 0.0) + weight * level.mean()
+            self._levels[name] += weight * level.mean()
         self._largest.append(largest)
 
     def figures(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, float]]:
@@ -78,17 +79,15 @@ class LayerRecord:
         means = {name: total / self.weight for name, total in self._sums.items()}
         errors = {name: np.sqrt(square) / self.weight for name, square in self._variances.items()}
         levels = {name: float(total / self.weight) for name, total in self._levels.items()}
-        square = means.pop("output_square")
-        errors.pop("output_square")
+        square, _ = means.pop("output_square"), errors.pop("output_square")
         means["relative_output"] = np.sqrt(square / np.mean(square)) if square.any() else np.full_like(square, np.nan)
         levels["relative_output"] = 1.0
         # An interval of the sum would need the covariance: it is taken as the larger one, of perfect correlation.
         tables: tuple[dict[str, Any], ...] = (means, errors, levels)
         for table in tables:
             table["idle_mass"] = table["first_mass"] + table.get("sink_mass", 0.0)
-        largest = [each for each in self._largest if each is not None]
-        if len(largest) == len(self._largest):
-            means["max_logit"], levels["max_logit"] = np.max(largest, axis=0), 0.0
+        if all(each is not None for each in self._largest):
+            means["max_logit"], levels["max_logit"] = np.max(self._largest, axis=0), 0.0
         return means, errors, levels
 
 
@@ -121,23 +120,18 @@ def take_snapshot(records: Mapping[str, LayerRecord], chosen: Collection[str]) -
     heads = max(layer.heads for layer in layers)
     means, errors, levels = zip(*(record.figures() for record in measured.values()), strict=True)
 
-    def names(tables: tuple[dict[str, Any], ...]) -> list[str]:
-        return [name for name in FIGURES if name in chosen and any(name in table for table in tables)]
+    def padded(tables: tuple[dict[str, np.ndarray], ...]) -> dict[str, np.ndarray]:
+        """Stack figures by head into (layer, head), NaN where there is none."""
+        names = [name for name in FIGURES if name in chosen and any(name in table for table in tables)]
+        found = {name: np.full((len(tables), heads), np.nan) for name in names}
+        for layer, table in enumerate(tables):
+            for name in table.keys() & found.keys():
+                found[name][layer, : len(table[name])] = table[name]
+        return found
 
-    return Snapshot(
-        layers,
-        {name: _padded([table.get(name) for table in means], heads) for name in names(means)},
-        {name: _padded([table.get(name) for table in errors], heads) for name in names(errors)},
-        {name: np.array([table.get(name, np.nan) for table in levels]) for name in names(means)},
-        np.array([record.weight for record in measured.values()]),
-    )
-
-
-def as_dataset(
-    records: Mapping[str, LayerRecord], rows: int | None, chosen: Collection[str], unmeasured: list[str]
-) -> "xr.Dataset":
-    """Gather the chosen figures of layers over (layer, head), as `AttentionRecord.dataset` describes them."""
-    return stack_snapshots([0], [take_snapshot(records, chosen)], rows, unmeasured).isel(step=0, drop=True)
+    values = padded(means)
+    at_zero = {name: np.array([table.get(name, np.nan) for table in levels]) for name in values}
+    return Snapshot(layers, values, padded(errors), at_zero, np.array([each.weight for each in measured.values()]))
 
 
 def stack_snapshots(
@@ -149,12 +143,12 @@ def stack_snapshots(
     layers = {layer.module: layer for snapshot in snapshots for layer in snapshot.layers}
     shape = len(snapshots), len(layers), max(layer.heads for layer in layers.values())
     place = {name: row for row, name in enumerate(layers)}
-    rows_of = [[place[layer.module] for layer in snapshot.layers] for snapshot in snapshots]
 
-    def stacked(tables: list[np.ndarray | None]) -> np.ndarray:
-        width = () if all(table is None or table.ndim == 1 for table in tables) else shape[2:]
-        found = np.full(shape[:2] + width, np.nan)
-        for step, (table, chosen) in enumerate(zip(tables, rows_of, strict=True)):
+    def stacked(kind: str, name: str) -> np.ndarray:
+        found = np.full(shape if kind in ("values", "errors") else shape[:2], np.nan)
+        for step, snapshot in enumerate(snapshots):
+            table = snapshot.weight if kind == "weight" else getattr(snapshot, kind).get(name)
+            chosen = [place[layer.module] for layer in snapshot.layers]
             if table is not None:
                 found[(step, chosen) if table.ndim == 1 else (step, chosen, slice(table.shape[1]))] = table
         return found
@@ -178,29 +172,19 @@ def stack_snapshots(
     for name, (title, unit) in FIGURES.items():
         if not any(name in snapshot.values for snapshot in snapshots):
             continue
-        mean = stacked([snapshot.values.get(name) for snapshot in snapshots])
-        level = stacked([snapshot.levels.get(name) for snapshot in snapshots])
+        mean, level = stacked("values", name), stacked("levels", name)
         found[name] = by_head, mean, {"long_name": title, "units": unit}
         found[f"{name}_uniform"] = by_layer, level, {"long_name": f"{title}, at logits of zero", "units": unit}
         if has_intervals(rows) and any(name in snapshot.errors for snapshot in snapshots):
-            margin = NORMAL_95 * stacked([snapshot.errors.get(name) for snapshot in snapshots])
+            margin = NORMAL_95 * stacked("errors", name)
             for side, edge in (("low", mean - margin), ("high", mean + margin)):
                 attributes = {"long_name": f"{title}, {side} end of the 95% interval over rows", "units": unit}
                 found[f"{name}_{side}"] = by_head, edge, attributes
     attributes = {"long_name": "rows that the measured ones stand for", "units": "1"}
-    found["measured_rows"] = by_layer, stacked([snapshot.weight for snapshot in snapshots]), attributes
+    found["measured_rows"] = by_layer, stacked("weight", ""), attributes
     return found
 
 
 def has_intervals(rows: int | None) -> bool:
     """Whether so many sampled rows give intervals that cover what they say."""
     return rows is not None and rows >= LEAST_FOR_INTERVAL
-
-
-def _padded(values: "list[np.ndarray | None]", heads: int) -> np.ndarray:
-    """Stack figures by head into (layer, head), NaN where there is none."""
-    table = np.full((len(values), heads), np.nan)
-    for row, value in zip(table, values, strict=True):
-        if value is not None:
-            row[: len(value)] = value
-    return table

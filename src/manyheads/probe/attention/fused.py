@@ -47,7 +47,9 @@ def fused_statistics(
         hidden = ~call.allowed(rows)
         mask = torch.zeros(hidden.shape, dtype=dtype, device=query.device).masked_fill_(hidden, torch.finfo(dtype).min)
     if summary.own is not None and "distance" in figures:
-        value, lse = _attend(_pad(query), _pad(key), _with_positions(key), call.scale, call.causal, mask)
+        padded = _pad(key)
+        padded[..., key.shape[-1]] = torch.arange(key.shape[2], device=key.device, dtype=key.dtype)
+        value, lse = _attend(_pad(query), _pad(key), padded, call.scale, call.causal, mask)
     else:
         value, lse = _attend(query, key, key, call.scale, call.causal, mask)
     mean = (query * value[..., : query.shape[-1]]).sum(-1) * call.scale
@@ -115,10 +117,3 @@ def _attend(query: Any, key: Any, value: Any, scale: float, causal: bool, mask: 
 
 def _pad(array: Any) -> Any:
     return torch.nn.functional.pad(array, (0, PADDING))
-
-
-def _with_positions(key: Any) -> Any:
-    """Return keys with their positions in the column behind, and zeros."""
-    padded = _pad(key)
-    padded[..., key.shape[-1]] = torch.arange(key.shape[2], device=key.device, dtype=key.dtype)
-    return padded

@@ -27,15 +27,13 @@ class AttentionObserver:
     The same wrappers come back at every `observing`, so that `torch.compile` compiles twice at most, with and without
     them.
 
-    Raises
-    ------
-    UsageError
-        The model computes its attention outside the interface, or by an implementation whose masks are not read.
     """
 
     def __init__(self, model: Any, observer: Observer) -> None:
         members = {id(module) for module in model.modules()}
-        tables, names = _tables(model), _implementations(model)
+        configs = (getattr(module, "config", None) for module in model.modules())
+        asked = {getattr(config, "_attn_implementation", None) for config in configs}
+        tables, names = _tables(model), sorted(name for name in asked if name is not None)
         _check(model, tables, names)
         self._active: list[bool] = []
         self._entries = [_Entry(table, name, members, self._active, observer) for table in tables for name in names]
@@ -59,29 +57,27 @@ class _Entry:
 
     def __init__(self, table: Any, name: str, members: set[int], active: list[bool], observer: Observer) -> None:
         self._table, self._name = table, name
-        self._earlier: tuple[bool, Any] = False, None
+        self._earlier: Any = None  # the instance's own entry
         self._before: list[Any] = [None]
         self._wrapper = _wrapper(name, self._before, members, active, observer)
 
     def insert(self) -> None:
         """Enter the wrapper before what stands in the table now."""
-        own, name = self._table._local_mapping, self._name
-        if self._wrapper in _chain(self._table.get(name)):  # left there by a record that ended out of order
+        now = self._table.get(self._name)
+        if self._wrapper in _chain(now):  # left there by a record that ended out of order
             return
-        self._earlier = name in own, own.get(name)
-        self._before[0] = self._table.get(name)
-        setattr(self._wrapper, REPLACES, self._before[0])
-        self._table[name] = self._wrapper
+        self._earlier, self._before[0] = self._table._local_mapping.get(self._name), now
+        setattr(self._wrapper, REPLACES, now)
+        self._table[self._name] = self._wrapper
 
     def remove(self) -> None:
         """Put back what stood in the table before."""
         if self._table._local_mapping.get(self._name) is not self._wrapper:
             return  # a later entry calls this one, which is inactive by now
-        had, earlier = self._earlier
-        if had:
-            self._table[self._name] = earlier
-        else:
+        if self._earlier is None:
             del self._table[self._name]
+        else:
+            self._table[self._name] = self._earlier
 
 
 def _chain(function: Any) -> Iterator[Any]:
@@ -121,20 +117,9 @@ def _eager(module: Any) -> Callable[..., Any]:
 def _tables(model: Any) -> list[Any]:
     """Return the tables of attention functions that the classes of the model's modules use."""
     homes = {kind.__module__ for module in model.modules() for kind in type(module).__mro__}
-    found = {
-        id(table): table
-        for home in homes
-        if home != "transformers.modeling_utils"  # the base class of all models, with or without the interface
-        and (table := getattr(sys.modules.get(home), "ALL_ATTENTION_FUNCTIONS", None)) is not None
-    }
-    return list(found.values())
-
-
-def _implementations(model: Any) -> list[str]:
-    """Return the names of the implementations that the configurations of the model's modules ask for."""
-    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
-    names = {getattr(config, "_attn_implementation", None) for config in configs.values()}
-    return sorted(name for name in names if name is not None)
+    homes.discard("transformers.modeling_utils")  # the base class of all models, with or without the interface
+    tables = (getattr(sys.modules.get(home), "ALL_ATTENTION_FUNCTIONS", None) for home in homes)
+    return list({id(table): table for table in tables if table is not None}.values())
 
 
 def _check(model: Any, tables: list[Any], names: list[str]) -> None:
@@ -145,8 +130,7 @@ def _check(model: Any, tables: list[Any], names: list[str]) -> None:
             f"{called} computes its attention outside the attention interface of transformers, where nothing can be "
             "recorded: give a model whose modules call ALL_ATTENTION_FUNCTIONS"
         )
-    other = [name for name in names if name not in MEASURED]
-    if other:
+    if other := [name for name in names if name not in MEASURED]:
         raise UsageError(
             f"{called} attends by {', '.join(other)}, whose masks are not read: load it with one of "
             f"{', '.join(MEASURED)}, such as attn_implementation='sdpa'"

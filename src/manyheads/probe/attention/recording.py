@@ -10,7 +10,7 @@ import numpy as np
 from manyheads._extras import require
 from manyheads.errors import UsageError, check_integer
 from manyheads.probe.attention.calls import AttentionCall, read_call
-from manyheads.probe.attention.datasets import FIGURES, LayerRecord, as_dataset, layer_number
+from manyheads.probe.attention.datasets import FIGURES, LayerRecord, layer_number, stack_snapshots, take_snapshot
 from manyheads.probe.attention.fused import fused_statistics
 from manyheads.probe.attention.interface import AttentionObserver
 from manyheads.probe.attention.row_sampling import RowSample, draw_rows, estimate_mean
@@ -72,7 +72,8 @@ class AttentionRecord:
         UsageError
             Nothing was recorded.
         """
-        return as_dataset(self.layers, self.rows, self.figures, self.unmeasured())
+        snapshot = take_snapshot(self.layers, self.figures)
+        return stack_snapshots([0], [snapshot], self.rows, self.unmeasured()).isel(step=0, drop=True)
 
     def __repr__(self) -> str:
         calls = sum(layer.calls for layer in self.layers.values())
@@ -83,8 +84,8 @@ class AttentionRecord:
         """Return layers beside measured ones in which no attention call arrived, such as linear attention."""
         missing = []
         for stack in self._stacks:
-            arrived = [any(name.startswith(f"{block}.") for name in self.layers) for block in stack]
-            missing += [block for block, found in zip(stack, arrived, strict=True) if any(arrived) and not found]
+            silent = [block for block in stack if not any(name.startswith(f"{block}.") for name in self.layers)]
+            missing += silent if len(silent) < len(stack) else []
         return missing
 
     def observe(
@@ -116,8 +117,8 @@ class AttentionRecord:
             largest = statistics.pop("max_logit")
             largest = torch.where(counted, largest, -torch.inf).amax((0, 2)) if sample.whole else None
             levels.pop("max_logit")
-        measured = output if self.rows is None else output[:, index]
-        statistics["output_square"] = measured.double().square().mean(-1).transpose(1, 2)
+        output = output if self.rows is None else output[:, index]
+        statistics["output_square"] = output.double().square().mean(-1).transpose(1, 2)
         counts = counted.expand(len(call.query), -1, -1).double()
         found = {name: _mean(values, counts, sample) for name, values in statistics.items()}
         uniform = {name: _mean(values, counts, sample)[0] for name, values in levels.items()}
@@ -140,7 +141,7 @@ def record_attention(
     layers: Collection[int] | None = None,
     seed: int = 0,
 ) -> Iterator[AttentionRecord]:
-    """Record attention statistics of every forward pass of a model within a `with` block.
+    """Record attention statistics of every forward pass of a model within a `with` block, which gets the record.
 
     The output of the model is the same to the last bit, with gradients, dropout, gradient checkpointing and caches too:
     the attention function is called as before, and the statistics are computed beside it, in float32. `torch.compile`
@@ -164,11 +165,6 @@ def record_attention(
     seed
         Of the choice of rows, which takes nothing from PyTorch's generators.
 
-    Yields
-    ------
-    AttentionRecord
-        Its method `dataset` gives the figures.
-
     Raises
     ------
     ExtraMissing
@@ -177,8 +173,6 @@ def record_attention(
         A figure is unknown, or the model computes its attention outside the interface (BLOOM, MPT, GPT-J, Falcon), by
         an implementation whose masks are not read, or with `rows=None` in a way that fused kernels do not know.
 
-    Notes
-    -----
     Queries that are padding do not count: those whose own key is masked. Sequences that are packed without a mask
     between them are recorded as the model attends, across the documents.
 
@@ -215,12 +209,10 @@ def empty_record(
     known = {number for name, _ in model.named_modules() if (number := layer_number(name)) is not None}
     if numbers is not None and not (numbers and numbers <= known):
         raise UsageError(f"layers={layers!r}: expected numbers out of {', '.join(map(str, sorted(known))) or 'none'}")
-    names = {
-        id(module): name for name, module in model.named_modules() if numbers is None or layer_number(name) in numbers
-    }
-    return AttentionRecord(
-        rows, chosen, _names=names, _stacks=_stacks(model), _rng=np.random.default_rng(check_integer("seed", seed, 0))
-    )
+    named = [(name, module) for name, module in model.named_modules() if not numbers or layer_number(name) in numbers]
+    names = {id(module): name for name, module in named}
+    rng = np.random.default_rng(check_integer("seed", seed, 0))
+    return AttentionRecord(rows, chosen, _names=names, _stacks=_stacks(model), _rng=rng)
 
 
 def _stacks(model: Any) -> list[list[str]]:

@@ -39,12 +39,6 @@ def draw_rows(length: int, rows: int | None, rng: np.random.Generator) -> RowSam
     """Draw rows of a sequence.
 
     Of `rows` None, or at least `length`, all are taken; `rng` chooses within strata.
-
-    Examples
-    --------
-    >>> sample = draw_rows(1000, 8, np.random.default_rng(0))
-    >>> sample.index[:2].tolist(), int(sample.weight.sum())
-    ([0, 1], 1000)
     """
     if rows is None or rows >= length:
         return RowSample(np.arange(length), np.ones(length), length)

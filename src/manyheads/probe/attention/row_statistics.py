@@ -67,7 +67,9 @@ def _logits(call: AttentionCall, rows: Any) -> Any:
     logits = torch.matmul(query, call.key.to(dtype).transpose(-1, -2)).view(B, H, len(rows), m) * call.scale
     if call.softcap is not None:
         logits = call.softcap * torch.tanh(logits / call.softcap)
-    return logits if call.bias is None else logits + call.bias_of(rows).to(dtype)
+    if call.bias is None:
+        return logits
+    return logits + (call.bias[:, :, rows] if call.bias.shape[2] > 1 else call.bias).to(dtype)
 
 
 @dataclass(frozen=True)

@@ -32,26 +32,14 @@ Notes: TypeAlias = dict[tuple[str, str], list[str]]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not what it should be.
+    """One thing that is not what it should be."""
 
-    Attributes
-    ----------
-    kind
-        "file", "configuration", "tokenizer", "tensors", "dtype", "shape", "rounded", "not finite", "duplicate",
-        "copied tensors", "step", "order", "apart", "interchanged tensors", "altered tensors", "altered entries" or
-        "against".
-    where
-        The checkpoint or checkpoints.
-    what
-        What is wrong there.
-    evidence
-        The figures or names it rests on.
-    """
-
+    # "file", "configuration", "tokenizer", "tensors", "dtype", "shape", "rounded", "not finite", "duplicate", "copied
+    # tensors", "step", "order", "apart", "interchanged tensors", "altered tensors", "altered entries" or "against"
     kind: str
-    where: str
-    what: str
-    evidence: str
+    where: str  # the checkpoint or checkpoints
+    what: str  # what is wrong there
+    evidence: str  # the figures or names it rests on
 
 
 class Extremes(NamedTuple):

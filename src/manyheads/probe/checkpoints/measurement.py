@@ -76,7 +76,7 @@ def measure_checkpoints(
     tokens
         Token ids, (sequences, length) or one sequence; `read_tokens` reads files. Every token counts.
     rows
-        As in `record_attention`; None: all rows, with the exact largest logit.
+        As in `record_attention`.
     store
         Folder that every measured checkpoint is appended to. Checkpoints that it holds are not measured again.
     findings
@@ -99,10 +99,8 @@ def measure_checkpoints(
     ------
     ExtraMissing
         PyTorch or transformers is not installed.
-    SeriesRefused
-        The verification found something.
-    CheckpointRefused
-        A checkpoint that cannot be read.
+    SeriesRefused, CheckpointRefused
+        The verification found something; a checkpoint that cannot be read.
     UsageError
         Tokens that the model does not take; a model that cannot be recorded; two checkpoints of one step; a store of
         other tokens, options or weights.

@@ -124,9 +124,9 @@ def _fields(parts: Sequence[str]) -> dict[str, float]:
 
 def _field(name: str, match: re.Match[str]) -> tuple[str, str, str]:
     """Return the word of a number, before it or, where there is none, behind it, the number and its unit."""
-    label, number, unit = match.group(1), match.group(2), match.group(3) or ""
+    label, number, unit = match[1], match[2], match[3] or ""
     behind = WORD_BEHIND.match(name, match.end())
-    known = {each for word in (*PARTS, *COUNTERS) for each in (word, f"{word}s", f"{word}es")}
+    known = {f"{word}{ending}" for word in (*PARTS, *COUNTERS) for ending in ("", "s", "es")}
     return (behind[1] if not label and behind and behind[1] in known else label), number, unit
 
 

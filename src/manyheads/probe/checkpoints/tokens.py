@@ -44,9 +44,9 @@ def read_tokens(
     FileRefused
         A file that holds neither an array of integers nor a text; a pickled one.
     """
-    for name, value in (("length", length), ("sequences", sequences)):
+    for name, value, least in (("length", length, 2), ("sequences", sequences, 1)):
         if value is not None:
-            check_integer(name, value, 2 if name == "length" else 1)
+            check_integer(name, value, least)
     path = Path(path)
     if path.suffix in PICKLES:
         raise FileRefused(f"{path} may be pickled, which is never read: store the ids with numpy.save, as .npy")
@@ -134,13 +134,11 @@ def _tokenize(content: str, folder: Path) -> tuple[NDArray[Any], tuple[list[int]
     transformers: Any = require("transformers")
     with quiet_transformers():
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
+            options = {"local_files_only": True, "trust_remote_code": False}
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
         except (ValueError, OSError, KeyError, ImportError, TypeError) as error:
-            raise UsageError(
-                f"the tokenizer in {folder} cannot be loaded ({str(error)[:200]}): give token ids as a .npy file"
-            ) from error
+            why = str(error)[:200]
+            raise UsageError(f"the tokenizer in {folder} cannot be loaded ({why}): give ids as a .npy file") from error
         ids = np.array(tokenizer(content, add_special_tokens=False)["input_ids"], dtype=np.int64)
         special = tokenizer("")["input_ids"]
     first = (tokenizer.bos_token_id, tokenizer.cls_token_id)

@@ -7,6 +7,7 @@ on one of independent updates. In a stationary phase all distances are equal and
 """
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,13 +60,13 @@ def find_misplaced(distances: Array) -> list[Misplaced]:
         best = min(_changes(order, distances), key=lambda change: change[0].after - change[0].before, default=None)
         if best is None:
             break
-        found.append(best[0])
-        order = best[1]
+        change, order = best
+        found.append(change)
     return found
 
 
-def _changes(order: list[int], distances: Array) -> "list[tuple[Misplaced, list[int]]]":
-    """Return every change of the order that shortens the edges it changes by enough, with the new order."""
+def _changes(order: list[int], distances: Array) -> Iterator[tuple[Misplaced, list[int]]]:
+    """Yield every change of the order that shortens the edges it changes by enough, with the new order."""
     changes = []
     for first, second in itertools.combinations(range(len(order)), 2):
         swapped = list(order)
@@ -77,11 +78,9 @@ def _changes(order: list[int], distances: Array) -> "list[tuple[Misplaced, list[
             moved.insert(there, order[here])
             changes.append(("misplaced", (order[here], moved[there - 1] if there else -1), moved))
     edges = {frozenset(edge) for edge in itertools.pairwise(order)}
-    found = []
     for kind, places, other in changes:
         others = {frozenset(edge) for edge in itertools.pairwise(other)}
         before = sum(distances[tuple(edge)] for edge in edges - others)
         after = sum(distances[tuple(edge)] for edge in others - edges)
         if after < SHORTER * before:
-            found.append((Misplaced(kind, places, float(before), float(after)), other))
-    return found
+            yield Misplaced(kind, places, float(before), float(after)), other

@@ -128,14 +128,13 @@ def verify(
     Returns
     -------
     Verification
-        The findings, and the omitted checks with their reasons. A checkpoint that cannot be read is a finding, and
-        the others are compared without it.
+        A checkpoint that cannot be read is a finding, and the others are compared without it.
 
     Notes
     -----
     The order is read from the weights, so it needs four checkpoints, and it cannot be told from its reverse or in a
-    stationary phase. A checkpoint of another run at either end looks like a long step. An alteration is found
-    if it is large beside the changes between neighbours.
+    stationary phase. A checkpoint of another run at either end looks like a long step. An alteration is found if it is
+    large beside the changes between neighbours.
 
     Examples
     --------
@@ -254,21 +253,21 @@ def _find_steps(contents: list[Contents], doubtful: set[str]) -> tuple[set[str],
 
     The checkpoints that are out of order are returned too.
     """
-    findings = []
     by_step: dict[int, list[str]] = defaultdict(list)
     for content in contents:
         if content.step is not None:
             by_step[content.step].append(content.name)
-    for step, names in by_step.items():
-        if len(names) > 1:
-            findings.append(Finding("step", ", ".join(names), f"step {step} occurs {len(names)} times", "names"))
-    common = [
-        name
+    findings = [
+        Finding("step", ", ".join(names), f"step {step} occurs {len(names)} times", "names")
+        for step, names in by_step.items()
+        if len(names) > 1
+    ]
+    shapes = {
+        name: {each.entries[name].shape if name in each.samples else () for each in contents}
         for name in (contents[0].samples if contents else ())
         if name not in doubtful
-        and len(contents[0].entries[name].shape) > 1
-        and len({each.entries[name].shape if name in each.samples else None for each in contents}) == 1
-    ]
+    }
+    common = [name for name, held in shapes.items() if len(held) == 1 and len(next(iter(held))) > 1]
     usable = [each for each in contents if all(np.isfinite(each.samples[name]).all() for name in common)]
     if len(usable) < 4 or not common:
         return set(), findings

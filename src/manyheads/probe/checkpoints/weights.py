@@ -62,7 +62,7 @@ class _Matrix:
 
     name: str
     role: str
-    layer: int | None
+    layer: int  # -1 outside of layers
     entries: Any
     vectors: Any = None
 
@@ -169,16 +169,14 @@ def _measure_checkpoint(checkpoint: Checkpoint, options: _Options) -> "xr.Datase
             Weight(name, "", "weight", layer_number(name), entry.shape, entry.dtype, "")  # type: ignore[arg-type]
             for name, entry in ((name, checkpoint.entry(name)) for name in checkpoint.names)
         )
-    norms: list[Any] = []
-    sizes: list[tuple[int, int]] = []
-    left_out: list[str] = []
+    gathered: tuple[list[Any], ...] = ([], [], [])
     rows = []
-    for matrix in _matrices(checkpoint, weights, explained, (norms, sizes, left_out)):
-        shape = matrix.entries.shape
-        layer = -1 if matrix.layer is None else matrix.layer
-        about = {"matrix": matrix.name, "role": matrix.role, "matrix_layer": layer}
-        rows.append(about | {"rows": shape[0], "columns": shape[1]} | _figures(matrix, options))
+    for matrix in _matrices(checkpoint, weights, explained, gathered):
+        about = {"matrix": matrix.name, "role": matrix.role, "matrix_layer": matrix.layer}
+        sizes_of = dict(zip(("rows", "columns"), matrix.entries.shape, strict=True))
+        rows.append(about | sizes_of | _figures(matrix, options))
         del matrix  # so that the next one is read into free memory
+    norms, sizes, left_out = gathered
     if not rows:
         raise UsageError(f"{checkpoint.path} holds no matrix of floating-point numbers")
     columns = {name: [row[name] for row in rows] for name in rows[0]}
@@ -194,10 +192,8 @@ def _measure_checkpoint(checkpoint: Checkpoint, options: _Options) -> "xr.Datase
             "vectors": options.rows,
         },
     )
-    if norms:
-        heads = head_dataset(norms, sizes)
-        found = found.assign({f"head_{name}": variable for name, variable in heads.data_vars.items()})
-    return found
+    heads = head_dataset(norms, sizes).data_vars if norms else {}
+    return found.assign({f"head_{name}": variable for name, variable in heads.items()})
 
 
 def _matrices(
@@ -207,7 +203,10 @@ def _matrices(
     norms, sizes, left_out = gathered
     done = set()
     by_head = explained is not None and not _missing_heads_reason(explained)
-    for weight in sorted(weights, key=_place):
+    tables = [weight for weight in weights if weight.layer is None and weight.role in FIRST]
+    layers = sorted((each for each in weights if each.layer is not None), key=lambda weight: weight.layer or 0)
+    heads_of_model = [weight for weight in weights if weight.layer is None and weight.role not in FIRST]
+    for weight in (*tables, *layers, *heads_of_model):
         axes = [extent for extent in weight.shape if extent > 1]  # a table may carry axes of length 1
         floats = weight.dtype.startswith(("F", "BF"))
         if weight.kind != "weight" or len(axes) < 2 or weight.tied_to is not None:
@@ -218,11 +217,12 @@ def _matrices(
                 heads = dict(zip(PARTS, head_weights(checkpoint, weight.layer, explained), strict=True))
                 norms.append(head_norms(heads))
                 sizes.append(heads["query"].shape[1:])
-                names = {part: _attention_name(explained, part, weight.layer) for part in heads}
+                fused = explained.names(Role.QUERY_KEY_VALUE, layer=weight.layer)
                 for part in list(heads):
                     joint = heads.pop(part)
                     joint = joint.reshape(-1, joint.shape[2])  # (out, in), but for the output
-                    yield _Matrix(names[part], part, weight.layer, joint.T if part == "output" else joint)
+                    name = (explained.names(Role(part), layer=weight.layer) or [f"{fused[0]}[{part}]"])[0]
+                    yield _Matrix(name, part, weight.layer, joint.T if part == "output" else joint)
                     del joint
         elif floats and 0 not in weight.shape and (len(axes) == 2 or weight.role is Role.PATCH):
             yield _read(checkpoint, weight)
@@ -230,23 +230,11 @@ def _matrices(
             left_out.append(weight.name)
 
 
-def _place(weight: Weight) -> float:
-    """Return the place of a weight in the table: the tables, the layers, the heads of the model."""
-    if weight.layer is not None:
-        return weight.layer
-    return -1 if weight.role in FIRST else math.inf
-
-
 def _missing_heads_reason(explained: ParameterMap) -> str:
     """Return why a family has no matrices of heads; empty where it has."""
     if explained.config.family.fused or any(module.role is Role.KEY for module in explained.config.family.body):
         return ""
     return "none: keys and values have a common low-rank factor"
-
-
-def _attention_name(explained: ParameterMap, part: str, layer: int) -> str:
-    separate = explained.names(Role(part), layer=layer)
-    return separate[0] if separate else f"{explained.names(Role.QUERY_KEY_VALUE, layer=layer)[0]}[{part}]"
 
 
 def _read(checkpoint: Checkpoint, weight: Weight) -> _Matrix:
@@ -259,7 +247,7 @@ def _read(checkpoint: Checkpoint, weight: Weight) -> _Matrix:
     vectors = entries if weight.role in (Role.EMBEDDING, Role.UNEMBEDDING) else None
     if weight.role == Role.MLP_OUT:
         vectors = entries if weight.layout == "in,out" else entries[:].T
-    return _Matrix(weight.name, str(weight.role), weight.layer, entries, vectors)
+    return _Matrix(weight.name, str(weight.role), -1 if weight.layer is None else weight.layer, entries, vectors)
 
 
 def _figures(matrix: _Matrix, options: _Options) -> dict[str, float]:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 MATRICES = ("query", "key", "value", "output", "query-key", "output-value")  # the matrices of a head
-# Circuit → the two matrices of the head that form it.
 CIRCUITS = {"query-key": ("query", "key"), "output-value": ("value", "output")}
 DRAWS = 64  # pairs of Gaussian matrices of which the null levels are the means
 
@@ -53,17 +52,14 @@ def head_norms(weights: Mapping[str, NDArray[Any]]) -> Array:
             total, squares = np.trace(grams[name], axis1=-2, axis2=-1), _eigenvalues(grams[name])
             found[:, place, : len(total)] = np.sqrt(total), _root(squares[..., -1]), *rank_measures(squares)
         elif name in CIRCUITS and all(part in grams for part in CIRCUITS[name]):
-            found[:, place] = _norms(*(_shared(grams[part], heads) for part in CIRCUITS[name]))
+            factors = (grams[part] for part in CIRCUITS[name])
+            found[:, place] = _norms(*(np.repeat(each, heads // len(each), axis=0) for each in factors))
     return found
 
 
 def _grams(weight: NDArray[Any]) -> Array:
     """Return the Gram matrices (heads, N, N) of the rows, head after head so that one alone is converted."""
     return np.stack([head @ head.T for head in (part.astype(np.float64) for part in weight)])
-
-
-def _shared(grams: Array, heads: int) -> Array:
-    return np.repeat(grams, heads // len(grams), axis=0)
 
 
 def _eigenvalues(grams: Array) -> Array:
@@ -111,10 +107,9 @@ def random_head_ranks(head_size: int, width: int) -> Array:
 
 def _wishart(side: int, degrees: int, rng: np.random.Generator) -> Array:
     """Draw the Gram matrix of the rows of a Gaussian matrix (side, degrees)."""
-    if degrees < side:
-        factor = rng.standard_normal((side, degrees))
-    else:
-        factor = np.tril(rng.standard_normal((side, side)), -1)
+    factor = rng.standard_normal((side, min(side, degrees)))
+    if degrees >= side:
+        factor = np.tril(factor, -1)
         factor[np.diag_indices(side)] = np.sqrt(rng.chisquare(degrees - np.arange(side)))
     return factor @ factor.T
 

@@ -13,23 +13,10 @@ if TYPE_CHECKING:
 def dormant_heads(found: "xr.Dataset", threshold: float = 0.1) -> list[str]:
     """Name the heads whose output is small beside that of the other heads of their layer.
 
-    Parameters
-    ----------
-    found
-        Over (layer, head), with `relative_output`: `record.dataset()`, or one step of a live recording.
-    threshold
-        Largest RMS of the output of a dormant head over that of all heads of the layer, before W_O; heads that write
-        alike have 1. A choice, no law: no level follows from the theory.
-
-    Returns
-    -------
-    list of str
-        Module and number of the head, the smallest output first.
-
-    Raises
-    ------
-    UsageError
-        A threshold that is not positive, or figures of several steps.
+    The figures over (layer, head) are those of `record.dataset()` or of one step of a live recording; UsageError for
+    those of several steps. The threshold, positive, is the largest RMS of the output of a dormant head over that of all
+    heads of the layer, before W_O; heads that write alike have 1. It is a choice: no level follows from the theory.
+    Returned are module and number of each head, the smallest output first.
 
     Examples
     --------

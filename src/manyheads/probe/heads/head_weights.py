@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 def head_spectra(model: Any) -> "xr.Dataset":
     """Compute norms and stable rank of the weights of every head of a PyTorch model of transformers.
 
-    Parameters
-    ----------
-    model
-        A model whose attention modules hold separate or joint projections of queries, keys and values.
+    Attention modules hold separate or joint projections of queries, keys and values.
 
     Returns
     -------

@@ -34,10 +34,9 @@ def qk_clip_factors(model: Any, statistics: "xr.Dataset", threshold: float = 100
 
     Parameters
     ----------
-    model
-        The PyTorch model that was recorded.
-    statistics
-        `AttentionRecord.dataset()` of a record with `rows=None`, over all batches of the step.
+    model, statistics
+        The PyTorch model that was recorded, and `AttentionRecord.dataset()` of a record with `rows=None`, over all
+        batches of the step.
     threshold
         tau, the largest logit that is tolerated, positive.
 

@@ -19,17 +19,9 @@ def trainer_callback(*recorders: Recorder) -> Any:
     Steps are the Trainer's `global_step` before the update. With gradient accumulation the first micro-batch is
     measured.
 
-    Parameters
-    ----------
-    *recorders
-        Of the Trainer's model.
-
-    Returns
-    -------
-    transformers.TrainerCallback
-        To pass in `Trainer(callbacks=[...])`. The Trainer tells its callbacks of no exception: used in a `with` block
-        around `trainer.train()`, the callback takes its wrappers off the model after one as well. Without the block
-        they stay until the next recording of the model; the store is readable either way.
+    The Trainer tells its callbacks of no exception: used in a `with` block around `trainer.train()`, the callback takes
+    its wrappers off the model after one as well. Without the block they stay until the next recording of the model; the
+    store is readable either way.
     """
     require("transformers")
     from transformers import TrainerCallback
@@ -59,19 +51,9 @@ def trainer_callback(*recorders: Recorder) -> Any:
 
 
 def lightning_callback(*recorders: Recorder) -> Any:
-    """Return a callback for Lightning's Trainer that drives recorders.
+    """Return a callback for Lightning's Trainer that drives recorders of the `LightningModule` or a model within it.
 
     Steps are the Trainer's `global_step`. With gradient accumulation the first micro-batch is measured.
-
-    Parameters
-    ----------
-    *recorders
-        Of the model within the `LightningModule`, or of the module itself.
-
-    Returns
-    -------
-    lightning.pytorch.Callback
-        To pass in `Trainer(callbacks=[...])`.
 
     Raises
     ------
@@ -110,8 +92,9 @@ def _lightning_callback_class() -> Any:
 
 def _watch(recorders: Iterable[Recorder], optimizers: Iterable[Any]) -> None:
     for recorder in recorders:
-        for optimizer in optimizers if isinstance(recorder, UpdateRecorder) else ():
-            recorder.watch(optimizer)
+        if isinstance(recorder, UpdateRecorder):
+            for optimizer in optimizers:
+                recorder.watch(optimizer)
 
 
 def _tell(recorders: Iterable[Recorder], event: str, *step: int) -> None:

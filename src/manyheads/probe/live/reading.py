@@ -16,12 +16,7 @@ if TYPE_CHECKING:
 
 
 def open_recording(store: Path | str) -> "xr.DataTree":
-    """Read what recorders appended to a store, while the training runs or later.
-
-    Parameters
-    ----------
-    store
-        The folder that the recorders were given.
+    """Read what recorders appended to the folder of a store, while the training runs or later.
 
     Returns
     -------
@@ -142,7 +137,8 @@ def _gather_updates(header: Mapping[str, Any], lines: list[dict[str, Any]]) -> "
         if not np.isnan(table).all():
             found[name] = ("step", "matrix"), table, {"long_name": title, "units": unit}
     layers = {name: each.get("attention_layer", -1) for name, each in about.items()}
-    heads = [len(row) for line in lines for figures in line["figures"].values() for row in _parts(figures).values()]
+    parts = [figures.get("head_weight_rms", {}) for line in lines for figures in line["figures"].values()]
+    heads = [len(row) for each in parts for row in each.values()]
     for name, (title, unit) in HEAD_FIGURES.items() if heads else ():
         blocks = np.full((len(lines), len(HEAD_MATRICES), max(layers.values()) + 1, max(heads)), np.nan)
         for block, line in zip(blocks, lines, strict=True):
@@ -158,8 +154,3 @@ def _gather_updates(header: Mapping[str, Any], lines: list[dict[str, Any]]) -> "
             values = [float(each["levels"].get(name, np.nan)) for each in about.values()]
             found[name] = "matrix", values, {"long_name": title, "units": "1"}
     return found
-
-
-def _parts(figures: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the first figure of every head of a matrix; empty if there is none."""
-    return next((figures[name] for name in HEAD_FIGURES if name in figures), {})

@@ -32,16 +32,15 @@ class AttentionRecorder:
 
     Losses, gradients and random numbers of the training are the same to the last bit, but for steps of a compiled model
     that are measured within the training (Notes). A step is measured if (cost so far + expected cost) <= `share` x
-    (time so far); the first one always. Without a fixed batch the first micro-batch of a measured step is recorded in
-    the forward pass of the training itself.
+    (time so far); the first one always. Without a fixed batch its first micro-batch is recorded in the forward pass of
+    the training itself.
 
     Parameters
     ----------
     model
-        The model that is trained, as in `record_attention`; wrappers that compile it or copy it to other devices may
-        stand around it.
-    rows
-        Rows measured of each sequence, or None for all, as in `record_attention`.
+        The model that is trained, as in `record_attention`, compiled or copied to other devices or not.
+    rows, figures, layers
+        As in `record_attention`.
     share
         Share of the time of the training; None: every admissible step is measured.
     every
@@ -53,8 +52,6 @@ class AttentionRecorder:
         Folder that the figures are appended to, for `open_recording`; None: they are kept in memory.
     tracker
         Where scalars are sent as well, such as `tensorboard_tracker(writer)`.
-    figures, layers
-        Names of the figures and numbers of the layers that are measured, as in `record_attention`; None: all.
 
     Raises
     ------
@@ -112,17 +109,13 @@ class AttentionRecorder:
         self._record: AttentionRecord | None = None
         self._observing = ExitStack()
         self._step: int | None = None
-        self._warned = False
-        self._written, self._layers = -1, dict[str, Any]()  # as in the last line
+        self._warned, self._written, self._layers = False, -1, dict[str, Any]()  # the last two as in the last line
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
         """Measure the forward pass within the block, if the budget admits it.
 
-        Parameters
-        ----------
-        step
-            Updates of the weights so far. Further blocks of the same step, its other micro-batches, are not measured.
+        Steps are updates of the weights so far. Further blocks of a step, its other micro-batches, are not measured.
         """
         self.begin(step)
         try:
@@ -171,13 +164,7 @@ class AttentionRecorder:
         self._output.log.close()
 
     def dataset(self) -> "xr.Dataset":
-        """Return what was recorded, over (step, layer, head), as `open_recording` does.
-
-        Raises
-        ------
-        UsageError
-            Nothing was recorded.
-        """
+        """Return what was recorded, over (step, layer, head), as `open_recording` does; UsageError if it is nothing."""
         return as_series(*self._output.log.read())
 
     def __repr__(self) -> str:

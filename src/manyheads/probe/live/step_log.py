@@ -9,6 +9,7 @@ import json
 import math
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,14 +26,7 @@ REMEDY = "move it away and record again"
 class StepLog:
     """Log of one kind of figures, in a file or in memory.
 
-    A file is continued if its header is the same; without a path, lines are kept in memory.
-
-    Raises
-    ------
-    UsageError
-        The file belongs to another recording.
-    StoreDamaged
-        The file is no log.
+    A file is continued if its header is the same, and refused otherwise; without a path, lines are kept in memory.
     """
 
     def __init__(self, path: Path | None, header: Mapping[str, Any]) -> None:
@@ -68,15 +62,7 @@ class StepLog:
 
 
 def read_log(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Read the header and the lines that count.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no such file.
-    StoreDamaged
-        The file is no log, or a line within it is damaged.
-    """
+    """Read the header and the lines that count; StoreDamaged if it is no log, or damaged before its end."""
     with open_bounded(path, LARGEST_FILE) as file:
         whole = [line for line in file if line.endswith(b"\n")]  # the last one may be torn
     with trusting_nothing(path, REMEDY):
@@ -117,7 +103,16 @@ def _open(path: Path, header: Mapping[str, Any]) -> BinaryIO:
     """Open a log for appending, without the torn line of a killed process, and write the header of a new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a+b")
-    _lock(file, path)
+    try:
+        with suppress(ImportError):  # where the system cannot lock files
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise UsageError(f"another process records into {path.parent}: give another store") from None
+    except OSError:  # a network disk without locks
+        pass
     file.seek(0)
     whole = sum(len(line) for line in file if line.endswith(b"\n"))
     file.truncate(whole)
@@ -128,21 +123,6 @@ def _open(path: Path, header: Mapping[str, Any]) -> BinaryIO:
 
 def _encode(line: Mapping[str, Any]) -> bytes:
     return json.dumps(_plain(line), allow_nan=False).encode() + b"\n"
-
-
-def _lock(file: BinaryIO, path: Path) -> None:
-    """Keep other processes from appending to the log, where the system can lock files."""
-    try:
-        import fcntl
-    except ImportError:
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise UsageError(f"another process records into {path.parent}: give another store") from None
-    except OSError:  # a network disk without locks
-        return
 
 
 def _plain(value: Any) -> Any:

@@ -10,31 +10,15 @@ import numpy as np
 
 
 class Row(NamedTuple):
-    """One figure of one step.
+    """One figure of one step."""
 
-    Attributes
-    ----------
-    step
-        Optimizer updates so far.
-    layer, head
-        Numbers; None if the figure belongs to no single one. `layer` is as in `record.dataset()`.
-    name
-        Of the figure, such as "entropy"; for a matrix with its name, such as "update_ratio/h.0.attn.c_proj".
-    value
-        The figure.
-    se
-        Its standard error from the sampling of rows; None if exact or not known.
-    level
-        Its null level; None if there is none.
-    """
-
-    step: int
-    layer: int | None
+    step: int  # optimizer updates so far
+    layer: int | None  # as in `record.dataset()`; None if the figure belongs to no single one
     head: int | None
-    name: str
+    name: str  # of the figure, such as "entropy"; for a matrix with its name, such as "update_ratio/h.0.attn.c_proj"
     value: float
-    se: float | None
-    level: float | None
+    se: float | None  # its standard error from the sampling of rows; None if exact or not known
+    level: float | None  # its null level; None if there is none
 
 
 # Called with all rows of a measured step.

@@ -12,8 +12,10 @@ with equality if all singular values are equal; Newton-Schulz iterations that st
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -123,12 +125,8 @@ class UpdateRecorder:
     def watch(self, optimizer: Any) -> None:
         """Measure the steps of an optimizer from now on; several optimizers may train parts of the model.
 
-        A `torch.optim.Optimizer`, or a wrapper with the attribute `optimizer`.
-
-        Raises
-        ------
-        UsageError
-            No optimizer, or one that trains no matrix of the model.
+        It is a `torch.optim.Optimizer`, or a wrapper with the attribute `optimizer`; UsageError if it is none, or
+        trains no matrix of the model.
         """
         while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
             optimizer = inner
@@ -180,12 +178,7 @@ class UpdateRecorder:
             Gaussian matrices. Over (step, head_matrix, attention_layer, head), for queries, keys, values and outputs
             whose order is known and which are not sharded: `head_update_ratio`, `head_weight_rms`,
             `head_gradient_rms`. Coordinates: `role`, `layer` (-1: none), `optimizer` and `weight_decay` (matrix;
-            "removed", "none" or "included").
-
-        Raises
-        ------
-        UsageError
-            Nothing was recorded.
+            "removed", "none" or "included"). UsageError if nothing was recorded.
         """
         return as_series(*self._output.log.read())
 
@@ -201,20 +194,13 @@ class UpdateRecorder:
             return
         self._done = True
         with self._budget.spending():
-            for matrix in self._take_turn():
+            queue = self._queue[self._next :] + self._queue[: self._next]
+            turn = list(itertools.takewhile(lambda matrix: matrix.optimizer is optimizer, queue[: self._count]))
+            self._next = (self._next + len(turn)) % len(queue)
+            for matrix in turn:
                 rate, decay = (float(matrix.group.get(key, 0.0)) for key in ("lr", "weight_decay"))
                 removed = rate * decay if _decay(matrix) == "removed" else 0.0
                 self._before.append((matrix, matrix.parameter.detach().clone(), removed))
-
-    def _take_turn(self) -> Iterator[_Matrix]:
-        """Yield the next matrices of the queue that belong to one optimizer."""
-        first = self._queue[self._next]
-        for _ in range(min(self._count, len(self._queue))):
-            matrix = self._queue[self._next]
-            if matrix.optimizer is not first.optimizer:
-                return
-            self._next = (self._next + 1) % len(self._queue)
-            yield matrix
 
     def _compare(self) -> None:
         """Compare the copies with the weights after the step, but for matrices that never had a gradient.
@@ -296,11 +282,10 @@ class UpdateRecorder:
         """Names of weights → their roles, for families of models that are known."""
         config: Any = getattr(self._model, "config", None)
         names = [_clean(name) for name, _ in self._model.named_parameters()]
-        try:
-            found = recognize(config.to_dict(), names) if hasattr(config, "to_dict") else None
-        except ManyheadsError:
-            found = None
-        return {} if found is None else {name: str(role.role) for name, role in found.roles.items()}
+        with suppress(ManyheadsError):
+            if hasattr(config, "to_dict") and (found := recognize(config.to_dict(), names)):
+                return {name: str(role.role) for name, role in found.roles.items()}
+        return {}
 
     def _rows(self, step: int, figures: Mapping[str, Mapping[str, float]]) -> Iterator[Row]:
         """Yield the figures of a step one by one."""
@@ -342,13 +327,7 @@ def _divide(update: Any, weight: Any) -> Any:
 
 @functools.cache
 def random_orthogonality(rows: int, columns: int) -> float:
-    """Return the orthogonality of a large Gaussian matrix, by the law of Marchenko and Pastur.
-
-    Examples
-    --------
-    >>> round(random_orthogonality(512, 512), 4), round(8 / (3 * math.pi), 4)
-    (0.8488, 0.8488)
-    """
+    """Return the orthogonality of a large Gaussian matrix, by the law of Marchenko and Pastur; 8 / (3 pi) if square."""
     low, high = marchenko_pastur_edges(rows, columns)
     angles = (np.arange(512) + 0.5) * np.pi / 512
     squares = (low + high) / 2 - (high - low) / 2 * np.cos(angles)

@@ -1,6 +1,7 @@
 """Report of a recording of a fixed batch: curves by layer and head, heat maps over steps, the theory beside them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +51,8 @@ def write_recording_report(tree: "xr.DataTree", out: Path | str, command: str = 
     UsageError
         No figures of a fixed batch and no weights.
     """
-    sections = recording_sections(tree, command)
-    if not sections:
-        raise UsageError(
-            "no figures of a fixed batch and no weights to report: record with AttentionRecorder(batch=...)"
-        )
+    if not (sections := recording_sections(tree, command)):
+        raise UsageError("no figures of a fixed batch and no weights: record with AttentionRecorder(batch=...)")
     return write_report(sections, Path(out), "manyheads: attention and rank over a training")
 
 
@@ -64,9 +62,7 @@ def recording_sections(tree: "xr.DataTree", command: str = "") -> list[Section]:
     if "attention_fixed" in tree.children:
         sections.append(_attention_section(tree["attention_fixed"].to_dataset(), tree.attrs, command))
     if "weights" in tree.children and (panels := _weight_panels(tree["weights"].to_dataset())):
-        lead = (
-            "Of the matrices that the theory speaks of, without the model, beside Gaussian matrices of the same shape."
-        )
+        lead = "Of the matrices that the theory speaks of, without the model, beside Gaussian ones of the same shape."
         sections.append(Section("Rank of the weights", lead, panels))
     if readings := read_shapes(tree):
         lead = "\n".join([*(f"{each[0].upper()}{each[1:]}." for each in summarize_shapes(readings)), CAVEAT])
@@ -79,16 +75,16 @@ def recording_sections(tree: "xr.DataTree", command: str = "") -> list[Section]:
 
 def _attention_section(found: "xr.Dataset", attributes: Mapping[Any, Any], command: str) -> Section:
     facts = {
-        "model": str(found.attrs.get("model", "")),
-        "rows": str(found.attrs["rows"]),
-        "layers that were not measured": str(found.attrs.get("not_measured", "")),
-        "verification": str(attributes.get("verification", "")),
+        "model": found.attrs.get("model"),
+        "rows": found.attrs["rows"],
+        "layers that were not measured": found.attrs.get("not_measured"),
+        "verification": attributes.get("verification"),
     }
     steps = f"{found.sizes['step']} steps, {found.sizes['layer']} layers of {found.sizes['head']} heads"
     panels: list[Panel] = []
     for name, (title, label, how) in SHOWN.items():
         if name in found and label:  # the mean over heads of a relative figure says nothing
-            panels.append(_by_layer(found[name], found.get(f"{name}_uniform"), (title, label)))
+            panels.append(_by_layer(found[name], found.get(f"{name}_uniform"), (title, label), "uniform"))
         if name in found and found.sizes["step"] > 1:
             panels.append(_heat_map(found, name, title, how))
     panels += _by_head(found)
@@ -97,25 +93,33 @@ def _attention_section(found: "xr.Dataset", attributes: Mapping[Any, Any], comma
         f"{steps}, each measured on the same tokens. Lines are means over the heads of a layer, bands reach from the "
         "smallest to the largest head. Dotted: uniform attention under the same mask.",
         tuple(panels),
-        facts=tuple((name, text) for name, text in facts.items() if text),
+        facts=tuple((name, str(text)) for name, text in facts.items() if text),
         command=command,
     )
 
 
-def _by_layer(values: "xr.DataArray", level: "xr.DataArray | None", words: tuple[str, str]) -> Lines:
+def _by_layer(values: "xr.DataArray", level: "xr.DataArray | None", words: tuple[str, str], null: str) -> Lines:
     """Draw the mean over heads of some layers, with the range of the heads as a band; words: title and label."""
-    layers = _spread(values.sizes["layer"], CURVES)
-    steps = values.step.values
-    curves = [
-        _band(
-            steps, values.isel(layer=place).transpose("head", "step").values, f"layer {values.layer.values[place]}", k
-        )
-        for k, place in enumerate(layers)
-    ]
+    steps, curves = values.step.values, []
+    for group, place in enumerate(_spread(values.sizes["layer"], CURVES)):
+        heads = values.isel(layer=place).transpose("head", "step").values
+        heads = heads[~np.isnan(heads).all(axis=1)]  # heads that the layer lacks
+        low, high = (tuple(map(float, edge)) for edge in (heads.min(axis=0), heads.max(axis=0)))
+        curve = _curve(steps, heads.mean(axis=0), f"layer {values.layer.values[place]}", group)
+        curves.append(replace(curve, low=low, high=high))
+    return _lines(*words, steps, curves, level, null, values.sizes["layer"])
+
+
+def _lines(
+    title: str, label: str, steps: Array, curves: list[Curve], level: "xr.DataArray | None", null: str, count: int
+) -> Lines:
+    """Draw the curves of some of so many layers, with their null level where there is one."""
+    note = f"{len(curves)} of {count} layers." if len(curves) < count else ""
+    positive = steps[steps > 0]  # spaced so unevenly that only a logarithmic axis shows them all:
+    uneven = len(positive) > 4 and most_frequent_interval(steps) < len(steps) / 2 and positive[-1] > 100 * positive[0]
     if level is not None and np.isfinite(level.values).any():
-        curves.append(_reference(steps, float(np.nanmean(level.values)), "uniform"))
-    note = _of(len(layers), values.sizes["layer"])
-    return Lines(words[0], "step", words[1], tuple(curves), log_x=_is_logarithmic(steps), note=note)
+        curves.append(_reference(steps, float(np.nanmean(level.values)), null))
+    return Lines(title, "step", label, tuple(curves), log_x=bool(uneven), note=note)
 
 
 def _by_head(found: "xr.Dataset") -> list[Panel]:
@@ -124,32 +128,28 @@ def _by_head(found: "xr.Dataset") -> list[Panel]:
         return []
     places = _spread(found.sizes["layer"], PLOTS)
     steps, columns = found.step.values, min(ROW, len(places))
-    levels = found.entropy_uniform.isel(step=-1).values
-    plots = [
-        (*_heads(found.entropy.isel(layer=place)), _reference(steps, float(levels[place]), "uniform"))
-        for place in places
-    ]
-    names = [f"layer {found.layer.values[place]}" for place in places]
-    rows = [slice(start, start + columns) for start in range(0, len(plots), columns)]
-    padded = [[*plots[row], *[()] * (columns - len(plots[row]))] for row in rows]
-    captions = [[*names[row], *[""] * (columns - len(names[row]))] for row in rows]
+    plots, names = [], []
+    for place in places:
+        heads = found.entropy.isel(layer=place).dropna("head", how="all").transpose("head", "step").values
+        level = float(found.entropy_uniform.values[-1, place])
+        curves = (_curve(steps, head, "", group) for group, head in enumerate(heads))
+        plots.append((*curves, _reference(steps, level, "uniform")))
+        names.append(f"layer {found.layer.values[place]}")
+    missing, starts = -len(plots) % columns, range(0, len(plots), columns)
+    plots, names = plots + [()] * missing, names + [""] * missing
+    some = f" {len(places)} of {found.sizes['layer']} layers." if len(places) < found.sizes["layer"] else ""
     return [
         Multiples(
             "Attention entropy of every head, by layer",
             "step",
             "entropy [nat]",
-            tuple(map(tuple, padded)),
-            row_labels=("",) * len(rows),
+            tuple(tuple(plots[start : start + columns]) for start in starts),
+            row_labels=("",) * len(starts),
             column_labels=("",) * columns,
-            captions=tuple(map(tuple, captions)),
-            note=f"One line a head. {_of(len(places), found.sizes['layer'])}".strip(),
+            captions=tuple(tuple(names[start : start + columns]) for start in starts),
+            note=f"One line a head.{some}",
         )
     ]
-
-
-def _heads(values: "xr.DataArray") -> list[Curve]:
-    table = values.dropna("head", how="all").transpose("head", "step").values
-    return [_curve(values.step.values, head, "", group) for group, head in enumerate(table)]
 
 
 def _heat_map(found: "xr.Dataset", name: str, title: str, how: str) -> Picture:
@@ -186,38 +186,27 @@ def _weight_panels(found: "xr.Dataset") -> tuple[Panel, ...]:
     """Draw stable ranks of the lower MLP matrix and of the query-key circuits, by layer."""
     panels: list[Panel] = []
     lower = found.isel(matrix=found.role.values == Role.MLP_IN)
-    steps = found.step.values
-    if lower.sizes["matrix"]:
-        chosen = _spread(lower.sizes["matrix"], CURVES)
-        curves = [
-            _curve(steps, lower.stable_rank.values[:, place], f"layer {lower.matrix_layer.values[place]}", group)
-            for group, place in enumerate(chosen)
-        ]
-        curves.append(_reference(steps, float(lower.stable_rank_random.values[-1].mean()), "Gaussian"))
-        note, logarithmic = _of(len(chosen), lower.sizes["matrix"]), _is_logarithmic(steps)
+    steps, count = found.step.values, lower.sizes["matrix"]
+    if count:
+        ranks, layers = lower.stable_rank, lower.matrix_layer.values.tolist()
         title = "Stable rank of the lower MLP matrix"
-        panels.append(Lines(title, "step", "stable rank", tuple(curves), log_x=logarithmic, note=note))
+        curves = [
+            _curve(steps, ranks.values[:, place], f"layer {layers[place]}", group)
+            for group, place in enumerate(_spread(count, CURVES))
+        ]
+        level = lower.stable_rank_random.isel(step=-1)
+        panels.append(_lines(title, "stable rank", steps, curves, level, "Gaussian", count))
         if len(steps) > 1:
-            share = (lower.stable_rank / lower.stable_rank_random).transpose("matrix", "step")
+            share = (ranks / lower.stable_rank_random).transpose("matrix", "step")
             share = share.isel(step=_spread(len(steps), COLUMNS))
-            panels.append(
-                _picture(
-                    f"{title}, over steps and layers",
-                    share,
-                    lower.matrix_layer.values.tolist(),
-                    "stable rank / Gaussian",
-                )
-            )
+            panels.append(_picture(f"{title}, over steps and layers", share, layers, "stable rank / Gaussian"))
     if "head_stable_rank" in found:
         circuits = found.sel(head_matrix="query-key")
         for name, title in (("stable_rank", "stable rank"), ("spectral", "largest singular value")):
-            values = circuits[f"head_{name}"]
+            words = f"{title.capitalize()} of the query-key circuits of heads", title
             level = circuits.get(f"head_{name}_random")
-            panel = _by_layer(values, None, (f"{title.capitalize()} of the query-key circuits of heads", title))
-            if level is not None:
-                reference = _reference(steps, float(level.values[-1].mean()), "Gaussian")
-                panel = Lines(**vars(panel) | {"curves": (*panel.curves, reference)})
-            panels.append(panel)
+            level = None if level is None else level.isel(step=-1)
+            panels.append(_by_layer(circuits[f"head_{name}"], level, words, "Gaussian"))
     return tuple(panels)
 
 
@@ -227,30 +216,30 @@ def _weight_panels(found: "xr.Dataset") -> tuple[Panel, ...]:
 def _listings(readings: list[Reading]) -> tuple[Listing, ...]:
     """Return tables of the shapes of entropies and of stable ranks."""
     columns = ("first", "lowest", "at step", "last", "null level", "shape", "drop", "rise")
-    tables = []
-    entropies = [each for each in readings if each.figure == "entropy"]
-    if entropies:
-        heads = [", ".join(f"{count} {label}" for label, count in each.heads.most_common()) for each in entropies]
-        rows = [(str(each.layer), *_row(each), text) for each, text in zip(entropies, heads, strict=True)]
-        note = "Mean over the heads of a layer, in nat; drop and rise are those of a fit by exponentials."
-        tables.append(
-            Listing("Attention entropy, layer by layer", ("layer", *columns, "heads"), tuple(rows), note=note)
-        )
-    if ranks := [each for each in readings if each.figure != "entropy"]:
-        rows = [(str(each.layer), each.name, *_row(each)) for each in ranks]
-        title = "Stable rank of the lower MLP matrix, layer by layer"
-        tables.append(Listing(title, ("layer", "matrix", *columns), tuple(rows)))
-    return tuple(tables)
+    entropies, ranks = [], []
+    for each in readings:
+        if each.figure == "entropy":
+            heads = ", ".join(f"{count} {label}" for label, count in each.heads.most_common())
+            entropies.append((str(each.layer), *_row(each), heads))
+        else:
+            ranks.append((str(each.layer), each.name, *_row(each)))
+    note = "Mean over the heads of a layer, in nat; drop and rise are those of a fit that falls and then rises."
+    titles = "Attention entropy, layer by layer", "Stable rank of the lower MLP matrix, layer by layer"
+    tables = (
+        Listing(titles[0], ("layer", *columns, "heads"), tuple(entropies), note=note),
+        Listing(titles[1], ("layer", "matrix", *columns), tuple(ranks)),
+    )
+    return tuple(table for table in tables if table.rows)
 
 
 def _row(each: Reading) -> tuple[str, ...]:
     """Return the cells of a curve: its ends, minimum, level and shape."""
     lowest = int(np.nanargmin(each.values))
     values = [format_figure(float(each.values[place])) for place in (0, lowest, -1)]
-    label: str = "-" if each.shape is None else each.shape.label
-    if each.collapsed is not None:
-        label += f"; collapsed from step {each.collapsed} on"
-    sizes = ("", "") if each.shape is None else tuple(f"{size:.3g}" for size in (each.shape.drop, each.shape.rise))
+    label, *sizes = (
+        (each.shape.label, f"{each.shape.drop:.3g}", f"{each.shape.rise:.3g}") if each.shape else ("-", "", "")
+    )
+    label += "" if each.collapsed is None else f"; collapsed from step {each.collapsed} on"
     return (values[0], values[1], str(each.steps[lowest]), values[2], format_figure(each.level), label, *sizes)
 
 
@@ -261,28 +250,10 @@ def _curve(steps: Array, values: Array, label: str, group: int) -> Curve:
     return Curve(tuple(map(float, steps)), tuple(map(float, values)), label, group=group)
 
 
-def _band(steps: Array, heads: Array, label: str, group: int) -> Curve:
-    """Return the mean over heads (H, T) with their range; heads that a layer lacks are NaN."""
-    heads = heads[~np.isnan(heads).all(axis=1)]
-    curve = _curve(steps, heads.mean(axis=0), label, group)
-    low, high = (tuple(map(float, edge)) for edge in (heads.min(axis=0), heads.max(axis=0)))
-    return Curve(curve.x, curve.y, label, group=group, low=low, high=high)
-
-
 def _reference(steps: Array, level: float, label: str) -> Curve:
     return Curve((float(steps[0]), float(steps[-1])), (level, level), label, "reference")
-
-
-def _of(shown: int, count: int) -> str:
-    return f"{shown} of {count} layers." if shown < count else ""
 
 
 def _spread(count: int, most: int) -> list[int]:
     """Return at most so many places out of so many, evenly chosen, the first and last among them."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
-
-
-def _is_logarithmic(steps: Array) -> bool:
-    """Tell whether steps are spaced so unevenly that only a logarithmic axis shows them all."""
-    positive = steps[steps > 0]
-    return len(positive) > 4 and most_frequent_interval(steps) < len(steps) / 2 and positive[-1] > 100 * positive[0]

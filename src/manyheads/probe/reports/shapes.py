@@ -54,7 +54,7 @@ def summarize_shapes(readings: list[Reading]) -> list[str]:
     sentences = []
     for figure, words in (("entropy", "attention entropy"), ("stable rank", "stable rank of the lower MLP matrix")):
         shapes = [reading.shape for reading in readings if reading.figure == figure]
-        known = [shape.label for shape in shapes if shape is not None]
+        known = [shape.label for shape in shapes if shape]
         if shapes and not known:
             sentences.append(f"{words}: no shape, which takes {LEAST} checkpoints")
         elif known:
@@ -62,19 +62,15 @@ def summarize_shapes(readings: list[Reading]) -> list[str]:
             of = "layers" if len(known) == len({reading.layer for reading in readings}) else "matrices"
             verdict = f"drop and rebound in {known.count('rebounded')} of {len(known)} {of}"
             sentences.append(f"{words}: {verdict} ({counts})")
-    collapsed = [reading for reading in readings if reading.collapsed is not None]
-    sentences += [f"layer {each.layer} has collapsed from step {each.collapsed} on" for each in collapsed]
-    return sentences
+    return sentences + [
+        f"layer {each.layer} has collapsed from step {each.collapsed} on"
+        for each in readings
+        if each.collapsed is not None
+    ]
 
 
 def curves_of(store: Path) -> RunCurves:
-    """Return the curves of a recording as those of one run, to be judged beside others.
-
-    Raises
-    ------
-    FileRefused
-        No recording, or one without a fixed batch and without weights.
-    """
+    """Return the curves of a recording as those of one run, to be judged beside others; FileRefused if it has none."""
     readings = read_shapes(open_recording(store))
     figures, levels, steps = {}, {}, np.zeros(0, np.int64)
     for figure, words in (("entropy", "entropy"), ("stable_rank", "stable rank")):
@@ -96,18 +92,10 @@ def _entropies(tree: "xr.DataTree") -> Iterator[Reading]:
     for place, layer in enumerate(found.layer.values.tolist()):
         heads = found.entropy.sel(layer=layer).dropna("head", how="all").transpose("head", "step").values
         mean = heads.mean(axis=0)
-        shapes = [shape_at(head, steps) for head in heads]
-        yield Reading(
-            "entropy",
-            layer,
-            str(found["module"].values[place]),
-            steps,
-            mean,
-            float(found.entropy_uniform.sel(layer=layer).values[-1]),
-            shape_at(mean, steps),
-            Counter(shape.label for shape in shapes if shape is not None),
-            _collapse(found.sel(layer=layer)),
-        )
+        labels: Counter[str] = Counter(shape.label for head in heads if (shape := shape_at(head, steps)))
+        name, level = str(found["module"].values[place]), float(found.entropy_uniform.sel(layer=layer).values[-1])
+        shape, collapsed = shape_at(mean, steps), _collapse(found.sel(layer=layer))
+        yield Reading("entropy", layer, name, steps, mean, level, shape, labels, collapsed)
 
 
 def _collapse(layer: "xr.Dataset") -> int | None:

@@ -22,14 +22,13 @@ from manyheads.models import open_checkpoint
 from manyheads.models.attention_layers import AttentionConfig, attention_config, unread
 from manyheads.models.checkpoints.loading import quiet_transformers
 from manyheads.models.config import ModelConfig, read_config
-from manyheads.models.modules import MAYBE, Role
+from manyheads.models.modules import Role
 from manyheads.models.parameters import parameter_map
 from manyheads.models.refusals import NotExtractable
 from manyheads.models.torch.extractable_attention import (
     attention_function,
     find_attention,
     find_block,
-    has_query_key_biases,
     native_function,
     rotary_frequencies,
 )
@@ -184,7 +183,7 @@ def has_other_scores(config: ModelConfig, facts: AttentionConfig, *, norms: bool
 
     A norm in front whose gain is not read as others are counts as well, unless `norms` is False.
     """
-    biased = facts.rotary is not None and has_query_key_biases(config)
+    biased = facts.rotary is not None and config.has_biases(Role.QUERY, Role.KEY, Role.QUERY_KEY_VALUE)
     return biased or facts.window is not None or bool(unread(config, norms=norms))
 
 
@@ -226,9 +225,7 @@ def refuse_what_queries_cannot_tell(config: ModelConfig, facts: AttentionConfig,
 
 def _turns_a_shift(config: ModelConfig, facts: AttentionConfig) -> bool:
     """Tell whether rotary positions turn what they make of the shift of a LayerNorm."""
-    norms = [one.bias for one in config.family.body if one.role is Role.ATTENTION_NORM]
-    shifted = any(bias == MAYBE or config.holds(bias) for bias in norms)
-    return facts.rotary is not None and facts.norm == "layer" and shifted
+    return facts.rotary is not None and facts.norm == "layer" and config.has_biases(Role.ATTENTION_NORM)
 
 
 def _load(path: Path) -> Any:

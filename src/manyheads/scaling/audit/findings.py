@@ -27,13 +27,8 @@ DRAWN = 1.1  # ratio of two stds of one draw: a hundred numbers give theirs to 7
 class Finding:
     """One number of one parameter that was compared.
 
-    Attributes
-    ----------
-    name, role, quantity
-        Which one; the quantity is `"initial"`, `"learning_rate"`, `"epsilon"` or `"weight_decay"`, and beside Muon
-        `"optimizer"`, `"block"` (what it orthogonalizes together) or a setting that is taken over unchanged.
-    expected, actual, factor
-        What it should be and is, and actual over expected (infinite where nothing was expected).
+    The quantity is `"initial"`, `"learning_rate"`, `"epsilon"` or `"weight_decay"`, and beside Muon `"optimizer"`,
+    `"block"` (what it orthogonalizes together) or a setting that is taken over unchanged.
     """
 
     name: str
@@ -41,7 +36,7 @@ class Finding:
     quantity: str
     expected: float
     actual: float
-    factor: float
+    factor: float  # actual over expected, infinite where nothing was expected
     right: bool  # whether they agree: to rounding, for stds within their sampling error
     meaning: str = ""  # what a wrong one does, in words; empty for a right one
 

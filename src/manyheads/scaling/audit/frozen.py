@@ -1,68 +1,39 @@
 """Frozen parameters that would have to carry a factor of the forward pass.
 
-What a model does not multiply is folded into the weight behind it (`manyheads.scaling.parametrization.targets`), by
-the std at which
-it starts and by its rate. A frozen weight has no rate, and is not drawn anew. It holds the factor if it started with
-it, which its std tells, and any factor if it is zero; what it was trained with elsewhere cannot be seen.
+What a model does not multiply is folded into std and rate of the weight behind it. A frozen weight has no rate, and is
+not drawn anew. It holds the factor if it started with it, which its std tells, and any factor if it is zero; what it
+was trained with elsewhere cannot be seen.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from manyheads.models.parts import Architecture, Parameter
+from manyheads.models.torch.model import TorchModel
 from manyheads.scaling.audit.init_test import init_is_right
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
-from manyheads.scaling.parametrization.targets import missing_multipliers, parameter_targets, usual_multipliers
+from manyheads.scaling.parametrization.parametrization import Parametrization
+from manyheads.scaling.parametrization.targets import ForwardMultipliers, missing_multipliers, parameter_targets
 from manyheads.scaling.torch.applied_factors import WORDS
 from manyheads.scaling.torch.init import measure_init
-
-if TYPE_CHECKING:
-    from manyheads.models.parts import Architecture, Parameter
-    from manyheads.models.torch.model import TorchModel
-    from manyheads.scaling.parametrization.parametrization import Parametrization
-    from manyheads.scaling.parametrization.targets import ForwardMultipliers
 
 
 @dataclass(frozen=True)
 class FrozenCarrier:
-    """A frozen parameter into which a factor of the forward pass belongs.
-
-    Attributes
-    ----------
-    factor, value
-        Which one, a field of `ForwardMultipliers`, and how much.
-    initial
-        Standard deviation (of gains the number) at which it would have started with the factor; None where that is
-        not known, or holds for a third of it.
-    """
+    """A frozen parameter into which a factor of the forward pass belongs."""
 
     parameter: Parameter
-    factor: str
+    factor: str  # a field of `ForwardMultipliers`
     value: float
-    initial: float | None
+    initial: float | None  # its std, or gain, with the factor; None where not known, or that of a third of it
 
 
 def list_frozen_carriers(
-    p: Parametrization,
-    architecture: Architecture,
-    hyperparameters: BaseHyperparameters,
-    forward: ForwardMultipliers | None = None,
+    p: Parametrization, architecture: Architecture, hyperparameters: BaseHyperparameters, forward: ForwardMultipliers
 ) -> tuple[FrozenCarrier, ...]:
-    """Return the frozen parameters of a model that would have to hold a factor other than one.
-
-    Examples
-    --------
-    >>> from manyheads.transformer.scaling import Shape
-    >>> from manyheads.scaling import Parametrization
-    >>> from manyheads.models.architecture import apply_role_map
-    >>> p = Parametrization(base=Shape(4, 2, 1))
-    >>> architecture = apply_role_map({"k": "key", "q": "query"}, Shape(16, 2, 1), names=["k"], frozen=["q"])
-    >>> found = list_frozen_carriers(p, architecture, BaseHyperparameters(1))
-    >>> [(each.parameter.name, each.factor) for each in found]
-    [('q', 'logit')]
-    """
-    forward = forward or usual_multipliers(p, architecture.shape)
+    """Return the frozen parameters of a model that would have to hold a factor other than one."""
     factors = asdict(missing_multipliers(p, architecture.shape, forward))
     found = []
     for parameter in architecture.frozen:
@@ -70,10 +41,10 @@ def list_frozen_carriers(
             name = "output" if parameter.closes or part == "unembedding" else architecture.carries.get(part)
             value = 1.0 if name is None else factors[name] * (forward.embedding if parameter.closes else 1)
             if name is not None and abs(value - 1) > 1e-9:
-                alone = (
-                    replace(architecture, parameters=(parameter,), open_end="") if len(parameter.parts) == 1 else None
-                )
-                initial = parameter_targets(p, alone, hyperparameters, forward)[0].initial if alone else None
+                initial = None
+                if len(parameter.parts) == 1:
+                    alone = replace(architecture, parameters=(parameter,), open_end="")
+                    initial = parameter_targets(p, alone, hyperparameters, forward)[0].initial
                 found.append(FrozenCarrier(parameter, name, value, initial))
     return tuple(found)
 
@@ -91,18 +62,15 @@ def describe_missing_factors(
     known = (*read.architecture.parameters, *read.architecture.frozen)
     if len(read.architecture.frozen) < len(read.frozen):
         for name, value in asdict(missing_multipliers(p, read.architecture.shape, forward)).items():
-            parts = [
-                part
-                for part, factor in read.architecture.carries.items()
-                if factor == name and not part.endswith(("bias", "gain", "shift"))
-            ]
-            parts = parts or ["unembedding"]
+            parts = [part for part, factor in read.architecture.carries.items() if factor == name]
+            parts = [part for part in parts if not part.endswith(("bias", "gain", "shift"))] or ["unembedding"]
+            where = " and ".join(parts)
             told = any(part in parameter.parts for part in parts for parameter in known)
             told |= name == "output" and any(parameter.tied for parameter in known)
             if abs(value - 1) > 1e-9 and not told:
                 said.append(
-                    f"the factor {value:.4g} on the {WORDS[name]} belongs into {' and '.join(parts)}, and the "
-                    "role map gives no parameter that part: name the frozen ones, too"
+                    f"the factor {value:.4g} on the {WORDS[name]} belongs into {where}, and the role map gives no "
+                    "parameter that part: name the frozen ones, too"
                 )
     return said
 

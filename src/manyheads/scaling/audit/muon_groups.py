@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
+from manyheads.models.parts import Architecture
 from manyheads.scaling.audit.findings import Finding
+from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.scaling.parametrization.muon import FACTORS, FUSED, PER_HEAD
+from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.targets import Factors, ParameterTarget
-from manyheads.scaling.torch.optimizer_groups import DIVIDING, LIKE_ADAM, find_optimizer, has_stepped, read_peaks
-
-if TYPE_CHECKING:
-    from manyheads.models.parts import Architecture
-    from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
-    from manyheads.scaling.parametrization.parametrization import Parametrization
-    from manyheads.transformer.shape import Shape
+from manyheads.scaling.torch.optimizer_groups import SAYS_NOTHING, divides, find_optimizer, has_stepped, read_peaks
+from manyheads.transformer.shape import Shape
 
 ADAM_NAMES = ("adam", "adamw")
 SPLIT_KEYS = ("whole", "thirds", "heads", "head-columns")
@@ -43,13 +41,7 @@ class MixedGroups(NamedTuple):
 
 
 def read_mixed(given: Any) -> MixedGroups:
-    """Read a list of optimizers, or of schedules over them, or of groups that name their rule.
-
-    Raises
-    ------
-    UsageError
-        A group whose rule is not named: by `use_muon`, `algorithm`, `ns_steps` or `betas`.
-    """
+    """Read a list of optimizers, or of schedules over them, or of groups that name their rule."""
     torch = require("torch")
     parts = list(given) if isinstance(given, list | tuple) else [given]
     if parts and all(isinstance(part, Mapping) for part in parts):
@@ -60,14 +52,13 @@ def read_mixed(given: Any) -> MixedGroups:
         optimizer, schedules = find_optimizer(part)
         groups = getattr(optimizer, "param_groups", optimizer)
         if not isinstance(groups, Sequence) or not all(isinstance(row, Mapping) and "params" in row for row in groups):
-            raise UsageError(
-                f"{type(part).__name__} has no parameter groups: give a list of optimizers, of schedules over them, or "
-                "of groups (dictionaries with params, lr, weight_decay) that name their rule"
-            )
+            raise UsageError(f"{type(part).__name__} has no parameter groups: give optimizers, schedules, or groups")
         peaks, unknown = read_peaks(groups, schedules)
         splits = not isinstance(optimizer, torch.optim.Muon)
         for number, (row, peak) in enumerate(zip(groups, peaks, strict=True)):
-            rows.append(GroupRow(_completed(row, number), _rule_of(optimizer, row, number), peak, splits))
+            if short := [key for key in ("lr", "weight_decay") if key not in row]:
+                raise UsageError(f"group {number} says no {short[0]}: {SAYS_NOTHING}")
+            rows.append(GroupRow(row, _rule_of(optimizer, row, number), peak, splits))
         scheduled.append(bool(schedules))
         stepped |= has_stepped(optimizer)
         hidden = hidden or unknown
@@ -76,19 +67,12 @@ def read_mixed(given: Any) -> MixedGroups:
     return MixedGroups(tuple(rows), tuple(notes), stepped, hidden)
 
 
-def _completed(row: Mapping[str, Any], number: int) -> Mapping[str, Any]:
-    if short := [key for key in ("lr", "weight_decay") if key not in row]:
-        raise UsageError(f"group {number} says no {short[0]}: audit the optimizer itself, which fills in its defaults")
-    return row
-
-
 def _rule_of(optimizer: Any, row: Mapping[str, Any], number: int) -> str:
     """Return the rule of a group, from its optimizer or the words it names it by."""
     torch = require("torch")
     if isinstance(optimizer, torch.optim.Muon):
         return "muon"
-    divides = isinstance(optimizer, tuple(getattr(torch.optim, name) for name in DIVIDING))
-    if divides or type(optimizer).__name__ in LIKE_ADAM:
+    if divides(optimizer):
         return "adam"
     if isinstance(marked := row.get("use_muon"), bool):
         return "muon" if marked else "adam"
@@ -157,7 +141,11 @@ def _judge_block(
     if not attention:
         return "" if split == "whole" else f"split={split!r}, and this matrix has no heads", ()
     if len(roles) > 1:
-        return _judge_fused(target, split, architecture.family)
+        if split == "thirds" and architecture.family == "gpt_neox":
+            return "its rows are head after head, each with its query, key and value: a third mixes all three", ()
+        if split == "whole" and target.conflict:
+            return f"queries, keys and values in one polar factor, and {target.conflict}: split the matrix", ()
+        return "", (FUSED,) if split == "whole" else ()
     if roles == {"output"}:
         wanted = "head-columns" if p.muon.split == "heads" else "whole"
         if split in ("heads", "thirds"):
@@ -169,20 +157,7 @@ def _judge_block(
         if split == "heads" and heads not in (own, shape.heads):
             return f"num_heads={heads}, and this matrix has {own} heads", ()
     if split != wanted:
-        return f"orthogonalized {_said(split)}, and at the base {_said(wanted)} (Muon(split={p.muon.split!r}))", ()
+        words = {"heads": "head by head", "head-columns": "head by head, by columns"}
+        found, base = (words.get(each, each) for each in (split, wanted))
+        return f"orthogonalized {found}, and at the base {base} (Muon(split={p.muon.split!r}))", ()
     return "", (PER_HEAD,) if split != "whole" else ()
-
-
-def _judge_fused(target: ParameterTarget, split: str, family: str) -> tuple[str, tuple[str, ...]]:
-    """Judge one matrix that holds queries, keys and values."""
-    if split == "thirds" and family == "gpt_neox":
-        return "its rows are head after head, each with its query, key and value: a third mixes all three", ()
-    if split != "whole":
-        return "", ()
-    if target.conflict:
-        return f"queries, keys and values in one polar factor, and {target.conflict}: split the matrix", ()
-    return "", (FUSED,)
-
-
-def _said(split: str) -> str:
-    return {"whole": "whole", "heads": "head by head", "head-columns": "head by head, by columns"}.get(split, split)

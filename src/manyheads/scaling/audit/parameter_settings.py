@@ -9,18 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from manyheads.errors import UsageError
 from manyheads.models.parts import HIDDEN, Parameter
 from manyheads.scaling.audit.findings import OTHER_FACTOR, OTHER_STD, Audit, Finding
 from manyheads.scaling.audit.init_test import init_is_right
 from manyheads.scaling.parametrization.hyperparameters import NO_DECAY_WORDS, BaseHyperparameters
+from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.targets import Factors, ParameterTarget
-
-if TYPE_CHECKING:
-    from manyheads.scaling.parametrization.parametrization import Parametrization
-    from manyheads.transformer.shape import Shape
+from manyheads.transformer.shape import Shape
 
 ROUNDING = 1e-6
 """Relative difference of rates, epsilons and decays that is still called equal."""
@@ -28,21 +26,13 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class ActualSettings:
-    """Settings of one parameter; None if absent or not compared.
-
-    Attributes
-    ----------
-    learning_rate, epsilon, weight_decay
-        Of the group it is in.
-    std, count
-        Root mean square of its entries now, and how many they are; for gains the gain, the one farthest from the rest.
-    """
+    """Settings of one parameter and its group; None if absent or not compared."""
 
     learning_rate: float | None = None
     epsilon: float | None = None
     weight_decay: float | None = None
-    std: float | None = None
-    count: int = 0
+    std: float | None = None  # root mean square of its entries now; of gains the one farthest from the rest
+    count: int = 0  # of its entries
     rule: str = ""  # what steps it, "adam", "sgd" or "muon"; empty if not compared
     rounding: float = 0.0  # relative rounding of its number type
 
@@ -57,17 +47,6 @@ def compare_settings(
 
     `tied` is the unembedding's learning rate over the embedding's, by which a tied embedding that was scaled as both is
     recognized.
-
-    Examples
-    --------
-    >>> from manyheads.models.parts import Parameter
-    >>> from manyheads.scaling.parametrization.targets import Factors
-    >>> query = Parameter("q", ("query",))
-    >>> target = ParameterTarget(query, "query", Factors(0.5, 0.25, 0.25), None, 0.025, 2.5e-9, 0.0)
-    >>> base = BaseHyperparameters(learning_rate=0.1)
-    >>> (finding,) = compare_settings([target], {"q": ActualSettings(learning_rate=0.1)}, base)
-    >>> finding.factor, finding.meaning.partition(":")[0]
-    (4.0, "it has the base's learning rate")
     """
     targets = tuple(targets)
     rules = {target.factors.rule for target in targets}
@@ -95,7 +74,10 @@ def compare_settings(
                     Finding(name, target.role, quantity, expected, actual, _over(actual, expected), right, words)
                 )
         if own.std is not None and target.initial is not None:
-            findings.append(_compare_init(target, own))
+            right = init_is_right(target.start, target.initial, own.std, own.count, own.rounding)
+            factor = _over(own.std, target.initial)
+            words = "" if right else _explain_start(target, factor, own.std)
+            findings.append(Finding(name, target.role, "initial", target.initial, own.std, factor, right, words))
     return tuple(findings)
 
 
@@ -109,21 +91,8 @@ def audit_learning_rates(
 ) -> Audit:
     """Compare rates by role, as `optax.multi_transform` takes them, with what the parametrization prescribes.
 
-    Parameters
-    ----------
-    p
-        The parametrization; in multiplier form the rates are those beside its multipliers.
-    shape
-        The shape that is trained.
-    learning_rates, epsilons, weight_decays
-        Role → number; what is not given is not compared.
-    hyperparameters
-        What was tuned at the base.
-
-    Raises
-    ------
-    UsageError
-        An unknown role, or decays by role where a part of a role is no_decay.
+    Numbers are by role, and what is not given is not compared; in multiplier form rates are those beside its
+    multipliers. Refused are unknown roles, and decays by role where a part of a role is no_decay.
 
     Examples
     --------
@@ -137,22 +106,32 @@ def audit_learning_rates(
     """
     table = p.table(shape)
     known = [row.role for row in table.rows]
-    given = {"learning_rate": learning_rates, "epsilon": epsilons or {}, "weight_decay": weight_decays or {}}
+    given: dict[str, Mapping[str, Any]] = {
+        "learning_rate": learning_rates,
+        "epsilon": epsilons or {},
+        "weight_decay": weight_decays or {},
+    }
     for numbers in given.values():
         if unknown := [role for role in numbers if role not in known]:
             raise UsageError(f"no role is called {unknown[0]!r}: choose from {', '.join(known)}")
     words = (*known, HIDDEN, *NO_DECAY_WORDS)
     if weight_decays and (parts := [name for name in hyperparameters.no_decay if name not in words]):
         raise UsageError(f"no_decay={parts[0]!r} is no role of the table, and decays are given by role: spare a role")
-    settings: dict[str, ActualSettings] = {}
-    targets = []
-    for row in table.rows:
-        if not any(row.role in numbers for numbers in given.values()):
-            continue
-        factors = Factors(row.initial, row.learning_rate, row.epsilon, row.rule)
-        targets.append(ParameterTarget.of(Parameter(row.role, (row.role,)), row.role, factors, None, hyperparameters))
-        learning_rate, epsilon, decay = (numbers.get(row.role) for numbers in given.values())
-        settings[row.role] = ActualSettings(learning_rate, epsilon, decay)
+    rows = [row for row in table.rows if any(row.role in numbers for numbers in given.values())]
+    settings = {
+        row.role: ActualSettings(**{key: each[row.role] for key, each in given.items() if row.role in each})
+        for row in rows
+    }
+    targets = [
+        ParameterTarget.of(
+            Parameter(row.role, (row.role,)),
+            row.role,
+            Factors(row.initial, row.learning_rate, row.epsilon, row.rule),
+            None,
+            hyperparameters,
+        )
+        for row in rows
+    ]
     return Audit(compare_settings(targets, settings, hyperparameters))
 
 
@@ -184,14 +163,6 @@ def _explain_rule(target: ParameterTarget, rule: str) -> str:
     return "it needs AdamW, as at the base"
 
 
-def _compare_init(target: ParameterTarget, own: ActualSettings) -> Finding:
-    expected, actual = target.initial or 0.0, own.std or 0.0
-    right = init_is_right(target.start, expected, actual, own.count, own.rounding)
-    factor = _over(actual, expected)
-    words = "" if right else _explain_start(target, factor, actual)
-    return Finding(target.parameter.name, target.role, "initial", expected, actual, factor, right, words)
-
-
 def _over(actual: float, expected: float) -> float:
     return actual / expected if expected else (math.inf if actual else 1.0)
 
@@ -205,15 +176,11 @@ def _share_a_factor(targets: Iterable[ParameterTarget], settings: Mapping[str, A
 
     Zeros tell nothing.
     """
-    pairs = [
-        (target, settings[target.parameter.name].learning_rate)
-        for target in targets
-        if target.parameter.name in settings and settings[target.parameter.name].rule in ("", target.factors.rule)
-    ]
+    pairs = [(target, settings[name]) for target in targets if (name := target.parameter.name) in settings]
     found = [
-        (target.factors.learning_rate, learning_rate / target.learning_rate)
-        for target, learning_rate in pairs
-        if learning_rate is not None
+        (target.factors.learning_rate, own.learning_rate / target.learning_rate)
+        for target, own in pairs
+        if own.rule in ("", target.factors.rule) and own.learning_rate is not None
     ]
     if not found or not found[0][1] or not all(_near(ratio, found[0][1]) for _, ratio in found):
         return False
@@ -223,31 +190,24 @@ def _share_a_factor(targets: Iterable[ParameterTarget], settings: Mapping[str, A
 
 def _share_a_decay(targets: Iterable[ParameterTarget], settings: Mapping[str, ActualSettings]) -> bool:
     """Whether the weight decays of all of Muon's matrices are off by one factor, of two classes or more."""
+    pairs = [(target, settings[name]) for target in targets if (name := target.parameter.name) in settings]
     found = [
-        (target.role, (settings[target.parameter.name].weight_decay or 0.0) / target.weight_decay)
-        for target in targets
-        if target.factors.rule == "muon"
-        and target.weight_decay
-        and target.parameter.name in settings
-        and settings[target.parameter.name].rule == "muon"
+        (target.role, (own.weight_decay or 0.0) / target.weight_decay)
+        for target, own in pairs
+        if target.factors.rule == own.rule == "muon" and target.weight_decay
     ]
     return len({role for role, _ in found}) > 1 and all(_near(found[0][1], ratio) for _, ratio in found)
 
 
 def _explain(
-    quantity: str,
-    target: ParameterTarget,
-    own: ActualSettings,
-    hyperparameters: BaseHyperparameters,
-    tied: float,
-    alike: bool,
+    quantity: str, target: ParameterTarget, own: ActualSettings, given: BaseHyperparameters, tied: float, alike: bool
 ) -> str:
     """Explain a wrong learning rate, epsilon or decay: cause and effect."""
     actual = getattr(own, quantity)
     expected = _near_enough(quantity, target, own)[1]
     factor = _over(actual, expected)
     own_factor = 1 / target.factors.learning_rate if quantity == "weight_decay" else getattr(target.factors, quantity)
-    tuned = hyperparameters.of(target.factors.rule)
+    tuned = given.of(target.factors.rule)
     common = getattr(tuned, quantity)
     base = target.learning_rate / target.factors.learning_rate if quantity == "learning_rate" else common
     if not math.isfinite(actual):
@@ -310,14 +270,11 @@ def _explain_start(target: ParameterTarget, factor: float, actual: float) -> str
         return f"{OTHER_STD}: it is zero"
     if target.start == "one":
         return f"a gain that starts at {factor:.3g} times what it should: so does what is behind it"
-    if _near_std(target.factors.initial):
-        cause = OTHER_STD
-    elif _near_std(factor * target.factors.initial):
+    own, cause = target.factors.initial, OTHER_STD
+    if not _near_std(own) and _near_std(factor * own):
         cause = "it starts with the base's std"
-    elif _near_std(factor / target.factors.initial):
+    elif not _near_std(own) and _near_std(factor / own):
         cause = "its std was scaled twice"
-    else:
-        cause = OTHER_STD
     if set(target.role.split("+")) <= {"query", "key"}:
         return f"{cause}: the first logits are {factor:.3g} times those wanted"
     if target.role == "unembedding":

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from manyheads.errors import UsageError
 from manyheads.models.torch.model import ModelOptions, TorchModel
@@ -15,6 +15,7 @@ from manyheads.scaling.audit.frozen import describe_missing_factors
 from manyheads.scaling.audit.muon_groups import GroupRow, MixedGroups, judge_muon, patch_target, read_mixed
 from manyheads.scaling.audit.parameter_settings import ActualSettings, compare_settings
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
+from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.table import OUTSIDE
 from manyheads.scaling.parametrization.targets import (
     ForwardMultipliers,
@@ -27,9 +28,6 @@ from manyheads.scaling.torch.init import measure_init
 from manyheads.scaling.torch.optimizer_groups import find_optimizer, has_stepped, read_groups, read_peaks
 from manyheads.scaling.torch.targets import model_targets
 from manyheads.transformer.shape import Shape
-
-if TYPE_CHECKING:
-    from manyheads.scaling.parametrization.parametrization import Parametrization
 
 
 def audit_model(
@@ -67,26 +65,20 @@ def audit_model(
         No groups, an optimizer of the other kind or of none that is known, groups that train another model, or what
         `torch_groups` refuses.
     """
-    options = ModelOptions.of(roles, shape, folded, example)
+    options = ModelOptions(roles, shape, folded, example)
     read, forward, targets, unmeasured = model_targets(p, model, hyperparameters, options)
     mixed = read_mixed(groups) if p.optimizer == "muon" else _read_alone(p, groups, hyperparameters)
     notes, hidden = [*mixed.notes, *unmeasured], mixed.hidden
     asked, fresh = fresh, not mixed.stepped if fresh is None else fresh
     settings, owners, doubled = _collect(read, mixed.rows, fresh)
-    targets = tuple(
-        patch_target(
-            p,
-            each,
-            read.tensors[name].numel() // read.architecture.shape.width,
-            read.architecture.shape,
-            hyperparameters,
-        )
-        if each.parameter.parts == ("patch",)
-        and (name := each.parameter.name) in owners
-        and owners[name].rule == "muon"
-        else each
-        for each in targets
-    )
+
+    def patched(target: ParameterTarget) -> ParameterTarget:
+        name, size = target.parameter.name, read.architecture.shape
+        if target.parameter.parts != ("patch",) or name not in owners or owners[name].rule != "muon":
+            return target
+        return patch_target(p, target, read.tensors[name].numel() // size.width, size, hyperparameters)
+
+    targets = tuple(map(patched, targets))
     settings, random = _leave_random_biases(targets, settings, read, hyperparameters)
     if hidden and p.optimizer == "muon":
         settings = {name: replace(each, learning_rate=None) for name, each in settings.items()}
@@ -120,10 +112,7 @@ def audit_model(
             "(--trained on the command line)"
         )
     elif unknown:
-        notes.append(
-            f"initial stds of {', '.join(unknown)}: not judged, no std at the base is known "
-            "(BaseHyperparameters(stds={role: standard deviation}))"
-        )
+        notes.append(f"initial stds of {', '.join(unknown)}: not judged, give BaseHyperparameters(stds={{role: std}})")
     notes += describe_missing_factors(p, read, hyperparameters, forward)
     if read.architecture.post_norm:
         notes.append("post-norm: depth is outside the theory; width and key dimension are judged")
@@ -141,21 +130,15 @@ def _read_alone(p: Parametrization, groups: Any, hyperparameters: BaseHyperparam
 
 
 def _leave_random_biases(
-    targets: Sequence[ParameterTarget],
-    settings: dict[str, ActualSettings],
-    read: TorchModel,
-    hyperparameters: BaseHyperparameters,
+    targets: Sequence[ParameterTarget], settings: dict[str, ActualSettings], read: TorchModel, base: BaseHyperparameters
 ) -> tuple[dict[str, ActualSettings], set[str]]:
-    """Leave out how random biases of a plain module start, whose std at the base was not given, as `nn.Linear`'s.
-
-    Returns what is left, and the roles of those that were left out.
-    """
+    """Leave out stds of random biases of a plain module, unknown at the base; return what is left, and their roles."""
     left = {
         target.parameter.name: target.role
         for target in targets
         if not read.architecture.family
         and target.parameter.parts[0].endswith("bias")
-        and given_std(target.parameter.parts[0], hyperparameters) is None
+        and given_std(target.parameter.parts[0], base) is None
         and target.parameter.name in settings
         and settings[target.parameter.name].std
     }
@@ -171,18 +154,11 @@ def _hold_against_each_other(
         for target in targets
         if target.parameter.name in settings
     ]
-    common = statistics.median_low(found) if found else 0.0
-    if common:
-        return (
-            replace(hyperparameters, learning_rate=common),
-            settings,
-            "held against each other, and not against the tuned one",
-        )
-    return (
-        hyperparameters,
-        {name: replace(each, learning_rate=None) for name, each in settings.items()},
-        "not judged, they are zero",
-    )
+    if common := statistics.median_low(found) if found else 0.0:
+        words = "held against each other, and not against the tuned one"
+        return replace(hyperparameters, learning_rate=common), settings, words
+    settings = {name: replace(each, learning_rate=None) for name, each in settings.items()}
+    return hyperparameters, settings, "not judged, they are zero"
 
 
 def _collect(
@@ -203,10 +179,7 @@ def _collect(
             if name is None:
                 if not tensor.requires_grad:
                     continue
-                raise UsageError(
-                    f"group {number} holds a tensor of shape {tuple(tensor.shape)} that is no trained parameter of "
-                    "this model: audit the model together with the optimizer that trains it"
-                )
+                raise UsageError(f"group {number} holds a tensor {tuple(tensor.shape)} of another model: audit its own")
             if name in settings:
                 meaning = "it is in two groups: every step is made twice"
                 if group.rule != owners[name].rule:

@@ -10,7 +10,7 @@ aligned later (`least_growth`). And at the edge of stability everything grows: r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,33 +57,37 @@ def finite_size_bias(sizes: Sequence[int]) -> float:
 
 @dataclass(frozen=True)
 class Growth:
-    """Growth of one quantity along one axis, after some steps.
-
-    Attributes
-    ----------
-    quantity, module
-        What is followed, and where it stands.
-    least
-        The lowest exponent that a consistent scaling may show at these sizes and times: `required`, or less where a
-        random sum dominates at first.
-    """
+    """Growth of one quantity along one axis, after some steps."""
 
     quantity: str
-    module: str
-    axis: Axis  # ``"key_dim"``, ``"heads"`` or ``"depth"``
+    module: str  # where it stands
+    axis: Axis
     step: int  # after how many updates
     fit: ExponentFit | None  # the fitted power; None where training diverged, and then the outcome is "refuted"
     required: float  # the exponent that a consistent scaling prescribes
     tolerance: float  # allowed deviation, above `required` and below `least`
     outcome: Outcome  # "holds", "refuted" or "inconclusive"
-    least: float
+    least: (
+        float  # lowest exponent of a consistent scaling here: less than `required` if a random sum dominates at first
+    )
+
+    @property
+    def numbers(self) -> tuple[float | None, ...]:
+        """Exponent and interval, None where training diverged, and the lowest and the required exponent."""
+        interval = self.fit and self.fit.interval
+        found = (self.fit.exponent, interval.low, interval.high) if self.fit and interval else (None,) * 3
+        return *found, self.least, self.required
+
+    @property
+    def severity(self) -> tuple[int, str]:
+        """Key to sort by: refuted ones first."""
+        return ("refuted", "inconclusive", "holds").index(self.outcome), self.axis
 
     @property
     def seeds_needed(self) -> int | None:
         """Seeds that would decide an inconclusive one; None if that cannot be said, or where nothing is open."""
         if self.outcome != "inconclusive" or self.fit is None or len(self.fit.replicate_exponents) < 2:
             return None
-        # A search, and so made only for the few growths of which somebody asks.
         region = (self.required - self.least + self.tolerance, self.tolerance)
         return replicates_to_decide(self.fit.replicate_exponents, self.required, region)
 
@@ -96,8 +100,8 @@ class Growth:
         after = f"after {self.step} step{'' if self.step == 1 else 's'}"
         found = f"{self.module}: {letter}^{self.fit.exponent:.2f} [{low:.2f}, {high:.2f}] {after}"
         power = f"{letter}^{self.required:g}"
-        wanted = power if self.least == self.required else f"between {letter}^{self.least:.2g} and {power},"
-        wanted = f"{wanted} ± {self.tolerance:g}"
+        span = power if self.least == self.required else f"between {letter}^{self.least:.2g} and {power},"
+        wanted = f"{span} ± {self.tolerance:g}"
         if self.outcome == "holds":
             return f"{found}, as it should ({wanted})"
         if self.outcome == "refuted":
@@ -128,32 +132,33 @@ class CoordinateCheck(Shown):
 
     def plot(self) -> Figure:
         """Draw the fitted exponents with their intervals over the range of a consistent scaling."""
-        from manyheads.study.reporting.charts import Estimate, draw_intervals
-
-        fitted = [
-            Estimate(
-                f"{growth.module}, step {growth.step}",
-                growth.fit.exponent,
-                (growth.fit.interval.low, growth.fit.interval.high),
-                (growth.least - growth.tolerance, growth.required + growth.tolerance),
-            )
-            for growth in self.growths
-            if growth.fit is not None
-        ]
-        letter = LETTERS[self.growths[0].axis]
-        return draw_intervals(f"Coordinate check: {self.outcome}", f"exponent of {letter} in the update", fitted)
+        named = [(f"{growth.module}, step {growth.step}", growth) for growth in self.growths]
+        return draw_growths(f"Coordinate check: {self.outcome}", LETTERS[self.growths[0].axis], named)
 
     def _overview(self) -> Overview:
-        rows = []
-        worst_first = ("refuted", "inconclusive", "holds")
-        for growth in sorted(self.growths, key=lambda each: worst_first.index(each.outcome)):
-            fit = growth.fit
-            found = (None,) * 3 if fit is None else (fit.exponent, fit.interval.low, fit.interval.high)
-            rows.append((growth.module, growth.step, growth.outcome, *found, growth.least, growth.required))
+        growths = sorted(self.growths, key=lambda each: each.severity)
+        rows = [(each.module, each.step, each.outcome, *each.numbers) for each in growths]
         columns = ("update_of", "step", "outcome", "exponent", "low", "high", "least", "required")
         axis = self.growths[0].axis
         title = f"Coordinate check along {LETTERS[axis]}: {self.outcome}, {len(self.broken)} of {len(rows)} break"
         return Overview(title, columns, rows)
+
+
+def draw_growths(title: str, size: str, named: Iterable[tuple[str, Growth]]) -> Figure:
+    """Draw exponents of a size with their intervals over the range of a consistent scaling."""
+    from manyheads.study.reporting.charts import Estimate, draw_intervals
+
+    fitted = [
+        Estimate(
+            name,
+            growth.fit.exponent,
+            (growth.fit.interval.low, growth.fit.interval.high),
+            (growth.least - growth.tolerance, growth.required + growth.tolerance),
+        )
+        for name, growth in named
+        if growth.fit is not None
+    ]
+    return draw_intervals(title, f"exponent of {size} in the update", fitted)
 
 
 @takes_arrays
@@ -187,8 +192,7 @@ def check_growth(
     if not np.isfinite(values).all():
         return Growth(quantity, module, axis, step, None, required, tolerance, "refuted", low)
     fit = fit_exponent(sizes, values)
-    region = (required - low + tolerance, tolerance)
-    outcome = decide(fit.exponent, fit.interval, required, region)
+    outcome = decide(fit.exponent, fit.interval, required, (required - low + tolerance, tolerance))
     return Growth(quantity, module, axis, step, fit, required, tolerance, outcome, low)
 
 
@@ -225,9 +229,8 @@ def coordinate_check(
     Raises
     ------
     UsageError
-        Shapes that differ along none or several axes; fewer than two seeds, or one twice; checkpoints that do not rise;
-        no tolerance for the axis; a measurement without a quantity, with another number of checkpoints, of something
-        that does not move, or that is the same for all seeds.
+        Shapes along none or several axes; fewer than two seeds, or one twice; checkpoints that do not rise; a
+        measurement without a quantity, of something that does not move, or the same for all seeds.
 
     Examples
     --------
@@ -252,10 +255,7 @@ def coordinate_check(
             _check_measured(cell, where, len(checkpoints))
     updates = {name: np.array([[cell[name] for cell in row] for row in rows], np.float64) for name in QUANTITIES}
     if all((np.isfinite(values) & (values == values[:1])).all() for values in updates.values()):
-        raise UsageError(
-            f"measure returned the same numbers for all of the {len(rows)} seeds: one network would count as several; "
-            "draw its weights from the seed"
-        )
+        raise UsageError(f"measure returned the same numbers for all {len(rows)} seeds: draw weights from the seed")
     growths = decide_growths(parametrization, axis, sizes, updates, checkpoints, tolerance[axis])
     return CoordinateCheck(growths, updates)
 
@@ -273,10 +273,7 @@ def _check_measured(cell: Mapping[str, Any], where: str, checkpoints: int) -> No
     lost = np.any([~np.isfinite(values) for values in found.values()], 0)  # diverged: see decide_growths
     for name, values in found.items():
         if (still := values[(values < 0) | ((values == 0) & ~lost)]).size:
-            raise UsageError(
-                f"measure returned {name} = {still[0]:g} ({where}): an update is positive, and what does not move has "
-                "no exponent; train for more steps, at a larger learning rate, or in higher precision"
-            )
+            raise UsageError(f"measure returned {name} = {still[0]:g} ({where}), no update: train for more steps")
 
 
 def decide_growths(
@@ -289,8 +286,7 @@ def decide_growths(
 ) -> tuple[Growth, ...]:
     """Decide on measured updates: quantity -> (seeds, shapes, checkpoints); all but the last are early ones.
 
-    A root mean square holds the limit and, added in square, what is random at finite size: corrections are positive, so
-    that right exponents come out lower, by `finite_size_bias` where its correction is the largest, and never higher.
+    What is random at finite size adds in square: right exponents come out lower, by up to `finite_size_bias`.
     """
     required, found, bias = required_growth(parametrization), [], finite_size_bias(sizes)
     # What diverged moves nothing where a norm has divided by infinity: that is no update of size zero.
@@ -309,25 +305,16 @@ def measure_task(
 ) -> Measure:
     """Return the `measure` of `coordinate_check` that trains the library's transformer on a task.
 
-    Parameters
-    ----------
-    task, parametrization, recipe
-        What is trained, and how.
-    learning_rate
-        Learning rate of the base shape.
-    checkpoints
-        Numbers of updates.
+    The learning rate is that of the base shape; checkpoints are numbers of updates.
     """
     import jax
 
     from manyheads.scaling.trained.transformers import measure_updates
 
     def measure(shape: Shape, seed: int) -> Mapping[str, Any]:
-        steps, followed = tuple(checkpoints), tuple(QUANTITIES)
         with default_rules():
-            key = jax.random.key(seed)
-            return measure_updates(
-                task, parametrization, shape, recipe, learning_rate, steps, key, fields=followed
-            )._asdict()
+            numbers = (learning_rate, tuple(checkpoints), jax.random.key(seed))
+            found = measure_updates(task, parametrization, shape, recipe, *numbers, fields=tuple(QUANTITIES))
+            return found._asdict()
 
     return measure

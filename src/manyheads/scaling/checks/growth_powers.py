@@ -23,11 +23,6 @@ def required_growth(parametrization: Parametrization) -> dict[str, Power]:
     where the parametrization does not provide for it. In each of L blocks weights move what they compute by
     L^(alpha_L - 1), which together move the stream by one; parametrizations without a depth exponent are asked for one.
 
-    Examples
-    --------
-    >>> required = required_growth(Parametrization(0.5, 1.0))
-    >>> print(required["query_by_weights"], required["residual"])
-    N^-1/2 1
     """
     moves = Power(depth=parametrization.depth_exponent - 1) if parametrization.scheme == "limits" else ONE
     queries = Power(key_dim=parametrization.logit_exponent - 1)

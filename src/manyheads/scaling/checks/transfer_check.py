@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     from manyheads.scaling.trained.transformers import Recipe
 
 ALLOWED_DECADES = 0.25
-"""Drift of the optimal learning rate, in decades over a factor of eight in size, that still counts as transfer. The
-least power by which a parametrization goes wrong, the root of a size, makes 0.45, and the middle between that and none
-is 0.23.
-A rate that is off by so much, a factor 1.8, costs little, because the loss is flat around its optimum."""
+"""Drift of the optimal learning rate, in decades over a factor of eight in size, that still counts as transfer.
+The least power by which a parametrization goes wrong, the root of a size, makes 0.45; a factor 1.8 costs little."""
 
 WIDENINGS = 2
 """How often a grid is widened before a search gives up."""
@@ -51,13 +49,7 @@ LAST = 8  # the final loss is the mean over the last eighth of the steps
 
 @dataclass(frozen=True, repr=False)
 class TransferCheck(Shown):
-    """Whether the best learning rate moves along one axis.
-
-    Attributes
-    ----------
-    axis, sizes
-        Along which axis, and where.
-    """
+    """Whether the best learning rate moves along one axis."""
 
     axis: Axis
     sizes: tuple[int, ...]
@@ -77,14 +69,11 @@ class TransferCheck(Shown):
 
     def sentence(self) -> str:
         """Say it for people."""
-        letter = LETTERS[self.axis]
-        factor = self.drift.factor_per_doubling
-        fitted = 2**self.drift.fit.exponent
-        found = f"{_times(fitted)} [{_times(factor.low)}, {_times(factor.high)}] per doubling of {letter}"
+        doubling, factor = f"per doubling of {LETTERS[self.axis]}", self.drift.factor_per_doubling
+        fitted = _times(2**self.drift.fit.exponent)
+        found = f"{fitted} [{_times(factor.low)}, {_times(factor.high)}] {doubling}"
         if self.outcome == "inconclusive" and not factor.high < UNBOUNDED * factor.low:
-            found = (
-                f"{_times(fitted)} per doubling of {letter}, to which {len(self.learning_rates)} seeds set no bounds"
-            )
+            found = f"{fitted} {doubling}, to which {len(self.learning_rates)} seeds set no bounds"
         if self.outcome == "holds":
             return f"transfers: the optimal learning rate changes by a factor {found}"
         if self.outcome == "refuted":
@@ -123,14 +112,8 @@ def _times(factor: float) -> str:
 def find_optimum(learning_rates: Float[ArrayLike, " rates"], losses: Float[ArrayLike, " rates"]) -> float:
     """Return the learning rate of least loss, refined between the points of a geometric grid of three or more.
 
-    A loss that is not finite, of a training that diverged, counts as the worst.
-
-    Raises
-    ------
-    UsageError
-        Rates that are too few, do not increase, or are not equally spaced.
-    CertificateError
-        The least loss stands at an end of the grid: the optimum may lie outside, widen the grid on that side.
+    A loss that is not finite, of a training that diverged, counts as the worst. Refused are rates that are no geometric
+    grid, and a least loss at an end of the grid (`CertificateError`).
 
     Examples
     --------
@@ -175,20 +158,12 @@ def _checked_grid(learning_rates: Any) -> np.ndarray:
 
 
 class Search(NamedTuple):
-    """Search for the optimal learning rate: what was tried, and the optimum.
+    """Search for the optimal learning rate: what was tried, and the optimum."""
 
-    Attributes
-    ----------
-    learning_rates, losses
-        (R,) in rising order; losses are not finite where training diverged.
-    outcome
-        ``"inside"``, or ``"below"`` or ``"above"`` all rates that were tried.
-    """
-
-    learning_rates: np.ndarray
-    losses: np.ndarray
+    learning_rates: np.ndarray  # (R,) in rising order
+    losses: np.ndarray  # (R,), not finite where training diverged
     best: float  # the optimum, or the end of the widened grid beyond which it lies
-    outcome: Literal["inside", "below", "above"]
+    outcome: Literal["inside", "below", "above"]  # of all rates that were tried
 
 
 @takes_arrays
@@ -196,11 +171,6 @@ def search_optimum(
     learning_rates: Float[ArrayLike, " rates"], losses: Callable[[np.ndarray], Any], widenings: int = WIDENINGS
 ) -> Search:
     """Find the rate of least loss, and widen the grid by three rates on the side where the least loss is at its end.
-
-    Raises
-    ------
-    UsageError
-        As `find_optimum`; another number of losses than of rates; fewer than no widenings.
 
     Examples
     --------
@@ -217,16 +187,12 @@ def search_optimum(
     def train(learning_rates: np.ndarray) -> np.ndarray:
         found = np.asarray(losses(learning_rates), np.float64)
         if found.shape != learning_rates.shape:
-            raise UsageError(
-                f"losses of shape {found.shape} for {len(learning_rates)} rates: return one final loss for each "
-                "learning rate"
-            )
+            raise UsageError(f"losses of shape {found.shape} for {len(learning_rates)} rates: return one for each rate")
         return found
 
     reached = train(grid)
     for left in range(widenings, -1, -1):
-        worst_last = np.where(np.isfinite(reached), reached, np.inf)
-        place = int(worst_last.argmin())
+        place = int(np.where(np.isfinite(reached), reached, np.inf).argmin())
         if 0 < place < len(grid) - 1:
             return Search(grid, reached, find_optimum(grid, reached), "inside")
         if not left:
@@ -245,10 +211,7 @@ Losses = Callable[[Shape, np.ndarray, int], Any]  # (shape, rates, seed) -> (R,)
 def final_losses(
     task: Task, parametrization: Parametrization, shape: Shape, recipe: Recipe, learning_rates: Any, key: Any
 ) -> np.ndarray:
-    """Train one network a rate and return the mean loss over the last eighth of the steps, (R,) in nats.
-
-    Arguments are those of `sweep_losses`.
-    """
+    """Train one network a rate and return the mean loss over the last eighth of the steps, (R,) in nats."""
     from manyheads.scaling.trained.transformers import sweep_losses
 
     learning_rates = np.asarray(learning_rates, np.float64)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.errors import UsageError
-from manyheads.models.parts import HIDDEN, PARTS, is_size
+from manyheads.models.parts import HIDDEN, PARTS, Parameter
 from manyheads.transformer.scaling import ROLES
 
-if TYPE_CHECKING:
-    from manyheads.models.parts import Parameter, is_size
-
-
+POSITIVE = Constraint(above=0, below=1e100)
+NOT_NEGATIVE = Constraint(least=0, below=1e100)
 NO_DECAY_WORDS: Mapping[str, tuple[str, ...]] = {
     "norm": ("gain", "shift", "norm"),
     "bias": ("bias", "shift"),
@@ -36,27 +34,17 @@ class MuonHyperparameters:
         Least Frobenius norm of a gradient that is divided by its norm.
     momentum, nesterov, ns_steps
         Taken over unchanged at every shape.
-
-    Raises
-    ------
-    UsageError
-        A number outside its range.
     """
 
-    learning_rate: float
-    weight_decay: float = 0.1
-    epsilon: float = 1e-7
-    momentum: float = 0.95
+    learning_rate: float = constrained(rule=POSITIVE)
+    weight_decay: float = constrained(0.1, NOT_NEGATIVE)
+    epsilon: float = constrained(1e-7, POSITIVE)
+    momentum: float = constrained(0.95, NOT_NEGATIVE)
     nesterov: bool = True
     ns_steps: int = 5
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "epsilon"):
-            if not (is_size(value := getattr(self, name)) and value > 0):
-                raise UsageError(f"MuonHyperparameters({name}={value!r}): expected a positive number")
-        for name in ("weight_decay", "momentum"):
-            if not is_size(value := getattr(self, name)):
-                raise UsageError(f"MuonHyperparameters({name}={value!r}): expected a number of at least 0")
+        check_fields(self, "muon: ")
 
 
 @dataclass(frozen=True)
@@ -98,23 +86,21 @@ class BaseHyperparameters:
     1e-08
     """
 
-    learning_rate: float
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
+    learning_rate: float = constrained(rule=POSITIVE)
+    epsilon: float = constrained(1e-8, POSITIVE)
+    weight_decay: float = constrained(0.0, NOT_NEGATIVE)
     stds: Mapping[str, float] = field(default_factory=dict)
     no_decay: tuple[str, ...] = ()
     muon: MuonHyperparameters | None = None
     learning_rates: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, value in (("learning_rate", self.learning_rate), ("epsilon", self.epsilon)):
-            if not (is_size(value) and value > 0):
-                raise UsageError(f"{name}={value!r}: expected a positive number")
-        if not is_size(self.weight_decay):
-            raise UsageError(f"weight_decay={self.weight_decay!r}: expected a number of at least 0")
-        for name, what in (("stds", "standard deviation"), ("learning_rates", "learning rate")):
+        check_fields(self)
+        for name, rule in (("stds", NOT_NEGATIVE), ("learning_rates", POSITIVE)):
             if not isinstance(value := getattr(self, name), Mapping):
-                raise UsageError(f"{name}={value!r}: expected a mapping from role to {what}")
+                raise UsageError(f"{name}={value!r}: expected a mapping from role to number")
+            for role, number in value.items():
+                rule.kept(f"{name}[{role!r}]", number, "float")
         if isinstance(self.no_decay, str) or not (
             isinstance(self.no_decay, Collection) and all(isinstance(word, str) for word in self.no_decay)
         ):
@@ -130,31 +116,17 @@ class BaseHyperparameters:
                 f"no role is called {unknown[0]!r}: choose from {', '.join(known)}; or from their parts, {parts}; for "
                 f"no_decay, from {', '.join((*NO_DECAY_WORDS, 'embedding'))} as well"
             )
-        if bad := [role for role, std in self.stds.items() if not is_size(std)]:
-            raise UsageError(f"the std of {bad[0]} is {self.stds[bad[0]]!r}: expected a number of at least 0")
-        for role, rate in self.learning_rates.items():
-            if not (is_size(rate) and rate > 0):
-                raise UsageError(f"the learning rate of {role} is {rate!r}: expected a positive number")
 
     def of(self, rule: str) -> BaseHyperparameters | MuonHyperparameters:
         """Return those of the optimizer that steps a weight."""
         if rule != "muon":
             return self
         if self.muon is None:
-            raise UsageError(
-                "optimizer='muon' and no hyperparameters of Muon: give BaseHyperparameters(..., "
-                "muon=MuonHyperparameters(learning_rate=..., weight_decay=...)), as tuned at the base"
-            )
+            raise UsageError("optimizer='muon': give BaseHyperparameters(muon=MuonHyperparameters(learning_rate=...))")
         return self.muon
 
     def rate_of(self, parts: Sequence[str], rule: str) -> float:
-        """Return the learning rate at the base of a parameter that holds some parts.
-
-        Raises
-        ------
-        UsageError
-            Muon trains it, or its parts have several.
-        """
+        """Return the learning rate at the base of a parameter that holds some parts; refuse several, or Muon's."""
         own = {part: self.learning_rates.get(part, self.learning_rates.get(PARTS.get(part, part))) for part in parts}
         rates = {rate for rate in own.values() if rate is not None}
         if not rates:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.errors import UsageError
 from manyheads.scaling.parametrization.power_laws import (
     HIDDEN_WIDTH,
@@ -39,7 +40,6 @@ from manyheads.transformer.shape import Shape
 
 Split = Literal["whole", "fused", "heads-in", "heads"]
 SPLITS: tuple[str, ...] = get_args(Split)
-
 MLP_RATIO = 4
 """Hidden width over the stream's where a shape does not say it."""
 
@@ -121,17 +121,12 @@ def _spell(formula: str) -> str:
 
 
 def find_factor(word: str) -> str:
-    """Return the name of a shape factor in `FACTORS` from a name, a formula or a framework's word.
+    """Return the name of a shape factor in `FACTORS` from a name, a formula or a framework's word, or refuse it.
 
     Examples
     --------
     >>> find_factor("megatron:spectral"), find_factor("dion:spectral_norm"), find_factor("torch:original")
     ('sqrt(max(r,c))', 'sqrt(r/c)', 'original')
-
-    Raises
-    ------
-    UsageError
-        No shape factor is called so, or several are.
     """
     for name, factor in FACTORS.items():
         if word in (name, factor.formula, *factor.words) or _spell(str(word)) == _spell(factor.formula):
@@ -168,23 +163,17 @@ class Muon:
         :math:`(r/c)^{1/2}`; ``"sqrt(max(r,c))"``, :math:`\max(r, c)^{1/2}`; ``"none"``; or a framework's word for one
         of these, such as ``"megatron:spectral"``, which is stored as its name here.
 
-    Raises
-    ------
-    UsageError
-        An unknown name, or a word such as `spectral` that is two formulas.
-
     Examples
     --------
     >>> Muon(factor="megatron:spectral").factor
     'sqrt(max(r,c))'
     """
 
-    split: Split = "whole"
+    split: Split = constrained("whole", Constraint(choices=SPLITS))  # noqa: RUF009
     factor: str = "original"
 
     def __post_init__(self) -> None:
-        if self.split not in SPLITS:
-            raise UsageError(f"split={self.split!r}: choose one of {', '.join(SPLITS)}")
+        check_fields(self)
         object.__setattr__(self, "factor", find_factor(self.factor))
 
     def block(self, role: str) -> Block:
@@ -228,11 +217,7 @@ class Muon:
         """Say which axes of the library's weights optax orthogonalizes: its `muon_weight_dimension_numbers`.
 
         Without it `optax.contrib.muon` takes every array of two axes for a matrix, embedding and read-out included.
-
-        Raises
-        ------
-        UsageError
-            Fused queries, keys and values, which are three arrays here.
+        Refused are fused queries, keys and values, which are three arrays here.
 
         Examples
         --------
@@ -260,13 +245,7 @@ class Muon:
         return jax.tree.map(lambda role: axes.get(role), roles(weights))
 
     def cuts(self, role: str) -> bool:
-        """Whether a role is orthogonalized head by head.
-
-        Examples
-        --------
-        >>> [Muon("heads-in").cuts(role) for role in ("query", "output", "mlp_in")]
-        [True, False, False]
-        """
+        """Whether a role is orthogonalized head by head."""
         return role in BLOCKS[self.split] and BLOCKS[self.split][role] != BLOCKS["whole"][role] and self.per_head
 
     @property

@@ -28,15 +28,8 @@ def rescale(
     w / r, and its update is multiplied by r. Adam's update of g / e is that of g with epsilon times e, decoupled decay
     of w / r takes the share of w that it takes at the base, and gradient descent has e = 1.
 
-    Parameters
-    ----------
-    transformation
-        Any optax transformation that treats its entries alike.
-    roles
-        Names of roles in the structure of the weights; a name in place of a whole branch holds for all of it. Weights
-        that `optax.masked` and `optax.multi_transform` leave out are left alone.
-    learning_rates, epsilons
-        The factors by role, numbers or traced scalars: one compiled step then serves every parametrization.
+    Weights that `optax.masked` and `optax.multi_transform` leave out are left alone. Factors are numbers or traced
+    scalars by role: one compiled step then serves every parametrization.
     """
     if not isinstance(transformation, optax.GradientTransformation):
         raise UsageError(f"{transformation!r} is no optax transformation: give the base's, such as optax.adam(1e-3)")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.errors import UsageError
 from manyheads.scaling.parametrization.muon import WHOLE, Muon
 from manyheads.scaling.parametrization.power_laws import ONE, Power, same_ratio
@@ -69,12 +69,6 @@ class Parametrization:
     muon
         The variant of Muon: what it orthogonalizes together, and its shape factor.
 
-    Raises
-    ------
-    UsageError
-        An unknown name, an exponent outside its range, richness where a scheme does not know it, or the multiplier form
-        of Muon, whose two optimizers share no learning rate.
-
     Notes
     -----
     With W = W_eff / m, gradient descent at the rate eta / m^2, or Adam at the rate eta / m with epsilon times m, moves
@@ -93,33 +87,22 @@ class Parametrization:
     (0.5, 1.0, 0.5)
     """
 
-    logit_exponent: float = 1.0
-    depth_exponent: float = 1.0
-    richness: float = 1.0
-    optimizer: Optimizer = "adam"
+    logit_exponent: float = constrained(1.0, Constraint(choices=(0.5, 1.0)))
+    depth_exponent: float = constrained(1.0, Constraint(least=0.5, most=1))
+    richness: float = constrained(1.0, Constraint(above=0))
+    optimizer: Optimizer = constrained("adam", Constraint(choices=OPTIMIZERS))  # noqa: RUF009
     base: Shape = UNIT
-    scheme: Scheme = "limits"
-    form: Form = "effective"
+    scheme: Scheme = constrained("limits", Constraint(choices=SCHEMES))  # noqa: RUF009
+    form: Form = constrained("effective", Constraint(choices=FORMS))  # noqa: RUF009
     muon: Muon = WHOLE
 
     def __post_init__(self) -> None:
-        for name, choices in (("optimizer", OPTIMIZERS), ("scheme", SCHEMES), ("form", FORMS)):
-            if getattr(self, name) not in choices:
-                raise UsageError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(choices)}")
+        check_fields(self)
         object.__setattr__(self, "base", Shape.of(self.base, "base"))
         if not isinstance(self.muon, Muon):
             raise UsageError(f"muon={self.muon!r}: expected Muon(split=..., factor=...)")
         if self.optimizer == "muon" and self.form != "effective":
             raise UsageError("form='multiplier' with optimizer='muon': two optimizers share no rate; use 'effective'")
-        for name in ("logit_exponent", "depth_exponent", "richness"):
-            if not isinstance(getattr(self, name), Real):
-                raise UsageError(f"{name}={getattr(self, name)!r}: it is a number")
-        if self.logit_exponent not in (0.5, 1.0):
-            raise UsageError(f"logit_exponent={self.logit_exponent}: the limits exist for 1/2 and 1")
-        if not 0.5 <= self.depth_exponent <= 1:
-            raise UsageError(f"depth_exponent={self.depth_exponent}: the limits exist between 1/2 and 1")
-        if not 0 < self.richness < float("inf"):
-            raise UsageError(f"richness={self.richness}: expected a positive number")
         if self.scheme != "limits" and self.richness != 1:
             raise UsageError(f"richness={self.richness}: the scheme {self.scheme!r} has no richness")
 
@@ -163,11 +146,7 @@ class Parametrization:
     def table(self, shape: Shape | Sequence[int]) -> Table:
         """Return what every class of weights needs at a shape, relative to the base.
 
-        Raises
-        ------
-        UsageError
-            No shape, or one so far from the base (or a richness so far from one) that a factor has no float; a ratio of
-            sizes that has no known power under the optimizer.
+        Refused is a shape so far from the base that a factor has no float, or a ratio of sizes without a known power.
 
         Examples
         --------
@@ -193,16 +172,14 @@ class Parametrization:
             except OverflowError:
                 numbers, adjustment = {"learning_rate": 0.0}, 1.0
             if not all(SMALLEST < number < 1 / SMALLEST for number in numbers.values()):
-                raise UsageError(
-                    f"the factors of {role} are beyond what a float holds: take shapes that are closer to each other, "
-                    "and a richness closer to 1"
-                )
+                raise UsageError(f"the factors of {role} are beyond what a float holds: take closer shapes")
             shown = {name: str(power.at(shape, self.base)) for name, power in powers.items()}
             if law.rule == "muon" and self.scheme == "limits":
                 own = self.muon.adjustment_power(role, shape, self.base)
                 shown["learning_rate"] = str((law.learning_rate / own).at(shape, self.base)) if own else "by its sides"
             decay = 1 / numbers["learning_rate"]
             rows.append(Row(role, **numbers, weight_decay=decay, powers=shown, rule=law.rule, adjustment=adjustment))
+        notes = () if self._same_aspect(shape) else (WIDER,)
         return Table(
             scheme=self.scheme,
             optimizer=self.optimizer,
@@ -213,7 +190,7 @@ class Parametrization:
             logit_exponent=self.logit_exponent,
             logit_prefactor=self.base.key_dim ** (self.logit_exponent - 0.5),
             branch=self.branch.ratio(shape, self.base),
-            outside=OUTSIDE + self._notes(shape),
+            outside=(*OUTSIDE, *notes, *(self.muon.notes if self.optimizer == "muon" else ())),
         )
 
     def adjustment(self, role: str, shape: Shape, rule: str) -> float:
@@ -221,16 +198,10 @@ class Parametrization:
         return self._adjustment(role, shape) if rule == "muon" and self.scheme == "limits" else 1.0
 
     def _adjustment(self, role: str, shape: Shape) -> float:
-        """Return by how much Muon's shape factor grows from the base."""
         return self.muon.adjustment(role, shape, self.base) / self.muon.adjustment(role, self.base, shape)
 
     def _same_aspect(self, shape: Shape) -> bool:
-        """Whether the stream's width over N H is the base's."""
         return self.base.width * shape.key_dim * shape.heads == shape.width * self.base.key_dim * self.base.heads
-
-    def _notes(self, shape: Shape) -> tuple[str, ...]:
-        """Return notes on what the table leaves undecided at a shape."""
-        return (() if self._same_aspect(shape) else (WIDER,)) + (self.muon.notes if self.optimizer == "muon" else ())
 
     def _refuse_ratios(self, shape: Shape) -> None:
         """Refuse ratios of sizes that have no known power under the optimizer."""
@@ -283,23 +254,13 @@ class Parametrization:
         Parameters
         ----------
         transformation
-            The base's optimizer: `optax.adam(rate)`, `optax.adamw(rate, weight_decay=...)`, `optax.sgd(rate)`, a
-            schedule included. Clip by the global norm before it, `optax.chain(optax.clip_by_global_norm(1.0),
-            p.optax(...))`, not inside.
+            The base's optimizer, a schedule included. Clip by the global norm before it,
+            `optax.chain(optax.clip_by_global_norm(1.0), p.optax(...))`, not inside.
         roles
             Names of roles, a tree in the structure of the weights: `manyheads.transformer.roles(weights)`.
             A name in place of a branch holds for all of it.
         shape
             The shape that is trained.
-
-        Returns
-        -------
-        optax.GradientTransformation
-
-        Raises
-        ------
-        UsageError
-            A label is no role; on `init`, a weight has none.
 
         Examples
         --------

@@ -22,16 +22,7 @@ SYMBOLS = {
 
 @dataclass(frozen=True)
 class Power:
-    r"""The product :math:`N^a H^b D^c K^e F^f L^g \gamma_0^h`, kept as its exponents.
-
-    Attributes
-    ----------
-    key_dim, heads, depth, richness
-        The exponents of key dimension N, heads H, depth L and richness gamma0.
-    stream, key_heads, hidden
-        Those of the stream's width D, the heads K of keys and values, and the hidden width F of the MLP.
-    query_rank, key_value_rank
-        Those of the ranks of the latents of queries, and of keys and values (MLA).
+    r"""The product :math:`N^a H^b D^c K^e F^f L^g \gamma_0^h`, kept as its exponents; `SYMBOLS` are the sizes.
 
     Examples
     --------
@@ -97,9 +88,8 @@ class Power:
 
     def at(self, shape: Shape, base: Shape) -> Power:
         """Return the product in as few sizes as two shapes need: D only where one of them has D other than N H."""
-        found = replace(
-            self, **{rank: 0.0 for rank in ("query_rank", "key_value_rank") if not _both(rank, shape, base)}
-        )
+        lost = [rank for rank in ("query_rank", "key_value_rank") if not _both(rank, shape, base)]
+        found = replace(self, **dict.fromkeys(lost, 0.0))
         return found.plain(
             stream=all(each.width == each.key_dim * each.heads for each in (shape, base)),
             key_heads=not _both("key_heads", shape, base) or same_ratio("key_heads", "heads", shape, base),
@@ -125,12 +115,11 @@ KEY_VALUE_RANK = Power(key_value_rank=1)
 
 def same_ratio(first: str, second: str, shape: Shape, base: Shape) -> bool:
     """Return whether one size over another is what it is at the base."""
-    sizes = [(_size(first, each), _size(second, each)) for each in (shape, base)]
-    return sizes[0][0] * sizes[1][1] == sizes[1][0] * sizes[0][1]
 
+    def size(name: str, shape: Shape) -> int:
+        return shape.group_heads if name == "key_heads" else int(getattr(shape, name) or 1)
 
-def _size(name: str, shape: Shape) -> int:
-    return shape.group_heads if name == "key_heads" else int(getattr(shape, name) or 1)
+    return size(first, shape) * size(second, base) == size(first, base) * size(second, shape)
 
 
 def _both(name: str, shape: Shape, base: Shape) -> bool:

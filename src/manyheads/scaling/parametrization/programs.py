@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -54,7 +55,7 @@ from manyheads.transformer import Shape, TokenInput, TransformerConfig, initiali
 from manyheads.scaling import {imported}Parametrization
 
 parametrization = {_constructed(p)}
-shape = {_shown(shape)}
+shape = {shape!r}
 
 # Inputs, length and outputs are yours. The stds of the weights, the scale of the logits and the factor of the
 # branches come with the scaling.
@@ -113,12 +114,9 @@ def torch_snippet(parametrization: Parametrization, shape: Shape, hyperparameter
     """
     if parametrization.form != "effective":
         raise UsageError("the torch snippet is written in effective form: leave out --form multiplier")
-    table = parametrization.table(shape)
-    if parametrization.optimizer == "muon":
-        optimizer = _torch_muon(parametrization, hyperparameters)
-    else:
-        made = "AdamW" if parametrization.optimizer == "adam" else "SGD"
-        optimizer = f"optimizer = torch.optim.{made}(parameter_groups(model))"
+    table, rule = parametrization.table(shape), {"adam": "AdamW", "sgd": "SGD"}.get(parametrization.optimizer)
+    optimizer = f"optimizer = torch.optim.{rule}(parameter_groups(model))"
+    optimizer = optimizer if rule else _torch_muon(parametrization, hyperparameters)
     start = standard_scaling(parametrization.base, TokenInput(VOCABULARY)).initial
     rows = [row for row in table.rows if row.role not in ZERO]
     forward = forward_multipliers(parametrization, shape)
@@ -131,15 +129,19 @@ def torch_snippet(parametrization: Parametrization, shape: Shape, hyperparameter
         raise UsageError(f"the torch snippet has no group of {lost[0]}: leave its learning rate out, or take its role")
     initial = _entries((role, f"{start[role] * factors.initial:.10g}") for role, factors in found.items())
     groups = _entries((role, _group(hyperparameters, role, factors)) for role, factors in found.items())
-    return f'"""{_headline(parametrization, shape)}"""\n' + _TORCH.replace(
-        "<SIZES>", f"{shape.key_dim}, {shape.heads}, {shape.depth}"
-    ).replace("<WIDTH>", str(shape.stream) if shape.stream else "N * H").replace("<INITIAL>", initial).replace(
-        "<GROUPS>", groups
-    ).replace("<LOGIT>", f"{table.logit_prefactor * shape.key_dim**-table.logit_exponent:.10g}").replace(
-        "<BRANCH>", f"{forward.branch:.10g}"
-    ).replace("<OUTPUT>", f"{forward.output:.10g}").replace("<VOCABULARY>", str(VOCABULARY)).replace(
-        "<LENGTH>", str(LENGTH)
-    ).replace("<OPTIMIZER>", optimizer)
+    words = {
+        "SIZES": f"{shape.key_dim}, {shape.heads}, {shape.depth}",
+        "WIDTH": str(shape.stream or "N * H"),
+        "INITIAL": initial,
+        "GROUPS": groups,
+        "LOGIT": f"{table.logit_prefactor * shape.key_dim**-table.logit_exponent:.10g}",
+        "BRANCH": f"{forward.branch:.10g}",
+        "OUTPUT": f"{forward.output:.10g}",
+        "VOCABULARY": str(VOCABULARY),
+        "LENGTH": str(LENGTH),
+        "OPTIMIZER": optimizer,
+    }
+    return f'"""{_headline(parametrization, shape)}"""\n' + re.sub("<([A-Z]+)>", lambda found: words[found[1]], _TORCH)
 
 
 def _torch_muon(p: Parametrization, hyperparameters: BaseHyperparameters) -> str:
@@ -158,7 +160,7 @@ def _muon_words(p: Parametrization, hyperparameters: BaseHyperparameters) -> str
         raise UsageError(f"torch.optim.Muon orthogonalizes whole matrices, not split={p.muon.split!r}: take 'whole'")
     own = _refuse_factors(p, hyperparameters, "torch.optim.Muon", ("original", "match_rms_adamw"))
     words = f"momentum={own.momentum!r}, nesterov={own.nesterov!r}, ns_steps={own.ns_steps!r}"
-    return f"{words}, adjust_lr_fn={_quoted(p.muon.factor)}"
+    return f'{words}, adjust_lr_fn="{p.muon.factor}"'
 
 
 def transformers_snippet(
@@ -170,11 +172,8 @@ def transformers_snippet(
 ) -> str:
     """Return a program that makes a model of Hugging Face transformers from its `config.json`, and its optimizer.
 
-    Parameters
-    ----------
-    fused
-        Whether queries, keys and values share one matrix (GPT-2, GPT-NeoX). Where N changes, the program then sets the
-        scale of the logits, which such a matrix cannot carry.
+    Where queries, keys and values are fused in one matrix (GPT-2, GPT-NeoX) and N changes, the program sets the scale
+    of the logits, which such a matrix cannot carry.
 
     Examples
     --------
@@ -195,15 +194,7 @@ def transformers_snippet(
     tuned += f"    learning_rates={dict(hyperparameters.learning_rates)!r},\n" if hyperparameters.learning_rates else ""
     own = fused and _needs_own_scale(parametrization, shape, hyperparameters)
     imported = ", scale_logits" if own else ""
-    scaled = (
-        """
-# Queries, keys and values share one matrix, so that the attention itself scales the logits. The scale is not saved with
-# the weights: repeat this after loading.
-scale_logits(model, parametrization)
-"""
-        if own
-        else ""
-    )
+    scaled = _SCALED if own else ""
     return f'''"""{_headline(parametrization, shape)}"""
 
 import torch
@@ -232,12 +223,8 @@ def _needs_own_scale(p: Parametrization, shape: Shape, hyperparameters: BaseHype
     try:
         parameter_targets(p, architecture, hyperparameters)
     except UsageError:
-        parameter_targets(
-            p,
-            architecture,
-            hyperparameters,
-            replace(usual_multipliers(p, shape), logit=forward_multipliers(p, shape).logit),
-        )
+        own = replace(usual_multipliers(p, shape), logit=forward_multipliers(p, shape).logit)
+        parameter_targets(p, architecture, hyperparameters, own)
         return True
     return False
 
@@ -248,10 +235,10 @@ def _constructed(p: Parametrization) -> str:
     logit_exponent={p.logit_exponent!r},
     depth_exponent={p.depth_exponent!r},
     richness={p.richness!r},
-    optimizer={_quoted(p.optimizer)},
-    base={_shown(p.base)},
-    scheme={_quoted(p.scheme)},
-    form={_quoted(p.form)},{muon}
+    optimizer="{p.optimizer}",
+    base={p.base!r},
+    scheme="{p.scheme}",
+    form="{p.form}",{muon}
 )"""
 
 
@@ -260,20 +247,10 @@ def _headline(p: Parametrization, shape: Shape) -> str:
     return f"From (N, H, L) = {sizes[0]} to {sizes[1]}: scheme {p.scheme}, {p.optimizer}. Written by manyheads scale."
 
 
-def _shown(shape: Shape) -> str:
-    return repr(shape)
-
-
-def _quoted(text: str) -> str:
-    return f'"{text}"'
-
-
 def _group(hyperparameters: BaseHyperparameters, role: str, factors: Factors) -> str:
     tuned = hyperparameters.of(factors.rule)
-    parts = {
-        "lr": hyperparameters.rate_of((role,), factors.rule) * factors.learning_rate,
-        **({} if factors.rule == "sgd" else {"eps": tuned.epsilon * factors.epsilon}),
-    }
+    parts = {"lr": hyperparameters.rate_of((role,), factors.rule) * factors.learning_rate}
+    parts |= {} if factors.rule == "sgd" else {"eps": tuned.epsilon * factors.epsilon}
     parts["weight_decay"] = tuned.weight_decay / factors.learning_rate
     words = [f'"{name}": {value:.10g}' for name, value in parts.items()]
     if hyperparameters.muon:
@@ -284,6 +261,12 @@ def _group(hyperparameters: BaseHyperparameters, role: str, factors: Factors) ->
 def _entries(pairs: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f'    "{role}": {value},' for role, value in pairs)
 
+
+_SCALED = """
+# Queries, keys and values share one matrix, so that the attention itself scales the logits. The scale is not saved with
+# the weights: repeat this after loading.
+scale_logits(model, parametrization)
+"""
 
 _TORCH = """
 import torch

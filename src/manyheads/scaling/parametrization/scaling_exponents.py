@@ -26,6 +26,7 @@ weight decay are derived here.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple, get_args
 
 from manyheads.scaling.parametrization.muon import LATENT_BLOCKS, MUON_ROLES, Muon
@@ -42,7 +43,6 @@ from manyheads.scaling.parametrization.power_laws import (
 
 Scheme = Literal["limits", "mup", "standard"]
 Optimizer = Literal["adam", "sgd", "muon"]
-
 SCHEMES: tuple[str, ...] = get_args(Scheme)
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 
@@ -149,35 +149,41 @@ def foreign_exponents(
     scheme: Scheme, optimizer: Optimizer, logit_exponent: float, depth_exponent: float, muon: Muon | None = None
 ) -> dict[str, ScalingExponents]:
     """Return the laws of roles that the library's transformer does not have; Muon steps the factors of latents."""
-    sizes = foreign_scales(*((1.0, 1.0) if scheme == "mup" else (depth_exponent, logit_exponent)))
-    found = {}
-    for role, each in sizes.items():
-        rule = "adam" if optimizer == "muon" and role not in LATENT_BLOCKS else optimizer
+    exponents = (1.0, 1.0) if scheme == "mup" else (logit_exponent, depth_exponent)
+    return _laws(foreign_scales(*exponents[::-1]), LATENT_BLOCKS, scheme, optimizer, exponents, muon or Muon())
+
+
+def _laws(
+    scales: Mapping[str, ClassScales],
+    blocks: Collection[str],
+    scheme: Scheme,
+    optimizer: Optimizer,
+    exponents: tuple[float, float],
+    muon: Muon,
+) -> dict[str, ScalingExponents]:
+    """Return the laws of roles, of which Muon steps `blocks`.
+
+    Muon's are those before the shape factor. Its epsilon is held against the Frobenius norm of the gradient, its entry
+    times the root of the number of entries.
+    """
+
+    def law(role: str, rule: str) -> ScalingExponents:
+        initial, update, gradient = scales[role]
         if scheme == "standard":
-            found[role] = ScalingExponents(each.initial, ONE, ONE, rule)
-        elif rule != "muon":
-            found[role] = _law(each, rule, alone=scheme == "mup")
-        else:
-            found[role] = _muon_law(role, each, muon or Muon(), logit_exponent, depth_exponent, scheme == "mup")
-    return found
+            return ScalingExponents(initial, ONE, ONE, rule)
+        if scheme == "mup":
+            rate = ONE if rule == "muon" else Power(richness=1) * update / gradient if rule == "sgd" else update
+            return ScalingExponents(initial.without_depth(), rate.without_depth(), ONE, rule)
+        if rule == "sgd":
+            return ScalingExponents(initial, Power(richness=1) * update / gradient, ONE, rule)
+        if rule == "adam":
+            return ScalingExponents(initial, update, gradient, rule)
+        block, (logit_exponent, depth_exponent) = muon.block(role), exponents
+        queries = Power(key_dim=logit_exponent - 1) if role in ("query", "key", "query_up") else ONE
+        rate = block.learning_rate * queries * Power(depth=depth_exponent - 1)
+        return ScalingExponents(initial, rate, gradient * (block.rows * block.cols) ** 0.5, rule)
 
-
-def _law(sizes: ClassScales, rule: str, alone: bool) -> ScalingExponents:
-    """Return the law of a class under Adam or gradient descent; of width alone, if asked."""
-    initial, update, gradient = sizes
-    learning_rate = Power(richness=1) * update / gradient if rule == "sgd" else update
-    if alone:
-        return ScalingExponents(initial.without_depth(), learning_rate.without_depth(), ONE, rule)
-    return ScalingExponents(initial, learning_rate, ONE if rule == "sgd" else gradient, rule)
-
-
-def standard_initial() -> dict[str, Power]:
-    """Return the usual initial stds: one over the square root of the fan-in, gains one."""
-    fan_in = {"output": QUERIES, "mlp_out": HIDDEN_WIDTH}
-    return {
-        role: ONE if sizes.initial == ONE else fan_in.get(role, WIDTH) ** -0.5
-        for role, sizes in consistent_scales(1.0, 1.0).items()
-    }
+    return {role: law(role, "adam" if optimizer == "muon" and role not in blocks else optimizer) for role in scales}
 
 
 def scaling_exponents(
@@ -185,19 +191,13 @@ def scaling_exponents(
 ) -> dict[str, ScalingExponents]:
     """Return the laws of all roles.
 
-    Parameters
-    ----------
-    scheme
-        `"limits"`: the consistent scaling in N, H and L. `"mup"`: the same with width d = N H alone and plain rates
-        for queries and keys, which is right for logit exponent 1 only; epsilon is not rescaled, as in Yang et al.
-        (2022). `"standard"`: fan-in stds, one rate and one epsilon for all.
-    optimizer
-        `"adam"`, `"sgd"`, or `"muon"` for the matrices in the blocks with Adam for the rest.
-    muon
-        The variant of Muon. Its rows are those before the shape factor, which is no power of one size; the other
-        schemes leave the rate of its groups alone, as recipes do that trust the shape factor.
-    logit_exponent, depth_exponent
-        alpha_A and alpha_L; the other schemes ignore them.
+    * `"limits"`: the consistent scaling in N, H and L.
+    * `"mup"`: the same with width d = N H alone, ignoring both exponents, and plain rates for queries and keys, right
+      for logit exponent 1 only; epsilon is not rescaled, as in Yang et al. (2022).
+    * `"standard"`: fan-in stds, one rate and one epsilon for all.
+
+    Rows of Muon, for the matrices in the blocks, are those before the shape factor, which is no power of one size; the
+    other schemes leave the rate of its groups alone, as recipes do that trust the shape factor.
 
     Examples
     --------
@@ -206,32 +206,8 @@ def scaling_exponents(
     >>> print(scaling_exponents("mup", "adam", 1.0, 1.0)["value"].learning_rate)
     D^-1
     """
-    rules: dict[str, str] = dict.fromkeys(standard_initial(), "adam" if optimizer == "muon" else optimizer)
-    if optimizer == "muon":
-        rules |= dict.fromkeys(MUON_ROLES, "muon")
-    if scheme == "standard":
-        return {role: ScalingExponents(start, ONE, ONE, rules[role]) for role, start in standard_initial().items()}
-    alone = scheme == "mup"
-    sizes = consistent_scales(1.0, 1.0) if alone else consistent_scales(logit_exponent, depth_exponent)
-    found = {}
-    for role, each in sizes.items():
-        if rules[role] != "muon":
-            found[role] = _law(each, rules[role], alone)
-        else:
-            found[role] = _muon_law(role, each, muon or Muon(), logit_exponent, depth_exponent, alone)
-    return found
-
-
-def _muon_law(
-    role: str, sizes: ClassScales, muon: Muon, logit_exponent: float, depth_exponent: float, alone: bool
-) -> ScalingExponents:
-    """Return the law of a matrix under Muon, before the shape factor; of width alone, if asked.
-
-    Epsilon is held against the Frobenius norm of the gradient, its entry times the root of the number of entries.
-    """
-    if alone:
-        return ScalingExponents(sizes.initial.without_depth(), ONE, ONE, "muon")
-    block = muon.block(role)
-    queries = Power(key_dim=logit_exponent - 1) if role in ("query", "key", "query_up") else ONE
-    learning_rate = block.learning_rate * queries * Power(depth=depth_exponent - 1)
-    return ScalingExponents(sizes.initial, learning_rate, sizes.gradient * (block.rows * block.cols) ** 0.5, "muon")
+    exponents = (logit_exponent, depth_exponent) if scheme == "limits" else (1.0, 1.0)
+    scales = consistent_scales(*exponents)
+    if scheme == "standard":  # fan-in stds, of the read-out as well
+        scales["unembedding"] = scales["unembedding"]._replace(initial=WIDTH**-0.5)
+    return _laws(scales, MUON_ROLES, scheme, optimizer, exponents, muon or Muon())

@@ -29,11 +29,8 @@ OUTSIDE = (
 class Row:
     """Settings of one class of weights at a shape; factors are relative to the base shape, where all are one.
 
-    Attributes
-    ----------
-    weight_decay
-        Factor on decoupled weight decay: one over `learning_rate`, so that rate times decay, the share of a weight
-        that a step takes away, stays. Derived here; the theory has no weight decay.
+    That of decoupled weight decay is one over `learning_rate`, so that rate times decay, the share of a weight that a
+    step takes away, stays. Derived here; the theory has no weight decay.
     """
 
     role: str  # the class, one of `manyheads.transformer.scaling.ROLES`
@@ -56,14 +53,7 @@ class Row:
 class Table(Shown):
     """All rows of a parametrization at one shape, and the scales that belong to no weight.
 
-    Attributes
-    ----------
-    scheme, optimizer, form
-        What the table is a table of.
-    base, shape
-        From where to where.
-    logit_exponent, logit_prefactor
-        Logits are prefactor times N to the minus exponent times q . k; the prefactor makes the base what it was.
+    Logits are prefactor times N to the minus exponent times q . k; the prefactor makes the base what it was.
     """
 
     scheme: str

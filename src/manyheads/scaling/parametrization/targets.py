@@ -18,20 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from manyheads.errors import UsageError
-from manyheads.models.parts import HIDDEN, PARTS, ForwardMultipliers, init_of
+from manyheads.models.parts import HIDDEN, PARTS, Architecture, ForwardMultipliers, Parameter, init_of
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
+from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.power_laws import KEY_VALUE_RANK, QUERIES, QUERY_RANK
 from manyheads.scaling.parametrization.scaling_exponents import ScalingExponents, foreign_exponents
 from manyheads.transformer.shape import Shape
-
-if TYPE_CHECKING:
-    from manyheads.models.parts import Architecture, Parameter
-    from manyheads.scaling.parametrization.parametrization import Parametrization
-
-QUANTITIES = ("initial", "learning_rate", "epsilon", "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -52,55 +47,29 @@ class Factors:
 
 @dataclass(frozen=True)
 class ParameterTarget:
-    """Target settings of one parameter.
+    """Target settings of one parameter; Muon's hold before its shape factor."""
 
-    Attributes
-    ----------
-    initial
-        Standard deviation at which it starts; for gains the gain itself, 1 + w where the module adds one to the
-        parameter w; None where the base's is not known.
-    learning_rate, epsilon, weight_decay
-        The numbers of its group; epsilon is the base's under gradient descent. Those of Muon hold before its shape
-        factor.
-    highest
-        How many times higher the learning rate may be: head blocks of Muon have bounds of a power of H, no power.
-    conflict
-        Why one orthogonalization of a matrix that holds several roles cannot serve all of them; empty where it can.
-    """
-
-    parameter: Parameter  # the parameter
+    parameter: Parameter
     role: str  # its class, joined by `+` where several share it
     factors: Factors  # relative to the base
-    initial: float | None
+    initial: float | None  # std, or the gain itself, 1 + w where the module adds one; None where the base's is unknown
     learning_rate: float
-    epsilon: float
+    epsilon: float  # the base's under gradient descent
     weight_decay: float
-    conflict: str = ""
-    highest: float = 1.0
+    conflict: str = ""  # why one orthogonalization of several roles cannot serve all of them
+    highest: float = 1.0  # how many times higher the rate may be: head blocks of Muon have bounds, no power
 
     @staticmethod
     def of(
-        parameter: Parameter,
-        role: str,
-        factors: Factors,
-        std: float | None,
-        hyperparameters: BaseHyperparameters,
-        conflict: str = "",
-        highest: float = 1.0,
+        parameter: Parameter, role: str, factors: Factors, std: float | None, base: BaseHyperparameters, **more: Any
     ) -> ParameterTarget:
         """Return what a parameter needs from its factors, its std at the base and what was tuned there."""
-        decayed, tuned = hyperparameters.decays(parameter), hyperparameters.of(factors.rule)
-        return ParameterTarget(
-            parameter=parameter,
-            role=role,
-            factors=factors,
-            initial=None if std is None else std * factors.initial,
-            learning_rate=hyperparameters.rate_of(parameter.parts, factors.rule) * factors.learning_rate,
-            epsilon=tuned.epsilon * factors.epsilon,
-            weight_decay=tuned.weight_decay / factors.learning_rate if decayed else 0.0,
-            conflict=conflict,
-            highest=highest,
-        )
+        tuned = base.of(factors.rule)
+        initial = None if std is None else std * factors.initial
+        learning_rate = base.rate_of(parameter.parts, factors.rule) * factors.learning_rate
+        decay = tuned.weight_decay / factors.learning_rate if base.decays(parameter) else 0.0
+        numbers = (initial, learning_rate, tuned.epsilon * factors.epsilon, decay)
+        return ParameterTarget(parameter, role, factors, *numbers, **more)
 
     @property
     def start(self) -> Literal["random", "one", "zero"]:
@@ -136,8 +105,7 @@ def refuse_depth(p: Parametrization, shape: Shape) -> None:
     """Refuse to scale post-norm blocks in depth."""
     if p.scheme == "limits" and shape.depth != p.base.depth:
         raise UsageError(
-            f"post-norm blocks, L={shape.depth} and a base of L={p.base.depth}: how depth scales there is outside the "
-            "theory; tune a base of the same depth, or use pre-norm"
+            f"post-norm blocks, L={shape.depth} and {p.base.depth} at the base: outside the theory, keep the depth"
         )
 
 
@@ -147,31 +115,14 @@ def parameter_targets(
     hyperparameters: BaseHyperparameters,
     forward: ForwardMultipliers | None = None,
 ) -> tuple[ParameterTarget, ...]:
-    """Return what every parameter of a model needs.
+    """Return what every parameter of a model needs; the form of the parametrization does not matter.
 
-    Parameters
-    ----------
-    p
-        The parametrization; its form does not matter.
-    architecture
-        The model.
-    hyperparameters
-        What was tuned at the base.
-    forward
-        What the model multiplies itself, relative to the base; None for N to the minus 1/2 on the logits alone. Branch,
-        logit and output factors that are missing go into the weights. With `forward_multipliers` nothing is missing,
-        and the read-out trains as in mup, with the multiplier beside it.
-
-    Raises
-    ------
-    UsageError
-        A model that the parametrization does not describe, or a parameter that cannot carry what it would have to.
+    `forward` is what the model multiplies itself, relative to the base; None for N to the minus 1/2 on the logits
+    alone. Branch, logit and output factors that are missing go into the weights. With `forward_multipliers` nothing is
+    missing, and the read-out trains as in mup, with the multiplier beside it.
     """
     if not isinstance(hyperparameters, BaseHyperparameters):
-        raise UsageError(
-            f"hyperparameters={hyperparameters!r}: give BaseHyperparameters(learning_rate=..., epsilon=..., "
-            "weight_decay=...), as at the base"
-        )
+        raise UsageError(f"hyperparameters={hyperparameters!r}: give BaseHyperparameters(learning_rate=...)")
     shape = architecture.shape
     hyperparameters.of("muon" if p.optimizer == "muon" else "adam")  # refuses what is missing
     if architecture.post_norm:
@@ -179,8 +130,7 @@ def parameter_targets(
     if architecture.normed_queries and p.logit_exponent != 1 and shape.key_dim != p.base.key_dim:
         raise UsageError(
             f"queries with a norm, logit exponent {p.logit_exponent:g} and N = {shape.key_dim} beside the base's "
-            f"{p.base.key_dim}: the rate of the norm's gains lies between N^-1/2 and one and is not derived; keep N, "
-            "or take logit exponent 1"
+            f"{p.base.key_dim}: the rate of the norm's gains is not derived; keep N, or take logit exponent 1"
         )
     if architecture.latent:
         _refuse_latent(p, shape)
@@ -191,8 +141,7 @@ def parameter_targets(
         tied = next((parameter.name for parameter in architecture.parameters if parameter.tied), "a frozen table")
         raise UsageError(
             f"{tied} is embedding and unembedding at once and needs the factor {closing:.4g} behind it, which "
-            f"no parameter of this model can carry: {architecture.open_end}; untie it (tie_word_embeddings=False), or "
-            "let the model multiply logits, branches and outputs itself and say folded=False"
+            f"no parameter can carry: {architecture.open_end}; untie it (tie_word_embeddings=False), or folded=False"
         )
     factors = role_factors(p, shape)
     return tuple(
@@ -206,15 +155,13 @@ def _refuse_latent(p: Parametrization, shape: Shape) -> None:
     if p.logit_exponent != 1 and shape.key_dim != p.base.key_dim:
         raise UsageError(
             f"latent attention (MLA), logit exponent {p.logit_exponent:g} and N = {shape.key_dim} beside the base's "
-            f"{p.base.key_dim}: keys and values share a latent, whose rate lies between N^-1/2 and one and is not "
-            "derived; keep N, or take logit exponent 1"
+            f"{p.base.key_dim}: the rate of a shared latent is not derived; keep N, or take logit exponent 1"
         )
     for rank in (QUERY_RANK, KEY_VALUE_RANK):
         if p.optimizer == "sgd" and (ratio := (QUERIES / rank).ratio(shape, p.base)) != 1:
             raise UsageError(
                 f"latent attention (MLA) under gradient descent, and {QUERIES / rank} is {ratio:g} times the base's: "
-                "the gradient of a latent goes from a random to an aligned sum over N H; keep the ratio, or train with "
-                "AdamW or Muon"
+                "the gradient is not derived then; keep the ratio, or train with AdamW or Muon"
             )
 
 
@@ -271,18 +218,16 @@ def _target(
     std = _std(parameter, p, hyperparameters, architecture)
     starts = parameter.start != "zero" or bool(std)
     first, conflict = _agree(parameter, found, starts) if p.optimizer != "muon" else _divide(parameter, found, starts)
-    decayed = hyperparameters.decays(parameter) and hyperparameters.weight_decay
-    if parameter.offset and first.initial != 1 and decayed:
+    if parameter.offset and first.initial != 1 and hyperparameters.weight_decay and hyperparameters.decays(parameter):
         raise UsageError(
             f"{parameter.name} is a gain of the form {parameter.offset:g} + w that has to carry {first.initial:.4g}, "
             f"and weight decay draws it to {parameter.offset:g} instead: exempt it, no_decay=({parameter.parts[0]!r},)"
         )
     role = "+".join(dict.fromkeys(PARTS[part] for part in parameter.parts))
-    by_head = (
-        p.optimizer == "muon" and p.scheme == "limits" and all(p.muon.cuts(PARTS[part]) for part in parameter.parts)
-    )
+    by_head = all(p.muon.cuts(PARTS[part]) for part in parameter.parts)
+    by_head &= p.optimizer == "muon" and p.scheme == "limits"
     highest = (architecture.shape.heads / p.base.heads) ** 0.5 if by_head else 1.0
-    return ParameterTarget.of(parameter, role, first, std, hyperparameters, conflict, highest)
+    return ParameterTarget.of(parameter, role, first, std, hyperparameters, conflict=conflict, highest=highest)
 
 
 def _divide(parameter: Parameter, found: Mapping[str, Factors], starts: bool) -> tuple[Factors, str]:
@@ -306,9 +251,8 @@ def _agree(parameter: Parameter, found: Mapping[str, Factors], starts: bool) -> 
             if (starts or name != "initial") and abs(one - other) > 1e-9 * abs(one):
                 raise UsageError(
                     f"{parameter.name} holds {', '.join(parts)} in one parameter, and they need different {name} "
-                    f"factors ({parts[0]}: {one:.4g}, {part}: {other:.4g}). At logit exponent 1, let the model scale "
-                    "its logits itself (scale_logits(model, parametrization)); at 1/2, grow heads and depth alone; or "
-                    "split the parameter into three"
+                    f"factors ({parts[0]}: {one:.4g}, {part}: {other:.4g}). At logit exponent 1, use "
+                    "scale_logits(model, parametrization); at 1/2, grow heads and depth alone; or split the parameter"
                 )
     return first, ""
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from manyheads.errors import UsageError
 from manyheads.models.parts import LATENT, PARTS, ROUTER, SINK
+from manyheads.models.torch.model import TorchModel
 from manyheads.scaling.checks.growth_powers import least_growth, required_growth
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters, MuonHyperparameters
+from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.power_laws import Power
 from manyheads.scaling.parametrization.targets import ForwardMultipliers, parameter_targets, role_factors
 from manyheads.scaling.preflight_checks.training import OUTPUTS, STREAM, join_layers
 from manyheads.transformer.scaling import ROLES
 from manyheads.transformer.shape import Shape
-
-if TYPE_CHECKING:
-    from manyheads.models.torch.model import TorchModel
-    from manyheads.scaling.parametrization.parametrization import Parametrization
 
 FOREIGN = (*LATENT, ROUTER, SINK)
 IN_BLOCKS = ("query", "key", "value", "output", "mlp_in", "mlp_out", "norm", "bias", "logit_bias", *FOREIGN)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from manyheads.models.parts import PARTS
 from manyheads.models.torch.model import TorchModel
 from manyheads.models.torch.modules import ACCURACY
 from manyheads.scaling.axes import Axis
+from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.targets import (
     ForwardMultipliers,
     forward_multipliers,
@@ -21,9 +22,6 @@ from manyheads.scaling.torch.applied_factors import WITHIN
 from manyheads.scaling.torch.forward_pass.multipliers import ForwardPass, measure_forward
 from manyheads.scaling.torch.init import measure_init
 from manyheads.transformer.shape import Shape
-
-if TYPE_CHECKING:
-    from manyheads.scaling.parametrization.parametrization import Parametrization
 
 NAMES = ("logit", "branch", "output", "embedding")
 NEAR = 0.25

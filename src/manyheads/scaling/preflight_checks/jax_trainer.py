@@ -15,20 +15,12 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.extend import core
 
 from manyheads.costs.jaxpr import called_program, scan_layout
 from manyheads.errors import UsageError
-from manyheads.scaling.preflight_checks.training import (
-    Measured,
-    Membership,
-    Training,
-    Update,
-    join_layers,
-    join_updates,
-)
+from manyheads.scaling.preflight_checks.training import Measured, Membership, Training, Update, join_layers
 
 LAYOUT = ("transpose", "reshape", "convert_element_type", "broadcast_in_dim", "squeeze", "slice", "copy")
 MEETINGS = ("dot_general", "conv_general_dilated", "gather", "mul", "div", "add", "sub")
@@ -43,9 +35,7 @@ class JaxTrainer:
         if training.loss is None:
             raise UsageError("a tree of JAX arrays without a loss: return loss(model, batch) as the fourth value")
         if not isinstance(training.optimizer, optax.GradientTransformation):
-            raise UsageError(
-                f"{type(training.optimizer).__name__} is no optax transformation, and a tree of JAX arrays needs one"
-            )
+            raise UsageError(f"{type(training.optimizer).__name__}: a tree of JAX arrays needs an optax transformation")
         self.training = replace(training)
         self.start, self.rest = eqx.partition(training.model, eqx.is_inexact_array_like)
         self.start = jax.tree.map(jnp.asarray, self.start)
@@ -68,13 +58,16 @@ class JaxTrainer:
 
     def roles(self) -> dict[str, str]:
         """Return the role of every array by its joined name; a role in place of a branch holds for all of it."""
-        labels = self.training.roles
-
-        def spread(label: str, branch: Any) -> Any:
-            return jax.tree.map(lambda _: label, branch)
-
-        full = jax.tree.map(spread, labels, self.start, is_leaf=lambda each: isinstance(each, str))
-        return {join_layers(_named(path)): label for path, label in jax.tree_util.tree_flatten_with_path(full)[0]}
+        full = jax.tree.map(
+            lambda label, branch: jax.tree.map(lambda _: label, branch),
+            self.training.roles,
+            self.start,
+            is_leaf=lambda each: isinstance(each, str),
+        )
+        return {
+            join_layers(jax.tree_util.keystr(path)): label
+            for path, label in jax.tree_util.tree_flatten_with_path(full)[0]
+        }
 
     def measure(self, steps: int) -> Measured:
         """Train, and measure how far arrays have moved what is computed with them on the first batch."""
@@ -83,11 +76,8 @@ class JaxTrainer:
         before = arrays(self.start, batch)
         trained, losses = self._train(steps, 1.0)
         rows = _compare(lambda weights: self._pure(weights, batch)[0], self.start, trained)
-        for name, value in arrays(trained, batch).items():
-            rows[name] = [Update(float(_rms(value - before[name])))]
-        if not np.isfinite(losses).all():
-            rows = {name: [Update(math.inf)] for name in rows}
-        return Measured(join_updates(rows), losses)
+        rows |= {name: [Update(float(_rms(now - before[name])))] for name, now in arrays(trained, batch).items()}
+        return Measured.of(rows, losses)
 
     def losses(self, steps: int, factor: float) -> list[float]:
         """Train at all learning rates times a factor."""
@@ -202,7 +192,11 @@ def _compare(loss: Callable[[Any], Any], start: Any, trained: Any) -> dict[str, 
         leaves = jax.tree_util.tree_flatten_with_path(now)[0]
         pairs = zip(leaves, jax.tree.leaves(then), strict=True)
         trace = _Trace({})
-        trace.run(traced.jaxpr, traced.consts, [_Value(value, _named(path), old) for (path, value), old in pairs])
+        trace.run(
+            traced.jaxpr,
+            traced.consts,
+            [_Value(value, jax.tree_util.keystr(path), old) for (path, value), old in pairs],
+        )
         return trace.rows
 
     found = compiled(compare, (start, trained))(start, trained)
@@ -226,10 +220,6 @@ def _random_part(equation: Any, values: list[_Value]) -> Any:
     x = x.reshape(-1, width)
     kernel = x.T @ x if len(x) > width else x @ x.T
     return math.pi / 2 * (x**2).sum() ** 2 / jnp.maximum((kernel**2).sum(), 1e-30) / width
-
-
-def _named(path: Any) -> str:
-    return jax.tree_util.keystr(path)
 
 
 def _rms(values: Any) -> Any:

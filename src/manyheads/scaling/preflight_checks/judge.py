@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from manyheads.models.torch.model import ModelOptions, read_model
-from manyheads.scaling.audit.findings import UNJUDGED
+from manyheads.scaling.audit.findings import UNJUDGED, Audit
 from manyheads.scaling.audit.torch_models import audit_model
 from manyheads.scaling.axes import Axis, size_along
 from manyheads.scaling.checks.coordinate_check import TOLERANCE, Growth, check_growth
-from manyheads.scaling.preflight_checks.expected import (
-    Expected,
-    expected_arrays,
-    expected_updates,
-    find_expected,
-    slope,
-    whole_updates,
-)
+from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
+from manyheads.scaling.parametrization.parametrization import Parametrization
+from manyheads.scaling.preflight_checks import expected
 from manyheads.scaling.preflight_checks.factors import Factors, find_uses, multipliers
 from manyheads.scaling.preflight_checks.result import FactorUse
 from manyheads.scaling.preflight_checks.runs import Runs, seeded
 from manyheads.scaling.preflight_checks.torch_trainer import TorchTrainer
 from manyheads.scaling.preflight_checks.training import OUTPUTS, STREAM, Measured, join_layers
 from manyheads.transformer.shape import Shape
-
-if TYPE_CHECKING:
-    from manyheads.scaling.audit.findings import Audit
-    from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
-    from manyheads.scaling.parametrization.parametrization import Parametrization
-
 
 SHORT_TRAINING = 100  # steps; in trainings of 100 slower gains lost .03 to .1 nat, in trainings of 400 nothing
 
@@ -42,7 +32,7 @@ class Judge:
 
     def __init__(self, p: Parametrization | None, hyperparameters: BaseHyperparameters | None, run: Runs) -> None:
         self.p, self.hyperparameters, self.run = p, hyperparameters, run
-        self.expected: dict[Shape, dict[str, Expected]] = {}
+        self.expected: dict[Shape, dict[str, expected.Expected]] = {}
         self.uses: list[FactorUse] = []
         self.audits: dict[Axis, Audit] = {}
         self.notes: list[str] = []
@@ -54,21 +44,17 @@ class Judge:
         p = self.p
         assert p is not None
         if not isinstance(first := self._build(p.base), TorchTrainer):
-            self.expected = {shape: expected_arrays(p, first.roles(), shape) for shape in shapes}
-            self.notes.append(
-                "JAX: settings and forward factors are not judged; audit_learning_rates takes rates by role"
-            )
+            self.expected = {shape: expected.expected_arrays(p, first.roles(), shape) for shape in shapes}
+            self.notes.append("JAX: settings and forward factors not judged; audit_learning_rates takes rates by role")
             return
         base = self._read(first, p.base)
         for shape in shapes:
             trainer, read, factors = base if shape == p.base else self._read(self._build(shape), shape)
-            largest = [
-                axis for axis, each in along.items() if shape == max(each, key=lambda one: size_along(axis, one))
-            ]
+            largest = [axis for axis, each in along.items() if shape == max(each, key=partial(size_along, axis))]
             axis = next(axis for axis, each in [*along.items(), (next(iter(along)), shapes)] if shape in each)
             uses = find_uses(p, axis, shape, factors, base[2])
             forward = multipliers(p, shape, uses)
-            self.expected[shape] = expected_updates(p, read, forward, shape)
+            self.expected[shape] = expected.expected_updates(p, read, forward, shape)
             self.uses += [
                 use for use in uses if not use.right or (largest and use.state != "unchanged" and use.shape != p.base)
             ]
@@ -78,17 +64,9 @@ class Judge:
                     for name in (each.name, each.name.rpartition(".")[0]):
                         self.gains[shape, join_layers(name)] = start
             if largest and self.hyperparameters is not None:
-                self.audits[largest[0]] = audit = audit_model(
-                    p,
-                    trainer.training.model,
-                    trainer.training.optimizer,
-                    self.hyperparameters,
-                    trainer.training.roles,
-                    shape,
-                    folded=forward,
-                    fresh=True,
-                    example=trainer.example,
-                )
+                made, more = trainer.training, {"folded": forward, "fresh": True, "example": trainer.example}
+                audit = audit_model(p, made.model, made.optimizer, self.hyperparameters, made.roles, shape, **more)
+                self.audits[largest[0]] = audit
                 self.notes += [f"settings: {note}" for note in audit.notes if UNJUDGED in note]
         if self.hyperparameters is None:
             self.notes.append("settings: not audited, give the hyperparameters that were tuned at the base")
@@ -101,7 +79,7 @@ class Judge:
 
     def _read(self, trainer: TorchTrainer, shape: Shape) -> tuple[TorchTrainer, Any, Factors]:
         roles = trainer.training.roles
-        read = read_model(trainer.model, ModelOptions.of(roles, shape if roles else None, True, trainer.example))
+        read = read_model(trainer.model, ModelOptions(roles, shape if roles else None, True, trainer.example))
         return trainer, read, Factors(trainer.model, read, trainer.example)
 
     def growths(self, axis: Axis, shapes: Sequence[Shape], rows: Mapping[Shape, list[Measured]]) -> Iterator[Growth]:
@@ -115,13 +93,11 @@ class Judge:
             for name in names
         }
         if axis == "key_dim":
-            self.notes += self._slow_gains(
-                shapes[-1], {name: [each.updates[name].size for each in rows[shapes[-1]]] for name in names}
-            )
+            moved = {name: [each.updates[name].size for each in rows[shapes[-1]]] for name in names}
+            self.notes += self._slow_gains(shapes[-1], moved)
         largest = [max(parts[place] for parts in random_parts.values()) for place in range(len(shapes))]
-        diverged = any(
-            not math.isfinite(update.size) for s in shapes for each in rows[s] for update in each.updates.values()
-        )
+        updates = [update for shape in shapes for each in rows[shape] for update in each.updates.values()]
+        diverged = not all(math.isfinite(update.size) for update in updates)
         for name in names:
             values = [[rows[shape][seed].updates[name].size for shape in shapes] for seed in range(len(self.run.seeds))]
             if not np.all(values):
@@ -129,9 +105,8 @@ class Judge:
                 continue
             whole = name.startswith((OUTPUTS, STREAM))
             required, least, known = self._prescribed(name, shapes, sizes)
-            least += min(
-                0.0, slope(sizes, [0.5 * math.log1p(each) for each in (largest if whole else random_parts[name])])
-            )
+            logs = [0.5 * math.log1p(each) for each in (largest if whole else random_parts[name])]
+            least += min(0.0, expected.slope(sizes, logs))
             if self.p is not None and not known:
                 self.notes.append(f"{name}: has no role of its own, and is not judged")
                 continue
@@ -167,10 +142,14 @@ class Judge:
         """Return the required and the least exponent, and whether they are known."""
         if self.p is None:
             return 0.0, 0.0, True
-        found = [find_expected(name, self.expected[shape], whole_updates(self.p, shape)) for shape in shapes]
+        found = [
+            expected.find_expected(name, self.expected[shape], expected.whole_updates(self.p, shape))
+            for shape in shapes
+        ]
         if any(each is None for each in found):
             return 0.0, 0.0, False
         required, least = (
-            round(slope(sizes, [math.log(getattr(each, part)) for each in found]), 9) for part in ("required", "least")
+            round(expected.slope(sizes, [math.log(getattr(each, part)) for each in found]), 9)
+            for part in ("required", "least")
         )
         return required, min(least, required), True

@@ -6,21 +6,18 @@ The training is built at several shapes from several seeds and run for a few ste
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 from manyheads.errors import UsageError
 from manyheads.scaling.axes import AXES, Axis, check_seeds, find_axis, shapes_along, size_along
-from manyheads.scaling.checks.transfer_check import LAST, TransferCheck
+from manyheads.scaling.checks.transfer_check import LAST
+from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
+from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.preflight_checks.judge import Judge
 from manyheads.scaling.preflight_checks.result import Preflight
 from manyheads.scaling.preflight_checks.runs import Runs
-from manyheads.scaling.preflight_checks.training import Make, Measured
+from manyheads.scaling.preflight_checks.training import Make
 from manyheads.transformer.shape import Shape
-
-if TYPE_CHECKING:
-    from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
-    from manyheads.scaling.parametrization.parametrization import Parametrization
 
 GROWN = (1, 2, 4)
 """Sizes along an axis over the base's, where none are given."""
@@ -96,11 +93,11 @@ def preflight(
     if judge.p is not None:
         judge.read_all(shapes, along)  # before training: what cannot be read is refused early
     rows = {shape: [run.measure(shape, seed) for seed in seeds] for shape in shapes}
-    _refuse_copies(rows.values())
+    if all(each.losses == row[0].losses and math.isfinite(each.losses[-1]) for row in rows.values() for each in row):
+        raise UsageError("make returned the same training for all seeds: draw weights or batches from the seed")
     growths = [growth for axis, each in along.items() for growth in judge.growths(axis, each, rows)]
-    transfers: list[TransferCheck] = []
-    for shapes_of in along.values() if len(rate_factors) else ():
-        transfers += run.transfer(shapes_of, rate_factors, train)
+    searched = along.values() if len(rate_factors) else ()
+    transfers = [found for each in searched for found in run.transfer(each, rate_factors, train)]
     return Preflight(
         tuple(growths),
         judge.p is not None,
@@ -111,15 +108,6 @@ def preflight(
         tuple(dict.fromkeys([*run.notes, *judge.notes])),
         run.cost(),
     )
-
-
-def _refuse_copies(rows: Iterable[Sequence[Measured]]) -> None:
-    """Refuse trainings that are the same for all seeds."""
-    if all(each.losses == row[0].losses and math.isfinite(each.losses[-1]) for row in rows for each in row):
-        raise UsageError(
-            "make returned the same training for all seeds, which would pass for certainty: draw weights or batches "
-            "from the seed (leave out manual_seed, or give it the seed)"
-        )
 
 
 def _grown(axis: Axis, base: Shape) -> list[int]:

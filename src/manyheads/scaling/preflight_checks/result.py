@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from manyheads._overview import Overview, Shown
 from manyheads.scaling.audit.findings import UNJUDGED, Audit
 from manyheads.scaling.axes import LETTERS, Axis
-from manyheads.scaling.checks.coordinate_check import Growth
+from manyheads.scaling.checks.coordinate_check import Growth, draw_growths
 from manyheads.scaling.checks.transfer_check import TransferCheck
 from manyheads.scaling.preflight_checks.training import Membership
 from manyheads.statistics.verdicts import Outcome
@@ -35,21 +35,15 @@ SAID = {
 class FactorUse:
     """One factor that the parametrization asks of the forward pass, at one shape, as it was measured.
 
-    Attributes
-    ----------
-    wanted
-        The factor, relative to the base and to what a usual model multiplies.
-    forward, weights
-        What the forward pass multiplies, measured by function, and by what the weights behind it start, both relative
-        to the base and to what they would have without the factor; None where it could not be measured.
+    All three numbers are relative to the base and to a usual model without the factor; None where not measured.
     """
 
     name: str  # a field of `manyheads.scaling.torch.forward_pass.multipliers.ForwardPass`
     axis: Axis
     shape: Shape
     wanted: float
-    forward: float | None
-    weights: float | None
+    forward: float | None  # what the forward pass multiplies, measured by function
+    weights: float | None  # by what the weights behind it start
     state: State
     reason: str = ""  # why it is not known
 
@@ -85,23 +79,13 @@ class Cost:
 
 @dataclass(frozen=True, repr=False)
 class Preflight(Shown):
-    """All that a preflight measured, and what it judged.
+    """All that a preflight measured, and what it judged."""
 
-    Attributes
-    ----------
-    growths
-        One for every module and axis, layers joined. Not judged, they are held against a flat one.
-    judged
-        Whether a parametrization was given: without one nothing is called wrong but what no optimizer steps.
-    audits
-        Axis → audit of the largest shape on it.
-    """
-
-    growths: tuple[Growth, ...]
-    judged: bool
+    growths: tuple[Growth, ...]  # of every module and axis, layers joined; not judged, against a flat one
+    judged: bool  # whether a parametrization was given: without one only what no optimizer steps is wrong
     membership: Membership
     factors: tuple[FactorUse, ...]
-    audits: Mapping[Axis, Audit]
+    audits: Mapping[Axis, Audit]  # of the largest shape on it
     transfers: tuple[TransferCheck, ...]
     notes: tuple[str, ...]
     cost: Cost
@@ -133,8 +117,8 @@ class Preflight(Shown):
     def undecided(self) -> list[str]:
         """Return findings that are neither right nor wrong, one sentence each."""
         said = [each.sentence() for each in self.factors if each.state == "unknown"]
-        said += [each.sentence() for each in self.growths if each.outcome == "inconclusive"]
-        said += [each.sentence() for each in self.transfers if each.outcome == "inconclusive"]
+        tested: list[Growth | TransferCheck] = [*self.growths, *self.transfers]
+        said += [each.sentence() for each in tested if each.outcome == "inconclusive"]
         return said + [note for note in self.notes if any(words in note for words in (UNJUDGED, *OPEN))]
 
     def faults(self) -> list[str]:
@@ -154,17 +138,12 @@ class Preflight(Shown):
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for JSON."""
-        growths = []
-        for each in self.growths:
-            fit = each.fit
-            numbers = (
-                None if fit is None else {"exponent": fit.exponent, "low": fit.interval.low, "high": fit.interval.high}
-            )
-            growths.append(
-                {"module": each.module, "axis": each.axis, "step": each.step, "fit": numbers}
-                | {"least": each.least, "required": each.required, "tolerance": each.tolerance}
-                | {"outcome": each.outcome if self.judged else None, "sentence": say(each, self.judged)}
-            )
+        growths = [
+            {name: getattr(each, name) for name in ("module", "axis", "step", "least", "required", "tolerance")}
+            | {"fit": each.fit and dict(zip(("exponent", "low", "high"), each.numbers, strict=False))}
+            | {"outcome": each.outcome if self.judged else None, "sentence": say(each, self.judged)}
+            for each in self.growths
+        ]
         transfers = [
             {"axis": each.axis, "sizes": list(each.sizes), "best_rate_factors": each.learning_rates.tolist()}
             | {"outcome": each.outcome, "sentence": each.sentence()}
@@ -190,26 +169,15 @@ class Preflight(Shown):
         faults = self.faults()
         lines = [self._headline(), *(f"  WRONG  {each}" for each in faults)]
         lines.append("updates along each axis:" if self.judged else "updates along each axis, beside a flat one:")
-        lines += [f"  {say(each, self.judged)}" for each in sorted(self.growths, key=_worst_first)]
+        lines += [f"  {say(each, self.judged)}" for each in sorted(self.growths, key=lambda one: one.severity)]
         lines += [f"factor: {each.sentence()}" for each in self.factors if each.right]
         lines += [f"learning rate along {LETTERS[each.axis]}: {each.sentence()}" for each in self.transfers]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes), f"took {self.cost.sentence()}"])
 
     def plot(self) -> Figure:
         """Draw the fitted exponents with their intervals over the range that was asked for."""
-        from manyheads.study.reporting.charts import Estimate, draw_intervals
-
-        rows = [
-            Estimate(
-                f"{each.module}, {LETTERS[each.axis]}",
-                each.fit.exponent,
-                (each.fit.interval.low, each.fit.interval.high),
-                (each.least - each.tolerance, each.required + each.tolerance),
-            )
-            for each in self.growths
-            if each.fit is not None
-        ]
-        return draw_intervals(f"Preflight: {self._headline()}", "exponent of the size in the update", rows)
+        named = [(f"{each.module}, {LETTERS[each.axis]}", each) for each in self.growths]
+        return draw_growths(f"Preflight: {self._headline()}", "the size", named)
 
     def _headline(self) -> str:
         if not self.judged:
@@ -221,12 +189,10 @@ class Preflight(Shown):
         return f"{word}: {counts}" + (f", {len(found)} undecided" if (found := self.undecided()) else "")
 
     def _overview(self) -> Overview:
-        rows = []
-        for each in sorted(self.growths, key=_worst_first):
-            fit = each.fit
-            found = (None,) * 3 if fit is None else (fit.exponent, fit.interval.low, fit.interval.high)
-            outcome = each.outcome if self.judged else describe(each)
-            rows.append((each.module, LETTERS[each.axis], outcome, *found, each.least, each.required))
+        rows = [
+            (each.module, LETTERS[each.axis], each.outcome if self.judged else describe(each), *each.numbers)
+            for each in sorted(self.growths, key=lambda one: one.severity)
+        ]
         columns = ("update_of", "axis", "outcome", "exponent", "low", "high", "least", "required")
         said = tuple(self.faults()) + tuple(each.sentence() for each in self.transfers) + self.notes
         return Overview(f"Preflight {self._headline()}", columns, rows, (*said, self.cost.sentence()))
@@ -250,7 +216,3 @@ def say(growth: Growth, judged: bool) -> str:
     fit, letter = growth.fit, LETTERS[growth.axis]
     found = f"{growth.module}: {letter}^{fit.exponent:.2f} [{fit.interval.low:.2f}, {fit.interval.high:.2f}]"
     return f"{found} after {growth.step} steps: {describe(growth)}"
-
-
-def _worst_first(growth: Growth) -> tuple[int, str]:
-    return ("refuted", "inconclusive", "holds").index(growth.outcome), growth.axis

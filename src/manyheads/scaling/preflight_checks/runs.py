@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,8 +19,11 @@ from manyheads.scaling.axes import LETTERS, Axis, find_axis
 from manyheads.scaling.checks.transfer_check import LAST, TransferCheck, transfer_check
 from manyheads.scaling.preflight_checks.result import Cost
 from manyheads.scaling.preflight_checks.torch_trainer import TorchTrainer
-from manyheads.scaling.preflight_checks.training import RETURNED, Make, Measured, Membership, Trainer, Training
+from manyheads.scaling.preflight_checks.training import RETURNED, Make, Measured, Membership, Training
 from manyheads.transformer.shape import Shape
+
+if TYPE_CHECKING:
+    from manyheads.scaling.preflight_checks.jax_trainer import JaxTrainer
 
 
 @dataclass
@@ -39,17 +42,14 @@ class Runs:
     membership: Membership = field(default_factory=Membership)
     roles_known: bool = False
 
-    def build(self, shape: Shape, seed: int) -> Trainer:
+    def build(self, shape: Shape, seed: int) -> TorchTrainer | JaxTrainer:
         """Build a training that was not there before."""
         name = getattr(self.make, "__name__", "make")
         check_call(name, self.make, "shape", "seed", returns=f" that returns {RETURNED}")
         training = Training.of(self.make(shape, seed), name)
         model = training.model
         if any(each() is model for each in self.seen):
-            raise UsageError(
-                f"{name} returned the same model twice: build a new one from (shape, seed) each time, or the second "
-                "training starts where the first one ended"
-            )
+            raise UsageError(f"{name} returned the same model twice: build a new one from (shape, seed) each time")
         if hasattr(model, "__weakref__"):
             self.seen = [each for each in self.seen if each() is not None] + [weakref.ref(model)]
         return find_trainer(training)
@@ -95,10 +95,10 @@ class Runs:
         runs = len(self.seeds) * (len(shapes) + rates * len(on_axes))
         announce(f"about {total:.0f} CPU s for {runs} trainings at {len(shapes)} shapes")
         for axis, each in along.items():
-            if len({self.sizes[shape] for shape in each}) < 2:
+            if len(counts := {self.sizes[shape] for shape in each}) < 2:
+                (count,) = counts
                 raise UsageError(
-                    f"make builds {self.sizes[each[0]]:,} trained weights at every size along {LETTERS[axis]}: build "
-                    "the model from the shape that it is given"
+                    f"make builds {count:,} trained weights at every size along {LETTERS[axis]}: use the shape"
                 )
 
     def measure(self, shape: Shape, seed: int) -> Measured:
@@ -154,7 +154,7 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def find_trainer(training: Training) -> Any:
+def find_trainer(training: Training) -> TorchTrainer | JaxTrainer:
     """Return the trainer of PyTorch or of JAX."""
     if find_spec("torch") and isinstance(training.model, require("torch").nn.Module):
         return TorchTrainer(training)

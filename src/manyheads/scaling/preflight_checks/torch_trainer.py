@@ -23,7 +23,6 @@ from manyheads.scaling.preflight_checks.training import (
     Training,
     Update,
     join_layers,
-    join_updates,
 )
 from manyheads.scaling.torch.optimizer_groups import find_optimizer
 
@@ -41,10 +40,7 @@ class TorchTrainer:
         for part in given if isinstance(given, list | tuple) else [given]:
             optimizer, schedules = find_optimizer(part)
             if not isinstance(optimizer, self.torch.optim.Optimizer):
-                raise UsageError(
-                    f"{type(part).__name__} is no torch optimizer: preflight makes steps, so give the optimizer, a "
-                    "schedule over it, or a list of them"
-                )
+                raise UsageError(f"{type(part).__name__} is no torch optimizer: give one, a schedule, or a list")
             self.optimizers.append(optimizer)
             self.schedules += [(part, schedules)] if schedules else []
         self.example: Any = None
@@ -55,7 +51,6 @@ class TorchTrainer:
 
     def measure(self, steps: int) -> Measured:
         """Train, and measure how far modules and weights have moved on the first batch."""
-        torch = self.torch
         start = {name: tensor.detach().clone() for name, tensor in self.model.named_parameters(remove_duplicate=False)}
         batch = self.training.batch(0)
         before: dict[str, Any] = {}
@@ -66,15 +61,12 @@ class TorchTrainer:
         rows: dict[str, list[Update]] = {}
         with self._watched([*self._watch_weights(start, rows), *self._watch_outputs(after)]):
             self._forward(batch)
-        for name, tensor in after.items():
-            rows[name] = [Update(_rms(tensor - before[name]))]
+        rows |= {name: [Update(_rms(tensor - before[name]))] for name, tensor in after.items()}
         own = {id(t) for module in self._computing() for t in module.parameters(recurse=False)}
         for name, tensor in self.model.named_parameters():
             if id(tensor) not in own and tensor.requires_grad:
                 rows.setdefault(join_layers(name), []).append(Update(_rms(_whole(tensor) - start[name])))
-        if not all(torch.isfinite(torch.tensor(losses))):
-            rows = {name: [Update(math.inf)] for name in rows}
-        return Measured(join_updates(rows), losses)
+        return Measured.of(rows, losses)
 
     def losses(self, steps: int, factor: float) -> list[float]:
         """Train at all learning rates times a factor; a training that is not finite any more ends there."""
@@ -124,10 +116,7 @@ class TorchTrainer:
                 result = model(*batch) if isinstance(batch, tuple | list) else model(batch)
             loss = _find_loss(self.torch, result)
         if not isinstance(loss, self.torch.Tensor) or loss.numel() != 1:
-            raise UsageError(
-                f"the loss is {type(loss).__name__}: expected one number; return a loss(model, batch) as the fourth "
-                "value, or let the model return its loss"
-            )
+            raise UsageError(f"the loss is {type(loss).__name__}: expected one number, or give loss(model, batch)")
         return loss.reshape(())
 
     def _forward(self, batch: Any) -> None:

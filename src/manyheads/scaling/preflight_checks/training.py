@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any
 
 from manyheads.errors import UsageError, check_call
 from manyheads.transformer.shape import Shape
@@ -35,11 +36,6 @@ class Training:
     roles
         Patterns of parameter names to parts, as `torch_groups` takes them; for JAX a tree of roles, as
         `Parametrization.optax` does. None for a model of transformers, or to measure without judging.
-
-    Examples
-    --------
-    >>> Training.of(("weights", "optimizer", [1, 2]), "make").batch(5)
-    2
     """
 
     model: Any
@@ -52,13 +48,7 @@ class Training:
 
     @classmethod
     def of(cls, made: Any, name: str) -> Training:
-        """Return a training from what a function returned.
-
-        Raises
-        ------
-        UsageError
-            Neither a training nor a tuple of its fields.
-        """
+        """Return a training from what a function returned: a training, or a tuple of its fields."""
         if isinstance(made, cls):
             return made
         most = sum(each.init for each in fields(cls))
@@ -74,9 +64,7 @@ class Training:
         """Return the batch of a step; only as many are drawn as were asked for."""
         if not self._source:
             if not isinstance(self.batches, Iterable):
-                raise UsageError(
-                    f"batches is {type(self.batches).__name__}: give a list or another iterable of batches"
-                )
+                raise UsageError(f"batches is {type(self.batches).__name__}: give an iterable of batches")
             self._source.append(iter(self.batches))
         self._kept.extend(itertools.islice(self._source[0], max(0, step + 1 - len(self._kept))))
         if not self._kept:
@@ -88,13 +76,8 @@ class Training:
 class Update:
     """How far one quantity has moved, RMS over the entries of the fixed batch.
 
-    Attributes
-    ----------
-    size
-        RMS of the change.
-    random
-        n0 / n: the random part of a sum over n inputs relative to its aligned part, squared, from the directions in
-        which the inputs lie; 0 where nothing is summed.
+    `random` is n0 / n: the random part of a sum over n inputs over its aligned part, squared, from the directions in
+    which the inputs lie; 0 where nothing is summed.
     """
 
     size: float
@@ -107,6 +90,19 @@ class Measured:
 
     updates: dict[str, Update]
     losses: list[float]
+
+    @classmethod
+    def of(cls, rows: dict[str, list[Update]], losses: list[float]) -> Measured:
+        """Take the RMS over the members of every group; where training diverged, all updates are infinite."""
+        lost = not all(map(math.isfinite, losses))
+        updates = {
+            name: Update(
+                math.inf if lost else (sum(each.size**2 for each in members) / len(members)) ** 0.5,
+                0.0 if lost else sum(each.random for each in members) / len(members),
+            )
+            for name, members in rows.items()
+        }
+        return cls(updates, losses)
 
 
 @dataclass(frozen=True)
@@ -122,30 +118,6 @@ class Membership:
         return said + [f"{name} is in two groups: every step is made twice" for name in self.doubled]
 
 
-class Trainer(Protocol):
-    """One training that can be run: what PyTorch and JAX do each in their own way."""
-
-    training: Training
-
-    def weights(self) -> int:
-        """Count the trained numbers."""
-
-    def look(self) -> None:
-        """Run the first batch once, to see how the model is called."""
-
-    def roles_known(self) -> bool:
-        """Whether the parts of parameters are known."""
-
-    def membership(self) -> Membership:
-        """Return the trained parameters that are in no group, or in two."""
-
-    def measure(self, steps: int) -> Measured:
-        """Train so many steps, and measure how far modules and weights have moved on the first batch."""
-
-    def losses(self, steps: int, factor: float) -> list[float]:
-        """Train so many steps at all learning rates times a factor; return the losses."""
-
-
 Make = Callable[[Shape, int], Any]
 
 
@@ -158,14 +130,3 @@ def join_layers(name: str) -> str:
     'transformer.h.*.attn.c_proj'
     """
     return re.sub(r"(?<=[.\[])\d+(?=[.\]]|$)", "*", name)
-
-
-def join_updates(rows: dict[str, list[Update]]) -> dict[str, Update]:
-    """Take the RMS over the members of every group."""
-    return {
-        name: Update(
-            (sum(each.size**2 for each in members) / len(members)) ** 0.5,
-            sum(each.random for each in members) / len(members),
-        )
-        for name, members in rows.items()
-    }

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from manyheads.errors import UsageError
+from manyheads.models.torch.model import ModelOptions, TorchModel
 from manyheads.models.torch.modules import ACCURACY
+from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.targets import (
     ForwardMultipliers,
     forward_multipliers,
@@ -17,10 +19,6 @@ from manyheads.scaling.parametrization.targets import (
 )
 from manyheads.scaling.torch.forward_pass.multipliers import ForwardPass, measure_forward
 from manyheads.transformer.shape import Shape
-
-if TYPE_CHECKING:
-    from manyheads.models.torch.model import ModelOptions, TorchModel
-    from manyheads.scaling.parametrization.parametrization import Parametrization
 
 WORDS = {name: f"{name}s" for name in ("logit", "output", "embedding", "position", "value")}
 WORDS |= {"branch": "branches", "hidden": "hidden units", "input": "inputs of weights", "stream": "stream"}
@@ -58,13 +56,9 @@ def find_multipliers(
         said = replace(said, embedding=(shape.width / base.width) ** 0.5)
     if (folded and reading.roles is None) or (shape == base and p.richness == 1):
         return said, ()
-    moves = {
-        "logit": shape.key_dim != base.key_dim,
-        "branch": shape.depth != base.depth,
-        "output": shape.width != base.width or p.richness != 1,
-        "embedding": shape.width != base.width,
-        "position": shape.width != base.width,
-    }
+    wider = shape.width != base.width
+    moves = {"logit": shape.key_dim != base.key_dim, "branch": shape.depth != base.depth}
+    moves |= {"output": wider or p.richness != 1, "embedding": wider, "position": wider}
     found, notes = measure_forward(model, read, reading.example), []
     for name in sorted(moves, key=lambda each: not moves[each]):
         measured, moved = getattr(found, name), moves[name]
@@ -73,9 +67,8 @@ def find_multipliers(
         if moved:
             _refuse_unknown(name, found, said, p, read)
         if measured.unknown and (name == "position" or _carried(name, read)):
-            notes.append(
-                f"{WORDS[name]}: not judged whether the model multiplies them as the base, {measured.unknown[0]}"
-            )
+            reason = measured.unknown[0]
+            notes.append(f"{WORDS[name]}: not judged whether the model multiplies them as the base, {reason}")
         choices, values = _choices(name, p, read, folded, moved, measured.normed), measured.values
         near = {
             (value, own): [abs(each - value) <= found.accuracy * value for each in values.values()]
@@ -91,15 +84,11 @@ def find_multipliers(
             if name in ("logit", "embedding") and moved:
                 said = replace(said, **{name: own})
             if name != "embedding" and abs(value / own - before) > 1e-6 * before:
-                notes.append(
-                    f"{WORDS[name]}: not judged whether the base multiplies them by {value / own:.6g}; here the model "
-                    f"multiplies by {value:.6g}"
-                )
+                here = f"{value / own:.6g}; here the model multiplies by {value:.6g}"
+                notes.append(f"{WORDS[name]}: not judged whether the base multiplies them by {here}")
         if alike := _coincidences(name, list(measured.values.values()), p, shape):
-            notes.append(
-                f"{WORDS[name]}: not judged whether they follow {alike}, which is their multiplier as well at this "
-                "shape; audit another shape, or run preflight"
-            )
+            remedy = "which is their multiplier as well at this shape; audit another shape, or run preflight"
+            notes.append(f"{WORDS[name]}: not judged whether they follow {alike}, {remedy}")
     return said, tuple(dict.fromkeys([*notes, *_judge_branches(found, p, shape)]))
 
 
@@ -121,15 +110,12 @@ def _judge_branches(found: ForwardPass, p: Parametrization, shape: Shape) -> lis
             if powers:
                 raise UsageError(
                     f"{module} takes {words} times {number:.6g}, which is {powers[0]}, and 1 is expected at every "
-                    "shape: leave it out; or, if the base multiplies by this number as well, which preflight tells, "
-                    f"{GIVE}"
+                    f"shape: leave it out; or, if the base does as well, which preflight tells, {GIVE}"
                 )
             if (shown := f"{number:.4g}") not in seen:
                 seen.add(shown)
-                notes.append(
-                    f"{WORDS[name]}: not judged whether the base multiplies them by {shown} as well; here {module} "
-                    f"takes {words} times that"
-                )
+                here = f"here {module} takes {words} times that"
+                notes.append(f"{WORDS[name]}: not judged whether the base multiplies them by {shown} as well; {here}")
     return notes
 
 
@@ -139,11 +125,8 @@ def _powers(p: Parametrization, shape: Shape, exponents: Sequence[str]) -> Itera
         here, base = getattr(shape, size), getattr(p.base, size)
         for words in exponents if here != base else ():
             ratio, exponent = words.startswith("/"), float(Fraction(words.removeprefix("/")))
-            yield (
-                letter,
-                f"({letter}/{letter}0)^{words[1:]}" if ratio else f"{letter}^{words}",
-                (here / base if ratio else here) ** exponent,
-            )
+            power = f"({letter}/{letter}0)^{words[1:]}" if ratio else f"{letter}^{words}"
+            yield letter, power, (here / base if ratio else here) ** exponent
 
 
 def _coincidences(name: str, numbers: Sequence[float], p: Parametrization, shape: Shape) -> str:
@@ -209,21 +192,17 @@ def _refuse_unknown(
     name: str, found: ForwardPass, said: ForwardMultipliers, p: Parametrization, read: TorchModel
 ) -> None:
     """Refuse a multiplier that was not measured, if one is to be folded or was said to be applied."""
-    measured, shape = getattr(found, name), read.architecture.shape
+    measured, shape, reason = getattr(found, name), read.architecture.shape, ""
     if name == "embedding" or not _carried(name, read):  # see `describe_missing_factors`
         return
     missing = getattr(missing_multipliers(p, shape, said), name)
     applied = getattr(forward_multipliers(p, shape), name) / getattr(usual_multipliers(p, shape), name)
     if measured.normed and not measured.unknown:
         module, number = next(iter(measured.values.items()))
-        usual = abs(number - shape.key_dim**-0.5) <= found.accuracy * number
-        reason = (
-            f"a norm (QK-norm) stands behind {module}, and no gain of the parts query_gain and key_gain"
-            if usual
-            else ""
-        )
-    else:
-        reason = measured.unknown[0] if measured.unknown else ""
+        if abs(number - shape.key_dim**-0.5) <= found.accuracy * number:
+            reason = f"a norm (QK-norm) stands behind {module}, and no gain of the parts query_gain and key_gain"
+    elif measured.unknown:
+        reason = measured.unknown[0]
     if reason and abs(missing - 1) > 1e-9:
         raise UsageError(
             f"the factor {missing:.4g} on the {WORDS[name]} would have no known effect in a weight: "

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
 from manyheads.models.torch.model import ModelOptions, read_model, unwrap
 from manyheads.scaling.audit.frozen import describe_missing_factors
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
+from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.targets import ForwardMultipliers
 from manyheads.scaling.torch.applied_factors import logit_scale
 from manyheads.scaling.torch.targets import model_targets
 from manyheads.transformer.shape import Shape
-
-if TYPE_CHECKING:
-    from manyheads.scaling.parametrization.parametrization import Parametrization
 
 
 def torch_groups(
@@ -66,17 +64,13 @@ def torch_groups(
     UsageError
         What cannot be read, or cannot be scaled: by name, with what to do.
 
-    Warns
-    -----
-    UserWarning
-        A factor of the forward pass belongs into frozen parameters, and they do not start with it.
-
     Notes
     -----
+    A warning names frozen parameters into which a factor of the forward pass belongs, and that do not start with it.
     Weight decay is meant as decoupled (AdamW; for gradient descent both are the same). Heads per group of keys and
     values, and the width of the MLP over d, are taken to be what they were at the base.
     """
-    options = ModelOptions.of(roles, shape, folded, example)
+    options = ModelOptions(roles, shape, folded, example)
     read, forward, targets, _ = model_targets(p, model, hyperparameters, options)
     for sentence in describe_missing_factors(p, read, hyperparameters, forward):
         warnings.warn(sentence, stacklevel=2)
@@ -120,12 +114,9 @@ def initialize_model(
         A plain module whose stds at the base are not given, or a model on the device `meta`.
     """
     torch = require("torch")
-    read, _, targets, _ = model_targets(p, model, hyperparameters, ModelOptions.of(roles, shape, folded, example))
+    read, _, targets, _ = model_targets(p, model, hyperparameters, ModelOptions(roles, shape, folded, example))
     if missing := sorted({target.role for target in targets if target.initial is None}):
-        raise UsageError(
-            f"no std is known for the roles {', '.join(missing)}: give BaseHyperparameters(stds={{role: standard "
-            "deviation at the base})"
-        )
+        raise UsageError(f"no std is known for {', '.join(missing)}: give BaseHyperparameters(stds={{role: std}})")
     if any(tensor.is_meta for tensor in read.tensors.values()):
         raise UsageError("a model on the device meta holds no numbers: model.to_empty(device=...) first")
     with torch.no_grad():
@@ -143,19 +134,9 @@ def scale_logits(model: Any, p: Parametrization) -> int:
     """Let every attention layer of a model of transformers scale its logits as a parametrization prescribes.
 
     Where queries, keys and values share one matrix (GPT-2, GPT-NeoX) the factor cannot be folded into the queries
-    alone. The attention modules of transformers 5 keep it as the attribute `scaling`, which is set here. It is not
-    saved with the weights: call this again after loading. `torch_groups` and `audit` read the attribute, so that they
-    notice when it is forgotten.
-
-    Returns
-    -------
-    int
-        How many layers were set.
-
-    Raises
-    ------
-    UsageError
-        The attention modules have no such attribute.
+    alone. The attention modules of transformers 5 keep it as the attribute `scaling`, which is set here, or refused
+    where there is none. It is not saved with the weights: call this again after loading. `torch_groups` and `audit`
+    read the attribute, so that they notice when it is forgotten. Returned is how many layers were set.
     """
     model = unwrap(model)
     read = read_model(model)

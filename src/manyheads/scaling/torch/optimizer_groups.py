@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
-
-if TYPE_CHECKING:
-    from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
-    from manyheads.scaling.parametrization.parametrization import Parametrization
+from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
+from manyheads.scaling.parametrization.parametrization import Parametrization
 
 DIVIDING = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad")
 """Optimizers of torch.optim that divide every entry of the gradient by its size, and so scale as Adam does."""
 LIKE_ADAM = ("Lion", "AdamWScheduleFree")
 """Class names of other packages whose optimizers follow Adam's table with decoupled decay; Lion has no epsilon."""
-OTHER_RULES: Mapping[str, str] = {
-    "ns_steps": "Muon",
-    "ns_coefficients": "Muon",
-    "adjust_lr_fn": "Muon",
-    "rho": "Adadelta or SAM",
-    "relative_step": "Adafactor",
-    "scale_parameter": "Adafactor",
-    "etas": "Rprop",
-    "step_sizes": "Rprop",
-    "max_iter": "LBFGS",
-    "d_coef": "Prodigy or D-Adaptation",
-    "precondition_frequency": "SOAP or Shampoo",
-    "update_proj_gap": "GaLore",
-    "trust_coefficient": "LARS",
+SAYS_NOTHING = "audit the optimizer itself, which fills in its defaults"
+OTHER_RULES: Mapping[str, tuple[str, ...]] = {
+    "Muon": ("ns_steps", "ns_coefficients", "adjust_lr_fn"),
+    "Adadelta or SAM": ("rho",),
+    "Adafactor": ("relative_step", "scale_parameter"),
+    "Rprop": ("etas", "step_sizes"),
+    "LBFGS": ("max_iter",),
+    "Prodigy or D-Adaptation": ("d_coef",),
+    "SOAP or Shampoo": ("precondition_frequency",),
+    "GaLore": ("update_proj_gap",),
+    "LARS": ("trust_coefficient",),
 }
-"""Key of a group → optimizers whose groups have it, and whose steps scale otherwise than Adam's and SGD's."""
+"""Optimizers whose steps scale otherwise than Adam's and SGD's → keys that mark their groups."""
 
 
 def read_groups(
@@ -40,15 +35,13 @@ def read_groups(
     """Return the groups of an optimizer or of a list, completed, and what has to be said about them."""
     rows = getattr(groups, "param_groups", groups)
     if not isinstance(rows, Sequence) or isinstance(rows, str) or not all(isinstance(row, Mapping) for row in rows):
-        raise UsageError(
-            f"{type(groups).__name__} has no parameter groups: give a torch.optim optimizer, or the list of groups "
-            "(dictionaries with params, lr, eps, weight_decay) it was made from"
-        )
+        raise UsageError(f"{type(groups).__name__} has no parameter groups: give a torch.optim optimizer, or groups")
     if not rows or not all("params" in row for row in rows):
         raise UsageError("no group with params: make the groups by torch_groups(parametrization, model, ...)")
     known = [] if rows is groups else [(type(groups).__name__, _kind(groups))]
     _refuse_other_rules(rows)
-    known += [(f"group {number}", kind) for number, row in enumerate(rows) if (kind := _kind_of_group(row))]
+    kinds = ["adam" if "betas" in row else "sgd" if "dampening" in row else "" for row in rows]
+    known += [(f"group {number}", kind) for number, kind in enumerate(kinds) if kind]
     if other := [(who, kind) for who, kind in known if kind != p.optimizer]:
         who, kind = other[0]
         raise UsageError(
@@ -58,7 +51,7 @@ def read_groups(
     without = p.optimizer != "adam" or type(groups).__name__ == "Lion"
     for key in ("lr", "weight_decay", *([] if without else ["eps"])):
         if short := [number for number, row in enumerate(rows) if key not in row]:
-            raise UsageError(f"group {short[0]} says no {key}: audit the optimizer itself, which fills in its defaults")
+            raise UsageError(f"group {short[0]} says no {key}: {SAYS_NOTHING}")
         if odd := [row[key] for row in rows if not _is_number(row[key])]:
             raise UsageError(f"a group has {key}={odd[0]!r}: expected one number, as Adam's and SGD's groups have")
     notes = []
@@ -96,7 +89,7 @@ def _other_rule(row: Mapping[str, Any]) -> str:
     algorithm = row.get("algorithm")
     if isinstance(algorithm, str) and algorithm.lower() not in ("adam", "adamw", "sgd"):
         return f"algorithm={algorithm!r}"
-    return next((f"{rule} ({key})" for key, rule in OTHER_RULES.items() if key in row), "")
+    return next((f"{rule} ({key})" for rule, keys in OTHER_RULES.items() for key in keys if key in row), "")
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -104,24 +97,24 @@ def _listed(numbers: Sequence[int]) -> str:
     return f"group{'' if len(numbers) == 1 else 's'} {shown}"
 
 
-def _kind_of_group(row: Mapping[str, Any]) -> str:
-    """Return after which rule the keys of a group say that it is stepped, or nothing."""
-    return "adam" if "betas" in row else "sgd" if "dampening" in row else ""
-
-
 def _kind(optimizer: Any) -> str:
     """Return after which law an optimizer scales."""
-    torch = require("torch")
-    if isinstance(optimizer, torch.optim.SGD):
+    if isinstance(optimizer, require("torch").optim.SGD):
         return "sgd"
-    divides = isinstance(optimizer, tuple(getattr(torch.optim, name) for name in DIVIDING))
-    if divides or type(optimizer).__name__ in LIKE_ADAM:
+    if divides(optimizer):
         return "adam"
     raise UsageError(
         f"how the steps of {type(optimizer).__name__} scale is not described here: known are SGD and those that divide "
         f"a gradient by its size, {', '.join((*DIVIDING, *LIKE_ADAM))}. If yours does one of the two, give its groups, "
         "optimizer.param_groups, in its place; Muon beside AdamW is optimizer='muon', with a list of both"
     )
+
+
+def divides(optimizer: Any) -> bool:
+    """Tell whether an optimizer divides the gradient by its size, as Adam does."""
+    torch = require("torch")
+    known = tuple(getattr(torch.optim, name) for name in DIVIDING)
+    return isinstance(optimizer, known) or type(optimizer).__name__ in LIKE_ADAM
 
 
 def find_optimizer(groups: Any) -> tuple[Any, list[Any]]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from manyheads.models.torch.model import ModelOptions, TorchModel, read_model, unwrap
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
+from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.targets import ForwardMultipliers, ParameterTarget, parameter_targets
 from manyheads.scaling.torch.applied_factors import find_multipliers
-
-if TYPE_CHECKING:
-    from manyheads.scaling.parametrization.parametrization import Parametrization
 
 
 class ModelTargets(NamedTuple):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from manyheads.errors import UsageError, check_rising
+from manyheads.scaling.parametrization.parametrization import Parametrization
+from manyheads.scaling.task import Task
 from manyheads.scaling.trained.transformers import (
     NetworkFactors,
+    Recipe,
     Setting,
     attention_logits,
     factors_of,
@@ -19,30 +22,19 @@ from manyheads.scaling.trained.transformers import (
     optimizer_of,
     side_by_side,
 )
+from manyheads.transformer.config import TransformerConfig
+from manyheads.transformer.shape import Shape
 from manyheads.transformer.transformer import Record, Transformer, initialize
-
-if TYPE_CHECKING:
-    from manyheads.scaling.parametrization.parametrization import Parametrization
-    from manyheads.scaling.task import Task
-    from manyheads.scaling.trained.transformers import Recipe
-    from manyheads.transformer.config import TransformerConfig
-    from manyheads.transformer.shape import Shape
 
 SEQUENCES, TOKENS = 4, 4
 """Sequences of the probe, and tokens of each, between which kernels are taken: few, so that many networks are kept."""
 
 
 class NetworkRecords(NamedTuple):
-    """Record of some networks in training; not finite where training diverged.
-
-    Attributes
-    ----------
-    kernels
-        (networks, records, n, n) the stream's kernel h.h/d after the last block, between n tokens of the probe.
-    """
+    """Record of some networks in training; not finite where training diverged."""
 
     losses: Any  # (networks, steps), the loss of every step on its batch before the update, in nats
-    kernels: Any
+    kernels: Any  # (networks, records, n, n) the stream's h.h/d after the last block, between n tokens of the probe
     patterns: Any  # (networks, records, n, T) where those tokens attend to, mean over heads and blocks
     logits: Any  # (networks, records) root mean square of the attention logits over the probe
 
@@ -66,9 +58,7 @@ def follow_networks(
         raise UsageError(f"networks={networks}: train at least one")
     check_rising("records", records, least=0, count=1)
     if records[-1] > recipe.steps:
-        raise UsageError(
-            f"records={records}: give rising numbers of updates, from 0 to the {recipe.steps} that are made"
-        )
+        raise UsageError(f"records={records}: give rising numbers of updates, from 0 to {recipe.steps}")
     setting = Setting.of(task, parametrization, shape)
     together = side_by_side(setting, task.batches, networks)
     factors = factors_of(parametrization, shape, task, recipe)
@@ -96,7 +86,6 @@ def _follow(
     def member(number: jax.Array) -> NetworkRecords:
         start = draw_network(setting.config, factors, jax.random.fold_in(for_models, number))
         tx = optimizer_of(setting, factors, start, learning_rate)
-
         update = make_update(start, tx, batches, for_batches)
 
         def advance(step: jax.Array, state: tuple[Any, Any, jax.Array]) -> tuple[Any, Any, jax.Array]:

@@ -13,12 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import Array
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError, check_rising
 from manyheads.scaling.parametrization.muon import WHOLE, Muon
 from manyheads.scaling.parametrization.optax_scaling import rescale
+from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.scaling_exponents import Optimizer
+from manyheads.scaling.task import Task
+from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.scaling import Scaling, standard_scaling
 from manyheads.transformer.shape import Shape
@@ -30,9 +34,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from numpy.typing import ArrayLike
 
-    from manyheads.scaling.parametrization.parametrization import Parametrization
-    from manyheads.scaling.task import Task
-    from manyheads.transformer.config import TransformerConfig
 
 BUDGET = 16 * 2**20  # bytes trained side by side: beyond the cache it costs memory and saves no time
 
@@ -95,11 +96,11 @@ def sweep_losses(
     shape: Shape,
     recipe: Recipe,
     learning_rates: Float[ArrayLike, " rates"],
-    key: jax.Array,
+    key: Array,
 ) -> Float[np.ndarray, "rates steps"]:
     """Train one network for each learning rate of the base, from the same weights on the same batches.
 
-    Returned are the losses of every step before its update, in nats; not finite where training diverged.
+    Losses are those of every step before its update, in nats; not finite where training diverged.
     """
     factors = factors_of(parametrization, shape, task, recipe)
     setting = Setting.of(task, parametrization, shape)
@@ -111,22 +112,17 @@ def sweep_losses(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _sweep(
-    setting: Setting,
-    counts: tuple[int, int],
-    batches: Any,
-    factors: NetworkFactors,
-    learning_rates: jax.Array,
-    key: jax.Array,
-) -> jax.Array:
+    setting: Setting, counts: tuple[int, int], batches: Any, factors: NetworkFactors, rates: Array, key: Array
+) -> Array:
     steps, together = counts
     for_model, for_batches = jax.random.split(key)
     model = initialize(setting.config, factors.scaling, for_model, jnp.float32)
 
-    def member(learning_rate: jax.Array) -> jax.Array:
+    def member(learning_rate: Array) -> Array:
         tx = optimizer_of(setting, factors, model, learning_rate)
         return fit(model, cross_entropy, batches, tx, steps, for_batches)[1]
 
-    return jax.lax.map(member, learning_rates, batch_size=together if together > 1 else None)
+    return jax.lax.map(member, rates, batch_size=together if together > 1 else None)
 
 
 def optimizer_of(
@@ -146,10 +142,10 @@ def optimizer_of(
     return rescale(base, roles(model.weights), factors.learning_rates, factors.epsilons)
 
 
-def make_update(start: Transformer, tx: optax.GradientTransformation, batches: Any, key: jax.Array) -> Any:
+def make_update(start: Transformer, tx: optax.GradientTransformation, batches: Any, key: Array) -> Any:
     """Return one update: (step, weights, optimizer state) -> the new weights and state, and the loss before."""
 
-    def update(step: jax.Array, weights: Any, state: Any) -> tuple[Any, Any, jax.Array]:
+    def update(step: Array, weights: Any, state: Any) -> tuple[Any, Any, Array]:
         batch = batches(jax.random.fold_in(key, step))
         loss, gradient = jax.value_and_grad(
             lambda w: cross_entropy(Transformer(w, start.scaling, start.config), batch)
@@ -162,32 +158,35 @@ def make_update(start: Transformer, tx: optax.GradientTransformation, batches: A
 
 def side_by_side(setting: Setting, batches: Any, members: int) -> int:
     """Return how many of the members are trained at once: a divisor of their number, within the budget of bytes."""
-    config = setting.config
+    most = int(max(1, min(members, BUDGET // training_bytes(setting.config, setting.optimizer, batches))))
+    return next(count for count in range(most, 0, -1) if members % count == 0)  # no remainder: one program, not two
+
+
+def training_bytes(config: TransformerConfig, optimizer: Optimizer, batches: Any) -> int:
+    """Count the bytes of one training; traced, so that nothing of that size is allocated."""
     scaling = standard_scaling(config.shape, config.inputs, config.mlp_ratio)
-    bytes_each = member_bytes(
+    return member_bytes(
         lambda key: initialize(config, scaling, key, jnp.float32),
         cross_entropy,
         batches,
-        optax.sgd(1.0) if setting.optimizer == "sgd" else optax.adam(1.0),
+        optax.sgd(1.0) if optimizer == "sgd" else optax.adam(1.0),
         jax.random.key(0),
     )
-    most = int(max(1, min(members, BUDGET // bytes_each)))
-    return next(count for count in range(most, 0, -1) if members % count == 0)  # no remainder: one program, not two
 
 
 class Updates(NamedTuple):
     """Root mean squares over a probe batch, one number a checkpoint unless said otherwise; None if not asked for."""
 
-    outputs: Any  # change of the outputs
-    residual: Any  # change of the stream after the last block
-    logits: Any  # change of the attention logits, all layers
-    query_by_weights: Any  # (W_t - W_0) z_t of the queries, all layers
-    value_by_weights: Any  # the same of the values
-    logits_start: Any  # () attention logits before training
-    head_variance_start: Any  # () variance of the logits over heads before training, mean over layers and pairs
-    kernel_std: Any  # () before training, of the stream's kernel h.h/d on the probe, between independent networks
-    head_variance: Any  # variance of the logits over heads, all layers
-    loss: Any  # on the probe batch
+    outputs: Any = None  # change of the outputs
+    residual: Any = None  # change of the stream after the last block
+    logits: Any = None  # change of the attention logits, all layers
+    query_by_weights: Any = None  # (W_t - W_0) z_t of the queries, all layers
+    value_by_weights: Any = None  # the same of the values
+    logits_start: Any = None  # () attention logits before training
+    head_variance_start: Any = None  # () variance of the logits over heads before training, mean over layers and pairs
+    kernel_std: Any = None  # () before training, of the stream's kernel h.h/d, between independent networks
+    head_variance: Any = None  # variance of the logits over heads, all layers
+    loss: Any = None  # on the probe batch
     key_by_weights: Any = None  # (W_t - W_0) z_t, as for queries
     output_by_weights: Any = None
     mlp_in_by_weights: Any = None
@@ -199,9 +198,9 @@ TWINS = 6
 
 
 class _Start(NamedTuple):
-    outputs: jax.Array  # (..., outputs)
-    stream: jax.Array  # (..., T, d) after the last block
-    logits: jax.Array  # (L, ..., H, T, T)
+    outputs: Array  # (..., outputs)
+    stream: Array  # (..., T, d) after the last block
+    logits: Array  # (L, ..., H, T, T)
 
 
 BY_WEIGHTS = tuple(f"{role}_by_weights" for role in ("query", "key", "value", "output", "mlp_in", "mlp_out"))
@@ -216,7 +215,7 @@ def measure_updates(
     recipe: Recipe,
     learning_rate: float,
     checkpoints: tuple[int, ...],
-    key: jax.Array,
+    key: Array,
     *,
     fields: tuple[str, ...] = USUAL,
 ) -> Updates:
@@ -234,12 +233,7 @@ def measure_updates(
 
 @partial(jax.jit, static_argnums=0)
 def _updates(
-    asked: tuple[Setting, frozenset[str]],
-    batches: Any,
-    factors: NetworkFactors,
-    learning_rate: jax.Array,
-    bounds: jax.Array,
-    key: jax.Array,
+    asked: tuple[Setting, frozenset[str]], batches: Any, factors: NetworkFactors, rate: Array, bounds: Array, key: Array
 ) -> Updates:
     setting, fields = asked
     config = setting.config
@@ -249,7 +243,7 @@ def _updates(
     others = jax.vmap(lambda number: jax.random.fold_in(for_model, number))(jnp.arange(1, twins))
     keys = jnp.concatenate([for_model[None], others])
 
-    def begin(key: jax.Array) -> tuple[_Start, Any]:
+    def begin(key: Array) -> tuple[_Start, Any]:
         model = initialize(config, factors.scaling, key, jnp.float32)
         record = model.record(probe[0])
         return _Start(record.outputs, record.layers.stream[-1], attention_logits(record)), model.weights
@@ -257,10 +251,10 @@ def _updates(
     starts, drawn = jax.lax.map(begin, keys)  # one compiled body for all, that draws what is trained as well
     before, weights = jax.tree.map(lambda value: value[0], (starts, drawn))
     start = Transformer(weights, factors.scaling, config)
-    tx = optimizer_of(setting, factors, start, learning_rate)
+    tx = optimizer_of(setting, factors, start, rate)
     update = make_update(start, tx, batches, for_batches)
 
-    def stretch(state: tuple[Any, Any], span: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, Any], Updates]:
+    def stretch(state: tuple[Any, Any], span: tuple[Array, Array]) -> tuple[tuple[Any, Any], Updates]:
         state = jax.lax.fori_loop(span[0], span[1], lambda step, state: update(step, *state)[:2], state)
         model = Transformer(state[0], factors.scaling, config)
         return state, _only(fields, _moved(start, before, model, probe, fields))
@@ -278,7 +272,7 @@ def _only(fields: frozenset[str], update: Updates) -> Updates:
     return Updates(**{name: value if name in fields else None for name, value in update._asdict().items()})
 
 
-def _kernel(stream: jax.Array) -> jax.Array:
+def _kernel(stream: Array) -> Array:
     """Return h.h/d between all tokens of a probe: stream (..., T, d) -> (tokens, tokens)."""
     rows = stream.reshape(-1, stream.shape[-1])
     return rows @ rows.T / rows.shape[-1]
@@ -297,16 +291,13 @@ def _moved(start: Transformer, before: _Start, model: Transformer, probe: Any, f
         outputs=_rms(now.outputs - before.outputs),
         residual=_rms(layers.stream[-1] - before.stream),
         logits=_rms(logits - before.logits),
-        logits_start=None,  # of the start, and put in there
-        head_variance_start=None,
-        kernel_std=None,
         head_variance=jnp.var(logits, axis=-3).mean(),  # over heads, at every pair of tokens
         loss=cross_entropy(lambda _: now.outputs, probe),
-        **{"query_by_weights": None, "value_by_weights": None, **moved},
+        **moved,
     )
 
 
-def inputs_of(role: str, model: Transformer, record: Record) -> tuple[str, jax.Array]:
+def inputs_of(role: str, model: Transformer, record: Record) -> tuple[str, Array]:
     """Return what a matrix of all blocks acts on, and the product of the two as `einsum` writes it."""
     layers = record.layers
     below = jnp.concatenate([record.start[None], layers.stream[:-1]])
@@ -321,26 +312,24 @@ def inputs_of(role: str, model: Transformer, record: Record) -> tuple[str, jax.A
     return "l...tf,lfd->l...td", layers.hidden
 
 
-def attention_logits(record: Record) -> jax.Array:
+def attention_logits(record: Record) -> Array:
     """Return the logits of all blocks and heads, masked ones included."""
     layers = record.layers
     return record.logit * jnp.einsum("l...qn,l...kn->l...qk", layers.queries, layers.keys)  # (L, ..., H, T, T)
 
 
-def _normalized(model: Transformer, stream: jax.Array, branch: str) -> jax.Array:
+def _normalized(model: Transformer, stream: Array, branch: str) -> Array:
     """Normalize the stream before the branches of all blocks, as a pre-norm transformer does."""
     if model.config.norm != "pre":
         return stream
-    gain, shift = (getattr(model.weights.blocks, f"{branch}_{part}") for part in ("gain", "shift"))
     factor = model.scaling.multiplier["norm"]
-    each = partial(_normalize_layer, config=model.config, factor=factor)
-    return jax.vmap(each)(stream, gain, shift)
+
+    def layer(stream: Any, *parts: Any) -> Array:
+        gain, shift = (None if part is None else factor * part for part in parts)
+        return normalize(stream, gain, shift, model.config)
+
+    return jax.vmap(layer)(stream, *(getattr(model.weights.blocks, f"{branch}_{part}") for part in ("gain", "shift")))
 
 
-def _normalize_layer(stream: Any, gain: Any, shift: Any, *, config: Any, factor: Any) -> jax.Array:
-    scaled = [None if part is None else factor * part for part in (gain, shift)]
-    return normalize(stream, scaled[0], scaled[1], config)
-
-
-def _rms(array: jax.Array) -> jax.Array:
+def _rms(array: Array) -> Array:
     return jnp.sqrt(jnp.square(array).mean())

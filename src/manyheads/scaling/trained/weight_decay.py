@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from manyheads._arrays import takes_arrays
+from manyheads.scaling.parametrization.parametrization import Parametrization
+from manyheads.scaling.task import Task
 from manyheads.scaling.trained.transformers import (
     NetworkFactors,
     Recipe,
@@ -22,6 +24,7 @@ from manyheads.scaling.trained.transformers import (
     side_by_side,
 )
 from manyheads.transformer.losses import cross_entropy
+from manyheads.transformer.shape import Shape
 from manyheads.transformer.transformer import Transformer, initialize
 from manyheads.transformer.weights import roles
 
@@ -29,27 +32,19 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from numpy.typing import ArrayLike
 
-    from manyheads.scaling.parametrization.parametrization import Parametrization
-    from manyheads.scaling.task import Task
-    from manyheads.transformer.shape import Shape
 
 MATRICES = ("query", "key", "value", "output", "mlp_in", "mlp_out")
 """What decays: the matrices of the blocks; gains, embeddings and read-out do not, as is usual."""
 
 
 class DecayedTrainings(NamedTuple):
-    """Trainings of one network over learning rates.
+    """Trainings of one network over learning rates, each (rates, steps).
 
-    Attributes
-    ----------
-    losses
-        (rates, steps), before the update, in nats; not finite where training diverged.
-    relative_updates
-        (rates, steps): norm of Adam's update over the norm of the weight before it, for the value matrices of all
-        blocks together; what decay takes is not counted.
+    Relative updates are the norm of Adam's update, without decay, over that of the weight before it, of the value
+    matrices of all blocks together.
     """
 
-    losses: np.ndarray
+    losses: np.ndarray  # before the update, in nats; not finite where training diverged
     relative_updates: np.ndarray
 
 
@@ -66,21 +61,11 @@ def train_with_decay(
     one_rate: bool = False,
     coupled: bool = False,
 ) -> DecayedTrainings:
-    """Train one network for each learning rate of the base, from the same weights on the same batches.
+    """Train one network by Adam for each learning rate of the base, from the same weights on the same batches.
 
-    Parameters
-    ----------
-    task, parametrization, shape, recipe
-        What is trained, by Adam.
-    learning_rates, shares
-        (rates,) learning rates of the base, and the share of a weight that decay takes in a step at the base.
-    key
-        A JAX random key, for weights and batches.
-    one_rate
-        Every weight keeps the base's rate, whatever the shape; start and forward pass stay the parametrization's.
-    coupled
-        The weight decay of the base is kept, so that the share changes with the rate of each role; otherwise the share
-        is kept ("independent" decay).
+    A share is what decay takes of a weight in a step at the base. With `one_rate` every weight keeps the base's rate,
+    and start and forward pass stay the parametrization's. With `coupled` the weight decay of the base is kept, so that
+    the share changes with the rate of each role; otherwise the share is kept ("independent" decay).
     """
     factors = factors_of(parametrization, shape, task, recipe)
     if one_rate:
@@ -103,6 +88,10 @@ def _trainings(
     key: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     (steps, together), (factors, kept) = counts, numbers
+
+    def norm(weights: jax.Array) -> jax.Array:
+        return jnp.sqrt(jnp.sum(weights**2))
+
     for_model, for_batches = jax.random.split(key)
     start = initialize(setting.config, factors.scaling, for_model, jnp.float32)
     names = roles(start.weights)
@@ -118,7 +107,7 @@ def _trainings(
                 lambda w: cross_entropy(Transformer(w, start.scaling, start.config), batch)
             )(weights)
             change, inner = adam.update(gradient, inner, weights)
-            relative = _norm(change.blocks.value) / _norm(weights.blocks.value)
+            relative = norm(change.blocks.value) / norm(weights.blocks.value)
             moved = jax.tree.map(lambda w, c, role: w * (1 - share * kept.get(role, 0.0)) + c, weights, change, names)
             return (moved, inner), (loss, relative)
 
@@ -126,7 +115,3 @@ def _trainings(
 
     found: tuple[jax.Array, jax.Array] = jax.lax.map(member, settings, batch_size=together if together > 1 else None)
     return found
-
-
-def _norm(weights: jax.Array) -> jax.Array:
-    return jnp.sqrt(jnp.sum(weights**2))

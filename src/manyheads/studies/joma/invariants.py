@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 
 import manyheads.study as st
-from manyheads.theory.joma.systems.gradient_flow import FixedSteps, gradient_descent, gradient_flow
+from manyheads.theory.joma.systems.gradient_flow import FixedSteps, FlowTrajectory, gradient_descent, gradient_flow
 from manyheads.theory.joma.systems.layer import attend, draw_parameters, draw_upper, token_weights
 from manyheads.theory.joma.task import Attention, JomaTask, Sizes, UpdateRule, draw_joma_task
 from manyheads.theory.joma.theorems import invariants as theorem
@@ -89,7 +89,6 @@ class Invariants(st.Study):
         alone = theorem.per_query_quantity(rule, logits, weights)
         squares = (weights**2).sum(-1)  # (S, M)
         square_change = _largest(squares - squares[:1]) / (1 if attention == "linear" else 2)
-        largest = _largest(theorem.drift(rule, path.times, logits, weights))
         # The terms of the softmax form; NaN for other attention.
         states: list[Any] = [np.full(squares.shape, np.nan)] * len(STATES)
         if attention == "softmax":
@@ -97,12 +96,14 @@ class Invariants(st.Study):
             states = [logits[:, 0], squares, mean]
         descent, decay = np.full(len(self.learning_rates), np.nan), np.nan
         if attention != "softmax" and activation == DRIFTING and queries == 1:
-            descent, decay = self._descent(problem, rule), self._decay(problem, rule)
+            steps = [FixedSteps(rate, round(self.horizon / rate), 1) for rate in self.learning_rates]
+            paths = [gradient_descent(*problem, rule, each) for each in steps]
+            descent, decay = np.stack([_drift(rule, problem[1], each) for each in paths]), self._decay(problem, rule)
         return {
             "time": ("time", np.linspace(0, self.horizon, self.records + 1), "time"),
             "token": ("token", np.arange(self.tokens), "token"),
             "learning_rate": ("learning_rate", np.asarray(self.learning_rates), "learning rate"),
-            "drift": ((), largest, "largest drift of the conserved quantity"),
+            "drift": ((), _drift(rule, problem[1], path), "largest drift of the conserved quantity"),
             "per_query_drift": ((), _largest(alone - alone[:1]), "largest drift of the quantity of one query alone"),
             "logit_change": ((), _largest(logits - logits[:1]), "largest change of a logit"),
             "square_change": ((), square_change, "largest change of the squared weights in the quantity"),
@@ -126,22 +127,12 @@ class Invariants(st.Study):
     def _steps(self) -> FixedSteps:
         return FixedSteps.until(self.horizon, self.step, self.records)
 
-    def _descent(self, problem: tuple[Any, JomaTask, Any], rule: UpdateRule) -> np.ndarray:
-        """Return the drift under gradient descent, by learning rate."""
-        drifts = []
-        for rate in self.learning_rates:
-            path = gradient_descent(*problem, rule, FixedSteps(rate, round(self.horizon / rate), 1))
-            weights = token_weights(problem[1], path.network.weights)
-            drifts.append(_largest(theorem.drift(rule, path.times, path.network.logits, weights)))
-        return np.stack(drifts)
-
     def _decay(self, problem: tuple[Any, JomaTask, Any], rule: UpdateRule) -> float:
         """Return the distance from exponential decay under weight decay."""
         path = gradient_flow(*problem, replace(rule, weight_decay=self.weight_decay), self._steps())
+        weights = token_weights(problem[1], path.network.weights)
         # The library has no law for exp attention: its quantity is compared with the law of linear attention.
-        relation = theorem.conserved_quantity(
-            rule, path.network.logits, token_weights(problem[1], path.network.weights)
-        )
+        relation = theorem.conserved_quantity(rule, path.network.logits, weights)
         law = theorem.decayed_quantity(UpdateRule("linear", weight_decay=self.weight_decay), relation[0], path.times)
         return _largest(relation - law)
 
@@ -291,6 +282,11 @@ def _relation(times: np.ndarray, logits: np.ndarray, squares: np.ndarray, mean: 
 def _extent(values: np.ndarray) -> str:
     low, middle, high = np.quantile(values, [0, 0.5, 1])
     return f"{middle:.2g} ({low:.2g} to {high:.2g})"
+
+
+def _drift(rule: UpdateRule, task: JomaTask, path: FlowTrajectory) -> float:
+    weights = token_weights(task, path.network.weights)
+    return _largest(theorem.drift(rule, path.times, path.network.logits, weights))
 
 
 def _largest(values: np.ndarray) -> float:

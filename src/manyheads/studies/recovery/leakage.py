@@ -51,6 +51,13 @@ TENFOLD = 10.0
 CLOSE = 3.0
 """Factor over the bound: leverage of single rows, the start and whole steps of the search."""
 
+AXES = {
+    "length": ("length", "tokens of a call"),
+    **dict.fromkeys(("same", "nearby"), ("answers", "answers to each question")),
+    **dict.fromkeys(NORMS, ("norm", "standard deviation of the tokens")),
+}
+"""Dimension of the sizes of a limit, and what they are."""
+
 
 class Leakage(st.Study):
     """Least squares on noisy or rounded answers costs the square of the noise; small tokens cost the most."""
@@ -299,6 +306,19 @@ class Leakage(st.Study):
             note=f"GPT-2-shaped. {self.bits[0]} to {self.bits[-1]} bits.",
             shows=("rounding costs what",),
         )
+        over = {
+            SHAPES[family]: _over(trained, family, "heads", self.numbers) / theory["limit_by_heads"].sel(family=family)
+            for family in self.families
+        }
+        yield st.lines(
+            "Number of heads",
+            "heads",
+            "bound of the calls over the information limit",
+            over,
+            log="xy",
+            note=f"Cramer-Rao bound. Ranks are {self.dim} over the heads.",
+            shows=("With every number of heads",),
+        )
         rows = []
         for family, shape in ((family, SHAPES[family]) for family in self.families):
             noise = float(np.exp(np.log(self._tenfold(trained, family)).mean()))
@@ -325,9 +345,9 @@ class Leakage(st.Study):
 
 def _over(trained: st.Data, family: str, limit: str, sizes: Sequence[float], name: str = "calls") -> xr.DataArray:
     """Return a variable over the sizes of a limit, (replicate, limit)."""
-    axis = "norm" if limit in NORMS else {"same": "answers", "nearby": "answers"}.get(limit, limit)
-    chosen = trained[name].sel(family=family, limit=limit, size=[float(size) for size in sizes])
-    return chosen.rename(limit="kind", size=axis).assign_coords({axis: list(sizes)})
+    axis, words = AXES.get(limit, (limit, limit))
+    chosen = trained[name].sel(family=family, limit=limit, size=[float(size) for size in sizes]).rename(None)
+    return chosen.rename(limit="kind", size=axis).assign_coords({axis: (axis, list(sizes), {"long_name": words})})
 
 
 def _log10(values: xr.DataArray) -> xr.DataArray:

@@ -22,6 +22,7 @@ import numpy as np
 from scipy import stats
 
 from manyheads._arrays import takes_arrays
+from manyheads._constraints import Constraint
 from manyheads._overview import Overview, Shown
 from manyheads.errors import ShapeError, UsageError
 
@@ -181,8 +182,7 @@ def screen(
     (True, 6)
     """
     context, query_tokens, outcomes, size = check_samples(tokens, queries, targets, vocabulary)
-    if not 0 < false_alarm < 1:
-        raise UsageError(f"false_alarm={false_alarm}: give a probability between 0 and 1")
+    Constraint(above=0, below=1).kept("false_alarm", false_alarm, "float")
     if outcomes.min() == outcomes.max():
         raise UsageError(
             f"all {len(outcomes)} targets are {outcomes[0]}: give samples with two different targets or more"

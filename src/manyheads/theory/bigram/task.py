@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 
 from manyheads._arrays import check_arrays, takes_arrays
+from manyheads._constraints import Constraint
 from manyheads._overview import ArraysAsShapes
 from manyheads.errors import ShapeError, UsageError
 
@@ -135,19 +136,7 @@ class BigramTask(ArraysAsShapes):
         return self.weight_squared_norm - 1 / self.length
 
     def draw(self, rng: np.random.Generator, size: int) -> Batch:
-        """Draw samples: contexts, queries and targets.
-
-        Parameters
-        ----------
-        rng
-            Source of the draws.
-        size
-            Number of samples B, at least 1.
-
-        Returns
-        -------
-        Batch
-            Tokens (B, T) of type uint8 up to 256 tokens and uint16 above, queries (B,) and targets (B,) int64.
+        """Draw samples: tokens (B, T), uint8 up to 256 tokens and uint16 above, queries and targets (B,), int64.
 
         Examples
         --------
@@ -345,8 +334,7 @@ def draw_correlated(rng: np.random.Generator, task: BigramTask, correlation: flo
     with :math:`E` uniform on that sphere, so :math:`|W_0|_\mu = |\tilde P|_\mu`. :math:`\langle U,U'\rangle_\mu =
     \sum_j \mu_j U_j\cdot U'_j` over columns.
     """
-    if not -1 <= correlation <= 1:
-        raise UsageError(f"correlation={correlation}: give a number from -1 to 1")
+    Constraint(least=-1, most=1).kept("correlation", correlation, "float")
     target, mu = task.centred, task.stationary
     if abs(correlation) == 1:
         return correlation * target

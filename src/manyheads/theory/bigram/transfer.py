@@ -22,6 +22,7 @@ import numpy as np
 from scipy import stats
 
 from manyheads._arrays import takes_arrays
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads._overview import Overview, Shown
 from manyheads.errors import ShapeError, UsageError
 from manyheads.statistics import Interval
@@ -58,17 +59,12 @@ class TransferSettings:
         positions.
     """
 
-    squared_norm: float | None = None
-    least: float = 0.25
-    level: float = 0.99
+    squared_norm: float | None = constrained(None, Constraint(above=0, most=1))
+    least: float = constrained(0.25, Constraint(above=0, most=1))
+    level: float = constrained(0.99, Constraint(above=0.5, below=1))
 
     def __post_init__(self) -> None:
-        if self.squared_norm is not None and not 0 < self.squared_norm <= 1:
-            raise UsageError(f"squared_norm={self.squared_norm}: give a K_P between 0 and 1")
-        if not 0 < self.least <= 1 or not 0.5 < self.level < 1:
-            raise UsageError(
-                f"least={self.least}, level={self.level}: give one between 0 and 1, the other between 1/2 and 1"
-            )
+        check_fields(self)
 
 
 DEFAULT = TransferSettings()
@@ -203,10 +199,8 @@ def transfer_test(
     agrees = correlation * largest > 0  # false for NaN: without an estimate the gain is unknown
     tests = 2 * early.size
     threshold = max(SIGNIFICANT, float(stats.norm.isf((1 - settings.level) / tests)))
-
-    step = (
-        squared_norm**0.5 * norm / noise / sparsity
-    )  # added to a score by one sample of its query, at a correlation of one
+    # Added to a score by one sample of its query, at a correlation of one.
+    step = squared_norm**0.5 * norm / noise / sparsity
 
     def samples(rho: float) -> float:
         if not abs(rho) * step > 0:
@@ -214,10 +208,9 @@ def transfer_test(
         return find_samples(np.tile(mu[:, None] ** 0.5 * abs(rho) * step, sparsity), tokens.shape[1])
 
     ends = sorted((abs(interval.low), abs(interval.high)))
-    known = settings.squared_norm is not None or strongest > threshold
-    pilot_needed = (
-        _pilot_needed(mu, settings.least * step, sparsity, threshold, settings.level) if known and step else np.nan
-    )
+    pilot_needed = np.nan
+    if step and (settings.squared_norm is not None or strongest > threshold):
+        pilot_needed = _pilot_needed(mu, settings.least * step, sparsity, threshold, settings.level)
     decision: Decision = "undecided"
     if strongest > threshold:
         decision = "helps" if agrees else "undecided"
@@ -279,12 +272,8 @@ def _estimate(
     """Return rho, its interval and K_P, from tables of targets and the tokens at the picked positions."""
     size = len(unit)
     codes = targets[:, None] * size + seen
-    tables = np.stack(
-        [
-            np.bincount(part.ravel(), minlength=size * size).reshape(size, size) / len(part)
-            for part in np.array_split(codes, BLOCKS)
-        ]
-    )  # (blocks, target, token): sum over the positions of their joint frequencies
+    counted = [np.bincount(part.ravel(), minlength=size**2) / len(part) for part in np.array_split(codes, BLOCKS)]
+    tables = np.stack(counted).reshape(-1, size, size)  # (blocks, target, token): summed over the positions
     tables = (tables - seen.shape[1] * np.outer(*marginals)) / marginals[1]  # each estimates P without its mean
     gains = np.einsum("byx,yx,x->b", tables, unit, marginals[1])  # <W, P>/|W|
     inner = np.einsum("ayx,byx,x->ab", tables, tables, marginals[1])
@@ -309,12 +298,8 @@ def _estimate(
     gain, half = float(gains.mean()), jackknife(np.asarray([gains[kept].mean() for kept in others]))
     if abs(gain) <= half:  # no dependence at the picked positions: the correlation is undefined
         return float("nan"), Interval(-1.0, 1.0, settings.level), 0.0
-    sign, least, squared_norm = (
-        np.sign(gain),
-        abs(gain) - half,
-        max(squared_norm, gain**2),
-    )  # Cauchy and Schwarz: K_P >= gain^2
-    low, high = sorted((float(sign) * min(1.0, least / (squared_norm + doubt) ** 0.5), float(sign)))
+    sign, squared_norm = float(np.sign(gain)), max(squared_norm, gain**2)  # Cauchy and Schwarz: K_P >= gain^2
+    low, high = sorted((sign * min(1.0, (abs(gain) - half) / (squared_norm + doubt) ** 0.5), sign))
     return gain / squared_norm**0.5, Interval(low, high, settings.level), squared_norm
 
 

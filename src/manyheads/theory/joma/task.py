@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import ArrayLike, Float, Int
 
 from manyheads._arrays import as_integers, check_arrays, takes_arrays
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.errors import ShapeError, UsageError
 
 Attention: TypeAlias = Literal["linear", "exp", "sigmoid", "square", "softmax", "normalized-sigmoid"]
@@ -49,17 +50,15 @@ class Sizes:
     manyheads.errors.UsageError: width=12: 30 tokens and 1 queries need as many orthogonal directions, give 31 or more
     """
 
-    tokens: int = 12
-    queries: int = 1
-    contexts: int = 40
-    classes: int = 5
-    neurons: int = 24
+    tokens: int = constrained(12, Constraint(least=1))
+    queries: int = constrained(1, Constraint(least=1))
+    contexts: int = constrained(40, Constraint(least=1))
+    classes: int = constrained(5, Constraint(least=1))
+    neurons: int = constrained(24, Constraint(least=1))
     width: int = 24
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "queries", "contexts", "classes", "neurons"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)}: give 1 or more")
+        check_fields(self)
         directions = self.tokens + self.queries
         if self.width < directions:
             raise UsageError(

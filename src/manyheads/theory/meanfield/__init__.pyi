@@ -13,8 +13,8 @@ from .hopfield.network import OneBitNetwork as OneBitNetwork
 from .hopfield.simulation import simulate_network as simulate_network
 from .incontext.landscape import saddle_levels as saddle_levels
 from .incontext.linear_attention.heads import train_heads as train_heads
+from .incontext.linear_attention.plateau_escape import predict_drops as predict_drops
 from .incontext.linear_attention.regression import InContextRegression as InContextRegression
-from .incontext.linear_attention.time_course import predict_drops as predict_drops
 from .incontext.particles import particle_flow as particle_flow
 from .incontext.prompt_length import prompt_loss as prompt_loss
 from .incontext.task import circle_task as circle_task

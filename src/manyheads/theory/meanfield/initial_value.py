@@ -1,4 +1,4 @@
-"""Initial value problems: SciPy's adaptive integrators, with an error where the solution ends before the last time."""
+"""Initial value problems, and the refusal of solutions and trainings that do not reach the end."""
 
 from __future__ import annotations
 
@@ -25,20 +25,18 @@ def solve_initial_value(
 ) -> Float[np.ndarray, "times state"]:
     """Integrate ``derivative(time, state)`` from time 0 and return the states at increasing times.
 
-    Parameters
-    ----------
-    remedy
-        What failed and what to do, the message of the error.
-    settings
-        Of `scipy.integrate.solve_ivp`: method, rtol, atol, jac.
-
-    Raises
-    ------
-    CertificateError
-        The solver stops before the last time, or states are not finite.
+    Settings are those of `scipy.integrate.solve_ivp`. If it stops before the last time, or if states are not finite,
+    the error is a `CertificateError` with `remedy` as its message.
     """
     end = max(float(times[-1]), SHORTEST)
     found = solve_ivp(derivative, (0.0, end), start, t_eval=times, **settings)
     if not (found.success and np.isfinite(found.y).all()):
         raise CertificateError(remedy, measured=float(found.t[-1]) if found.t.size else 0.0, threshold=end)
     return found.y.T
+
+
+def refuse_divergence(values: Float[np.ndarray, ...], remedy: str) -> None:
+    """Refuse a training whose recorded values are not all finite."""
+    share = float(np.isfinite(values).mean())
+    if share < 1:
+        raise CertificateError(f"training diverged: {remedy}", measured=share, threshold=1.0)

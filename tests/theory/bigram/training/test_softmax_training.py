@@ -100,7 +100,7 @@ def test_the_takeover_leaves_the_second_weight_where_the_closed_form_says(share)
 
 def test_bad_requests_are_refused(rng):
     task = draw_bigram_task(rng, 3, 12, 1)
-    with pytest.raises(UsageError, match="scaled, constant or adam"):
+    with pytest.raises(UsageError, match="scaled, constant, adam"):
         SoftmaxSettings(8, 0.1, 0.1, "other")
     for batch, rates, words in (
         (0, (0.1, 0.1), "batch=0"),

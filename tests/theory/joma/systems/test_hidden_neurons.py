@@ -92,7 +92,7 @@ def test_settings_that_mean_nothing_are_refused():
         ({"hierarchy": HierarchyShape((5,), leaves=6)}, "between the leaves"),
         ({"hierarchy": HierarchyShape((5, 1), leaves=6)}, "two labels or more"),
         ({"tested": 5}, "twice the 6 labels"),
-        ({"steps": 0}, "positive"),
+        ({"steps": 0}, "at least 1"),
     ):
         with pytest.raises(UsageError, match=says):
             LatentTask(**({"hierarchy": TASK.hierarchy, "layers": 2, "tested": 12} | change))

@@ -91,7 +91,7 @@ def test_tasks_that_the_theory_does_not_cover_are_refused():
         FeatureDistribution((-1.0, 1.0), (0.5, 0.6))
     with pytest.raises(UsageError, match="always zero"):
         FeatureDistribution((0.0,), (1.0,)).kurtosis  # noqa: B018
-    with pytest.raises(UsageError, match="from -1 to 1"):
+    with pytest.raises(UsageError, match="at least -1 and at most 1"):
         ContrastiveTask(correlation=1.5)
     with pytest.raises(UsageError, match="no noise"):
         ContrastiveTask(shared_std=0.0, correlation=-1.0)

@@ -8,8 +8,7 @@ from scipy.integrate import solve_ivp
 
 from manyheads.errors import CertificateError, UsageError
 from manyheads.theory.meanfield import InContextRegression, predict_drops, train_heads
-from manyheads.theory.meanfield.incontext.crossings import first_crossing, half_times
-from manyheads.theory.meanfield.incontext.linear_attention.drops import count_drops
+from manyheads.theory.meanfield.incontext.crossings import count_drops, first_crossing, half_times
 from manyheads.theory.meanfield.incontext.linear_attention.heads import (
     MergedHeads,
     SeparateHeads,

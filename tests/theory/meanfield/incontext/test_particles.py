@@ -132,7 +132,7 @@ def test_what_cannot_flow_is_refused(rng):
     with pytest.raises(UsageError, match=r"both layers and ReLU: .* give a step"):
         particle_flow(task, start, [1.0], layers="both")
     for step in (0.0, -1.0, np.nan, np.inf):
-        with pytest.raises(UsageError, match=r"step=.*positive, finite"):
+        with pytest.raises(UsageError, match=r"step=.*positive number"):
             particle_flow(task, start, [1.0], layers="both", step=step)
     with pytest.raises(UsageError, match="rng=5: expected a generator"):
         circle_particles(SIGNAL, FOREIGN, 8, 5)

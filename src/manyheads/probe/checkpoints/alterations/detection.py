@@ -10,7 +10,7 @@ import functools
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -79,7 +79,7 @@ def find_alterations(
     `known` tensors are left out.
     """
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
-    altered = set()
+    altered: set[str] = set()
     names = sorted(set().union(*(each.samples for each in contents)) - known)
     trajectories = {
         name: trajectory for name in names if (trajectory := _measure_trajectory(name, contents, checkpoints))
@@ -107,28 +107,23 @@ def find_alterations(
         for places, interval in _find_altered(name, trajectory, usual, taken):
             if not any((place, name) in zeros for place in places):
                 pair = _name_places(trajectory.places[interval : interval + 2], contents)
-                text = f"{name} {_describe_change(trajectory, interval)}, {pair}"
-                found[_name_places(places, contents), "altered tensors"].append(text)
+                change = trajectory.changes[interval]
+                what = f"changes by {np.sqrt(change.moved / max(change.before, change.after)):.2g} of its norm"
+                what = trajectory.explanations[interval].what if interval in trajectory.explanations else what
+                found[_name_places(places, contents), "altered tensors"].append(f"{name} {what}, {pair}")
                 altered.add(name)
     whats = {
         "altered tensors": "tensors with changes atypical of training",
         "altered entries": "entries, rows or columns with outlying values",
     }
     for content in contents:
-        if alone := _find_outliers(content, contents):
+        if alone := list(_find_outliers(content, contents)):
             found[content.name, "altered entries"] += alone
     findings = [
         Finding(kind, where, f"{len(texts)} {whats[kind]}", shorten(texts, length=200))
         for (where, kind), texts in found.items()
     ]
     return findings, altered | {name for _, name in zeros}
-
-
-def _describe_change(trajectory: _Trajectory, interval: int) -> str:
-    if interval in trajectory.explanations:
-        return trajectory.explanations[interval].what
-    change = trajectory.changes[interval]
-    return f"changes by {np.sqrt(change.moved / max(change.before, change.after)):.2g} of its norm"
 
 
 def _name_places(places: Sequence[int], contents: Sequence[Contents]) -> str:
@@ -191,10 +186,9 @@ def _locate(trajectory: _Trajectory, interval: int, last: int) -> tuple[int, ...
 
 def _find_altered(
     name: str, trajectory: _Trajectory, usual: _ReferenceChanges, taken: set[int]
-) -> list[tuple[tuple[int, ...], int]]:
-    """Return the checkpoints in which the tensor was altered, each with an interval that shows it."""
+) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield the checkpoints in which the tensor was altered, each with an interval that shows it."""
     last = len(trajectory.changes) - 1
-    found: list[tuple[tuple[int, ...], int]] = []
     lengths = [np.sqrt(change.moved) for change in trajectory.changes]
     strong = {interval for interval, told in trajectory.explanations.items() if not told.weak}
     small = {at for at, change in enumerate(trajectory.changes) if change.size < 8 or change.is_rounding}
@@ -204,14 +198,14 @@ def _find_altered(
             continue
         away = AWAY[not trajectory.matrix] if not both <= strong else 1.0
         if min(lengths[inner], lengths[inner + 1]) > away * trajectory.past[inner]:
-            found.append(((trajectory.places[inner + 1],), inner))
             taken = taken | both
+            yield (trajectory.places[inner + 1],), inner
     for interval in range(last + 1):
+        at_end = interval in (0, last)
         if interval in taken | small:
             continue
-        if interval in strong or (interval in (0, last) and _exceeds_reference(name, trajectory, interval, usual)):
-            found.append((_locate(trajectory, interval, last), interval))
-    return found
+        if interval in strong or (at_end and _exceeds_reference(name, trajectory, interval, usual)):
+            yield _locate(trajectory, interval, last), interval
 
 
 def _exceeds_reference(name: str, trajectory: _Trajectory, interval: int, usual: _ReferenceChanges) -> bool:
@@ -231,17 +225,16 @@ def _kind(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def _find_zero_tensors(place: int, contents: Sequence[Contents]) -> list[str]:
-    """Return the tensors that became zero, or are zero unlike those of all other layers."""
-    content, found = contents[place], []
+def _find_zero_tensors(place: int, contents: Sequence[Contents]) -> Iterator[str]:
+    """Yield the tensors that became zero, or are zero unlike those of all other layers."""
+    content = contents[place]
     blank = [name for name, peak in content.extremes.items() if not peak.largest and content.entries[name].size]
     layers, zero = (Counter(map(_kind, names)) for names in (content.extremes if blank else (), blank))
     for name in blank:
         before = next((each.extremes[name].largest for each in contents[:place][::-1] if name in each.extremes), 0.0)
         alone = zero[_kind(name)] == 1 < layers[_kind(name)] and _has_columns(name, content.entries[name].shape)
         if content.entries[name].size >= 8 and (before or alone):
-            found.append(name)
-    return found
+            yield name
 
 
 def _find_zero_lines(name: str, contents: Sequence[Contents], checkpoints: Mapping[str, Checkpoint]) -> dict[int, str]:
@@ -292,9 +285,8 @@ def _has_columns(name: str, shape: tuple[int, ...]) -> bool:
     return len(shape) > 1 and "bias" not in name.rpartition(".")[2]
 
 
-def _find_outliers(content: Contents, contents: Sequence[Contents]) -> list[str]:
-    """Return single entries far above or far below all others of their tensor, within one checkpoint."""
-    found = []
+def _find_outliers(content: Contents, contents: Sequence[Contents]) -> Iterator[str]:
+    """Yield single entries far above or far below all others of their tensor, within one checkpoint."""
     for name, peak in content.extremes.items():
         if content.entries[name].size < 8:
             continue
@@ -305,8 +297,7 @@ def _find_outliers(content: Contents, contents: Sequence[Contents]) -> list[str]
         else:
             continue
         places = [int(each) for each in np.unravel_index(index, content.entries[name].shape)]
-        found.append(f"{name}{places}: {value:.4g}, the others {others}")
-    return found
+        yield f"{name}{places}: {value:.4g}, the others {others}"
 
 
 def note_unchecked(contents: Sequence[Contents], against: bool, unchecked: Notes) -> None:

@@ -30,9 +30,8 @@ def fit_activation(torch: Any, x: Any, drawn: Sequence[Any], accuracy: float) ->
     pairs = [tuple(each.double().flatten()[places] for each in reading) for reading in readings]
 
     def best(grid: Any, some: Sequence[Callable[[Any], Any]]) -> Fit:
-        return min(
-            (_fit(torch, target, each, pair, grid) for each in some for pair in pairs), key=lambda fit: fit.error
-        )
+        fits = (_fit(torch, target, each, pair, grid) for each in some for pair in pairs)
+        return min(fits, key=lambda fit: fit.error)
 
     found = best(torch.zeros(1, dtype=torch.float64, device=x.device), functions)
     if not found.error <= accuracy:  # the last is another one with a factor in front of it

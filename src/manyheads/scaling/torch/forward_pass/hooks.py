@@ -59,9 +59,8 @@ class Hooks:
         parameters = (*read.architecture.parameters, *read.architecture.frozen)
         self.parts = {id(tensors[parameter.name]): parameter.parts for parameter in parameters}
         tied = next((tensors[parameter.name] for parameter in parameters if parameter.tied), None)
-        self.table = next(
-            (tensors[parameter.name] for parameter in parameters if parameter.parts == ("unembedding",)), tied
-        )
+        heads = (tensors[parameter.name] for parameter in parameters if parameter.parts == ("unembedding",))
+        self.table = next(heads, tied)
         self.swapped: Any = None  # what the table was exchanged for
         self.positions: dict[str, Any] = {}  # name of an exchanged table → its numbers, (positions, D)
         self.raw: dict[int, tuple[str, str]] = {}  # storage of a parameter that its block multiplies → name, kind
@@ -123,11 +122,8 @@ class Hooks:
             for module, hook in list(self._hooks()):
                 stack.callback(module.register_forward_hook(hook).remove)
             for block in find_blocks(self.model, self.parts):
-                for handle in (
-                    block.register_forward_pre_hook(self.enter, with_kwargs=True),
-                    block.register_forward_hook(self._leave),
-                ):
-                    stack.callback(handle.remove)
+                stack.callback(block.register_forward_pre_hook(self.enter, with_kwargs=True).remove)
+                stack.callback(block.register_forward_hook(self._leave).remove)
             if any(type(module).__name__ == "OptimizedModule" for module in self.names):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(listen_to_logits(torch, self.see_logits, self._replace_product))
@@ -186,9 +182,8 @@ class Hooks:
                 continue
             if hasattr(tensor, "placements"):  # a DTensor, which its module gathers itself
                 stack.callback(tensor.copy_, tensor.detach().clone())
-                tensor.copy_(
-                    self.torch.distributed.tensor.distribute_tensor(drawn, tensor.device_mesh, tensor.placements)
-                )
+                distribute = self.torch.distributed.tensor.distribute_tensor
+                tensor.copy_(distribute(drawn, tensor.device_mesh, tensor.placements))
             else:
                 found[name] = drawn
         return found

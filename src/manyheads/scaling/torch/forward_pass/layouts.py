@@ -16,11 +16,7 @@ def find_scale(
     alike = len(queries) == len(keys)
     pairs = list(zip(queries, keys, strict=True)) if alike else list(product(queries, keys))
     if normed:
-        pairs = [
-            both
-            for query, key in pairs
-            for both in zip(normalized(query, key_dim), normalized(key, key_dim), strict=True)
-        ]
+        pairs = [both for pair in pairs for both in zip(*(normalized(each, key_dim) for each in pair), strict=True)]
     for found, (query, key) in product(logits, pairs):
         for expected in token_products(query, key, len(found), key_dim):
             scale = float((found / expected).mean())
@@ -52,10 +48,8 @@ def _sums(query: Any, key: Any, key_dim: int) -> Iterator[Any]:
     elif len(differing) == 1 and query.shape[differing[0]] % key.shape[differing[0]] == 0:
         (axis,) = differing
         times = query.shape[axis] // key.shape[axis]
-        for repeated in (
-            key.repeat_interleave(times, axis),
-            key.repeat([times if i == axis else 1 for i in range(key.dim())]),
-        ):
+        repeats = [times if i == axis else 1 for i in range(key.dim())]
+        for repeated in (key.repeat_interleave(times, axis), key.repeat(repeats)):
             yield (query * repeated).flatten(1).sum(1)
 
 
@@ -68,11 +62,8 @@ def split_fused(found: Any, kind: str, shape: Shape) -> list[tuple[Any, ...]]:
     if len(kinds) == 1:
         return [(found,)]
     wanted, count, last = range(len(kinds) - ("value" in kinds)), len(kinds), found.shape[-1]
-    pairs: list[tuple[Any, ...]] = [  # an axis of its own
-        tuple(found.select(axis, place) for place in wanted)
-        for axis in range(found.dim())
-        if found.shape[axis] == count
-    ]
+    own = [axis for axis in range(found.dim()) if found.shape[axis] == count]
+    pairs: list[tuple[Any, ...]] = [tuple(found.select(axis, place) for place in wanted) for axis in own]
     if count == 3 and last > width:  # all queries, all keys, all values
         pairs.append((found[..., :width], found[..., width:].chunk(2, -1)[0]))
         groups, left = divmod(last - width, 2 * n)

@@ -65,17 +65,18 @@ def measure_forward(model: Any, read: TorchModel, example: Any = None) -> Forwar
                 probe.found.logit = again.found.logit
         within = measure_branches(torch, model, read, example)
     except Exception as error:  # whatever a model raises for a batch that it does not take
-        said = (str(error).splitlines() or [""])[0][:150]
+        said = str(error).partition("\n")[0][:150]
         found, unknown = ForwardPass(), Measured(unknown=[f"the batch did not pass ({type(error).__name__}: {said})"])
         for name in vars(found).keys() - {"accuracy"}:
             setattr(found, name, unknown)
         return found
     probe.measure_outputs(result)
     probe.measure_embeddings()
-    logits = (
-        "the products that make queries and keys were not seen" if probe.softmax else "no softmax over logits was seen"
-    )
-    for measured, reason in ((probe.found.logit, logits), (probe.found.branch, "no block with a branch was seen")):
+    seen = "the products that make queries and keys were not" if probe.softmax else "no softmax over logits was"
+    for measured, reason in (
+        (probe.found.logit, f"{seen} seen"),
+        (probe.found.branch, "no block with a branch was seen"),
+    ):
         if not measured.values and not measured.unknown:
             measured.unknown.append(reason)
     if probe.positions and not probe.found.position.values and not probe.found.position.unknown:
@@ -117,22 +118,18 @@ class _Probe(Hooks):
         """Return the hook of the last norm, and that of the embeddings."""
         if own in ({"final_gain"}, {"final_gain", "final_shift"}):
             return self._normalize
-        if own in ({"embedding"}, {"patch"}, {"patch", "embedding_bias"}) and not self._reads_out(module):
+        # Of a tied table, the module that reads out is the one that is no `nn.Embedding`.
+        tied = any(t is self.table for t in module.parameters(recurse=False))
+        reads_out = tied and not isinstance(module, self.torch.nn.Embedding)
+        if own in ({"embedding"}, {"patch"}, {"patch", "embedding_bias"}) and not reads_out:
             return self._embed
         return None
 
-    def _reads_out(self, module: Any) -> bool:
-        """Whether a module reads out: of a tied table, the one that is no `nn.Embedding`."""
-        return any(t is self.table for t in module.parameters(recurse=False)) and not isinstance(
-            module, self.torch.nn.Embedding
-        )
-
     def _uneven(self, like: Any, positive: bool = False) -> Any:
         """Return numbers of another size for every token, as no norm leaves them; positive ones do not cancel."""
-        if positive:
-            drawn = self.size * (0.5 + self.torch.rand(like.shape, generator=self.generator))
-        else:
-            drawn = LARGE * self.torch.randn(like.shape, generator=self.generator)
+        draw = self.torch.rand if positive else self.torch.randn
+        drawn = draw(like.shape, generator=self.generator)
+        drawn = self.size * (0.5 + drawn) if positive else LARGE * drawn
         if like.dim() > 1:
             drawn *= self.torch.linspace(0.25, 1, like.shape[-2])[:, None]
         return drawn.to(device=like.device, dtype=like.dtype)
@@ -199,9 +196,7 @@ class _Probe(Hooks):
         numbers = self.fit(after.double() - before.double(), [each for _, each in written], float(after.abs().max()))
         if numbers is None:
             who = " and ".join(each for each, _ in written)
-            branch.unknown.append(
-                f"what {name} adds to the stream does not follow {who}: a norm or something else stands behind them"
-            )
+            branch.unknown.append(f"what {name} adds to the stream does not follow {who}: a norm may stand behind them")
         else:
             branch.values |= {each: number for (each, _), number in zip(written, numbers, strict=True)}
         return True
@@ -220,9 +215,8 @@ class _Probe(Hooks):
         if scale is not None:
             measured.values[name] = scale
             return
-        measured.unknown.append(
-            f"the logits do not follow what {name} puts out: a norm (QK-norm), a bias or a cap stands in between"
-        )
+        between = "a norm (QK-norm), a bias or a cap stands in between"
+        measured.unknown.append(f"the logits do not follow what {name} puts out: {between}")
 
     # After the pass
 

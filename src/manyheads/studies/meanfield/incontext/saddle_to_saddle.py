@@ -8,12 +8,10 @@ import xarray as xr
 
 import manyheads.study as st
 from manyheads.errors import CertificateError
-from manyheads.theory.meanfield.incontext.crossings import half_times
-from manyheads.theory.meanfield.incontext.linear_attention.drops import count_drops
+from manyheads.theory.meanfield.incontext.crossings import count_drops, half_times
 from manyheads.theory.meanfield.incontext.linear_attention.heads import draw_heads, train_heads
-from manyheads.theory.meanfield.incontext.linear_attention.plateau_escape import Drop
+from manyheads.theory.meanfield.incontext.linear_attention.plateau_escape import Drop, predict_drops
 from manyheads.theory.meanfield.incontext.linear_attention.regression import InContextRegression
-from manyheads.theory.meanfield.incontext.linear_attention.time_course import predict_drops
 
 KINDS = ("separate", "merged")
 TIME = "steps x learning rate"

@@ -41,23 +41,13 @@ ENTRIES = 1 << 23  # of the tables of all pairs of lags, at most: about 100 MB
 
 @dataclass(frozen=True, eq=False)
 class LagProblem:
-    """The samples, and what of them stays the same from round to round.
-
-    Attributes
-    ----------
-    data
-        The stream.
-    mean, frequencies, counts
-        m of the targets, nu of the symbols, n_k of the queries, each (N,).
-    strength
-        r, in standard deviations of the noise.
-    """
+    """The samples, and what of them stays the same from round to round."""
 
     data: Lagged
-    mean: np.ndarray
-    frequencies: np.ndarray
-    counts: np.ndarray
-    strength: float
+    mean: np.ndarray  # m of the targets, (N,)
+    frequencies: np.ndarray  # nu of the symbols, (N,)
+    counts: np.ndarray  # n_k of the queries, (N,)
+    strength: float  # r, in standard deviations of the noise
 
     @classmethod
     def of(cls, data: Lagged, strength: float | None) -> LagProblem:
@@ -277,16 +267,8 @@ def solve_value(second: np.ndarray, cross: np.ndarray, problem: LagProblem, load
     With :math:`\rho|W|_*=\alpha` the minimum solves :math:`WS + \rho\,\Sigma W\operatorname{diag}\nu = C`. In the
     eigenvectors of :math:`\Sigma`, of levels :math:`\sigma_a`, and of S between square roots of :math:`\nu`, of levels
     :math:`s_b`, its entries are :math:`C_{ab}/(s_b+\rho\sigma_a)`, and :math:`\rho` is the root of a scalar equation.
-    W is zero if :math:`\sum_{ab}C_{ab}^2/\sigma_a\le\alpha^2`.
-
-    Parameters
-    ----------
-    second, cross
-        S and C, (N, N).
-    problem
-        Where the frequencies and the mean are.
-    load
-        alpha; zero gives least squares with a ridge that only rounding notices.
+    W is zero if :math:`\sum_{ab}C_{ab}^2/\sigma_a\le\alpha^2`; a `load` alpha of zero gives least squares with a ridge
+    that only rounding notices.
     """
     root = np.sqrt(problem.frequencies)
     levels, axes = np.linalg.eigh(second / np.outer(root, root))
@@ -320,18 +302,9 @@ def solve_attention(
     r"""Minimize :math:`\tfrac12 a^\top G a - h^\top a + p\,1^\top a` over :math:`a\ge0`, for all queries at once.
 
     Exact, by block principal pivoting (Kim and Park, "Fast nonnegative matrix factorization", SIAM J. Sci. Comput.
-    2011): the unconstrained minimum on a guess of the positive weights tells which of them change sides.
-
-    Parameters
-    ----------
-    gram, correlation
-        G (N, L, L) and h (N, L), sums over the samples of each query.
-    penalty
-        p, (N,).
-    init
-        (N, L): weights, of which only the places of the positive ones count.
-    free
-        (N, L): which weights may differ from zero; by default all.
+    2011): the unconstrained minimum on a guess of the positive weights tells which of them change sides. G (N, L, L)
+    and h (N, L) are sums over the samples of each query; of `init` only the places of positive weights count, and
+    weights outside `free` stay zero.
     """
     target = correlation - penalty[:, None]
     allowed = np.ones(target.shape, bool) if free is None else free

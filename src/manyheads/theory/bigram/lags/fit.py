@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from manyheads._arrays import takes_labels
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.errors import CertificateError, UsageError
 from manyheads.theory.bigram.lags.alternating_least_squares import LagProblem, alternate, certified
 from manyheads.theory.bigram.lags.forward_selection import Selection, present_pvalue, rotated_pvalue, select_lags
@@ -70,24 +71,15 @@ class LagSettings:
         Of the permutations of the test.
     """
 
-    strength: float | None = None
-    iterations: int = 60
-    tolerance: float = 0.02
-    held_out: float = 0.2
-    false_alarm: float = 0.005
+    strength: float | None = constrained(None, Constraint(above=0))
+    iterations: int = constrained(60, Constraint(least=1))
+    tolerance: float = constrained(0.02, Constraint(above=0, below=1))
+    held_out: float = constrained(0.2, Constraint(above=0, below=1))
+    false_alarm: float = constrained(0.005, Constraint(least=1e-5, below=1))  # 1e-5 takes 400,000 permutations
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.strength is not None and not 0 < self.strength < np.inf:
-            raise UsageError(f"strength={self.strength}: a positive number of standard deviations, 2 to 5 in practice")
-        if self.iterations < 1 or not 0 < self.tolerance < 1:
-            raise UsageError(f"iterations={self.iterations}, tolerance={self.tolerance}: at least 1, between 0 and 1")
-        if not 0 < self.held_out < 1:
-            raise UsageError(f"held_out={self.held_out}: a share of the samples between 0 and 1")
-        if not 1e-5 <= self.false_alarm < 1:
-            raise UsageError(
-                f"false_alarm={self.false_alarm}: a probability from 1e-5, which takes 400,000 permutations, to below 1"
-            )
+        check_fields(self)
 
 
 DEFAULT = LagSettings()

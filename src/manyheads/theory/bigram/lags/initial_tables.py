@@ -42,23 +42,8 @@ def minimize(
     """Return the least of the minima that the initial values lead to.
 
     Every initial value gets a few rounds, the best of them some more, and the best of those the rest: a race, in which
-    one that is slow at first may lose. That the minimum is global is not known.
-
-    Parameters
-    ----------
-    problem
-        The samples.
-    matrices
-        The additive fit, (lags that it sees, N, N), answer before token.
-    information
-        Mutual information of the lags, (L,).
-    rounds, tolerance
-        Of the alternation.
-
-    Raises
-    ------
-    CertificateError
-        No lag passes the penalty.
+    one that is slow at first may lose. That the minimum is global is not known. `matrices` is the additive fit, (lags
+    that it sees, N, N), answer before token. Raises `CertificateError` if no lag passes the penalty.
     """
     values = inits = [value for value in initial_values(problem, matrices, information) if value.any()]
     for kept, turns, most in RACES:

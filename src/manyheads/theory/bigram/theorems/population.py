@@ -33,26 +33,14 @@ from manyheads.theory.bigram.task import BigramTask
 
 
 class Overlaps(NamedTuple):
-    r"""Scalars that determine loss and gradients, all float.
+    """Scalars that determine loss and gradients."""
 
-    Attributes
-    ----------
-    value_squared_norm, value_overlap
-        :math:`K_V = \operatorname{tr} W S W^\top` and :math:`K_{VP} = \operatorname{tr} W S \tilde P^\top`.
-    attention_squared_norm, attention_overlap
-        :math:`|A|_\mu^2` and :math:`\langle Q, A\rangle_\mu`.
-    value_signal
-        :math:`\alpha_V = K_{VP}/K_P`: 1 at the solution.
-    attention_signal
-        :math:`\alpha_A = \langle Q - 1/T, A\rangle_\mu / K_Q`: 1 at the solution, NaN if :math:`K_Q = 0`.
-    """
-
-    value_squared_norm: float
-    value_overlap: float
+    value_squared_norm: float  # K_V = tr W S W^T
+    value_overlap: float  # K_VP = tr W S Pt^T
     attention_squared_norm: float
     attention_overlap: float
-    value_signal: float
-    attention_signal: float
+    value_signal: float  # K_VP / K_P: 1 at the solution
+    attention_signal: float  # <Q - 1/T, A> / K_Q: 1 at the solution, NaN if K_Q = 0
 
 
 class PopulationGradients(NamedTuple):
@@ -140,12 +128,8 @@ def gradients(task: BigramTask, value: np.ndarray, attention: np.ndarray) -> Pop
     squared_norm, inner = float(mu @ (value**2).sum(0)), float(mu @ (value * task.centred).sum(0))
     for_value = float(mu @ rows.squared_norms) * value - float(mu @ rows.overlaps) * task.centred
     for_attention = squared_norm * (attention - rows.sums[:, None] / task.length) + inner / task.length
-    np.put_along_axis(
-        for_attention,
-        task.positions,
-        np.take_along_axis(for_attention, task.positions, 1) - inner * task.weights,
-        axis=1,
-    )
+    on_support = np.take_along_axis(for_attention, task.positions, 1) - inner * task.weights
+    np.put_along_axis(for_attention, task.positions, on_support, axis=1)
     return PopulationGradients(for_value, for_attention)
 
 

@@ -222,14 +222,11 @@ def _derivative(system: SignalSystem, time: float, state: np.ndarray) -> tuple[f
     share, noise = 1 / system.length, 1 / system.batch
     norm = share + system.attention_squared_norm * attention**2 + attention_noise  # |A|^2
     values = system.transition_squared_norm * value**2 + value_noise  # K_V
-    value_learning_rate, attention_learning_rate, directions = (
-        system.value_learning_rate,
-        system.attention_learning_rate,
-        value_noise_directions(system.vocabulary),
-    )
+    directions = value_noise_directions(system.vocabulary)
+    by_value, by_attention = system.value_learning_rate, system.attention_learning_rate
     return (
-        value_learning_rate * (system.attention_squared_norm * attention + share - norm * value),
-        attention_learning_rate * (system.transition_squared_norm * value - values * attention),
-        -2 * attention_learning_rate * values * attention_noise + attention_learning_rate**2 * values * noise / share,
-        -2 * value_learning_rate * norm * value_noise + value_learning_rate**2 * norm * directions * noise,
+        by_value * (system.attention_squared_norm * attention + share - norm * value),
+        by_attention * (system.transition_squared_norm * value - values * attention),
+        -2 * by_attention * values * attention_noise + by_attention**2 * values * noise / share,
+        -2 * by_value * norm * value_noise + by_value**2 * norm * directions * noise,
     )

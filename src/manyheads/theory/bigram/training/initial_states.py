@@ -4,6 +4,8 @@ Signals of given size in units of the drift :math:`\delta = 1/(TK_Q)`; `manyhead
 has the formulas.
 """
 
+from functools import partial
+
 import numpy as np
 
 from manyheads.theory.bigram.engines.generator import Seed
@@ -14,7 +16,6 @@ from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings, i
 from manyheads.theory.bigram.training.reduced_model import ESCAPED, ReducedState
 from manyheads.theory.bigram.training.softmax_training import (
     SoftmaxSettings,
-    SoftmaxState,
     as_linear,
     descend_softmax,
     initial_softmax_state,
@@ -80,10 +81,9 @@ def softmax_escape(
 ) -> SgdEscape:
     """Train a softmax head by SGD from given values and zero logits to the escape; the state has linear weights."""
     rates = SoftmaxSettings(settings.batch, settings.value_learning_rate, settings.attention_learning_rate)
-
-    def train(state: SoftmaxState, first_step: int) -> SoftmaxState:
-        return descend_softmax(task, state, rates, every, seed=seed, first_step=first_step)
-
+    train = partial(descend_softmax, task, settings=rates, steps=every, seed=seed)
     init = initial_softmax_state(task)._replace(value=value)
-    found = train_to_escape(task, train, init, every, most_steps, linear=as_linear)
+    found = train_to_escape(
+        task, lambda state, at: train(state, first_step=at), init, every, most_steps, linear=as_linear
+    )
     return found._replace(state=as_linear(found.state))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,20 +49,12 @@ def train_to_escape(
 
 
 def sgd_escape(
-    task: BigramTask,
-    settings: StepSettings,
-    every: int,
-    most_steps: int,
-    *,
-    seed: Seed,
-    init: State | None = None,
+    task: BigramTask, settings: StepSettings, every: int, most_steps: int, *, seed: Seed, init: State | None = None
 ) -> SgdEscape:
     """Train by SGD until the plateau escape, from zero values and uniform attention or from `init`."""
-
-    def train(state: State, first_step: int) -> State:
-        return descend(task, state, settings, every, seed=seed, first_step=first_step)
-
-    return train_to_escape(task, train, init or initial_state(task), every, most_steps)
+    train = partial(descend, task, settings=settings, steps=every, seed=seed)
+    start = init or initial_state(task)
+    return train_to_escape(task, lambda state, at: train(state, first_step=at), start, every, most_steps)
 
 
 def median_escape(steps: np.ndarray, flipped: np.ndarray, most_steps: int) -> float:

@@ -19,12 +19,12 @@ the projections and their order are choices of this library.
 """
 
 import importlib.util
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads._extras import require
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError
@@ -77,17 +77,13 @@ class StepSettings:
         :math:`\lambda`: the soft threshold of a step is :math:`\eta_A\lambda`; rows may then have any sum.
     """
 
-    batch: int
-    value_learning_rate: float
-    attention_learning_rate: float
-    penalty: float = 0.0
+    batch: int = constrained(rule=Constraint(least=1, below=LONGEST))
+    value_learning_rate: float = constrained(rule=Constraint(least=0))
+    attention_learning_rate: float = constrained(rule=Constraint(least=0))
+    penalty: float = constrained(0.0, Constraint(least=0))
 
     def __post_init__(self) -> None:
-        if not 1 <= self.batch < LONGEST:
-            raise UsageError(f"batch={self.batch}: give between 1 sample and {LONGEST - 1}")
-        for name in ("value_learning_rate", "attention_learning_rate", "penalty"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise UsageError(f"{name}={getattr(self, name)}: give a finite number, zero or more")
+        check_fields(self)
 
     @property
     def threshold(self) -> float:

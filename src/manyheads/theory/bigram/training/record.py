@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, islice
 from typing import NamedTuple, TypeVar
 
@@ -27,47 +28,23 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """Records of a run, the initial state included: arrays of one length.
-
-    Attributes
-    ----------
-    steps
-        Steps done.
-    excess
-        Excess loss over that of the initial state: 1 without knowledge, 0 at the solution.
-    value_signal, attention_signal
-        Overlaps with the task's transition and weights: 1 at the solution.
-    nonzero
-        Share of nonzero attention weights.
-    state
-        The last state.
-    """
+    """Records of a run, the initial state included: arrays of one length."""
 
     steps: np.ndarray
-    excess: np.ndarray
-    value_signal: np.ndarray
-    attention_signal: np.ndarray
-    nonzero: np.ndarray
-    state: State
+    excess: np.ndarray  # over that of the initial state: 1 without knowledge, 0 at the solution
+    value_signal: np.ndarray  # overlap with the task's transition, 1 at the solution
+    attention_signal: np.ndarray  # overlap with its weights
+    nonzero: np.ndarray  # share of nonzero attention weights
+    state: State  # the last one
 
 
 class TaskDistances(NamedTuple):
-    r"""Distance of a state from the task.
-
-    Attributes
-    ----------
-    value, attention
-        :math:`|W - \tilde P|_\mu` and :math:`|A - Q|_\mu`.
-    support
-        Share of the queries whose Q largest positions are the right ones.
-    excess
-        Excess loss over that of the initial state.
-    """
+    r"""Distance of a state from the task: :math:`|W - \tilde P|_\mu` and :math:`|A - Q|_\mu`."""
 
     value: float
     attention: float
-    support: float
-    excess: float
+    support: float  # share of the queries whose Q largest positions are the right ones
+    excess: float  # loss over that of the initial state
 
 
 def trajectory(train: Callable[[S, int], S], state: S, every: int) -> Iterator[tuple[int, S]]:
@@ -86,10 +63,8 @@ def record(
     every, rows = -(-steps // records), []
     zero = excess(task, *initial_state(task))
 
-    def train(state: State, first_step: int) -> State:
-        return descend(task, state, settings, every, seed=seed, first_step=first_step)
-
-    for done, state in islice(trajectory(train, init, every), records + 1):
+    train = partial(descend, task, settings=settings, steps=every, seed=seed)
+    for done, state in islice(trajectory(lambda state, at: train(state, first_step=at), init, every), records + 1):
         found, nonzero = measure_overlaps(task, *state), np.count_nonzero(state.attention) / state.attention.size
         rows.append((done, excess(task, *state) / zero, found.value_signal, found.attention_signal, nonzero))
     steps_done, losses, values, weights, shares = np.array(rows).T

@@ -31,21 +31,11 @@ ESCAPED = 0.3  # product of both signals at the plateau escape; its time is inse
 
 
 class ReducedState(NamedTuple):
-    """Several runs of one task.
+    """Several runs of one task."""
 
-    Attributes
-    ----------
-    value
-        Centred value matrices, (R, N, N).
-    on_support
-        Attention at the true positions, (R, N, Q), in the order of the task's positions.
-    residual
-        Squared norm of the other weights of a row after their mean is removed, (R, N).
-    """
-
-    value: np.ndarray
-    on_support: np.ndarray
-    residual: np.ndarray
+    value: np.ndarray  # (R, N, N), centred
+    on_support: np.ndarray  # (R, N, Q): attention at the true positions, in the order of the task's
+    residual: np.ndarray  # (R, N): squared norm of the other weights of a row after their mean is removed
 
 
 class ReducedOverlaps(NamedTuple):
@@ -58,21 +48,11 @@ class ReducedOverlaps(NamedTuple):
 
 
 class Escape(NamedTuple):
-    """Plateau escape of runs, (R,) each.
+    """Plateau escape of runs, (R,) each."""
 
-    Attributes
-    ----------
-    steps
-        First step at which the product of the signals exceeds the limit; 0 for a run that did not escape.
-    flipped
-        Whether both signals were negative then.
-    outcome
-        "escaped", "budget" (not within the steps allowed) or "diverged".
-    """
-
-    steps: np.ndarray
-    flipped: np.ndarray
-    outcome: np.ndarray
+    steps: np.ndarray  # first step at which the product of the signals exceeds the limit; 0 without an escape
+    flipped: np.ndarray  # whether both signals were negative then
+    outcome: np.ndarray  # "escaped", "budget" (not within the steps allowed) or "diverged"
 
 
 def initial_runs(task: BigramTask, runs: int) -> ReducedState:

@@ -10,17 +10,15 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Literal
 
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.errors import UsageError
 from manyheads.theory.bigram.task import BigramTask, typical_squared_norm
 from manyheads.theory.bigram.theorems.sample_complexity import attention_squared_norm
 from manyheads.theory.bigram.training.proximal_sgd import StepSettings
 
 SWITCH = 8.0  # robust z-score; the largest of 10^6 normal ones is 5
-
-Second = Literal["proximal", "plain", "none"]
 
 
 @dataclass(frozen=True)
@@ -51,35 +49,21 @@ class FirstStage:
         Budget, in multiples of the steps that the scaling law predicts.
     """
 
-    transition_squared_norm: float
-    sparsity: int
-    batch: int = 64
-    noise_ratio: float = 8.0
-    switch: float = SWITCH
-    extra: float = 1.0
-    patience: float = 4.0
+    transition_squared_norm: float = constrained(rule=Constraint(above=0, below=1))
+    sparsity: int = constrained(rule=Constraint(least=1))
+    batch: int = constrained(64, Constraint(least=1))
+    noise_ratio: float = constrained(8.0, Constraint(above=0))
+    switch: float = constrained(SWITCH, Constraint(above=5))  # the largest of 10^6 normal z-scores
+    extra: float = constrained(1.0, Constraint(least=0, below=10))
+    patience: float = constrained(4.0, Constraint(above=0))
 
     def __post_init__(self) -> None:
-        if not 0 < self.transition_squared_norm < 1:
-            raise UsageError(
-                f"transition_squared_norm={self.transition_squared_norm}: give a guess of K_P between 0 and 1"
-            )
-        _check_counts(sparsity=self.sparsity, batch=self.batch)
-        if not 0 < self.noise_ratio < math.inf or not 0 < self.patience < math.inf:
-            raise UsageError(
-                f"noise_ratio={self.noise_ratio}, patience={self.patience}: give positive and finite numbers"
-            )
-        if not 0 <= self.extra < 10:
-            raise UsageError(f"extra={self.extra}: give growth times after the switch, from 0 to 10")
-        if not 5 < self.switch < math.inf:
-            raise UsageError(f"switch={self.switch}: the largest of 10^6 normal z-scores is 5; give more")
+        check_fields(self)
 
     def squared_norm(self, length: int) -> float:
         """Return the guess of K_Q in a context of this length."""
         if self.sparsity >= length:
-            raise UsageError(
-                f"sparsity={self.sparsity} in a context of {length}: give fewer positions than the context has"
-            )
+            raise UsageError(f"sparsity={self.sparsity} in a context of {length}: give fewer positions")
         return 1 / self.sparsity - 1 / length
 
     def growth(self, length: int) -> float:
@@ -119,21 +103,15 @@ class SecondStage:
         Steps between two evaluations of the held-out loss.
     """
 
-    kind: Second = "proximal"
-    batch: int = 1024
-    growth: float = 0.1
-    ratio: float = 2.5
-    samples: int = 150_000
-    every: int = 5
+    kind: Literal["proximal", "plain", "none"] = constrained("proximal")
+    batch: int = constrained(1024, Constraint(least=1))
+    growth: float = constrained(0.1, Constraint(above=0, most=0.5))
+    ratio: float = constrained(2.5, Constraint(above=0))
+    samples: int = constrained(150_000, Constraint(least=1))
+    every: int = constrained(5, Constraint(least=1))
 
     def __post_init__(self) -> None:
-        if self.kind not in ("proximal", "plain", "none"):
-            raise UsageError(f"kind={self.kind!r}: use proximal, plain or none")
-        _check_counts(batch=self.batch, every=self.every, samples=self.samples)
-        if not 0 < self.growth <= 0.5 or not 0 < self.ratio < math.inf:
-            raise UsageError(
-                f"growth={self.growth}, ratio={self.ratio}: give positive numbers, the growth at most a half"
-            )
+        check_fields(self)
         if self.kind != "none" and self.samples < self.batch * self.every:
             raise UsageError(f"samples={self.samples}: give at least {self.batch * self.every}, or kind='none'")
 
@@ -166,13 +144,11 @@ class TrainingSettings:
 
     first: FirstStage
     second: SecondStage = field(default_factory=SecondStage)
-    held_out: int = 1500
-    fresh: int = 100_000
+    held_out: int = constrained(1500, Constraint(least=2))  # for a standard error
+    fresh: int = constrained(100_000, Constraint(least=1))
 
     def __post_init__(self) -> None:
-        _check_counts(held_out=self.held_out, fresh=self.fresh)
-        if self.held_out < 2:
-            raise UsageError(f"held_out={self.held_out}: give at least 2 samples, for a standard error")
+        check_fields(self)
         share = self.second.shrinkage(self.first) if self.second.penalized else 0.0
         least = math.ceil(self.second.batch * share**2 - 1e-9)
         if share >= 1:
@@ -202,13 +178,6 @@ class TrainingSettings:
         second = SecondStage()
         batch = math.ceil(second.batch * max(1.0, second.shrinkage(first) / 0.35) ** 2)
         return cls(first, SecondStage(batch=batch, samples=60 * batch))
-
-
-def _check_counts(**counts: int) -> None:
-    """Refuse numbers of samples, steps or positions that are not positive integers."""
-    for name, count in counts.items():
-        if not isinstance(count, Integral) or count < 1:
-            raise UsageError(f"{name}={count}: give a whole number, one or more")
 
 
 def balanced_settings(task: BigramTask, batch: int, *, noise_ratio: float = 4.0) -> StepSettings:

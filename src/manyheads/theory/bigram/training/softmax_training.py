@@ -42,6 +42,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from manyheads._constraints import check_fields, constrained
 from manyheads._settings import double_precision
 from manyheads.errors import UsageError
 from manyheads.theory.bigram.engines.generator import Seed, draw_step_batch, sample_keys, scramble
@@ -51,8 +52,6 @@ from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings, c
 from manyheads.theory.bigram.training.record import trajectory
 
 PROBE = 2048  # contexts on which the excess loss is estimated
-
-Rule = Literal["scaled", "constant", "adam"]
 
 
 class SoftmaxState(NamedTuple):
@@ -89,12 +88,11 @@ class SoftmaxSettings:
     batch: int
     value_learning_rate: float
     attention_learning_rate: float
-    rule: Rule = "scaled"
+    rule: Literal["scaled", "constant", "adam"] = constrained("scaled")
     token_logits: bool = False
 
     def __post_init__(self) -> None:
-        if self.rule not in ("scaled", "constant", "adam"):
-            raise UsageError(f"rule={self.rule!r}: use scaled, constant or adam")
+        check_fields(self)
         self.linear()  # refuses an invalid batch or learning rate
 
     def linear(self) -> StepSettings:
@@ -120,13 +118,10 @@ def record_softmax(
     task: BigramTask, settings: SoftmaxSettings, every: int, records: int, *, seed: list[int]
 ) -> tuple[np.ndarray, SoftmaxState]:
     """Train from the initial state; return the excess loss of all records over the initial one, and the last state."""
-
-    def train(state: SoftmaxState, first_step: int) -> SoftmaxState:
-        return descend_softmax(task, state, settings, every, seed=seed, first_step=first_step)
-
+    train = partial(descend_softmax, task, settings=settings, steps=every, seed=seed)
     init, losses = initial_softmax_state(task), []
     probe = draw_step_batch(task, PROBE, seed=[*seed, 1])  # independent of the samples of the steps
-    for _, state in islice(trajectory(train, init, every), records + 1):
+    for _, state in islice(trajectory(lambda state, at: train(state, first_step=at), init, every), records + 1):
         losses.append(estimate_excess(task, state, probe))
     return np.array(losses) / losses[0], state
 
@@ -153,13 +148,7 @@ def predict_second_weight(length: int, larger: float, smaller: float) -> float:
 
 
 def descend_softmax(
-    task: BigramTask,
-    state: SoftmaxState,
-    settings: SoftmaxSettings,
-    steps: int,
-    *,
-    seed: Seed,
-    first_step: int = 0,
+    task: BigramTask, state: SoftmaxState, settings: SoftmaxSettings, steps: int, *, seed: Seed, first_step: int = 0
 ) -> SoftmaxState:
     """Make `steps` steps on fresh samples, those of `manyheads.theory.bigram.training.proximal_sgd.descend`.
 
@@ -203,10 +192,8 @@ def _gradients(value: Any, logits: Any, samples: Any, mu: Any, token_logits: boo
     by_position = scale * jnp.zeros_like(positions).at[queries].add(at_token)
     if not token_logits:
         return by_value, (by_position, jnp.zeros_like(by_token))
-    return by_value, (
-        by_position,
-        scale * jnp.zeros_like(by_token).at[queries].add(histogram(tokens, at_token, len(mu))),
-    )
+    counted = histogram(tokens, at_token, len(mu))
+    return by_value, (by_position, scale * jnp.zeros_like(by_token).at[queries].add(counted))
 
 
 @partial(jax.jit, static_argnames=("batch", "rule", "token_logits"))

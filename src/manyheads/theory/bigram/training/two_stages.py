@@ -74,25 +74,13 @@ class StageOneResult:
 
 @dataclass(frozen=True)
 class StageTwoResult:
-    """Result of stage two.
+    """Result of stage two."""
 
-    Attributes
-    ----------
-    state, last
-        Raw iterate of smallest held-out loss, and at the end of the budget.
-    samples
-        Drawn in all, those after the smallest loss included.
-    curve
-        (points, 2): samples drawn and held-out loss.
-    stopped
-        "held-out": the smallest loss precedes the last evaluation; "budget": the loss was still falling.
-    """
-
-    state: State
-    last: State
-    samples: int
-    curve: np.ndarray
-    stopped: Stopped
+    state: State  # raw iterate of smallest held-out loss
+    last: State  # at the end of the budget
+    samples: int  # drawn in all, those after the smallest loss included
+    curve: np.ndarray  # (points, 2): samples drawn and held-out loss
+    stopped: Stopped  # "held-out": the smallest loss precedes the last evaluation; "budget": it was still falling
 
 
 @dataclass(frozen=True)
@@ -172,19 +160,16 @@ def run_stage_one(task: BigramTask, settings: FirstStage, *, seed: Seed, engine:
             z_score = float((low if is_sign_flipped(state.attention) else high).min())
         if z_score > settings.switch:
             extra = math.ceil(settings.extra / growth)
-            state = train(state, done, extra)
-            flipped = is_sign_flipped(state.attention)
-            done += extra
-            return StageOneResult(
-                flip_signs(state) if flipped else state, done, done * settings.batch, z_score, flipped
-            )
+            state, done = train(state, done, extra), done + extra
+            if flipped := is_sign_flipped(state.attention):
+                state = flip_signs(state)
+            return StageOneResult(state, done, done * settings.batch, z_score, flipped)
         if done >= budget:
             break
     raise SwitchNotReached(
         f"no weight is significant in every row after {done * settings.batch} samples: raise patience (now "
         f"{settings.patience:g}) if the guess transition_squared_norm (now {settings.transition_squared_norm:g}) may "
-        "be "
-        f"too small; lower noise_ratio (now {settings.noise_ratio:g}) if it may be too large or if tokens are rare",
+        f"be too small; lower noise_ratio (now {settings.noise_ratio:g}) if it may be too large or if tokens are rare",
         measured=z_score,
         threshold=settings.switch,
     )

@@ -6,15 +6,15 @@ The flows are solved by diffrax, independently of the quadratures of `manyheads.
 from functools import partial
 from typing import Any, Literal
 
-import diffrax
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 from manyheads._arrays import on_host, takes_arrays, to_numpy
+from manyheads._constraints import Constraint
 from manyheads._settings import double_precision
 from manyheads.errors import UsageError
-from manyheads.theory.joma.systems.recording import SGDOptions, record_states
+from manyheads.theory.joma.systems.recording import SGDOptions, integrate, record_states
 from manyheads.theory.joma.theorems.salient_first import EXP, RateLaw
 
 Dynamics = Literal["exp", "softmax", "uniform", "linear"]
@@ -53,7 +53,7 @@ def _relax(targets: jax.Array, times: jax.Array, normalized: jax.Array, law: Rat
         mean = jax.nn.logsumexp(log_rate, where=present) - jnp.log(present.sum())
         return jnp.where(present, jnp.exp(log_rate - normalized * mean), 0)
 
-    return _solve(rates, jnp.zeros_like(targets), times, (1e-10, 1e-12))
+    return integrate(rates, jnp.zeros_like(targets), times, 1e-10, 1e-12, max_steps=1 << 16).ys
 
 
 @takes_arrays
@@ -88,7 +88,7 @@ def _relax_layer(
         mean = jax.nn.logsumexp(z) - jnp.log(z.size)
         return (target - saturates * weights) * jnp.exp(z - normalized * mean)
 
-    return _solve(rates, init, times, (1e-8, 1e-10))
+    return integrate(rates, init, times, 1e-8, 1e-10, max_steps=1 << 16).ys
 
 
 def _followed(function: Any, arrays: tuple[Any, ...], settings: tuple[Any, ...]) -> Any:
@@ -97,21 +97,6 @@ def _followed(function: Any, arrays: tuple[Any, ...], settings: tuple[Any, ...])
         return function(*map(jnp.asarray, arrays), *settings)
     with double_precision():
         return to_numpy(function(*(jnp.asarray(array, jnp.float64) for array in arrays), *settings))
-
-
-def _solve(rates: Any, init: jax.Array, times: jax.Array, tolerances: tuple[float, float]) -> jax.Array:
-    solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(rates),
-        diffrax.Dopri8(),
-        t0=0.0,
-        t1=times[-1],
-        dt0=None,
-        y0=init,
-        saveat=diffrax.SaveAt(ts=times),
-        stepsize_controller=diffrax.PIDController(rtol=tolerances[0], atol=tolerances[1]),
-        max_steps=1 << 16,
-    )
-    return solution.ys
 
 
 LOSSES = ("matched", "squared")
@@ -129,6 +114,7 @@ def invert_output(output: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 @takes_arrays
+@partial(jax.jit, static_argnames=("loss", "training", "token_probability"))
 def train_components(
     targets: Float[Array, " tokens"], loss: str, training: SGDOptions, token_probability: float, key: jax.Array
 ) -> Float[Array, "snapshots tokens"]:
@@ -151,14 +137,7 @@ def train_components(
     """
     if loss not in LOSSES:
         raise UsageError(f"loss={loss!r}: expected one of {', '.join(LOSSES)}")
-    _check_probability(token_probability)
-    return _train_components(jnp.asarray(targets), key, loss, training, token_probability)
 
-
-@partial(jax.jit, static_argnames=("loss", "training", "probability"))
-def _train_components(
-    targets: jax.Array, key: jax.Array, loss: str, training: SGDOptions, probability: float
-) -> jax.Array:
     def total(state: tuple[jax.Array, jax.Array], seen: jax.Array) -> jax.Array:
         z, v = state
         h = v * jnp.exp(z)
@@ -168,14 +147,15 @@ def _train_components(
             # The maximizer: by the envelope theorem its derivative drops out.
             u = jax.lax.stop_gradient(invert_output(h))
             losses = u * h - jnp.expm1(u**2 / 2) - targets * h
-        return (seen * losses).sum() / probability
+        return (seen * losses).sum() / token_probability
 
     init = jnp.zeros_like(targets), jnp.zeros_like(targets)
-    logits, weights = _descend(total, init, key, training, probability)
+    logits, weights = _descend(total, init, key, training, token_probability)
     return -jnp.log1p(-invert_output(weights * jnp.exp(logits)) / targets)
 
 
 @takes_arrays
+@partial(jax.jit, static_argnames=("training", "token_probability"))
 def train_layer(
     target: Float[Array, "neurons tokens"],
     init: Float[Array, "neurons tokens"],
@@ -189,30 +169,18 @@ def train_layer(
     :math:`\tfrac12 \sum_k (w_{km} e^{z_m} - b_{km} e^{|b_m|^2/2})^2`: regression, with its minimum at W = B
     on the conserved manifold :math:`z_m = \tfrac12 \sum_k w_{km}^2`, where the logits are initialized. Traceable.
     """
-    _check_probability(token_probability)
-    return _train_layer(jnp.asarray(target), jnp.asarray(init), key, training, token_probability)
-
-
-@partial(jax.jit, static_argnames=("training", "probability"))
-def _train_layer(
-    target: jax.Array, init: jax.Array, key: jax.Array, training: SGDOptions, probability: float
-) -> tuple[jax.Array, jax.Array]:
     outputs = target * jnp.exp((target**2).sum(0) / 2)  # (K, M)
 
     def total(state: tuple[jax.Array, jax.Array], seen: jax.Array) -> jax.Array:
         z, weights = state
-        return (seen * (weights * jnp.exp(z) - outputs) ** 2).sum() / (2 * probability)
+        return (seen * (weights * jnp.exp(z) - outputs) ** 2).sum() / (2 * token_probability)
 
-    return _descend(total, ((init**2).sum(0) / 2, init), key, training, probability)
-
-
-def _check_probability(probability: float) -> None:
-    if not 0 < probability <= 1:
-        raise UsageError(f"token_probability={probability}: expected a number in (0, 1]")
+    return _descend(total, ((init**2).sum(0) / 2, init), key, training, token_probability)
 
 
 def _descend(total: Any, init: Any, key: jax.Array, training: SGDOptions, probability: float) -> Any:
     """Run SGD with a random subset of the tokens in every step and record the states."""
+    Constraint(above=0, most=1).kept("token_probability", probability, "float")
 
     def step(state: Any, seen: jax.Array) -> tuple[Any, None]:
         slopes = jax.grad(total)(state, seen)

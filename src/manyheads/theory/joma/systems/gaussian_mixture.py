@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
 
 from manyheads._arrays import check_arrays, takes_arrays
 from manyheads.errors import ShapeError, UsageError
@@ -91,10 +91,11 @@ class Mixture(eqx.Module):
 
 
 @takes_arrays
+@partial(jax.jit, static_argnames=("activation", "training", "weight_decay"))
 def train_neuron(
     mixture: Mixture,
     activation: Nonlinearity,
-    init: Float[ArrayLike, " d"],
+    init: Float[Array, " d"],
     training: SGDOptions,
     weight_decay: float,
     key: jax.Array,
@@ -106,18 +107,7 @@ def train_neuron(
     the neuron of theorem 3 with its stationary backpropagated gradient a; the weight decay is added here, so that the
     weights converge. Traceable; gradients are those of the loss, not of the theorem.
     """
-    return _train(mixture, jnp.asarray(init), key, activation, training, weight_decay)
 
-
-@partial(jax.jit, static_argnames=("activation", "training", "weight_decay"))
-def _train(
-    mixture: Mixture,
-    init: jax.Array,
-    key: jax.Array,
-    activation: Nonlinearity,
-    training: SGDOptions,
-    weight_decay: float,
-) -> jax.Array:
     def loss(v: jax.Array, x: jax.Array, a: jax.Array) -> jax.Array:
         return -(a * activation.value(x @ v + mixture.offset)).mean() + weight_decay / 2 * (v**2).sum()
 

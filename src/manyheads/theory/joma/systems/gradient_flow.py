@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import diffrax
 import equinox as eqx
@@ -22,32 +22,18 @@ from manyheads.theory.joma.systems.recording import record_states
 from manyheads.theory.joma.task import JomaTask, UpdateRule
 from manyheads.theory.runge_kutta import move, runge_kutta_step
 
+Problem: TypeAlias = tuple[LayerParameters, JomaTask, Loss, UpdateRule]
+
 
 class FlowTrajectory(eqx.Module):
-    """Parameters and losses at S = records + 1 times, initialization included.
+    """Parameters and losses at S = records + 1 times, initialization included."""
 
-    Attributes
-    ----------
-    times
-        (S,); a trajectory that ended early repeats the time at which it ended.
-    network
-        Logits (S, Q, M) and weights (S, d, K) or (S, Q, d, K).
-    losses
-        (S,), in the loss's unit.
-    stopped
-        Whether it ended at the limit of the weights.
-    crossings
-        Number of ReLU gates that opened or closed.
-    finished
-        Whether it reached the horizon or the limit; otherwise the remaining states are NaN.
-    """
-
-    times: Float[Any, " states"]
+    times: Float[Any, " states"]  # a trajectory that ended early repeats the time at which it ended
     network: LayerParameters
     losses: Float[Any, " states"]
-    stopped: Bool[Any, ""]
-    crossings: Int[Any, ""]
-    finished: Bool[Any, ""]
+    stopped: Bool[Any, ""]  # whether it ended at the limit of the weights
+    crossings: Int[Any, ""]  # number of ReLU gates that opened or closed
+    finished: Bool[Any, ""]  # whether it reached the horizon or the limit; else the remaining states are NaN
 
 
 @dataclass(frozen=True)
@@ -114,45 +100,26 @@ def gradient_flow(
     networks and tasks.
     """
     clock = jnp.asarray(steps.step, float), jnp.asarray(steps.stride)
-    return _flow(network, task, loss, rule.traced(), *clock, steps.records)
+    return _flow((network, task, loss, rule.traced()), clock, steps.records)
 
 
 @eqx.filter_jit
-def _flow(
-    network: LayerParameters,
-    task: JomaTask,
-    loss: Loss,
-    rule: UpdateRule,
-    step: jax.Array,
-    stride: jax.Array,
-    records: int,
-) -> FlowTrajectory:
+def _flow(problem: Problem, clock: tuple[jax.Array, jax.Array], records: int) -> FlowTrajectory:
     def derivative(state: LayerParameters) -> LayerParameters:
-        return vector_field(state, task, loss, rule)
+        return vector_field(state, *problem[1:])
 
-    return _record(
-        network, task, loss, rule, lambda _, state: runge_kutta_step(derivative, state, step), step, stride, records
-    )
+    return _record(problem, lambda _, state: runge_kutta_step(derivative, state, clock[0]), clock, records)
 
 
-def _record(
-    network: LayerParameters,
-    task: JomaTask,
-    loss: Loss,
-    rule: UpdateRule,
-    advance: Any,
-    step: jax.Array,
-    stride: jax.Array,
-    records: int,
-) -> FlowTrajectory:
+def _record(problem: Problem, advance: Any, clock: tuple[jax.Array, jax.Array], records: int) -> FlowTrajectory:
     """Advance `records` times `stride` steps; the stride is traced, so that one program serves every rate."""
-    start = jax.tree.map(jnp.asarray, network)
+    (step, stride), start = clock, jax.tree.map(jnp.asarray, problem[0])
 
     def piece(state: LayerParameters, number: jax.Array) -> LayerParameters:
         return jax.lax.fori_loop(0, stride, lambda i, s: advance(number * stride + i, s), state)
 
     states = record_states(piece, start, jnp.arange(records))
-    losses = jax.vmap(lambda state: objective(state, task, loss, rule))(states)
+    losses = jax.vmap(lambda state: objective(state, *problem[1:]))(states)
     times = jnp.arange(records + 1) * (step * stride)
     finished = jnp.isfinite(losses[-1])
     return FlowTrajectory(times, states, losses, jnp.asarray(False), jnp.asarray(0), finished)
@@ -177,7 +144,7 @@ def gradient_descent(
         with contextlib.suppress(jax.errors.TracerArrayConversionError):  # a traced key stays one
             # As NumPy, so that the key does not decide the precision of the trajectory.
             key = _Seed(np.asarray(jax.random.key_data(key)), jax.random.key_impl(key))
-    return _descend_on(network, task, loss, rule, steps, key, size)
+    return _descend_on((network, task, loss, rule), steps, key, size)
 
 
 class _Seed(eqx.Module):
@@ -188,24 +155,16 @@ class _Seed(eqx.Module):
 
 
 @follows_caller
-def _descend_on(
-    network: LayerParameters,
-    task: JomaTask,
-    loss: Loss,
-    rule: UpdateRule,
-    steps: FixedSteps,
-    key: Any,
-    size: int | None,
-) -> FlowTrajectory:
-    learning_rate, stride = jnp.asarray(steps.step, float), jnp.asarray(steps.stride)
-    return _descend(network, task, loss, rule.traced(), (learning_rate, stride, key), (steps.records, size))
+def _descend_on(problem: Problem, steps: FixedSteps, key: Any, size: int | None) -> FlowTrajectory:
+    clock = jnp.asarray(steps.step, float), jnp.asarray(steps.stride)
+    return _descend((*problem[:3], problem[3].traced()), clock, key, (steps.records, size))
 
 
 @eqx.filter_jit
 def _descend(
-    network: LayerParameters, task: JomaTask, loss: Loss, rule: UpdateRule, clock: Any, counts: Any
+    problem: Problem, clock: tuple[jax.Array, jax.Array], key: Any, counts: tuple[int, int | None]
 ) -> FlowTrajectory:
-    (learning_rate, stride, key), (records, size) = clock, counts
+    (network, task, loss, rule), (records, size) = problem, counts
     task = jax.tree.map(jnp.asarray, task)
     if isinstance(key, _Seed):
         key = jax.random.wrap_key_data(key.data, impl=key.generator)
@@ -215,9 +174,9 @@ def _descend(
         if size is not None:
             rows = jax.random.randint(jax.random.fold_in(key, number), (size,), 0, len(task.contexts))
             batch = task.take(rows)
-        return move(state, vector_field(state, batch, loss, rule), learning_rate)
+        return move(state, vector_field(state, batch, loss, rule), clock[0])
 
-    return _record(network, task, loss, rule, advance, learning_rate, stride, records)
+    return _record((network, task, loss, rule), advance, clock, records)
 
 
 def adaptive_gradient_flow(

@@ -28,6 +28,7 @@ import optax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from manyheads._arrays import takes_arrays
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.data.draws import draw_integers
 from manyheads.errors import UsageError
 from manyheads.theory.joma.systems.token_hierarchy import HierarchyBatch, HierarchyShape, TokenHierarchy, draw_hierarchy
@@ -63,15 +64,16 @@ class LatentTask:
     """
 
     hierarchy: HierarchyShape = field(default_factory=HierarchyShape)
-    width: int = 32
+    width: int = constrained(32, Constraint(least=1))
     layers: int = 3
-    steps: int = 400
-    batch: int = 64
+    steps: int = constrained(400, Constraint(least=1))
+    batch: int = constrained(64, Constraint(least=1))
     learning_rate: float = 1e-3
     weight_decay: float = 1e-4
     tested: int = 480
 
     def __post_init__(self) -> None:
+        check_fields(self)
         levels = len(self.hierarchy.sizes) - 1
         if levels < 1:
             raise UsageError(
@@ -81,11 +83,8 @@ class LatentTask:
             raise UsageError(f"sizes={self.hierarchy.sizes}: expected two labels or more")
         if self.layers < levels:
             raise UsageError(f"layers={self.layers}: expected one or more for each of {levels} levels of latents")
-        if min(self.width, self.steps, self.batch) < 1 or self.tested < 2 * self.hierarchy.labels:
-            raise UsageError(
-                f"width={self.width}, steps={self.steps}, batch={self.batch}, tested={self.tested}: expected "
-                f"positive numbers, and tested at twice the {self.hierarchy.labels} labels or more"
-            )
+        if self.tested < 2 * self.hierarchy.labels:
+            raise UsageError(f"tested={self.tested}: expected twice the {self.hierarchy.labels} labels or more")
 
     @property
     def config(self) -> TransformerConfig:

@@ -24,15 +24,9 @@ STOCHASTIC = 1e-9  # tolerance of the sum of a row of probabilities
 
 
 class TreeBatch(NamedTuple):
-    """Samples of a latent tree.
+    """Labels and states of a latent tree, int32, levels from the top (B, 1) down to the leaves (B, leaves).
 
-    Attributes
-    ----------
-    labels
-        (B,) int32.
-    levels
-        States of the latents, from the top (B, 1) down to the leaves (B, leaves), int32. The children of node i of a
-        level are the nodes i b, ..., i b + b - 1 of the next.
+    The children of node i of a level are the nodes i b, ..., i b + b - 1 of the next.
     """
 
     labels: Int[Array, " batch"]
@@ -94,27 +88,23 @@ class LatentTree:
         """Number of leaves."""
         return math.prod(self.branching)
 
+    @partial(jax.jit, inline=True, static_argnums=(0, 2))
     def draw(self, key: jax.Array, size: int) -> TreeBatch:
         """Draw labels and the states of all latents.
 
         Labels are uniform up to a bias below 2^-32; states follow their probabilities up to the 24 bits of a float32.
         """
-        return _draw_tree(self, key, size)
-
-
-@partial(jax.jit, inline=True, static_argnums=(0, 2))
-def _draw_tree(tree: LatentTree, key: jax.Array, size: int) -> TreeBatch:
-    for_labels, for_top, for_levels = jax.random.split(key, 3)
-    labels = draw_integers(for_labels, (size,), len(tree.top))
-    fold = jax.vmap(jax.random.fold_in, (None, 0))
-    keys = jnp.concatenate([for_top[None], fold(for_levels, jnp.arange(len(tree.branching)))])
-    nodes = np.cumprod([1, *tree.branching]).tolist()  # of each level
-    draws = draw_vectors(jax.random.uniform, keys, [size * count for count in nodes], jnp.float32)
-    levels = [_step(draws[0].reshape(size, 1), labels[:, None], tree.top)]
-    for children, count, numbers, matrix in zip(tree.branching, nodes[1:], draws[1:], tree.transitions, strict=True):
-        parents = jnp.repeat(levels[-1], children, axis=1)  # (B, nodes of the next level)
-        levels.append(_step(numbers.reshape(size, count), parents, matrix))
-    return TreeBatch(labels, tuple(levels))
+        for_labels, for_top, for_levels = jax.random.split(key, 3)
+        labels = draw_integers(for_labels, (size,), len(self.top))
+        fold = jax.vmap(jax.random.fold_in, (None, 0))
+        keys = jnp.concatenate([for_top[None], fold(for_levels, jnp.arange(len(self.branching)))])
+        nodes = np.cumprod([1, *self.branching]).tolist()  # of each level
+        draws = draw_vectors(jax.random.uniform, keys, [size * count for count in nodes], jnp.float32)
+        levels = [_step(draws[0].reshape(size, 1), labels[:, None], self.top)]
+        for children, count, part, matrix in zip(self.branching, nodes[1:], draws[1:], self.transitions, strict=True):
+            parents = jnp.repeat(levels[-1], children, axis=1)  # (B, nodes of the next level)
+            levels.append(_step(part.reshape(size, count), parents, matrix))
+        return TreeBatch(labels, tuple(levels))
 
 
 def binary_tree(branching: tuple[int, ...], correlation: float, bias: tuple[float, ...] = (-1.0, 1.0)) -> LatentTree:

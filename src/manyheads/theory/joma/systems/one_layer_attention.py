@@ -25,6 +25,7 @@ from jaxtyping import ArrayLike, Bool, Float
 from manyheads._arrays import check_times, takes_arrays
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError
+from manyheads.theory.joma.systems.recording import integrate
 
 ROUNDING = 1e-9  # tolerance of the sum of the probabilities of a context
 PRECISION = 1e-11  # local errors of the integrator, relative and absolute
@@ -152,18 +153,8 @@ def _follow(table: jax.Array, moments: jax.Array, learning_rates: jax.Array) -> 
         return jnp.exp(moment) * learning_rates[0] * slopes[0], jnp.exp(moment) * learning_rates[1] * slopes[1]
 
     init = (jnp.zeros((classes, tokens), jnp.float64), jnp.zeros(tokens, jnp.float64))
-    found = diffrax.diffeqsolve(
-        diffrax.ODETerm(field),
-        diffrax.Dopri8(),
-        0.0,
-        moments[-1] + 1e-9,
-        1e-3,
-        init,
-        saveat=diffrax.SaveAt(ts=moments),
-        stepsize_controller=diffrax.PIDController(rtol=PRECISION, atol=PRECISION),
-        max_steps=STEPS,
-        throw=False,
-    )
+    end, settings = moments[-1] + 1e-9, {"max_steps": STEPS, "throw": False}
+    found = integrate(field, init, moments, PRECISION, PRECISION, end=end, first=1e-3, **settings)
     decoder, logits = found.ys
 
     def loss(decoder: jax.Array, logits: jax.Array) -> jax.Array:

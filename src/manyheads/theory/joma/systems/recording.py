@@ -1,8 +1,9 @@
-"""Recorded states of a compiled training: the one scan behind gradient flow, gradient descent and SGD."""
+"""Recorded states of compiled trainings and flows: the one scan behind gradient descent, the one call of diffrax."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import diffrax
 import jax
 import jax.numpy as jnp
 
@@ -30,6 +31,35 @@ class SGDOptions(NamedTuple):
         if self.steps % self.snapshots or self.steps < 1 or not self.learning_rate > 0:
             raise UsageError(f"{self}: steps must be a positive multiple of snapshots, learning_rate positive")
         return self.steps // self.snapshots
+
+
+def integrate(
+    field: Callable[[Any, Any, Any], Any],
+    init: Any,
+    times: jax.Array,
+    rtol: float,
+    atol: float,
+    *,
+    solver: Any = None,
+    end: Any = None,
+    first: float | None = None,
+    **settings: Any,
+) -> Any:
+    """Integrate ``field(time, state, args)`` from time 0, with a first step of a given size; return diffrax's solution.
+
+    States are those at rising times; the integration goes on to `end`. Settings are those of `diffrax.diffeqsolve`.
+    """
+    return diffrax.diffeqsolve(
+        diffrax.ODETerm(field),
+        solver or diffrax.Dopri8(),
+        0.0,
+        times[-1] if end is None else end,
+        first,
+        init,
+        saveat=diffrax.SaveAt(ts=times),
+        stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol),
+        **settings,
+    )
 
 
 def record_states(advance: Callable[[Any, Any], Any], init: Any, inputs: Any) -> Any:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from manyheads._arrays import takes_arrays
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.data.draws import draw_integers
 from manyheads.errors import UsageError
 
@@ -39,24 +40,12 @@ def list_tokens(
 
 
 class HierarchyBatch(NamedTuple):
-    """Sequences of a token hierarchy and their latents; losses read the first two fields.
+    """Sequences of a token hierarchy and their latents; losses read the first two fields."""
 
-    Attributes
-    ----------
-    tokens
-        (B, T) int32, leaves in rising order, padded in front with the token `leaves`.
-    answers
-        (B,) int32, the label: a token of the top level.
-    padding_mask
-        (B, T) booleans, False on padding.
-    latents
-        One array (B, size) of booleans a level below the top, the lowest first: which of its tokens the label reached.
-    """
-
-    tokens: Int[Array, "batch places"]
-    answers: Int[Array, " batch"]
-    padding_mask: Bool[Array, "batch places"]
-    latents: tuple[Bool[Array, "batch size"], ...]
+    tokens: Int[Array, "batch places"]  # leaves in rising order, padded in front with the token `leaves`
+    answers: Int[Array, " batch"]  # the label: a token of the top level
+    padding_mask: Bool[Array, "batch places"]  # False on padding
+    latents: tuple[Bool[Array, "batch size"], ...]  # tokens that the label reached, the lowest level first
 
 
 @dataclass(frozen=True)
@@ -85,16 +74,13 @@ class HierarchyShape:
     8
     """
 
-    sizes: tuple[int, ...] = (10, 20, 20)
-    parts: int = 2
-    leaves: int = 39
-    keep: float = 1.0
+    sizes: tuple[int, ...] = constrained((10, 20, 20), Constraint(least=1))
+    parts: int = constrained(2, Constraint(least=1))
+    leaves: int = constrained(39, Constraint(least=1))
+    keep: float = constrained(1.0, Constraint(least=0, most=1))
 
     def __post_init__(self) -> None:
-        if not self.sizes or min(*self.sizes, self.leaves, self.parts) < 1:
-            raise UsageError(f"sizes={self.sizes}, leaves={self.leaves}, parts={self.parts}: all must be positive")
-        if not 0 <= self.keep <= 1:
-            raise UsageError(f"keep={self.keep}: it is the transition probability of an edge, so it lies in [0, 1]")
+        check_fields(self)
         below = self.leaves
         for level, size in enumerate(self.sizes):
             if self.parts > below:

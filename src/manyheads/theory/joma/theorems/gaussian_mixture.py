@@ -34,6 +34,7 @@ from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, UsageError
 from manyheads.theory.joma.systems.activations import Nonlinearity
 from manyheads.theory.joma.systems.gaussian_mixture import Mixture
+from manyheads.theory.joma.systems.recording import integrate
 
 CUTOFF = 9.0  # standard deviations; the Gaussian mass beyond is 2e-19
 PANELS = 18
@@ -209,17 +210,7 @@ def _solve(mixture: Mixture, init: Any, times: Any, weight_decay: Any, activatio
         return field(v), half + half.T + noise, jacobian @ (bias - field(v) / 2)
 
     state = (init, jnp.zeros((init.size, init.size)), jnp.zeros_like(init))
-    solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(rates),
-        diffrax.Tsit5(),
-        t0=0.0,
-        t1=times[-1],
-        dt0=None,
-        y0=state,
-        saveat=diffrax.SaveAt(ts=times),
-        stepsize_controller=diffrax.PIDController(rtol=1e-8, atol=1e-10),
-    )
-    return solution.ys
+    return integrate(rates, state, times, 1e-8, 1e-10, solver=diffrax.Tsit5()).ys
 
 
 def _check(mixture: Mixture, weights: Any) -> None:
@@ -229,16 +220,11 @@ def _check(mixture: Mixture, weights: Any) -> None:
         raise UsageError("the weights are zero or NaN: theorem 3 needs their direction")
 
 
-@follows_caller
-def _host_coefficients(mixture: Mixture, weights: Any, activation: Nonlinearity, panels: int) -> Coefficients:
-    return _compiled_coefficients(mixture, jnp.asarray(weights), activation, panels)
-
-
 def _coefficients(mixture: Mixture, v: Any, activation: Nonlinearity, panels: int) -> Coefficients:
     return Coefficients(*_moments(mixture, v, activation.derivative, activation.kinks, panels)[:2])
 
 
-_compiled_coefficients = jax.jit(_coefficients, static_argnums=(2, 3))  # one program instead of forty small ones
+_host_coefficients = follows_caller(jax.jit(_coefficients, static_argnums=(2, 3)))  # one program, not forty small ones
 
 
 def _moments(mixture: Mixture, v: Any, function: Function, kinks: tuple[float, ...], panels: int) -> Any:

@@ -101,8 +101,8 @@ def _relation(rule: UpdateRule, logits: Any, token_weights: Any) -> Any:
         return sides.sum(-1)
     squares = (v**2).sum(-1)  # (..., M) or (..., Q, M)
     ratio = rule.learning_rate_ratio
-    share = ratio if rule.attention == "linear" else ratio / (2 * rule.temperature)
-    share = ratio / 2 if rule.attention in ("sigmoid", "square") else share
+    shares = {"linear": ratio, "exp": ratio / (2 * rule.temperature)}
+    share = shares.get(rule.attention, ratio / 2)
     return (sides if rule.per_query_weights else sides.sum(-2)) - share * squares
 
 
@@ -205,20 +205,11 @@ def drift(
 
 @dataclass(frozen=True)
 class SoftmaxRelation:
-    r"""Change of the logits of softmax attention, beside the forms of theorem 1.
+    r"""Change z(t) - z(0) of the logits of softmax attention, beside the forms of theorem 1.
 
-    Attributes
-    ----------
-    change
-        z(t) - z(0).
-    fixed_mean
-        Theorem 1 with the initial mean attention at all times,
-        :math:`\frac{r}{2T} \sum_k ([v_k^2]_0^t - \bar b(0) [\|v_k\|^2]_0^t)`.
-    moving_mean
-        With the mean attention of each time,
-        :math:`\frac{r}{2T} \sum_k ([v_k^2]_0^t - \int_0^t \bar b\, d\|v_k\|^2)`: exact for a single context.
-    squares
-        The first term alone.
+    They are :math:`\frac{r}{2T} \sum_k ([v_k^2]_0^t - \bar b(0) [\|v_k\|^2]_0^t)` with the initial mean attention at
+    all times, :math:`\frac{r}{2T} \sum_k ([v_k^2]_0^t - \int_0^t \bar b\, d\|v_k\|^2)` with that of each time, exact
+    for a single context, and the first term alone.
     """
 
     change: Float[np.ndarray, "states tokens"]

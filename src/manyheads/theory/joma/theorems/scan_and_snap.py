@@ -47,6 +47,7 @@ from manyheads._arrays import takes_arrays
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError
 from manyheads.theory.joma.systems.one_layer_attention import check_learning_rates
+from manyheads.theory.joma.systems.recording import integrate
 
 PRECISION = 1e-12  # local errors of the integrator, relative and absolute
 STEPS = 100_000  # largest number of integrator steps
@@ -224,18 +225,8 @@ def _follow(own: jax.Array, shared: jax.Array, moments: jax.Array, numbers: jax.
         return f[:count], kappa * slopes, tick
 
     zero = (jnp.zeros(count, jnp.float64), jnp.zeros(len(start), jnp.float64), jnp.zeros((), jnp.float64))
-    found = diffrax.diffeqsolve(
-        diffrax.ODETerm(field),
-        diffrax.Dopri8(),
-        0.0,
-        moments[-1] * (1 + 1e-12) + 1e-300,
-        1e-3,
-        zero,
-        saveat=diffrax.SaveAt(ts=moments),
-        stepsize_controller=diffrax.PIDController(rtol=PRECISION, atol=PRECISION),
-        max_steps=STEPS,
-        throw=False,
-    )
+    end, settings = moments[-1] * (1 + 1e-12) + 1e-300, {"max_steps": STEPS, "throw": False}
+    found = integrate(field, zero, moments, PRECISION, PRECISION, end=end, first=1e-3, **settings)
     y, z, logarithm = found.ys
 
     def margin(y: jax.Array, z: jax.Array, progress: jax.Array) -> jax.Array:

@@ -90,13 +90,7 @@ def overlap_trajectory(
 
 
 def integrate_overlaps(task: ContrastiveTask, state: np.ndarray, times: np.ndarray, nodes: Nodes) -> np.ndarray:
-    """Solve the ODE from states (..., p + 1) with one node count, unverified: (times, ..., p + 1).
-
-    Raises
-    ------
-    CertificateError
-        The solver stops before the last time, or derivatives are not finite.
-    """
+    """Solve the ODE from states (..., p + 1) with one node count, unverified: (times, ..., p + 1)."""
     with double_precision():
         parameters, shape = task.parameters(), state.shape
 

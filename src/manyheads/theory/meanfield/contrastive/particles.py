@@ -31,24 +31,12 @@ from manyheads.theory.meanfield.contrastive.task import ContrastiveLoss, Contras
 
 
 class ParticlePath(NamedTuple):
-    """Overlaps and squared norm of particles at equal distances of time, and the particles at the end.
+    """Overlaps and squared norm of particles at equal distances of time, and the particles at the end."""
 
-    Attributes
-    ----------
-    times
-        (T,), from 0 on.
-    states
-        Q_1, ..., Q_p, q at these times, (T, p + 1).
-    weights
-        w of every particle at the end, (N,).
-    discrepancy
-        Largest change of an overlap or of the squared norm when the steps are twice as long.
-    """
-
-    times: Float[np.ndarray, " times"]
-    states: Float[np.ndarray, "times features_and_norm"]
-    weights: Float[np.ndarray, " particles"]
-    discrepancy: float
+    times: Float[np.ndarray, " times"]  # from 0 on
+    states: Float[np.ndarray, "times features_and_norm"]  # Q_1, ..., Q_p, q
+    weights: Float[np.ndarray, " particles"]  # w at the end
+    discrepancy: float  # largest change of a state when the steps are twice as long
 
 
 @takes_arrays

@@ -27,10 +27,11 @@ from numpy.typing import ArrayLike
 
 from manyheads._arrays import as_floats, check_generator, check_times, takes_arrays
 from manyheads._settings import double_precision
-from manyheads.errors import CertificateError, ShapeError, UsageError, check_integer
+from manyheads.errors import ShapeError, UsageError, check_integer
 from manyheads.theory.meanfield.contrastive.ode import check_state
 from manyheads.theory.meanfield.contrastive.quadrature import noise_power
 from manyheads.theory.meanfield.contrastive.task import ContrastiveLoss, ContrastiveTask, TaskParameters
+from manyheads.theory.meanfield.initial_value import refuse_divergence
 
 CHUNK = 1024  # steps whose random numbers are drawn at a time
 CHUNK_OF_WEIGHTS, SHORTEST_CHUNK = 128, 8  # the same of all runs together, and at least
@@ -81,16 +82,14 @@ def train_overlaps(
     outside = start[:, -1] - (start[:, :-1] ** 2).sum(-1)
     chain = np.concatenate([start[:, :-1], np.sqrt(np.maximum(outside, 0))[:, None]], 1)
     parameters = task.parameters()
-
     length = min(CHUNK, int(steps[-1]))
 
     def advance(chain: np.ndarray) -> np.ndarray:
         coefficients = _draw_coefficients(parameters, rng, (length, runs))
         normal = rng.standard_normal((length, runs, 3, size))
         remainder = rng.chisquare(dimension - size, (length, runs))
-        return np.asarray(
-            _run_overlaps(task.loss, parameters, float(dimension), chain, coefficients, normal, remainder)
-        )
+        draws = coefficients, normal, remainder
+        return np.asarray(_run_overlaps(task.loss, parameters, float(dimension), chain, *draws))
 
     with double_precision():
         path = _record(chain, steps, advance)
@@ -270,12 +269,7 @@ def _record(state: np.ndarray, steps: np.ndarray, advance: Callable[[np.ndarray]
         inside = (steps > done) & (steps <= done + len(path))
         kept[inside] = path[steps[inside] - done - 1]
         state, done = path[-1], done + len(path)
-        if not np.isfinite(state).all():
-            raise CertificateError(
-                "training diverged: lower learning_rate or weight_decay",
-                measured=float(np.isfinite(path).mean()),
-                threshold=1.0,
-            )
+        refuse_divergence(path, "lower learning_rate or weight_decay")
     return kept
 
 

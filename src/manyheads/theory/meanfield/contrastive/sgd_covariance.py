@@ -39,15 +39,7 @@ def sgd_covariance(
     times: Float[ArrayLike, " times"],
     nodes: Nodes | None = None,
 ) -> Float[np.ndarray, "times features_and_norm features_and_norm"]:
-    """Return V, n times the covariance of (Q_1, ..., Q_p, q) under SGD from an exact start, to first order in 1/n.
-
-    Raises
-    ------
-    ShapeError
-        Several states, or none.
-    QuadratureError
-        The noise is narrower than the grid.
-    """
+    """Return V, n times the covariance of (Q_1, ..., Q_p, q) under SGD from an exact start, to first order in 1/n."""
     start, times = check_state(task, state), check_times(times)
     if start.ndim != 1:
         raise ShapeError(f"state of shape {start.shape}: expected one initial state")

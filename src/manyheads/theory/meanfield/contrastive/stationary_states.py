@@ -108,8 +108,13 @@ def stationary_states(
     [(True, [0.94, 0.0]), (False, [0.0, 0.71]), (False, [0.0, 0.0])]
     """
     nodes = nodes or Nodes()
-    given = _default_starts(len(task.features)) if starts is None else check_state(task, starts)
-    zero = [(*([0.0] * len(task.features)), norm) for norm in norms_without_features(task, nodes)]
+    count = len(task.features)
+    if starts is None:
+        sized = [(axis, size) for axis in (*np.eye(count), np.ones(count)) for size in (0.5, 0.9)]
+        given = np.array([(*(size * axis), size**2 * (axis @ axis) + 0.1) for axis, size in sized])
+    else:
+        given = check_state(task, starts)
+    zero = [(*([0.0] * count), norm) for norm in norms_without_features(task, nodes)]
     coarse = _distinct(_newton(task, np.concatenate([given, np.array(zero).reshape(-1, given.shape[-1])]), nodes))
     if not len(coarse):
         return ()
@@ -127,12 +132,8 @@ def stationary_states(
 def norms_without_features(task: ContrastiveTask, nodes: Nodes | None = None) -> tuple[float, ...]:
     """Return the positive squared norms q that are stationary at Q = 0, increasing; empty if there is none.
 
-    Without one the weights vanish unless a feature is found first: the noise of a step cannot balance the contraction.
-
-    Raises
-    ------
-    CertificateError
-        The norm grows at the end of the search, so that a larger stationary one may exist.
+    Without one the weights vanish unless a feature is found first. Raises `CertificateError` if the norm grows at the
+    end of the search, so that a larger stationary one may exist.
     """
     nodes, size = nodes or Nodes(), len(task.features)
     grid = np.geomspace(SMALLEST_NORM, LARGEST_NORM, 60)
@@ -290,14 +291,3 @@ def _distinct(states: np.ndarray) -> np.ndarray:
         if all(np.abs(state - other).max() > 1e-5 for other in kept):
             kept.append(state)
     return np.array(kept).reshape(-1, states.shape[-1])
-
-
-def _default_starts(features: int) -> np.ndarray:
-    """Return starts with one feature and with all, in several sizes."""
-    directions: list[np.ndarray] = [*np.eye(features), np.ones(features)]
-    rows = [
-        (*(size * direction), size**2 * (direction @ direction) + 0.1)
-        for direction in directions
-        for size in (0.5, 0.9)
-    ]
-    return np.array(rows)

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.errors import UsageError
 
 ContrastiveLoss = Callable[[Array, Array, Array], Array]
@@ -86,21 +87,13 @@ class FeatureDistribution:
 def sparse_feature(probability: float = 1.0, second_moment: float = 1.0) -> FeatureDistribution:
     """Return a feature that is present with the given probability, with either sign and the given second moment.
 
-    Raises
-    ------
-    UsageError
-        A probability outside (0, 1], or a second moment that is not positive.
-
     Examples
     --------
     >>> sparse_feature(0.25).values
     (-2.0, 0.0, 2.0)
     """
-    if not 0 < probability <= 1 or not 0 < second_moment < math.inf:
-        raise UsageError(
-            f"probability={probability}, second_moment={second_moment}: expected a probability in (0, 1] and a "
-            "positive second moment"
-        )
+    Constraint(above=0, most=1).kept("probability", probability, "float")
+    Constraint(above=0).kept("second_moment", second_moment, "float")
     size = math.sqrt(second_moment / probability)
     if probability == 1:
         return FeatureDistribution((-size, size), (0.5, 0.5))
@@ -145,25 +138,16 @@ class ContrastiveTask:
     0.125
     """
 
-    features: tuple[FeatureDistribution, ...] = (sparse_feature(), sparse_feature(0.25))
-    shared_std: float = 0.5
-    augmentation_std: float = 0.5
-    correlation: float = 0.0
-    learning_rate: float = 0.5
-    weight_decay: float = 0.1
+    features: tuple[FeatureDistribution, ...] = constrained((sparse_feature(), sparse_feature(0.25)))
+    shared_std: float = constrained(0.5, Constraint(least=0))
+    augmentation_std: float = constrained(0.5, Constraint(least=0))
+    correlation: float = constrained(0.0, Constraint(least=-1, most=1))
+    learning_rate: float = constrained(0.5, Constraint(above=0))
+    weight_decay: float = constrained(0.1, Constraint(least=0))
     loss: ContrastiveLoss = logistic_loss
 
     def __post_init__(self) -> None:
-        if not self.features:
-            raise UsageError("features=(): give the distribution of one feature or more")
-        if not -1 <= self.correlation <= 1:
-            raise UsageError(f"correlation={self.correlation}: expected a number from -1 to 1")
-        sizes = (self.shared_std, self.augmentation_std, self.learning_rate, self.weight_decay)
-        if not all(0 <= size < math.inf for size in sizes) or not self.learning_rate:
-            raise UsageError(
-                f"shared_std, augmentation_std, learning_rate, weight_decay = {sizes}: expected finite numbers that "
-                "are not negative, and a positive learning rate"
-            )
+        check_fields(self)
         if not self.variance + self.covariance > 0:
             raise UsageError(
                 f"shared_std={self.shared_std}, augmentation_std={self.augmentation_std}, correlation="

@@ -89,8 +89,7 @@ def _compiled_scan() -> Any:
 
     def run(recorded: int, weights: Any, state: Any, tangents: Any, betas: Any, gain: Any, lengths: Any) -> Any:
         def visit(state: Any, beta: Any) -> Any:
-            sweep, counts = Sweep(beta[None], gain, ()), Lengths(lengths[0], lengths[1], recorded)
-            state, logs, overlaps = run_orbits(recorded, weights, state, tangents, sweep, counts)
+            state, logs, overlaps = run_orbits(recorded, weights, state, tangents, beta[None], gain, *lengths)
             return state, (logs, overlaps)
 
         return jax.lax.scan(visit, state, betas)[1]

@@ -78,12 +78,9 @@ class Lengths(NamedTuple):
     def of(cls, network: OneBitNetwork, transient: int, steps: int, record: int) -> Lengths:
         """Convert numbers of steps to whole periods of the drive."""
         drive = network.context
-        counts = (
-            check_integer("transient", transient, 0),
-            check_integer("steps", steps),
-            check_integer("record", record),
-        )
-        return cls(-(-counts[0] // drive), -(-counts[1] // (BLOCKS * drive)), max(-(-counts[2] // drive), 2))
+        transient, steps = check_integer("transient", transient, 0), check_integer("steps", steps)
+        recorded = -(-check_integer("record", record) // drive)
+        return cls(-(-transient // drive), -(-steps // (BLOCKS * drive)), max(recorded, 2))
 
 
 @takes_arrays
@@ -135,7 +132,9 @@ def lyapunov_spectrum(
         part = Sweep(sweep.beta[places], sweep.gain[places], (size,))
         state, _ = fill_window(weights, first_state(weights, spins[:, places], part), part)
         with double_precision():
-            _, logs, overlaps = compiled_orbits()(lengths.recorded, weights, state, tangents, part, lengths)
+            _, logs, overlaps = _compiled_orbits()(
+                lengths.recorded, weights, state, tangents, part.beta, part.gain, *lengths[:2]
+            )
             found.append((np.asarray(logs), np.asarray(overlaps)))
     logs, overlaps = (np.concatenate(parts, axis=-1)[..., : sweep.beta.size] for parts in zip(*found, strict=True))
     return summarize(network, lengths, sweep.shape, logs, overlaps)
@@ -158,15 +157,15 @@ def summarize(
 def draw_tangents(network: OneBitNetwork, exponents: int) -> np.ndarray:
     """Return generic tangent vectors, shape (exponents, M (2 L - 1)): any ones align in the same way."""
     features, context = network.features, network.context
-    exponents = check_integer("exponents", exponents)
-    if exponents > features * context:
+    if (exponents := check_integer("exponents", exponents)) > features * context:
         raise UsageError(f"exponents={exponents}: the map has {features} x {context} free directions at most")
-    shape = (exponents, features * (2 * context - 1))
-    return np.random.default_rng(0).standard_normal(shape)
+    return np.random.default_rng(0).standard_normal((exponents, features * (2 * context - 1)))
 
 
-def run_orbits(recorded: int, weights: Weights, state: State, tangents: Any, sweep: Sweep, lengths: Lengths) -> Any:
-    """Run the transient, measure mean logarithms by block, and record overlaps. Traced by JAX.
+def run_orbits(
+    recorded: int, weights: Weights, state: State, tangents: Any, beta: Any, gain: Any, transient: Any, periods: Any
+) -> Any:
+    """Run the transient, measure mean logarithms by block of some periods, and record overlaps. Traced by JAX.
 
     Returns
     -------
@@ -175,7 +174,6 @@ def run_orbits(recorded: int, weights: Weights, state: State, tangents: Any, swe
     import jax
     import jax.numpy as jnp
 
-    beta, gain, _ = sweep
     context, features = weights.positions.shape[:1] + weights.output.shape[:1]
 
     def measured_step(carry: Any, position: Any) -> Any:
@@ -187,10 +185,10 @@ def run_orbits(recorded: int, weights: Weights, state: State, tangents: Any, swe
     def block(carry: Any, _: Any) -> Any:
         nothing = jnp.zeros((len(tangents), beta.size))
         period = lambda _, carry: jax.lax.scan(measured_step, carry, weights.positions)[0]  # noqa: E731
-        state, vectors, logs = jax.lax.fori_loop(0, lengths.block, period, (*carry, nothing))
-        return (state, vectors), logs / (lengths.block * context)
+        state, vectors, logs = jax.lax.fori_loop(0, periods, period, (*carry, nothing))
+        return (state, vectors), logs / (periods * context)
 
-    state = jax.lax.fori_loop(0, lengths.transient, lambda _, state: run_period(weights, state, beta, gain)[0], state)
+    state = jax.lax.fori_loop(0, transient, lambda _, state: run_period(weights, state, beta, gain)[0], state)
     vectors = jnp.broadcast_to(jnp.asarray(tangents)[:, :, None], (*tangents.shape, beta.size))
     (state, _), logs = jax.lax.scan(block, (state, vectors), None, length=BLOCKS + 1)
     state, overlaps = jax.lax.scan(
@@ -200,19 +198,11 @@ def run_orbits(recorded: int, weights: Weights, state: State, tangents: Any, swe
 
 
 @functools.cache
-def compiled_orbits() -> Any:
+def _compiled_orbits() -> Any:
     """Return `run_orbits`, compiled; JAX is imported when it is first called."""
     import jax
 
-    def run(recorded: int, weights: Weights, state: State, tangents: Any, sweep: Any, lengths: Any) -> Any:
-        return run_orbits(
-            recorded, weights, state, tangents, Sweep(sweep[0], sweep[1], ()), Lengths(lengths[0], lengths[1], recorded)
-        )
-
-    compiled = jax.jit(run, static_argnums=0)
-    return lambda recorded, weights, state, tangents, sweep, lengths: compiled(
-        recorded, weights, state, tangents, sweep[:2], lengths[:2]
-    )
+    return jax.jit(run_orbits, static_argnums=0)
 
 
 def flatten(tangent: State) -> Any:

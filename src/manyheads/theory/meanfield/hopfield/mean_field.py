@@ -80,7 +80,7 @@ def mean_field_trajectory(
     state, begun = fill_window(weights, first_state(weights, read_initial(network, initial, sweep.shape), sweep), sweep)
     periods = -(-steps // network.context)
     with double_precision():
-        rest = np.asarray(_record(periods, weights, state, sweep.beta, sweep.gain))
+        rest = np.asarray(_compiled_record()(periods, weights, state, sweep.beta, sweep.gain))
     overlaps = np.concatenate([np.reshape(begun, (-1, *rest.shape[1:])), rest])[:steps]  # (step, M, B)
     return np.moveaxis(overlaps, 2, 0).reshape(*sweep.shape, steps, network.features)
 
@@ -103,7 +103,3 @@ def _compiled_record() -> Any:
         return overlaps.reshape(-1, *overlaps.shape[2:])
 
     return jax.jit(record, static_argnums=0)
-
-
-def _record(periods: int, weights: Weights, state: State, beta: Any, gain: Any) -> Any:
-    return _compiled_record()(periods, weights, state, beta, gain)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from manyheads._arrays import as_floats, check_generator
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads._overview import ArraysAsShapes
 from manyheads.errors import ShapeError, UsageError, check_integer
 
@@ -76,19 +77,19 @@ class OneBitNetwork(ArraysAsShapes):
     value: Float[np.ndarray, "feature type"]
     positional: Float[np.ndarray, "3 feature bit"]
     fractions: Float[np.ndarray, " type"] = None  # type: ignore[assignment]  # an array after __post_init__
-    positional_weight: float = 0.02
-    gain: float = 220.0
+    positional_weight: float = constrained(0.02, Constraint(least=0, most=1))
+    gain: float = constrained(220.0, Constraint(least=0))
 
     def __post_init__(self) -> None:
-        names = ("output", "query", "key", "value", "positional")
-        for name in names:
+        names = tuple(PUBLISHED)
+        for name in (*names, "positional"):
             weights = as_floats(getattr(self, name), name).copy()
             if not (np.abs(weights) == 1).all():
                 raise UsageError(f"{name}: expected weights of -1 and +1")
             object.__setattr__(self, name, weights)
         shape = self.output.shape
-        if len(shape) != 2 or 0 in shape or any(getattr(self, name).shape != shape for name in names[1:4]):
-            shapes = ", ".join(f"{name} {getattr(self, name).shape}" for name in names[:4])
+        if len(shape) != 2 or 0 in shape or any(getattr(self, name).shape != shape for name in names):
+            shapes = ", ".join(f"{name} {getattr(self, name).shape}" for name in names)
             raise ShapeError(f"{shapes}: expected the same (features, types)")
         if self.positional.ndim != 3 or self.positional.shape[:2] != (3, shape[0]) or self.positional.shape[2] > 8:
             raise ShapeError(
@@ -100,18 +101,15 @@ class OneBitNetwork(ArraysAsShapes):
         if fractions.shape != shape[1:] or not (fractions >= 0).all() or abs(fractions.sum() - 1) > 1e-9:
             raise UsageError(f"fractions: expected {shape[1]} shares that sum to 1, got {fractions}")
         object.__setattr__(self, "fractions", fractions)
-        if not 0 <= self.positional_weight <= 1:
-            raise UsageError(f"positional_weight={self.positional_weight}: expected a number from 0 to 1")
+        check_fields(self)
         if not self.positional.shape[2] and self.positional_weight:
             raise UsageError("without positional bits positional_weight is 0")
-        if not 0 <= self.gain < np.inf:
-            raise UsageError(f"gain={self.gain}: expected a finite number of at least 0")
 
     @classmethod
     def published(cls) -> OneBitNetwork:
         """Return the published configuration: M = 3, L = 4, three equal types of neurons, eps = 0.02, gamma = 220.
 
-        Published means: in the authors' public code.
+        Source: the authors' public code.
         """
         signs = {
             name: np.array([[1.0 if sign == "+" else -1.0 for sign in row.replace("|", "")] for row in rows])

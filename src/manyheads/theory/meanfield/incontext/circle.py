@@ -25,18 +25,20 @@ Derived here; the paper (Kim and Suzuki, arXiv 2402.01258) has no such example.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from manyheads._arrays import as_floats, check_times
+from manyheads._arrays import check_times
+from manyheads._constraints import Constraint
 from manyheads._settings import double_precision
-from manyheads.errors import ShapeError, UsageError, check_integer
+from manyheads.errors import UsageError, check_integer
 from manyheads.theory.meanfield.incontext.gradient_flow import integrate
 from manyheads.theory.meanfield.incontext.prompt_length import Moments, check_condition, joint_loss, reduced_loss
+from manyheads.theory.meanfield.incontext.task import as_matrix
 
 TARGET, FOREIGN = 2, 1  # degrees
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -94,19 +96,6 @@ def circle_coefficient(degree: int, activation: str) -> float:
     return found
 
 
-def check_amplitudes(
-    signal: Float[ArrayLike, "2 2"], foreign: Float[ArrayLike, "2 2"]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return H and G as float64, or refuse other shapes and numbers that are not finite."""
-    found = as_floats(signal, "signal"), as_floats(foreign, "foreign")
-    for name, matrix in zip(("signal", "foreign"), found, strict=True):
-        if matrix.shape != (2, 2):
-            raise ShapeError(f"{name} of shape {matrix.shape}: expected (2, 2), amplitudes of the two harmonics")
-        if not np.isfinite(matrix).all():
-            raise UsageError(f"{name}={matrix.tolist()}: expected finite numbers")
-    return found
-
-
 def circle_moments(state: CircleState) -> Moments:
     """Return the second moments of h = H f + G g; the targets have a constant norm, so A = 2 S."""
     square = state.signal @ state.signal.T + state.foreign @ state.foreign.T
@@ -120,20 +109,13 @@ def circle_loss(state: CircleState, length: Float[ArrayLike, ""] | None = None) 
     return joint_loss(circle_moments(state), state.attention, length)
 
 
-class _Rates(NamedTuple):
-    """Learning rates of the parts of a state, and the length of prompts."""
-
-    rates: CircleState
-    length: Float[ArrayLike, ""] | None
+def _derivative(state: CircleState, args: tuple[CircleState, Any]) -> CircleState:
+    """Return the velocity for the learning rates of the parts of a state and the length of prompts."""
+    return jax.tree.map(lambda rate, slope: -rate * slope, args[0], jax.grad(circle_loss)(state, args[1]))
 
 
-def _derivative(state: CircleState, args: _Rates) -> CircleState:
-    slopes = jax.grad(circle_loss)(state, args.length)
-    return jax.tree.map(lambda rate, slope: -rate * slope, args.rates, slopes)
-
-
-def _observe(state: CircleState, args: _Rates) -> tuple[jax.Array, CircleState]:
-    return circle_loss(state, args.length), state
+def _observe(state: CircleState, args: tuple[CircleState, Any]) -> tuple[jax.Array, CircleState]:
+    return circle_loss(state, args[1]), state
 
 
 def circle_flow(
@@ -162,15 +144,8 @@ def circle_flow(
     tolerance
         Relative error of a step; the absolute one is a thousandth.
 
-    Returns
-    -------
-    CircleTrajectory
-        NumPy arrays; `attention` is None where it is instantaneous.
-
     Raises
     ------
-    ShapeError
-        A matrix that is not 2 by 2.
     UsageError
         Times that do not rise, a speed that is not positive, or an activation without a harmonic (sigmoid).
     CertificateError
@@ -183,9 +158,8 @@ def circle_flow(
     >>> found.loss.round(3).tolist()
     [0.899, 0.451, 0.0]
     """
-    start = check_amplitudes(signal, foreign)
-    if attention_speed is not None and not 0 < attention_speed < np.inf:
-        raise UsageError(f"attention_speed={attention_speed}: expected a positive number, or None for instantaneous")
+    start = as_matrix(signal, "signal", (2, 2)), as_matrix(foreign, "foreign", (2, 2))
+    Constraint(above=0).kept("attention_speed", attention_speed, "float | None")
     times = check_times(times)
     length = None if length is None else check_integer("length", length)
     kappa = [circle_coefficient(degree, activation) ** 2 for degree in (TARGET, FOREIGN)]
@@ -194,11 +168,9 @@ def circle_flow(
     with double_precision():
         slow = attention_speed is not None
         attention = jnp.linalg.inv(jnp.asarray(square)) if slow else None
-        state = CircleState(jnp.asarray(start[0]), jnp.asarray(start[1]), attention)
-        rates = CircleState(
-            jnp.asarray(kappa[0]), jnp.asarray(kappa[1]), jnp.asarray(attention_speed) if slow else None
-        )
-        args = _Rates(rates, None if length is None else jnp.asarray(float(length)))
+        state = CircleState(*jax.tree.map(jnp.asarray, (*start, attention)))
+        rates = CircleState(*jax.tree.map(jnp.asarray, (*kappa, attention_speed)))
+        args = rates, None if length is None else jnp.asarray(float(length))
         (loss, states), _ = integrate(_derivative, _observe, state, args, times, tolerance, stiff=slow)
     return CircleTrajectory(times, loss, *states)
 
@@ -212,6 +184,5 @@ def conserved_quantity(trajectory: CircleTrajectory, activation: str = "relu") -
 
 def escape_rate(foreign_mass: float, activation: str = "relu") -> float:
     r"""Return the rate :math:`\kappa_f / g^2` at which a missed target grows, from the foreign mass g² in its slot."""
-    if not 0 < foreign_mass < np.inf:
-        raise UsageError(f"foreign_mass={foreign_mass}: expected a positive number")
+    Constraint(above=0).kept("foreign_mass", foreign_mass, "float")
     return circle_coefficient(TARGET, activation) ** 2 / foreign_mass

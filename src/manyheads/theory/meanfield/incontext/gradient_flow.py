@@ -12,7 +12,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
 
-from manyheads.errors import CertificateError, UsageError
+from manyheads._constraints import Constraint
+from manyheads.errors import CertificateError
 from manyheads.theory.meanfield.initial_value import solve_initial_value
 from manyheads.theory.runge_kutta import runge_kutta_step
 
@@ -24,14 +25,8 @@ def _flat(derivative: Derivative, flat: jax.Array, like: Any, args: Any) -> jax.
     return ravel_pytree(derivative(ravel_pytree(like)[1](flat), args))[0]
 
 
-@partial(jax.jit, static_argnums=0)
-def _slope(derivative: Derivative, flat: jax.Array, like: Any, args: Any) -> jax.Array:
-    return _flat(derivative, flat, like, args)
-
-
-@partial(jax.jit, static_argnums=0)
-def _jacobian(derivative: Derivative, flat: jax.Array, like: Any, args: Any) -> jax.Array:
-    return jax.jacfwd(_flat, argnums=1)(derivative, flat, like, args)
+_slope = jax.jit(_flat, static_argnums=0)
+_jacobian = jax.jit(jax.jacfwd(_flat, argnums=1), static_argnums=0)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -53,16 +48,8 @@ def integrate(
     Called in double precision. `derivative` and `observe` are functions of a module, so that they compile once. The
     method is DOP853, or Radau with the exact Jacobian where the flow is stiff; the tolerance is that of a step,
     relative, and a thousandth of it absolute.
-
-    Raises
-    ------
-    UsageError
-        A tolerance that is not between 0 and 1: steps of a NaN tolerance never end.
-    CertificateError
-        The step size vanishes on the way, or values are not finite.
     """
-    if not 0 < tolerance < 1:
-        raise UsageError(f"tolerance={tolerance}: expected a relative error between 0 and 1")
+    Constraint(above=0, below=1).kept("tolerance", tolerance, "float")
     start, unravel = ravel_pytree(state)
     implicit = {"jac": lambda time, flat: np.asarray(_jacobian(derivative, flat, state, args))} if stiff else {}
     path = solve_initial_value(
@@ -102,21 +89,12 @@ def integrate_in_steps(
 
     For flows that are not smooth, where steps of controlled error vanish: ReLU neurons have a kink whenever one of
     them crosses a node. One program, compiled once for a number of records.
-
-    Raises
-    ------
-    UsageError
-        A step that is not positive and finite.
-    CertificateError
-        Values that are not finite.
     """
-    if not 0 < step < np.inf:
-        raise UsageError(f"step={step}: expected a positive, finite step in mean-field time")
+    Constraint(above=0).kept("step", step, "float")
     lengths = np.diff(times, prepend=0.0)
     counts = np.maximum(np.ceil(lengths / step), 1).astype(np.int32)
     end, found = _steps(derivative, observe, state, args, (jnp.asarray(counts), jnp.asarray(lengths / counts)))
-    finite = [np.isfinite(leaf).reshape(len(leaf), -1).all(1) for leaf in jax.tree.leaves(found)]
-    whole = np.logical_and.reduce([np.asarray(each) for each in finite])
+    whole = np.all([np.isfinite(leaf).reshape(len(leaf), -1).all(1) for leaf in jax.tree.leaves(found)], axis=0)
     if not whole.all():
         raise CertificateError(
             "the gradient flow leaves the finite numbers: take a smaller step",

@@ -31,10 +31,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from manyheads._arrays import as_floats
 from manyheads.errors import CertificateError, ShapeError, UsageError
-from manyheads.theory.meanfield.incontext.prompt_length import check_attention, check_condition, check_representation
-from manyheads.theory.meanfield.incontext.task import FeatureTask
+from manyheads.theory.meanfield.incontext.prompt_length import check_condition
+from manyheads.theory.meanfield.incontext.task import FeatureTask, as_matrix
 
 if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Float
@@ -63,11 +62,9 @@ def saddle_levels(covariance: Float[ArrayLike, "k k"]) -> Float[np.ndarray, " le
     >>> saddle_levels(np.diag([1.0, 0.49, 0.16])).round(3).tolist()
     [0.08, 0.245, 0.325, 0.5, 0.58, 0.745, 0.825]
     """
-    matrix = as_floats(covariance, "covariance")
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
-        raise ShapeError(f"covariance: shape {matrix.shape}, expected a square matrix")
-    if not np.isfinite(matrix).all():
-        raise UsageError("covariance: expected finite numbers")
+    matrix = as_matrix(covariance, "covariance")
+    if matrix.shape[0] != matrix.shape[1]:
+        raise ShapeError(f"covariance of shape {matrix.shape}: expected a square matrix")
     size = np.abs(matrix).max()
     values = np.linalg.eigvalsh(matrix)
     if np.abs(matrix - matrix.T).max() > 1e-9 * size or values[0] < -1e-9 * size or len(values) > 16:
@@ -84,7 +81,8 @@ def attention_fixed_point(
     The flow is linear: in the eigenvectors of C^T C and S its entries converge at the products of their eigenvalues,
     or stay where that product is zero (below 1e-12 of the largest).
     """
-    h, weights = check_representation(task, representation), check_attention(task, start)
+    h = as_matrix(representation, "representation", task.targets.shape)
+    weights = as_matrix(start, "start", (task.features, task.features))
     second, cross = h.T @ h / len(h), task.targets.T @ h / len(h)
     check_condition(second, "the representation")
     values, left = np.linalg.eigh(second)
@@ -105,12 +103,7 @@ class EscapeDirection(NamedTuple):
 
 
 def escape_direction(task: FeatureTask, representation: Float[ArrayLike, "nodes k"]) -> EscapeDirection:
-    """Return the direction of negative curvature at a saddle, in closed form.
-
-    Parameters
-    ----------
-    representation
-        h at the task's nodes, at a critical point.
+    """Return the direction of negative curvature at a saddle h, in closed form.
 
     Raises
     ------
@@ -130,7 +123,7 @@ def escape_direction(task: FeatureTask, representation: Float[ArrayLike, "nodes 
     >>> round(found.loss, 6), round(found.curvature, 6), round(found.bound, 6)
     (0.5, -1.0, -0.5)
     """
-    h, f = check_representation(task, representation), task.targets
+    h, f = as_matrix(representation, "representation", task.targets.shape), task.targets
     second = h.T @ h / len(h)
     check_condition(second, "the representation")
     factor = cho_factor(second)

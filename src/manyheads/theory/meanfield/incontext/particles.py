@@ -28,16 +28,10 @@ from jaxtyping import ArrayLike, Float
 from manyheads._arrays import as_floats, check_generator, check_times
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError, check_integer
-from manyheads.theory.meanfield.incontext.circle import (
-    FOREIGN,
-    TARGET,
-    activation_of,
-    check_amplitudes,
-    circle_coefficient,
-)
+from manyheads.theory.meanfield.incontext.circle import FOREIGN, TARGET, activation_of, circle_coefficient
 from manyheads.theory.meanfield.incontext.gradient_flow import integrate, integrate_in_steps
 from manyheads.theory.meanfield.incontext.prompt_length import LARGEST_CONDITION, Moments, check_condition, reduced_loss
-from manyheads.theory.meanfield.incontext.task import FeatureTask, harmonics
+from manyheads.theory.meanfield.incontext.task import FeatureTask, as_matrix, harmonics
 
 CHUNK = 4096  # particles whose activations are held at once
 Layers = Literal["outer", "both"]
@@ -68,21 +62,8 @@ def circle_particles(
 ) -> Particles:
     """Place first-layer weights on the circle, with the second layer whose limit is h = H f + G g.
 
-    Parameters
-    ----------
-    signal, foreign
-        H and G.
-    width
-        Number N of particles.
-    rng
-        Independent uniform angles; None for equidistant ones, a quadrature of the infinite width.
-
-    Raises
-    ------
-    ShapeError
-        A matrix that is not 2 by 2.
-    UsageError
-        Numbers that are not finite, a width below 1, or an activation without a harmonic (sigmoid).
+    `signal` and `foreign` are H and G. Angles are independent and uniform with a generator; without one they are
+    equidistant, a quadrature of the infinite width. An activation without a harmonic (sigmoid) is refused.
 
     Examples
     --------
@@ -90,12 +71,12 @@ def circle_particles(
     >>> circle_particles(np.eye(2), np.eye(2), 8).outer.shape
     (8, 2)
     """
-    width, amplitudes = check_integer("width", width), check_amplitudes(signal, foreign)
+    width, amplitudes = check_integer("width", width), {"signal": (TARGET, signal), "foreign": (FOREIGN, foreign)}
     share = np.arange(width) / width if rng is None else check_generator(rng).random(width)
     angles = 2 * np.pi * share
     outer = sum(
-        harmonics(degree, angles) @ each.T / circle_coefficient(degree, activation)
-        for degree, each in zip((TARGET, FOREIGN), amplitudes, strict=True)
+        harmonics(degree, angles) @ as_matrix(each, name, (2, 2)).T / circle_coefficient(degree, activation)
+        for name, (degree, each) in amplitudes.items()
     )
     return Particles(np.asarray(outer), np.stack([np.cos(angles), np.sin(angles)], 1))
 
@@ -145,8 +126,6 @@ def particle_flow(
 
     Raises
     ------
-    ShapeError
-        Particles that do not fit the task.
     UsageError
         Another activation or choice of layers, times that do not rise, a step that is not positive or not for both
         layers, or none for both layers with ReLU.
@@ -236,11 +215,8 @@ class _Problem(eqx.Module):
 
     def represent(self, state: tuple[jax.Array, jax.Array]) -> jax.Array:
         """Return h of the particles."""
-        return _represent(*state, self.inputs, self.activation)
-
-
-def _represent(outer: jax.Array, inner: jax.Array, inputs: jax.Array, activation: str) -> jax.Array:
-    return activation_of(activation)(inputs @ inner.T) @ outer / len(outer)
+        outer, inner = state
+        return activation_of(self.activation)(self.inputs @ inner.T) @ outer / len(outer)
 
 
 def _derivative(state: tuple[jax.Array, jax.Array], problem: _Problem) -> Any:

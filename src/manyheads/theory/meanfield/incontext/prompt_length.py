@@ -34,10 +34,9 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 from scipy.linalg import cho_factor, cho_solve
 
-from manyheads._arrays import as_floats
 from manyheads._settings import double_precision
-from manyheads.errors import CertificateError, ShapeError, UsageError, check_integer
-from manyheads.theory.meanfield.incontext.task import FeatureTask
+from manyheads.errors import CertificateError, check_integer
+from manyheads.theory.meanfield.incontext.task import FeatureTask, as_matrix
 
 LARGEST_CONDITION = 1e12  # of the second moments of the representation: four digits are left in double precision
 
@@ -99,19 +98,11 @@ def solve_attention(
 ) -> OptimalAttention:
     r"""Solve the two-timescale limit: the attention matrix of least loss for a fixed representation.
 
-    Parameters
-    ----------
-    representation
-        h at the task's nodes, as many columns as target features.
-    length
-        Pairs n of a prompt; None for infinitely many, where :math:`W = S^{-1}` is returned, which satisfies the
-        paper's :math:`C W = C S^{-1}` (:math:`\Sigma_{\mu^\circ\mu} W_\mu = \Sigma_{\mu^\circ\mu}
-        \Sigma_{\mu\mu}^{-1}`) also where C is singular and W is not unique.
+    The representation is h at the task's nodes. For infinitely many pairs (`length` None) :math:`W = S^{-1}` is
+    returned, which satisfies the paper's :math:`C W = C S^{-1}` also where C is singular and W is not unique.
 
     Raises
     ------
-    ShapeError
-        A representation of another shape than the targets.
     CertificateError
         Second moments of the representation, or of the prompt's average, whose condition number exceeds 1e12.
 
@@ -123,7 +114,7 @@ def solve_attention(
     >>> (found.weights.round(9) + 0.0).tolist(), round(found.condition, 9), abs(found.loss) < 1e-12
     ([[0.25, 0.0], [0.0, 0.25]], 1.0, True)
     """
-    h = check_representation(task, representation)
+    h = as_matrix(representation, "representation", task.targets.shape)
     with double_precision():
         moments = _moments(task, h)
         condition = check_condition(moments.representation, "the representation")
@@ -168,8 +159,8 @@ def prompt_loss(
     >>> [round(prompt_loss(task, task.targets, np.eye(2), length), 6) for length in (1, 10, None)]
     [1.0, 0.1, 0.0]
     """
-    h = check_representation(task, representation)
-    weights = check_attention(task, attention)
+    h = as_matrix(representation, "representation", task.targets.shape)
+    weights = as_matrix(attention, "attention", (task.features, task.features))
     length = None if length is None else check_integer("length", length)
     return float(joint_loss(_moments(task, h), weights, length))  # type: ignore[arg-type]
 
@@ -180,26 +171,6 @@ def length_coefficient(
     """Return c of the exact loss L + c/n at n pairs a prompt."""
     single = prompt_loss(task, representation, attention, 1)
     return single - prompt_loss(task, representation, attention)
-
-
-def check_representation(task: FeatureTask, representation: Float[ArrayLike, "nodes k"]) -> np.ndarray:
-    """Return h as float64, of the shape of the targets."""
-    h = as_floats(representation, "representation")
-    if h.shape != task.targets.shape:
-        raise ShapeError(f"representation: shape {h.shape}, expected {task.targets.shape} as the targets")
-    if not np.isfinite(h).all():
-        raise UsageError("representation: expected finite numbers")
-    return h
-
-
-def check_attention(task: FeatureTask, attention: Float[ArrayLike, "k k"]) -> np.ndarray:
-    """Return W as float64, with a row and a column for every feature."""
-    weights = as_floats(attention, "attention")
-    if weights.shape != (task.features, task.features):
-        raise ShapeError(f"attention: shape {weights.shape}, expected {(task.features, task.features)}")
-    if not np.isfinite(weights).all():
-        raise UsageError("attention: expected finite numbers")
-    return weights
 
 
 def _moments(task: FeatureTask, h: np.ndarray) -> Moments:

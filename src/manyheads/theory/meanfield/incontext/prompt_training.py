@@ -33,13 +33,15 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from manyheads._arrays import check_generator, check_times
+from manyheads._constraints import Constraint
 from manyheads._settings import double_precision
-from manyheads.errors import CertificateError, ShapeError, UsageError, check_integer
+from manyheads.errors import ShapeError, UsageError, check_integer
 from manyheads.theory.meanfield.incontext.circle import activation_of
 from manyheads.theory.meanfield.incontext.gradient_flow import integrate_in_steps
 from manyheads.theory.meanfield.incontext.particles import Particles, check_particles
-from manyheads.theory.meanfield.incontext.prompt_length import Moments, check_attention, joint_loss
-from manyheads.theory.meanfield.incontext.task import FeatureTask
+from manyheads.theory.meanfield.incontext.prompt_length import Moments, joint_loss
+from manyheads.theory.meanfield.incontext.task import FeatureTask, as_matrix
+from manyheads.theory.meanfield.initial_value import refuse_divergence
 
 ACTIVATION = "sigmoid"
 
@@ -111,17 +113,8 @@ def saddle_start(
     smallest addition that gives :math:`C_{jj} = \varepsilon g\sqrt{(S_\circ)_{jj}}` and no other overlap. The
     attention is :math:`S^{-1}`.
 
-    Parameters
-    ----------
-    inner
-        First-layer weights (N, d), d at least twice the number of features.
-    foreign, signal
-        g, and eps: overlap of each target with its slot, relative to g.
-
-    Raises
-    ------
-    ShapeError
-        First-layer weights that do not fit the task, or too few directions or neurons.
+    `inner` are first-layer weights (N, d), d at least twice the number of features; `foreign` is g and `signal` is eps,
+    the overlap of each target with its slot, relative to g.
     """
     inner, count = np.asarray(inner, np.float64), task.features
     dim = task.inputs.shape[1]
@@ -174,21 +167,11 @@ def joint_flow(
 ) -> TrainingTrajectory:
     """Integrate the gradient flow of the exact loss at n pairs, of both layers and of the attention.
 
-    Parameters
-    ----------
-    weights
-        At time 0.
-    times
-        Recorded times, rising, in mean-field time.
-    length, attention_speed
-        Pairs n of a prompt; speed r of the attention relative to the mean-field time.
-    step
-        Largest size of the Runge-Kutta steps; below 2.8 over r times the largest eigenvalues of S and C^T C.
+    Times are mean-field times and rise. Stable `step` sizes of the Runge-Kutta method are below 2.8 over r times the
+    largest eigenvalues of S and C^T C, r the attention speed.
 
     Raises
     ------
-    UsageError
-        An attention speed or a step that is not positive and finite.
     CertificateError
         The flow leaves the finite numbers.
     """
@@ -196,8 +179,7 @@ def joint_flow(
     with double_precision():
         problem = _Problem.of(task, length, attention_speed, activation)
         found, end = integrate_in_steps(_derivative, _observe, jax.tree.map(jnp.asarray, start), problem, times, step)
-    loss, limit_loss, cross, explained = found
-    return TrainingTrajectory(times, loss, limit_loss, cross, explained, np.full(times.shape, np.nan), end)
+    return TrainingTrajectory._make((times, *found, np.full(times.shape, np.nan), end))
 
 
 def train_on_prompts(
@@ -216,23 +198,11 @@ def train_on_prompts(
 ) -> TrainingTrajectory:
     """Train by SGD on batches of prompts, drawn without replacement in every epoch, in the precision of the prompts.
 
-    Parameters
-    ----------
-    weights, prompts
-        Initial weights; prompts trained on.
-    rng
-        Of the order of the prompts.
-    length
-        Pairs n, at which the exact loss is reported.
-    attention_speed, learning_rate
-        r, and the step in mean-field time: particles move by N times its product with the gradient.
-    batch, records, record_every
-        Prompts of a step; number of records after the first one, and steps between them.
+    The exact loss is reported at `length` pairs. The learning rate is a step in mean-field time: particles move by N
+    times its product with the gradient. There are `records` records after the first one, `record_every` steps apart.
 
     Raises
     ------
-    UsageError
-        A batch of more prompts than there are, or a learning rate or attention speed that is not positive.
     CertificateError
         Training diverges.
     """
@@ -240,8 +210,7 @@ def train_on_prompts(
     batch, records = check_integer("batch", batch), check_integer("records", records)
     record_every = check_integer("record_every", record_every)
     rng = check_generator(rng)
-    if not 0 < learning_rate < np.inf:
-        raise UsageError(f"learning_rate={learning_rate}: expected a positive number")
+    Constraint(above=0).kept("learning_rate", learning_rate, "float")
     if batch > count:
         raise UsageError(f"batch={batch}: expected at most the {count} prompts")
     total = records * record_every * batch
@@ -250,16 +219,9 @@ def train_on_prompts(
     start = jax.tree.map(lambda each: jnp.asarray(each, dtype), _check_weights(task, weights))
     problem = _Problem.of(task, length, attention_speed, activation, dtype)
     plan = jnp.asarray(order.reshape(records, record_every, batch))
-    (loss, *found, sample), end = jax.tree.map(np.asarray, _train(start, problem, prompts, plan, learning_rate))
-    if not np.isfinite(loss).all():
-        raise CertificateError(
-            "training diverged: lower learning_rate or attention_speed",
-            measured=float(np.isfinite(loss).mean()),
-            threshold=1.0,
-        )
-    times = learning_rate * record_every * np.arange(records + 1)
-    limit_loss, cross, explained = found
-    return TrainingTrajectory(times, loss, limit_loss, cross, explained, sample, end)
+    found, end = jax.tree.map(np.asarray, _train(start, problem, prompts, plan, learning_rate))
+    refuse_divergence(found[0], "lower learning_rate or attention_speed")
+    return TrainingTrajectory._make((learning_rate * record_every * np.arange(records + 1), *found, end))
 
 
 class _Problem(eqx.Module):
@@ -277,8 +239,7 @@ class _Problem(eqx.Module):
         cls, task: FeatureTask, length: int, speed: float, activation: str, dtype: DTypeLike = np.float64
     ) -> _Problem:
         """Collect, and refuse a speed that is not positive."""
-        if not 0 < speed < np.inf:
-            raise UsageError(f"attention_speed={speed}: expected a positive number")
+        Constraint(above=0).kept("attention_speed", speed, "float")
         pairs = float(check_integer("length", length))
         inputs, targets = jnp.asarray(task.inputs, dtype), jnp.asarray(task.targets, dtype)
         noise, n, r = (jnp.asarray(each, dtype) for each in (task.label_noise, pairs, speed))
@@ -346,4 +307,4 @@ def _train(
 
 def _check_weights(task: FeatureTask, weights: TransformerWeights) -> TransformerWeights:
     outer, inner = check_particles(task, weights[:2])
-    return TransformerWeights(outer, inner, check_attention(task, weights.attention))
+    return TransformerWeights(outer, inner, as_matrix(weights.attention, "attention", (task.features,) * 2))

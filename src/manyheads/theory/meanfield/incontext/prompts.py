@@ -12,8 +12,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from manyheads._settings import double_precision
 from manyheads.errors import check_integer
-from manyheads.theory.meanfield.incontext.prompt_length import check_attention, check_representation
-from manyheads.theory.meanfield.incontext.task import FeatureTask
+from manyheads.theory.meanfield.incontext.task import FeatureTask, as_matrix
 
 PAIRS = 1 << 19  # pairs that are held at once
 
@@ -36,22 +35,10 @@ def draw_prompt_losses(
     """Draw prompts of a length and return the loss of the transformer on each.
 
     Labels have noise of the task's variance; tasks are standard normal. `averaged` is a loss of the same mean and a
-    smaller variance, available where the labels have no noise (NaN otherwise).
-
-    Parameters
-    ----------
-    representation, attention
-        h at the task's nodes; W.
-    length, prompts
-        Pairs of a prompt; number of prompts. Memory is bounded: chunks of half a million pairs.
-
-    Raises
-    ------
-    ShapeError
-        Arrays that do not fit the task.
+    smaller variance, available where the labels have no noise (NaN otherwise). Half a million pairs are held at once.
     """
-    h = check_representation(task, representation)
-    weights = check_attention(task, attention)
+    h = as_matrix(representation, "representation", task.targets.shape)
+    weights = as_matrix(attention, "attention", (task.features, task.features))
     length, prompts = check_integer("length", length), check_integer("prompts", prompts)
     chunk = max(1, min(prompts, PAIRS // length))
     with double_precision():

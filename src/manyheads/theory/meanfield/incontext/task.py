@@ -16,11 +16,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from manyheads._arrays import as_floats, check_generator
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads._overview import ArraysAsShapes
 from manyheads.errors import ShapeError, UsageError, check_integer
 
 if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Float
+
+
+def as_matrix(
+    value: Float[ArrayLike, "rows columns"], name: str, shape: tuple[int, int] | None = None
+) -> Float[np.ndarray, "rows columns"]:
+    """Return a matrix of finite numbers as float64, of a given shape, or refuse it."""
+    matrix = as_floats(value, name)
+    if matrix.ndim != 2 or not matrix.size or matrix.shape != (shape or matrix.shape):
+        raise ShapeError(f"{name} of shape {matrix.shape}: expected {shape or 'a matrix with one row or more'}")
+    if not np.isfinite(matrix).all():
+        raise UsageError(f"{name}: expected finite numbers")
+    return matrix
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,20 +64,14 @@ class FeatureTask(ArraysAsShapes):
 
     inputs: Float[np.ndarray, "nodes input_dim"]
     targets: Float[np.ndarray, "nodes features"]
-    label_noise: float = 0.0
+    label_noise: float = constrained(0.0, Constraint(least=0))
 
     def __post_init__(self) -> None:
         for name in ("inputs", "targets"):
-            value = as_floats(getattr(self, name), name)
-            if value.ndim != 2 or not value.size:
-                raise ShapeError(f"{name}: shape {value.shape}, expected a matrix with one row a node")
-            if not np.isfinite(value).all():
-                raise UsageError(f"{name}: expected finite numbers")
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, as_matrix(getattr(self, name), name))
         if len(self.inputs) != len(self.targets):
             raise ShapeError(f"inputs have {len(self.inputs)} nodes and targets {len(self.targets)}: expected as many")
-        if not 0 <= self.label_noise < np.inf:
-            raise UsageError(f"label_noise={self.label_noise}: expected a variance, at least 0")
+        check_fields(self)
 
     @property
     def features(self) -> int:
@@ -114,43 +121,22 @@ def circle_task(
         )
     nodes = check_integer("nodes", nodes, 4 * max(degrees) + 1)
     angles = 2 * np.pi * np.arange(nodes) / nodes
-    columns = []
-    for place, (degree, amplitude) in enumerate(zip(degrees, sizes.tolist(), strict=True)):
-        cosine, sine = harmonics(degree, angles).T
-        columns.append(amplitude * (sine if degree in degrees[:place] else cosine))
+    columns = [
+        amplitude * harmonics(degree, angles)[:, int(degree in degrees[:place])]
+        for place, (degree, amplitude) in enumerate(zip(degrees, sizes.tolist(), strict=True))
+    ]
     return FeatureTask(np.stack([np.cos(angles), np.sin(angles)], 1), np.stack(columns, 1))
 
 
 def ridge_task(
-    dim: int,
-    eigenvalues: Sequence[float],
-    nodes: int,
-    rng: np.random.Generator,
-    steepness: float = 0.7,
+    dim: int, eigenvalues: Sequence[float], nodes: int, rng: np.random.Generator, steepness: float = 0.7
 ) -> FeatureTask:
     r"""Return sigmoid ridge functions of orthogonal directions as target features, on normal inputs.
 
     Feature j is :math:`\sigma(\gamma x_j) - 1/2`, decorrelated on the nodes and scaled to the eigenvalue j. Inputs come
     in opposite pairs, so that all features have mean zero exactly.
 
-    Parameters
-    ----------
-    dim
-        Dimension d of the inputs, at least the number of features.
-    eigenvalues
-        Of the covariance of the features, positive.
-    nodes
-        Inputs that are drawn, an even number.
-    rng
-        Of the inputs.
-    steepness
-        The factor gamma, positive.
-
-    Raises
-    ------
-    UsageError
-        Fewer dimensions than features, an odd number of nodes or too few, eigenvalues or a steepness not positive, or
-        no generator.
+    The dimension d is at least the number of features, `nodes` is even, eigenvalues and the steepness gamma positive.
 
     Examples
     --------
@@ -158,14 +144,11 @@ def ridge_task(
     [[1.0, 0.0], [0.0, 0.2]]
     """
     variances = np.asarray(eigenvalues, np.float64)
-    dim, nodes = (
-        check_integer("dim", dim, max(variances.size, 1)),
-        check_integer("nodes", nodes, 2 * variances.size + 2),
-    )
+    dim = check_integer("dim", dim, max(variances.size, 1))
+    nodes = check_integer("nodes", nodes, 2 * variances.size + 2)
     if nodes % 2 or variances.ndim != 1 or not (np.isfinite(variances).all() and (variances > 0).all()):
         raise UsageError(f"nodes={nodes}, eigenvalues={eigenvalues}: expected an even number and positive eigenvalues")
-    if not 0 < steepness < np.inf:
-        raise UsageError(f"steepness={steepness}: expected a positive number")
+    Constraint(above=0).kept("steepness", steepness, "float")
     half = check_generator(rng).standard_normal((nodes // 2, dim))
     ridges = np.tanh(steepness * half[:, : variances.size] / 2) / 2
     factor = np.linalg.cholesky(ridges.T @ ridges / len(half))

@@ -26,10 +26,16 @@ class WideTraining(NamedTuple):
     level: float  # a weight is frozen from here on
 
 
+@takes_arrays
 @partial(jax.jit, static_argnames="training")
-def _train_alone(
-    weights: jax.Array, logits: jax.Array, gains: jax.Array, training: WideTraining, key: jax.Array
-) -> jax.Array:
+def train_alone(
+    weights: Float[Array, "networks neurons tokens"],
+    logits: Float[Array, "networks neurons tokens"],
+    gains: Float[Array, " tokens"],
+    training: WideTraining,
+    key: jax.Array,
+) -> Float[Array, "networks neurons tokens"]:
+    """Train with constant gains and return the time at which each weight reaches the level, inf if it does not."""
     tokens = weights.shape[-1]
 
     def step(state: Any, number: jax.Array) -> tuple[Any, None]:
@@ -46,19 +52,12 @@ def _train_alone(
 
 
 @takes_arrays
-def train_alone(
-    weights: Float[Array, "networks neurons tokens"],
-    logits: Float[Array, "networks neurons tokens"],
-    gains: Float[Array, " tokens"],
-    training: WideTraining,
-    key: jax.Array,
-) -> Float[Array, "networks neurons tokens"]:
-    """Train with constant gains and return the time at which each weight reaches the level, inf if it does not."""
-    return _train_alone(weights, logits, gains, training, key)
-
-
 @partial(jax.jit, static_argnames="training")
-def _train_together(weights: jax.Array, target: jax.Array, training: WideTraining, key: jax.Array) -> jax.Array:
+def train_together(
+    weights: Float[Array, "networks neurons"], target: Float[Array, ""], training: WideTraining, key: jax.Array
+) -> Float[Array, "networks neurons"]:
+    """Train on a shared squared loss from uniform attention and return the change of each neuron's output."""
+
     def step(state: Any, number: jax.Array) -> tuple[Any, None]:
         v, z = state
         seen = jax.random.bernoulli(jax.random.fold_in(key, number), 0.5, (training.batch,)).mean() * 2
@@ -68,11 +67,3 @@ def _train_together(weights: jax.Array, target: jax.Array, training: WideTrainin
 
     (v, z), _ = jax.lax.scan(step, (weights, jnp.zeros_like(weights)), jnp.arange(training.steps))
     return v * jnp.exp(z) - weights
-
-
-@takes_arrays
-def train_together(
-    weights: Float[Array, "networks neurons"], target: Float[Array, ""], training: WideTraining, key: jax.Array
-) -> Float[Array, "networks neurons"]:
-    """Train on a shared squared loss from uniform attention and return the change of each neuron's output."""
-    return _train_together(weights, target, training, key)

@@ -20,9 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from manyheads._constraints import Constraint
 from manyheads._settings import double_precision
-from manyheads.errors import CertificateError, UsageError, check_integer
+from manyheads.errors import UsageError, check_integer
 from manyheads.theory.meanfield.incontext.linear_attention.regression import InContextRegression, Prompts
+from manyheads.theory.meanfield.initial_value import refuse_divergence
 
 
 class MergedHeads(NamedTuple):
@@ -78,27 +80,9 @@ class HeadTraining:
 
 
 def draw_heads(key: jax.Array, dim: int, heads: int, std: float, rank: int | None = 1) -> Heads:
-    """Draw all weights from a normal distribution.
-
-    Parameters
-    ----------
-    key
-        Random key.
-    dim, heads
-        D and H.
-    std
-        Standard deviation of every weight.
-    rank
-        R of separate keys and queries; None for merged key-query weights.
-
-    Raises
-    ------
-    UsageError
-        A size below 1, or a standard deviation that is not positive.
-    """
+    """Draw all weights from a normal distribution; `rank` R of separate keys and queries, None for merged weights."""
     dim, heads = check_integer("dim", dim), check_integer("heads", heads)
-    if not 0 < std < np.inf:
-        raise UsageError(f"std={std}: expected a positive number")
+    Constraint(above=0).kept("std", std, "float")
     first, second, third = jax.random.split(key, 3)
     shape = (heads, dim, dim) if rank is None else (heads, check_integer("rank", rank), dim)
     with double_precision():
@@ -161,19 +145,14 @@ def train_heads(
     check_heads(task, heads)
     records = check_integer("records", records)
     batch = None if batch is None else check_integer("batch", batch)
-    if not (0 < duration < np.inf and 0 < learning_rate < np.inf):
-        raise UsageError(f"duration={duration}, learning_rate={learning_rate}: expected positive numbers")
+    for name, value in (("duration", duration), ("learning_rate", learning_rate)):
+        Constraint(above=0).kept(name, value, "float")
     every = int(np.ceil(duration / (learning_rate * records)))
     with double_precision():
         final, circuits = _descend(task, heads, key, learning_rate, every, batch, records)
         circuits = jnp.concatenate([heads.circuit()[None], circuits])
         losses = np.asarray(task.loss(circuits))
-    if not np.isfinite(losses).all():
-        raise CertificateError(
-            f"training diverged: decrease learning_rate={learning_rate:g}",
-            measured=float(np.isfinite(losses).mean()),
-            threshold=1.0,
-        )
+    refuse_divergence(losses, f"decrease learning_rate={learning_rate:g}")
     times = learning_rate * every * np.arange(records + 1)
     return HeadTraining(times, np.asarray(circuits), losses, jax.tree.map(np.asarray, final))
 

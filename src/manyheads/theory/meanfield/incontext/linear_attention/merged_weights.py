@@ -49,8 +49,6 @@ class SingleDrop:
     def half_times(self) -> Float[np.ndarray, " dim"]:
         """Time at which half of each eigenvector is learned."""
         crossings = [lambda time, state, d=d: self._shares(state)[d] - 0.5 for d in range(self.task.dim)]
-        for crossing in crossings:
-            crossing.terminal = False  # type: ignore[attr-defined]
         slowest = self.task.spectrum[-1] ** 2
         horizon = (np.log1p(1 / self.size) + 10) / slowest + 10 / (slowest * self.task.spectrum[-1])
         found = solve_ivp(self._field, (0.0, float(horizon)), self._start(), events=crossings, **PRECISION)

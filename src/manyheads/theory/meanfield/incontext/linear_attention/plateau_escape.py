@@ -39,7 +39,8 @@ import numpy as np
 from scipy.integrate import solve_ivp
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.theory.meanfield.incontext.linear_attention.heads import SeparateHeads, check_heads
+from manyheads.theory.meanfield.incontext.linear_attention.heads import Heads, MergedHeads, SeparateHeads, check_heads
+from manyheads.theory.meanfield.incontext.linear_attention.merged_weights import SingleDrop, predict_single_drop
 from manyheads.theory.meanfield.incontext.linear_attention.regression import InContextRegression
 
 if TYPE_CHECKING:
@@ -196,3 +197,36 @@ def _until_divergence(state: _Plateau, growth: np.ndarray) -> Any:
         largest = float(np.abs(solution.y[heads:, -1]).max())
         raise CertificateError("no head grows: draw other weights", measured=largest, threshold=LARGEST_VALUE)
     return solution
+
+
+def predict_drops(task: InContextRegression, heads: Heads) -> SingleDrop | Staircase:
+    """Predict when the loss of linear attention drops under gradient flow.
+
+    Parameters
+    ----------
+    task
+        In-context linear regression.
+    heads
+        Initial weights, as `draw_heads` returns them: merged, or separate with rank-one keys and queries.
+
+    Returns
+    -------
+    `half_times`, (D,), at which half of each eigenvector is learned, and `learned(times)`, (T, D), the share of its
+    optimum that the circuit has reached; times are steps times learning rate.
+
+    Raises
+    ------
+    UsageError
+        Heads of another dimension, or separate heads of a rank above one.
+    CertificateError
+        Separate heads whose initialization is so large that drops overlap, or from which none grows.
+
+    Examples
+    --------
+    >>> import jax
+    >>> from manyheads.theory.meanfield.incontext.linear_attention.heads import draw_heads
+    >>> task = InContextRegression((1.0, 0.5), prompt_length=32)
+    >>> [drop.direction for drop in predict_drops(task, draw_heads(jax.random.key(0), 2, 4, 0.02)).drops]
+    [0, 1]
+    """
+    return predict_single_drop(task, heads) if isinstance(heads, MergedHeads) else predict_staircase(task, heads)

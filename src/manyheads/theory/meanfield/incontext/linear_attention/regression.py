@@ -75,16 +75,10 @@ class InContextRegression:
     def __post_init__(self) -> None:
         check_integers(self, "prompt_length")
         found = as_floats(self.eigenvalues, "eigenvalues")
-        if found.ndim != 1:
-            raise UsageError(f"eigenvalues={self.eigenvalues}: expected one or more, such as (1.0, 0.5)")
-        values = tuple(found.tolist())
-        object.__setattr__(self, "eigenvalues", values)
-        if (
-            not values
-            or not all(0 < value < np.inf for value in values)
-            or sorted(values, reverse=True) != list(values)
-        ):
-            raise UsageError(f"eigenvalues={values}: give positive numbers in decreasing order")
+        positive = found.ndim == 1 and found.size and ((found > 0) & (found < np.inf)).all()
+        if not positive or (np.diff(found) > 0).any():
+            raise UsageError(f"eigenvalues={self.eigenvalues}: give positive numbers in decreasing order")
+        object.__setattr__(self, "eigenvalues", tuple(found.tolist()))
 
     @property
     def dim(self) -> int:
