@@ -70,7 +70,10 @@ def public_functions():
     for wing, names in modules():
         for name in names:
             value = getattr(importlib.import_module(f"manyheads.{wing}"), name)
-            if isinstance(value, types.ModuleType) or not callable(value):
+            ours = getattr(value, "__module__", "").startswith("manyheads") and not isinstance(
+                value, types.GenericAlias
+            )
+            if isinstance(value, types.ModuleType) or not callable(value) or not ours:
                 continue
             if not inspect.isclass(value):
                 found |= {f"{wing}.{name}"} if takes_arrays(value) else set()

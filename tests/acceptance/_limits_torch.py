@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
-from tests.scaling.torch.test_groups import distance_from_mup, folded_curves
+from tests.scaling.torch.test_folding import folded_curves
+from tests.scaling.torch.test_groups import distance_from_mup
 from tests.scaling.torch_models import BASE, FAMILIES, build, grown
 
 from manyheads.scaling import BaseHyperparameters, Parametrization, audit_model, initialize_model, torch_groups

@@ -63,7 +63,7 @@ def rate_decides(rng, bottom_ends=None):
 
 
 def test_a_correlation_that_the_rate_makes_vanishes_within_it(rng):
-    found = RunSummary(on_grid(rate_decides(rng)), 20.0)
+    found = RunSummary(on_grid(rate_decides(rng), xr.Dataset()), 20.0)
     rise = found.rise.mean("layer")
     assert found.correlation(rise).max() < -0.5
     assert found.correlation(rise, within=True).min() > 0.5
@@ -118,7 +118,7 @@ def test_a_diverged_run_counts_with_what_it_had(rng):
     trained = rate_decides(rng)
     trained["validation_loss"][0, 0, 6:] = np.nan
     trained["entropy"][0, 0, 6:] = np.nan
-    found = RunSummary(on_grid(trained), 20.0)
+    found = RunSummary(on_grid(trained, xr.Dataset()), 20.0)
     assert found.best[0, 0, 0] == trained["validation_loss"][0, 0, 5]
     assert np.isfinite(found.correlation(found.rise.mean("layer"))).all()
 
