@@ -64,7 +64,8 @@ def on_grid(trained: xr.Dataset, theory: xr.Dataset) -> xr.Dataset:
         return trained
     names = [str(name) for name, found in trained.coords.items() if found.dims == ("cell",) and name != "cell"]
     values = {name: list(dict.fromkeys(trained[name].values.tolist())) for name in names}
-    places = tuple(np.array([values[name].index(one) for one in trained[name].values.tolist()]) for name in names)
+    at = {name: {value: place for place, value in enumerate(found)} for name, found in values.items()}
+    places = tuple(np.array([at[name][value] for value in trained[name].values.tolist()]) for name in names)
     shape = tuple(map(len, values.values()))
     labels = {name: theory[name].attrs if name in theory.coords else {} for name in names}
     coords = {name: (name, list(places), labels[name]) for name, places in values.items()}
