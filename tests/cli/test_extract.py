@@ -181,12 +181,12 @@ def test_wrong_use_has_status_2_and_says_what_to_do(call, oracle, layer):
     Path("config.json").write_text("{}")
     for words, said in (
         (("oracle_of_this_test:nameless",), "give the token dimension with --dim"),
-        (("oracle_of_this_test:answer", "--dim", 0), "--dim 0"),
+        (("oracle_of_this_test:answer", "--dim", 0), "--dim=0"),
         (("oracle_of_this_test:answer", "--layer", 1), "--layer: for checkpoint folders only"),
         (("oracle_of_this_test:answer", "--output", "found.bin"), "ends in .safetensors"),
         (("oracle_of_this_test:answer", "--output", "no/found.safetensors"), "no folder no"),
         (("oracle_of_this_test:answer", "--verify", 0), "at least 1"),
-        (("oracle_of_this_test:answer", "--seed", -1), "--seed -1"),
+        (("oracle_of_this_test:answer", "--seed", -1), "--seed=-1"),
         (("oracle_of_this_test:answer", "--output", "model.safetensors"), "not written by this command"),
         (("oracle_of_this_test:answer", "--output", "config.safetensors"), "config.json exists"),
         (("oracle_of_this_test:answer", "--output", "folder.safetensors"), "a folder of that name"),

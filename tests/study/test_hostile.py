@@ -72,7 +72,7 @@ class Odd(Study):
         coordinates = {"layer": layers} if self.kind in ("ragged", "dimension") else {}
         return xr.Dataset(variables, coords=coordinates)
 
-    def compare(self, predicted, trained):
+    def compare(self, predicted, trained, claims=None):
         if self.kind == "comparison":
             return (Verdict.from_samples("y", trained["y"].values[0], target=0.0, tolerance=1.0, basis="a test"),)
         return (Verdict.exact("one", 1.0, target=1.0, tolerance=0.0, basis="a test"),)
@@ -233,7 +233,7 @@ class Refusing(Still):
         if 12 % self.divisor:
             raise UsageError("no divisor of 12")
 
-    def compare(self, predicted, trained):
+    def compare(self, predicted, trained, claims=None):
         if float(trained["x"].max()) > 50:
             raise UsageError("no such place")
         moved = Verdict.exact("it stays", float(abs(trained["x"]).max()), target=0.0, tolerance=9.0, basis="a test")

@@ -88,7 +88,7 @@ class Walk(Study):
             coords={"step": ("step", np.arange(1, steps + 1), {"long_name": "step"})},
         )
 
-    def compare(self, predicted, trained):
+    def compare(self, predicted, trained, claims=None):
         rates = trained["rate"].mean("cell").values
         error = float(predicted["rate"].std("prediction", ddof=1)) / 3**0.5
         mean = float(predicted["rate"].mean())
@@ -139,13 +139,13 @@ class Still(Study):
         values = np.array([object()] * self.size) if self.fault == "objects" else x
         return {"x": x} if self.fault == "type" else xr.Dataset({"x": (dims, values, attributes)})
 
-    def compare(self, predicted, trained):
+    def compare(self, predicted, trained, claims=None):
         place = 0.0 if self.fault == "unread" else predicted["x"]
         figure = 0.0 * place if self.fault == "falsifiable" else float(abs(trained["x"] - place).mean())
         verdict = Verdict.exact("it stays", figure, target=0.0, tolerance=2.0, basis="a test")
         return () if self.fault == "verdicts" else (verdict,) * (2 if self.fault == "twice" else 1)
 
-    def panels(self, predicted, trained):
+    def panels(self, predicted, trained, claims=None):
         from manyheads.study import Listing
 
         moved = "earlier" if self.fault == "caption" else f"at {float(trained['x'].mean()):g}, no later"

@@ -9,6 +9,7 @@ import difflib
 import importlib
 import os
 import platform
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -28,175 +29,83 @@ class Command(NamedTuple):
     examples: tuple[str, ...]
 
 
-COMMANDS: dict[tuple[str, ...], Command] = {
-    ("demo",): Command(
-        "manyheads.cli.demo:Demo",
-        "train a small transformer on text, test every theory on it",
-        (
-            "manyheads demo",
-            "manyheads demo --text novel.txt --out demo-novel --replicates 8",
-        ),
-    ),
-    ("study", "list"): Command(
-        "manyheads.cli.study:List",
-        "list the studies with their claims",
-        (
-            "manyheads study list",
-            "manyheads study list joma",
-            "manyheads study list 'limits/infinite*'",
-        ),
-    ),
-    ("study", "show"): Command(
-        "manyheads.cli.study:Show",
-        "show the claim, source, flags and size of a study",
-        ("manyheads study show joma/rebound",),
-    ),
-    ("study", "run"): Command(
-        "manyheads.cli.study:Run",
-        "compare a theory's prediction with trained networks",
-        (
-            "manyheads study run attention/costs --width 16 --replicates 2",
-            "manyheads study run attention/costs --full --dry-run",
-        ),
-    ),
-    ("study", "submit"): Command(
-        "manyheads.cli.slurm.submit:Submit",
-        "run a study as a Slurm job array",
-        (
-            "manyheads study submit joma/rebound --array 100 --finish --dry-run",
-            "manyheads study submit joma/rebound --sbatch --time=2:00:00",
-        ),
-    ),
-    ("runs", "list"): Command(
-        "manyheads.cli.runs:List",
-        "list stored runs, with unfinished and damaged ones",
-        (
-            "manyheads runs list",
-            "manyheads runs list other-store --json",
-        ),
-    ),
-    ("runs", "clean"): Command(
-        "manyheads.cli.runs:Clean",
-        "remove leftovers of interrupted processes",
-        ("manyheads runs clean --unfinished --dry-run",),
-    ),
-    ("runs", "status"): Command(
-        "manyheads.cli.runs:Status",
-        "show what is stored, claimed, missing and failed",
-        ("manyheads runs status --json",),
-    ),
-    ("runs", "compact"): Command(
-        "manyheads.cli.runs:Compact",
-        "move the units of each run into one table",
-        ("manyheads runs compact",),
-    ),
-    ("runs", "export"): Command(
-        "manyheads.cli.runs:Export",
-        "write a finished run as a Zarr folder or a netCDF file",
-        ("manyheads runs export runs/joma/clouds/0a1b2c3d clouds.zarr",),
-    ),
-    ("runs", "repair"): Command(
-        "manyheads.cli.runs:Repair",
-        "keep the good units of damaged files",
-        ("manyheads runs repair runs/joma/clouds/0a1b2c3d",),
-    ),
-    ("report",): Command(
-        "manyheads.cli.report:Report",
-        "write one HTML file over stored runs",
-        (
-            "manyheads report --open",
-            "manyheads report runs/joma --out joma.html",
-        ),
-    ),
-    ("cite",): Command(
-        "manyheads.cli.cite:Cite",
-        "print BibTeX for the sources of a study or of stored runs",
-        (
-            "manyheads cite joma/rebound",
-            "manyheads cite runs",
-        ),
-    ),
-    ("count",): Command(
-        "manyheads.cli.count:Count",
-        "count FLOPs and bytes of a model or of a JAX function",
-        (
-            "manyheads count --layers 12 --width 768 --heads 12 --vocabulary 50257",
-            "manyheads count config.json --length 4096 --training --compare",
-            "manyheads count package.module:function --shapes 4x128x64:bfloat16 8:int32",
-        ),
-    ),
-    ("joma", "judge"): Command(
-        "manyheads.cli.joma:Judge",
-        "judge curves of attention entropy and rank beside the loss",
-        (
-            "manyheads joma judge run1.csv run2.csv",
-            "manyheads joma judge probe --losses run/checkpoint-500/trainer_state.json",
-        ),
-    ),
-    ("probe", "attention"): Command(
-        "manyheads.cli.probe.attention:Attention",
-        "measure attention and rank over a series of checkpoints",
-        (
-            "manyheads probe attention run/checkpoint-* --tokens valid.txt --store probe",
-            "manyheads probe attention run/step* --tokens ids.npy --rows 64",
-        ),
-    ),
-    ("probe", "weights"): Command(
-        "manyheads.cli.probe.checkpoints:Weights",
-        "measure rank and coherence of weights in checkpoints",
-        ("manyheads probe weights run/step*",),
-    ),
-    ("probe", "verify"): Command(
-        "manyheads.cli.probe.checkpoints:Verify",
-        "check whether a series of checkpoints is what it says",
-        ("manyheads probe verify run/step*",),
-    ),
-    ("probe", "health"): Command(
-        "manyheads.cli.probe.health:Health",
-        "name heads and steps at which a training broke",
-        (
-            "manyheads probe health recording",
-            "manyheads probe health recording --strict",
-        ),
-    ),
-    ("extract",): Command(
-        "manyheads.cli.extract:Extract",
-        "recover the weights of a black-box attention layer",
-        (
-            "manyheads extract pythia-70m --layer 3 --output layer3.safetensors",
-            "manyheads extract package.module:function --dim 16 --budget 10_000",
-        ),
-    ),
-    ("scale",): Command(
-        "manyheads.cli.scale.scaling_table:Scale",
-        "scale init, learning rate and epsilon to another shape",
-        (
-            "manyheads scale --base 64,4,4 --to 64,12,12 --learning-rate 3e-3",
-            "manyheads scale --base 64,4,4 --to model --learning-rate 3e-3 --snippet torch",
-        ),
-    ),
-    ("scale", "audit"): Command(
-        "manyheads.cli.scale.audit:Audit",
-        "check the hyperparameters of the weights of a model",
-        ("manyheads scale audit train:build --base 64,4,4 --learning-rate 3e-3 --strict",),
-    ),
-    ("scale", "preflight"): Command(
-        "manyheads.cli.scale.preflight:Preflight",
-        "train your own model at several shapes and say what grows",
-        (
-            "manyheads scale preflight train:make --base 64,4,4 --axes heads",
-            "manyheads scale preflight train:make --base 64,4,4 --transfer --strict",
-        ),
-    ),
-    ("scale", "check"): Command(
-        "manyheads.cli.scale.check:Check",
-        "test a parametrization by training small models",
-        (
-            "manyheads scale check --axis heads --seeds 4",
-            "manyheads scale check --axis depth --transfer --out checked",
-        ),
-    ),
-}
+_TABLE = """\
+demo = demo:Demo = train a small transformer on text, test every theory on it
+    manyheads demo
+    manyheads demo --text novel.txt --out demo-novel --replicates 8
+study list = study:List = list the studies with their claims
+    manyheads study list
+    manyheads study list joma
+    manyheads study list 'limits/infinite*'
+study show = study:Show = show the claim, source, flags and size of a study
+    manyheads study show joma/rebound
+study run = study:Run = compare a theory's prediction with trained networks
+    manyheads study run attention/costs --width 16 --replicates 2
+    manyheads study run attention/costs --full --dry-run
+study submit = slurm.submit:Submit = run a study as a Slurm job array
+    manyheads study submit joma/rebound --array 100 --finish --dry-run
+    manyheads study submit joma/rebound --sbatch --time=2:00:00
+runs list = runs:List = list stored runs, with unfinished and damaged ones
+    manyheads runs list
+    manyheads runs list other-store --json
+runs clean = runs:Clean = remove leftovers of interrupted processes
+    manyheads runs clean --unfinished --dry-run
+runs status = runs:Status = show what is stored, claimed, missing and failed
+    manyheads runs status --json
+runs compact = runs:Compact = move the units of each run into one table
+    manyheads runs compact
+runs export = runs:Export = write a finished run as a Zarr folder or a netCDF file
+    manyheads runs export runs/joma/clouds/0a1b2c3d clouds.zarr
+runs repair = runs:Repair = keep the good units of damaged files
+    manyheads runs repair runs/joma/clouds/0a1b2c3d
+report = report:Report = write one HTML file over stored runs
+    manyheads report --open
+    manyheads report runs/joma --out joma.html
+cite = cite:Cite = print BibTeX for the sources of a study or of stored runs
+    manyheads cite joma/rebound
+    manyheads cite runs
+count = count:Count = count FLOPs and bytes of a model or of a JAX function
+    manyheads count --layers 12 --width 768 --heads 12 --vocabulary 50257
+    manyheads count config.json --length 4096 --training --compare
+    manyheads count package.module:function --shapes 4x128x64:bfloat16 8:int32
+joma judge = joma:Judge = judge curves of attention entropy and rank beside the loss
+    manyheads joma judge run1.csv run2.csv
+    manyheads joma judge probe --losses run/checkpoint-500/trainer_state.json
+probe attention = probe.attention:Attention = measure attention and rank over a series of checkpoints
+    manyheads probe attention run/checkpoint-* --tokens valid.txt --store probe
+    manyheads probe attention run/step* --tokens ids.npy --rows 64
+probe weights = probe.checkpoints:Weights = measure rank and coherence of weights in checkpoints
+    manyheads probe weights run/step*
+probe verify = probe.checkpoints:Verify = check whether a series of checkpoints is what it says
+    manyheads probe verify run/step*
+probe health = probe.health:Health = name heads and steps at which a training broke
+    manyheads probe health recording
+    manyheads probe health recording --strict
+extract = extract:Extract = recover the weights of a black-box attention layer
+    manyheads extract pythia-70m --layer 3 --output layer3.safetensors
+    manyheads extract package.module:function --dim 16 --budget 10_000
+scale = scale.scaling_table:Scale = scale init, learning rate and epsilon to another shape
+    manyheads scale --base 64,4,4 --to 64,12,12 --learning-rate 3e-3
+    manyheads scale --base 64,4,4 --to model --learning-rate 3e-3 --snippet torch
+scale audit = scale.audit:Audit = check the hyperparameters of the weights of a model
+    manyheads scale audit train:build --base 64,4,4 --learning-rate 3e-3 --strict
+scale preflight = scale.preflight:Preflight = train your own model at several shapes and say what grows
+    manyheads scale preflight train:make --base 64,4,4 --axes heads
+    manyheads scale preflight train:make --base 64,4,4 --transfer --strict
+scale check = scale.check:Check = test a parametrization by training small models
+    manyheads scale check --axis heads --seeds 4
+    manyheads scale check --axis depth --transfer --out checked
+"""  # name = module and class below this package = summary, and examples
+
+
+def _read(row: str) -> tuple[tuple[str, ...], Command]:
+    """Return a command of the table by its name."""
+    head, *examples = row.splitlines()
+    name, place, summary = head.split(" = ")
+    return tuple(name.split()), Command(f"manyheads.cli.{place}", summary, tuple(map(str.strip, examples)))
+
+
+COMMANDS: dict[tuple[str, ...], Command] = dict(map(_read, re.split(r"\n(?=\S)", _TABLE.strip())))
 
 # Group → the command whose arguments may follow at once: `manyheads probe CHECKPOINT ... --tokens FILE`.
 DEFAULTS = {"probe": ("probe", "attention")}

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 
 import tyro
 
+from manyheads.cli.flags import check_flags, flag
 from manyheads.cli.help.wrapping import fits, wrap_output
-from manyheads.cli.parsing import ABSENT, Switch, load_function
+from manyheads.cli.parsing import ABSENT, OptionalInt, Switch, load_function
 
 if TYPE_CHECKING:
     from manyheads.costs import Cost, ModelShape
 
-Number = Annotated[Optional[int], ABSENT]
 _SHAPE = re.compile(r"(?P<extents>scalar|\d+(x\d+)*)(:(?P<dtype>[a-z0-9_]+))?")
 
 
@@ -31,48 +31,32 @@ class Count:
     """A config.json, a folder with one, or package.module:function."""
     shapes: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="SHAPE ...", help_behavior_hint="")] = None
     """Shapes of the function's arguments: 4x128x64:bfloat16, 8:int32, scalar; float32 if no dtype is given."""
-    trips: Number = None
-    """Assumed iterations of while loops of unknown length."""
+    trips: OptionalInt = None  # Assumed iterations of while loops of unknown length.
 
-    layers: Number = None
-    """Blocks of the transformer."""
-    width: Number = None
-    """Model dimension."""
-    heads: Number = None
-    """Query heads."""
-    kv_heads: Number = None
-    """Heads of keys and values; as many as heads if absent."""
-    head_dim: Number = None
-    """Dimension of a head; width / heads if absent."""
-    mlp_hidden: Number = None
-    """Hidden width of the MLP; 4 x width if absent."""
-    gated: Annotated[Optional[bool], ABSENT, tyro.conf.FlagConversionOff] = None
-    """Whether the MLP has a gate."""
-    vocabulary: Number = None
-    """Number of tokens; 0 omits embedding and unembedding."""
-    causal: Annotated[Optional[bool], ABSENT, tyro.conf.FlagConversionOff] = None
-    """Whether the attention is causal."""
+    layers: OptionalInt = None  # Blocks of the transformer.
+    width: OptionalInt = None  # Model dimension.
+    heads: OptionalInt = None  # Query heads.
+    kv_heads: OptionalInt = None  # Heads of keys and values; as many as heads if absent.
+    head_dim: OptionalInt = None  # Dimension of a head; width / heads if absent.
+    mlp_hidden: OptionalInt = None  # Hidden width of the MLP; 4 x width if absent.
+    gated: Annotated[Optional[bool], ABSENT, tyro.conf.FlagConversionOff] = None  # Whether the MLP has a gate.
+    vocabulary: OptionalInt = None  # Number of tokens; 0 omits embedding and unembedding.
+    causal: Annotated[Optional[bool], ABSENT, tyro.conf.FlagConversionOff] = None  # Whether the attention is causal.
 
-    length: Number = None
-    """Tokens of a sequence; 1024 if absent, for images the number of patches."""
+    length: OptionalInt = flag(None, least=1)  # Tokens of a sequence; 1024 if absent, for images the number of patches.
     dtype: Annotated[Optional[Literal["float64", "float32", "float16", "bfloat16"]], ABSENT] = None
     """Dtype of weights, activations and cache; if absent that of the config.json, else float32."""
-    batch: int = 1
-    """Number of sequences."""
-    training: Switch = False
-    """Count forward and backward pass."""
-    decode: Switch = False
-    """Count one token with a key-value cache; --length is its context, the token included."""
-    generate: Number = None
+    batch: int = flag(1, least=1)  # Number of sequences.
+    training: Switch = False  # Count forward and backward pass.
+    decode: Switch = False  # Count one token with a key-value cache; --length is its context, the token included.
+    generate: OptionalInt = None
     """Count a prompt of --length tokens and this many generated tokens, with a key-value cache."""
     convention: Annotated[Optional[str], ABSENT] = None
     """exact, halved, dense, mac, palm, megatron, flash or chinchilla; for a function executed or executed-mac."""
-    compare: Switch = False
-    """Show the count under every convention."""
+    compare: Switch = False  # Show the count under every convention.
     recompute: Annotated[Optional[Literal["none", "scores", "block", "block-needed", "block+scores"]], ABSENT] = None
     """Recomputation in the backward pass, instead of the convention's."""
-    json: Switch = False
-    """Print JSON instead of a table."""
+    json: Switch = False  # Print JSON instead of a table.
 
     def run(self) -> int:
         """Count and print; return the exit status.
@@ -136,14 +120,13 @@ class Count:
 
     def _length(self, fixed: int) -> "tuple[int, tuple[str, ...]]":
         """Return the length, and the note on it if it was assumed; check it and the batch."""
-        from manyheads.errors import UsageError, check_integer
+        from manyheads.errors import UsageError
 
-        check_integer("--batch", self.batch)
-        length = None if self.length is None else check_integer("--length", self.length)
-        if fixed and length not in (None, fixed):
-            raise UsageError(f"--length {length}: an image has {fixed} positions here; leave --length out")
-        if length or fixed:
-            return length or fixed, ()
+        check_flags(self)
+        if fixed and self.length not in (None, fixed):
+            raise UsageError(f"--length {self.length}: an image has {fixed} positions here; leave --length out")
+        if self.length or fixed:
+            return self.length or fixed, ()
         return 1024, ("no --length is given: 1024 is taken",)
 
     def _is_uneven(self) -> bool:

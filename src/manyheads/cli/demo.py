@@ -6,25 +6,19 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Optional
 
-from manyheads.cli.parsing import ABSENT
+from manyheads.cli.parsing import OptionalInt, OptionalPath
 
 
 @dataclass(frozen=True)
 class Demo:
     """Train a small transformer on text, compare it with every theory, and write a report."""
 
-    text: Annotated[Optional[Path], ABSENT] = None
-    """UTF-8 file to train on; Python's documentation if absent."""
-    out: Path = Path("demo")
-    """Folder for the store and the report; an unfinished demo is resumed."""
-    seed: int = 0
-    """Root of all randomness."""
-    replicates: Annotated[Optional[int], ABSENT] = None
-    """Trained networks of every chapter; those of the chapter, 3 to 8, if absent."""
-    workers: Annotated[Optional[int], ABSENT] = None
-    """Processes; 1 computes in this one; one for each processor if absent."""
+    text: OptionalPath = None  # UTF-8 file to train on; Python's documentation if absent.
+    out: Path = Path("demo")  # Folder for the store and the report; an unfinished demo is resumed.
+    seed: int = 0  # Root of all randomness.
+    replicates: OptionalInt = None  # Trained networks of every chapter; those of the chapter, 3 to 8, if absent.
+    workers: OptionalInt = None  # Processes; 1 computes in this one; one for each processor if absent.
 
     def run(self) -> int:
         """Run the chapters in order and write the report."""

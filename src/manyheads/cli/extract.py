@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from manyheads.cli.flags import check_flags, flag
 from manyheads.cli.help.wrapping import wrap_output
-from manyheads.cli.parsing import ABSENT, Switch, load_function
+from manyheads.cli.parsing import OptionalFloat, OptionalInt, OptionalPath, Switch, load_function
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from manyheads.recovery import ExtractionOptions, Recovery, ServerLimits
     from manyheads.recovery.oracle.layer_oracle import LayerOracle
 
-Whole = Annotated[Optional[int], ABSENT]
-Number = Annotated[Optional[float], ABSENT]
 OF_CHECKPOINTS: Mapping[str, Any] = {"layer": None, "through": "attention", "dtype": "float64"}
 OF_FUNCTIONS: Mapping[str, Any] = {"dim": None, "residual": False, "rotary": False, "scores": False, "mlp": False}
 
@@ -48,22 +47,16 @@ class Extract:
 
     oracle: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ORACLE", help_behavior_hint="")]
     """A function, a saved layer, or a checkpoint folder."""
-    layer: Whole = None
-    """Layer of a checkpoint or of a model of transformers, from 0."""
+    layer: OptionalInt = flag(None, least=0)  # Layer of a checkpoint or of a model of transformers, from 0.
     through: Literal["attention", "block", "block-with-mlp"] = "attention"
     """Query the attention alone, with its norm and residual connection, or the block with its MLP."""
-    dtype: Literal["float64", "float32"] = "float64"
-    """Precision of the outputs of a checkpoint."""
-    dim: Whole = None
-    """Token dimension of a function without an attribute dim."""
-    residual: Switch = False
-    """The function has a residual connection: it adds its input."""
-    rotary: Switch = False
-    """The function has rotary positions (RoPE)."""
+    dtype: Literal["float64", "float32"] = "float64"  # Precision of the outputs of a checkpoint.
+    dim: OptionalInt = flag(None, least=1)  # Token dimension of a function without an attribute dim.
+    residual: Switch = False  # The function has a residual connection: it adds its input.
+    rotary: Switch = False  # The function has rotary positions (RoPE).
     scores: Switch = False
     """Other attention scores: RoPE with biases, query-key norms, soft caps, windows, ALiBi, relative biases, sinks."""
-    mlp: Switch = False
-    """The function is a transformer block with its MLP; the MLP stays an oracle."""
+    mlp: Switch = False  # The function is a transformer block with its MLP; the MLP stays an oracle.
     method: Literal[
         "auto",
         "subspaces",
@@ -77,44 +70,28 @@ class Extract:
         "probes",
     ] = "auto"
     """Method of extraction; auto chooses one from measured outputs."""
-    accurate: Switch = False
-    """Use more queries for more digits."""
-    noise: Number = None
-    """Relative noise of the outputs; measured if absent."""
-    budget: Whole = None
-    """Largest number of calls, one sequence each."""
-    seed: int = 0
-    """Root of all randomness."""
+    accurate: Switch = False  # Use more queries for more digits.
+    noise: OptionalFloat = None  # Relative noise of the outputs; measured if absent.
+    budget: OptionalInt = flag(None, least=1)  # Largest number of calls, one sequence each.
+    seed: int = flag(0, least=0)  # Root of all randomness.
     tolerance: float = 1e-6
     """Largest relative squared error on a fresh sequence that is accepted; 1e-2 makes float32 six times cheaper."""
-    verify: int = 400
-    """Number of fresh sequences for the verification."""
-    min_length: Whole = None
-    """Fewest tokens of a sequence that the server takes."""
-    max_length: Whole = None
-    """Most tokens of a sequence that the server takes."""
-    max_norm: Number = None
-    """Largest norm of a token that the server takes."""
-    max_batch: Whole = None
-    """Most sequences of one request; 1 is one sequence a call."""
-    last_row: Switch = False
-    """The server shows only the last row of every sequence."""
-    calls_per_second: Number = None
-    """Rate limit of the server, in sequences."""
-    decimals: Whole = None
-    """Decimals to which the outputs are rounded."""
-    bits: Whole = None
-    """Significant bits to which the outputs are rounded."""
-    vocabulary: Annotated[Optional[Path], ABSENT] = None
-    """Embeddings (tokens, d) in a file .npy: the only tokens that the server takes."""
-    store: Annotated[Optional[Path], ABSENT] = None
-    """Folder for the outputs, from which the same command resumes."""
+    verify: int = 400  # Number of fresh sequences for the verification.
+    min_length: OptionalInt = None  # Fewest tokens of a sequence that the server takes.
+    max_length: OptionalInt = None  # Most tokens of a sequence that the server takes.
+    max_norm: OptionalFloat = None  # Largest norm of a token that the server takes.
+    max_batch: OptionalInt = None  # Most sequences of one request; 1 is one sequence a call.
+    last_row: Switch = False  # The server shows only the last row of every sequence.
+    calls_per_second: OptionalFloat = None  # Rate limit of the server, in sequences.
+    decimals: OptionalInt = None  # Decimals to which the outputs are rounded.
+    bits: OptionalInt = None  # Significant bits to which the outputs are rounded.
+    vocabulary: OptionalPath = None  # Embeddings (tokens, d) in a file .npy: the only tokens that the server takes.
+    store: OptionalPath = None  # Folder for the outputs, from which the same command resumes.
     output: Path = Path("extracted.safetensors")
     """File for the recovered layer; its certificate (.json) and a report (.html) are written beside it."""
     report: Switch = False
     """Leak meter: add calls by stage, the counting bound, and the cheapest attacks known behind noise and rounding."""
-    json: Switch = False
-    """Print JSON instead of sentences."""
+    json: Switch = False  # Print JSON instead of sentences.
 
     def run(self) -> int:
         """Extract, write the three files, print the result, and return the exit status.
@@ -165,10 +142,7 @@ class Extract:
         if self.output.suffix != ".safetensors":
             raise UsageError(f"--output {self.output}: name a file that ends in .safetensors")
         self._refuse_output()
-        for name, least in (("dim", 1), ("layer", 0), ("budget", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UsageError(f"--{name} {value}: give a whole number of at least {least}")
+        check_flags(self)
 
     def _refuse_output(self) -> None:
         """Refuse files that cannot be written or that another program wrote."""

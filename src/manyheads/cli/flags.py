@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import inspect
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
+from manyheads._constraints import Constraint, constrained
 from manyheads.cli.help.wrapping import terminal_width
+
+ANY = Constraint()
 
 
 class Flag(NamedTuple):
@@ -26,22 +28,35 @@ class Flag(NamedTuple):
         return f"{self.name} {self.value}".strip()
 
 
-WORDS = {"int": "INT", "float": "FLOAT", "str": "TEXT", "Path": "PATH", "bool": "", "Switch": ""}
+WORDS = {"(Optional)?[iI]nt": "INT", "float": "FLOAT", "str": "TEXT", "Path": "PATH", "bool": "", "Switch": ""}
+
+
+def flag(default: Any, about: str = "", **rules: Any) -> Any:
+    """Declare a flag with one line on it, without a full stop, and what its value may be: rules of a `Constraint`."""
+    return constrained(default, Constraint(**rules) if rules else None, about=about)
+
+
+def check_flags(command: Any) -> None:
+    """Check the flags that are declared with rules, apart from those that are absent; UsageError for the first."""
+    for each in dataclasses.fields(command):
+        value, rule = getattr(command, each.name), each.metadata.get("constraint", ANY)
+        if value is not None and rule != ANY:
+            kind = get_args(each.type)[0] if get_origin(each.type) is Annotated else each.type
+            rule.kept(f"--{each.name.replace('_', '-')}", value, kind)
 
 
 def flags_of(kind: Any, default: Any = None) -> list[Flag]:
     """Return the flags of a dataclass; those of nested ones are ``--outer.inner``."""
-    texts, found = _attributes(kind.__doc__), []
-    for field in dataclasses.fields(kind):
-        if field.name in positionals(kind):
-            continue
-        value = getattr(default, field.name, None)
+    found = []
+    for field in (each for each in dataclasses.fields(kind) if each.name not in positionals(kind)):
+        value, about = getattr(default, field.name, None), without_markup(field.metadata.get("about", ""))
         name = f"--{field.name.replace('_', '-')}"
         if dataclasses.is_dataclass(value):
             inner = flags_of(type(value), value)
             found += [flag._replace(name=f"{name}.{flag.name[2:]}") for flag in inner]
         else:
-            found.append(Flag(name, _value(str(field.type)), value, texts.get(field.name, "")))
+            text = f"{about[0].upper()}{about[1:]}." if about else ""
+            found.append(Flag(name, _value(str(field.type)), value, text))
     return found
 
 
@@ -107,13 +122,3 @@ def _value(annotation: str) -> str:
     several = " ..." if "tuple[" in annotation else ""
     kinds = [word for name, word in WORDS.items() if re.search(rf"\b{name}\b", annotation)]
     return f"{kinds[0]}{several}" if kinds else "VALUE"
-
-
-def _attributes(documented: str | None) -> dict[str, str]:
-    """Return the first paragraph on each attribute of a docstring; attributes may share an entry."""
-    _, _, entries = inspect.cleandoc(documented or "").partition("\nAttributes\n----------\n")
-    found = {}
-    for names, text in re.findall(r"(?m)^(\S.*)\n((?:(?: .*)?(?:\n|$))*)", entries):
-        for name in names.split(", "):
-            found[name] = without_markup(" ".join(text.split()))
-    return found

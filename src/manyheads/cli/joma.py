@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional, Union
+from typing import TYPE_CHECKING, Annotated, Union
 
 import tyro
 
-from manyheads.cli.parsing import ABSENT, Switch
+from manyheads.cli.parsing import OptionalPath, Switch
 
 if TYPE_CHECKING:
     from manyheads.curves.curve_files import RunCurves
@@ -33,10 +33,8 @@ class Judge:
     """Curves, one file or folder for each training."""
     losses: Annotated[Union[None, tuple[Path, ...]], FILES] = None
     """Losses of the runs in their order: trainer_state.json of the Hugging Face Trainer, or CSV with step and loss."""
-    plot: Annotated[Optional[Path], ABSENT] = None
-    """File for the picture (.svg, .png, .pdf)."""
-    json: Switch = False
-    """Print JSON instead of a table."""
+    plot: OptionalPath = None  # File for the picture (.svg, .png, .pdf).
+    json: Switch = False  # Print JSON instead of a table.
 
     def run(self) -> int:
         """Judge and print; return the exit status.

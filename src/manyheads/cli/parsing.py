@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Optional
 
 import tyro
 
@@ -23,8 +23,12 @@ from manyheads.errors import UsageError
 # Optional[X] and not X | None, and for a tuple Union[None, tuple[X, ...]] with None in front: otherwise tyro checks the
 # default with typeguard, which imports asyncio and unittest.mock, a third of the time that a help may take.
 ABSENT = tyro.conf.arg(help_behavior_hint="")
-Switch = Annotated[bool, ABSENT]
-"""A flag that is off unless it is given."""
+Switch = Annotated[bool, ABSENT]  # off unless it is given
+OptionalInt = Annotated[Optional[int], ABSENT]
+OptionalFloat = Annotated[Optional[float], ABSENT]
+OptionalPath = Annotated[Optional[Path], ABSENT]
+Store = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[STORE]")]
+Target = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET", help_behavior_hint="")]
 
 
 def parse_command(kind: Any, arguments: Sequence[str], program: str) -> Any:
@@ -42,12 +46,7 @@ def parse_flags(
 ) -> Any:
     """Parse command-line words into an instance of a dataclass; `known` are its flags where they are not its fields.
 
-    Raises
-    ------
-    UsageError
-        Words that do not parse; the message is tyro's, without its frame.
-    SystemExit
-        Help was requested and has been printed.
+    UsageError for words that do not parse, with tyro's message without its frame; SystemExit after a help.
     """
     complaint, screen = io.StringIO(), _Screen()
     try:

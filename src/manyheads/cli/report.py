@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Optional
 
-import tyro
-
-from manyheads.cli.parsing import ABSENT, Switch, existing
+from manyheads.cli.parsing import OptionalPath, Store, Switch, existing
 
 
 @dataclass(frozen=True)
 class Report:
     """Write one self-contained HTML file with claims, figures, verdicts and citations."""
 
-    store: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[STORE]")] = Path("runs")
-    """Root folder of a store, or the folder of one run."""
-    out: Annotated[Optional[Path], ABSENT] = None
-    """File to write; report.html in the store if absent."""
-    open: Switch = False
-    """Open the report in the browser."""
+    store: Store = Path("runs")  # Root folder of a store, or the folder of one run.
+    out: OptionalPath = None  # File to write; report.html in the store if absent.
+    open: Switch = False  # Open the report in the browser.
 
     def run(self) -> int:
         """Write the report and print its path."""

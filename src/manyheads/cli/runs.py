@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import tyro
 
 from manyheads.cli.help.wrapping import two_columns, wrap_output
-from manyheads.cli.parsing import ABSENT, Switch, existing
+from manyheads.cli.parsing import OptionalInt, Store, Switch, existing
 from manyheads.errors import FileRefused, ManyheadsError
 
 
@@ -20,10 +20,8 @@ from manyheads.errors import FileRefused, ManyheadsError
 class List:
     """List the runs in a store with their units and verdicts, unfinished and damaged ones included."""
 
-    store: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[STORE]")] = Path("runs")
-    """Root folder of the store."""
-    json: Switch = False
-    """Print JSON instead of a table."""
+    store: Store = Path("runs")  # Root folder of the store.
+    json: Switch = False  # Print JSON instead of a table.
 
     def run(self) -> int:
         """Print one line a run; nothing is changed."""
@@ -47,14 +45,10 @@ class List:
 class Clean:
     """Remove leftovers of interrupted processes; with --unfinished or --superseded also whole runs."""
 
-    store: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[STORE]")] = Path("runs")
-    """Root folder of the store."""
-    unfinished: Switch = False
-    """Remove unfinished runs."""
-    superseded: Switch = False
-    """Remove runs of an older revision of their study."""
-    dry_run: Switch = False
-    """Print what would be removed; remove nothing."""
+    store: Store = Path("runs")  # Root folder of the store.
+    unfinished: Switch = False  # Remove unfinished runs.
+    superseded: Switch = False  # Remove runs of an older revision of their study.
+    dry_run: Switch = False  # Print what would be removed; remove nothing.
 
     def run(self) -> int:
         """Remove and print what was removed."""
@@ -81,12 +75,9 @@ class Clean:
 class Status:
     """Show what each run has stored, what is claimed and missing in each cell, who works on it, and what failed."""
 
-    store: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[STORE]")] = Path("runs")
-    """Root folder of the store."""
-    replicates: Annotated[Optional[int], ABSENT] = None
-    """Replicates that are asked for; those of the cell that has most, if absent."""
-    json: Switch = False
-    """Print JSON instead of text."""
+    store: Store = Path("runs")  # Root folder of the store.
+    replicates: OptionalInt = None  # Replicates that are asked for; those of the cell that has most, if absent.
+    json: Switch = False  # Print JSON instead of text.
 
     def run(self) -> int:
         """Print what is known; nothing is changed."""
@@ -102,8 +93,7 @@ class Status:
 class Compact:
     """Move all units of each run into one table, as 'manyheads study run' does when a run is finished."""
 
-    store: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[STORE]")] = Path("runs")
-    """Root folder of the store."""
+    store: Store = Path("runs")  # Root folder of the store.
 
     def run(self) -> int:
         """Compact and print one line a run, refused ones included."""
@@ -117,8 +107,7 @@ class Compact:
 class Export:
     """Write the tree of a finished run as a Zarr v3 folder or a netCDF file."""
 
-    path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """The run's own folder."""
+    path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]  # The run's own folder.
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT.zarr|OUT.nc")]
     """What to write; it must not exist."""
 
@@ -135,8 +124,7 @@ class Export:
 class Repair:
     """Copy the good units of damaged files to a new one; the damaged files are renamed to NAME.damaged."""
 
-    path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """The run's own folder."""
+    path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]  # The run's own folder.
 
     def run(self) -> int:
         """Repair and print for each damaged file what was kept and what is lost."""

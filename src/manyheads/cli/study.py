@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Optional, Self, Unio
 
 import tyro
 
-from manyheads.cli.flags import Flag, flags_of, list_flags, suggest
+from manyheads.cli.flags import Flag, check_flags, flag, flags_of, list_flags, suggest
 from manyheads.cli.help.descriptions import default_of, describe, kept_description
 from manyheads.cli.help.wrapping import is_watched, two_columns, wrap, wrap_lines, wrap_output
-from manyheads.cli.parsing import ABSENT, NUMBERS_READ, Switch, parse_flags
-from manyheads.errors import UsageError, check_integer
+from manyheads.cli.parsing import ABSENT, NUMBERS_READ, OptionalInt, Switch, parse_flags
+from manyheads.errors import UsageError
 from manyheads.study.registry import STUDIES, load
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ class List:
         tyro.conf.arg(metavar="[PATTERN ...]", help_behavior_hint=""),
     ] = None
     """Studies that match any of them."""
-    json: Switch = False
-    """Print JSON instead of a table."""
+    json: Switch = False  # Print JSON instead of a table.
 
     def run(self) -> int:
         """Print the table.
@@ -87,8 +86,7 @@ class List:
 class Show:
     """Show the claim, source, flags and size of a study."""
 
-    name: str
-    """A registered study, package.module:Class, or path/to/file.py:Class."""
+    name: str  # A registered study, package.module:Class, or path/to/file.py:Class.
 
     @classmethod
     def parse(cls, arguments: Sequence[str], program: str) -> Self:
@@ -104,57 +102,36 @@ class Show:
 
 @dataclass(frozen=True)
 class Options:
-    """Flags of every run.
+    """Flags of every run."""
 
-    Attributes
-    ----------
-    replicates
-        Independently trained systems in each cell.
-    seed
-        Root of all randomness.
-    store
-        Folder of the runs; an unfinished run is resumed.
-    workers
-        Processes; 1 computes in this one; one for each processor if absent.
-    until_decided
-        Add replicates until all claims are decided. Intervals are valid at any number of replicates.
-    most_replicates
-        With --until-decided, stop at so many. Eight times --replicates if absent.
-    executor
-        dask:tcp://HOST:PORT, a dask cluster.
-    full
-        Size of the publication instead of minutes on two cores.
-    strict
-        Exit with 1 if an outcome differs from the expected one; outside the defaults few claims have one.
-    json
-        Print verdicts as JSON.
-    dry_run
-        Print what would be computed and where; compute and write nothing.
-    same_versions
-        Refuse to go on with a run whose units were computed under other versions of what the numbers depend on.
-    work_only
-        Compute missing units that nobody else has claimed, and compare nothing; SIGTERM leaves after the units at hand.
-    offset
-        With --work-only: the number of this process among those that start together.
-    expect
-        Refuse to run if the run has another name in the store, because a setting or an input differs.
-    """
-
-    replicates: int = 8
-    seed: int = 0
-    store: Path = Path("runs")
-    workers: Annotated[Optional[int], ABSENT] = None
-    until_decided: Switch = False
-    most_replicates: Annotated[Optional[int], ABSENT] = None
-    executor: Annotated[Optional[str], ABSENT] = None
-    full: Switch = False
-    strict: Switch = False
-    json: Switch = False
-    dry_run: Switch = False
-    same_versions: Switch = False
-    work_only: Switch = False
-    offset: int = 0
-    expect: Annotated[Optional[str], ABSENT] = None
+    replicates: int = flag(8, "Independently trained systems in each cell")
+    seed: int = flag(0, "Root of all randomness")
+    store: Path = flag(Path("runs"), "Folder of the runs; an unfinished run is resumed")
+    workers: OptionalInt = flag(None, "Processes; 1 computes in this one; one for each processor if absent")
+    until_decided: Switch = flag(
+        False, "Add replicates until all claims are decided. Intervals are valid at any number of replicates"
+    )
+    most_replicates: OptionalInt = flag(
+        None, "With --until-decided, stop at so many. Eight times --replicates if absent"
+    )
+    executor: Annotated[Optional[str], ABSENT] = flag(None, "Cluster of dask: dask:tcp://HOST:PORT")
+    full: Switch = flag(False, "Size of the publication instead of minutes on two cores")
+    strict: Switch = flag(
+        False, "Exit with 1 if an outcome differs from the expected one; outside the defaults few claims have one"
+    )
+    json: Switch = flag(False, "Print verdicts as JSON")
+    dry_run: Switch = flag(False, "Print what would be computed and where; compute and write nothing")
+    same_versions: Switch = flag(
+        False, "Refuse to go on with a run whose units were computed under other versions of what the numbers depend on"
+    )
+    work_only: Switch = flag(
+        False,
+        "Compute missing units that nobody has claimed, and compare nothing; SIGTERM leaves after those at hand",
+    )
+    offset: int = flag(0, least=0, about="With --work-only: the number of this process among those that start together")
+    expect: Annotated[Optional[str], ABSENT] = flag(
+        None, "Refuse to run if the run has another name in the store, because a setting or an input differs"
+    )
 
 
 @dataclass(frozen=True)
@@ -177,7 +154,7 @@ class Run:
         from manyheads.study.store.identity import fingerprint
 
         options = self.options
-        check_integer("offset", options.offset, least=0)
+        check_flags(options)
         if options.offset and not options.work_only:
             raise UsageError(f"--offset {options.offset}: only processes with --work-only start together")
         if options.until_decided and options.work_only:
@@ -214,16 +191,8 @@ class Run:
         asked, leaving = self.options, threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: leaving.set())
         with open_executor(asked.executor, asked.workers) as executor:
-            missing = contribute(
-                self.study,
-                asked.replicates,
-                asked.seed,
-                executor,
-                asked.store,
-                offset=asked.offset,
-                leaving=leaving.is_set,
-                progress=True,
-            )
+            given = (self.study, asked.replicates, asked.seed, executor, asked.store)
+            missing = contribute(*given, offset=asked.offset, leaving=leaving.is_set, progress=True)
         print(f"{missing} units are missing or claimed by others" if missing else "all units are stored")
         return 0
 
@@ -277,13 +246,11 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
         note = "" if verdict.as_expected else f" (expected {verdict.expected})"
         if verdict.replicates_needed:
             note = f" (about {verdict.replicates_needed} replicates would decide)"
-        low, high = verdict.interval
         note += f" ({printable(verdict.note)})" if verdict.note else ""
         claim, outcome = Text(printable(verdict.claim)), Text(verdict.outcome + note, style=colours[verdict.outcome])
         figure = format_figure(verdict.figure)
-        extent = "exact" if low == high else f"{format_figure(low)} … {format_figure(high)}"
-        ends = (verdict.target - verdict.tolerance[0], verdict.target + verdict.tolerance[1])
-        within = " … ".join(map(format_figure, ends))
+        extent, within = (" … ".join(map(format_figure, ends)) for ends in (verdict.interval, verdict.region))
+        extent = "exact" if verdict.interval[0] == verdict.interval[1] else extent
         if console.width < TABLE:
             measured = Text(f"measured {figure}, {extent}\nholds within {within}")
             console.print(claim, Padding(outcome, (0, 0, 0, 4)), Padding(measured, (0, 0, 0, 4)))

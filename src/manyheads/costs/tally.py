@@ -58,19 +58,11 @@ NOTHING = Tally()
 
 
 def pair(queries: int, keys: int, causal: bool, window: int = 0) -> Tally:
-    r"""Count the (query, key) pairs of one attention pattern.
+    """Count the (query, key) pairs of one attention pattern: `n m - n (n - 1) / 2` with a causal mask and no window.
 
-    With a causal mask the `n` queries are the last of the `m` keys, and query `i` of `0..n-1` sees
-    `m - n + i + 1` keys, or the last `window` of these:
-
-    .. math:: nm - n(n-1)/2 \;\text{pairs without a window.}
-
-    Only the exact count knows the window; 0 means all keys.
-
-    Raises
-    ------
-    UsageError
-        More queries than keys under a causal mask, or a window without one.
+    With a causal mask the `n` queries are the last of the `m` keys, and query `i` of `0..n-1` sees `m - n + i + 1`
+    keys, or the last `window` of these. Only the exact count knows the window; 0 means all keys. UsageError for more
+    queries than keys under a causal mask, or a window without one.
 
     Examples
     --------

@@ -39,10 +39,8 @@ class RunCurves:
         lowest layer to the top; either may be absent.
     levels
         By figure, where known: the entropy of uniform attention, the stable rank of a random matrix.
-    loss
-        (S,), best a validation loss; NaN where it was not measured; None if it never was.
-    learning_rate
-        None if not known.
+    loss, learning_rate
+        (S,), best a validation loss, NaN where it was not measured; and a number. None if not known.
     """
 
     name: str

@@ -43,13 +43,7 @@ class DemoRebound(st.Study):
     )
 
     def inputs(self) -> dict[str, str]:
-        """Return the digest of the training text.
-
-        Raises
-        ------
-        UsageError
-            `finished` belongs to a run of another study.
-        """
+        """Return the digest of the training text; UsageError if `finished` belongs to a run of another study."""
         if self.finished is None:
             return TextTraining().inputs()
         return dict(open_trainings(self.finished).header["inputs"])
@@ -123,13 +117,7 @@ def finished_study(finished: Path) -> TextTraining:
 
 
 def open_trainings(finished: Path) -> RunStore:
-    """Open a run of `demo/text` by its ``run.json``.
-
-    Raises
-    ------
-    UsageError
-        A run of another study.
-    """
+    """Open a run of `demo/text` by its ``run.json``; UsageError for a run of another study."""
     runs = RunStore(finished.parent)
     if runs.header["study"] != TextTraining.name:
         raise st.UsageError(f"{finished} holds a run of {runs.header['study']}: expected a run of {TextTraining.name}")
@@ -137,13 +125,7 @@ def open_trainings(finished: Path) -> RunStore:
 
 
 def training_of(finished: Path | None, study: TextTraining, key: jax.Array) -> xr.Dataset:
-    """Read the stored training with this key, or train.
-
-    Raises
-    ------
-    UsageError
-        The run has no replicate with this key.
-    """
+    """Read the stored training with this key, or train; UsageError if the run has no replicate with this key."""
     if finished is None:
         return train(study, key, Cell())
     runs = open_trainings(finished)

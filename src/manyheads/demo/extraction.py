@@ -64,13 +64,7 @@ class Extraction(st.Study):
     layer: int = st.setting(1, "Block that is queried, from 0")
 
     def inputs(self) -> dict[str, str]:
-        """Return the digest of the text.
-
-        Raises
-        ------
-        UsageError
-            `finished` belongs to another study or text.
-        """
+        """Return the digest of the text; UsageError if `finished` belongs to another study or text."""
         digests = TextTraining(text=self.text).inputs()
         if self.finished is not None and dict(open_trainings(self.finished).header["inputs"]) != digests:
             raise st.UsageError(f"{self.finished} holds trainings on another text: give the same --text")

@@ -66,13 +66,7 @@ class TextTraining(st.Study):
         Shape(self.key_dim, self.heads, self.depth)
 
     def inputs(self) -> dict[str, str]:
-        """Return the digest of the text, the default one included, which differs between releases of Python.
-
-        Raises
-        ------
-        UsageError
-            The text cannot be read, or is too short for the windows.
-        """
+        """Return the digest of the text, also of the default one, which differs between releases of Python."""
         return digest_text(self.text, self.length, before=max(CONTEXTS))
 
     def flops(self, cell: st.Cell) -> int:

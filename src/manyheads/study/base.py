@@ -7,8 +7,9 @@ store; its class variables say what it claims and where the claim comes from.
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
@@ -138,19 +139,23 @@ class Study(abc.ABC):
         """Yield pictures beyond those that follow from claims and variables; data as in `claims`."""
         return ()
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Return the verdicts on the claims."""
-        return tuple(claim.verdict() for claim in evaluated_claims(self, predicted, trained))
+    def compare(
+        self, predicted: xr.Dataset, trained: xr.Dataset, claims: Iterable[Claim] | None = None
+    ) -> tuple[Verdict, ...]:
+        """Return the verdicts on the claims, which are evaluated unless they are given."""
+        return tuple(
+            claim.verdict() for claim in (evaluated_claims(self, predicted, trained) if claims is None else claims)
+        )
 
-    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
+    def panels(
+        self, predicted: xr.Dataset, trained: xr.Dataset, claims: Iterable[Claim] | None = None
+    ) -> tuple[Panel, ...]:
         """Return the pictures of the report as data: the study's own, then those of claims and of variables."""
         from manyheads.study.reporting.standard import standard_panels
-        from manyheads.study.tables import keeping_labels, on_grid, theory_on_grid
 
-        with keeping_labels():
-            data = theory_on_grid(predicted, self.cells()), on_grid(trained, predicted)
+        with _on_grid(self, predicted, trained) as data:
             own = tuple(self.pictures(*data))
-            return (*own, *standard_panels(self.claims(*data), *data, own))
+            return (*own, *standard_panels(self.claims(*data) if claims is None else claims, *data, own))
 
     def inputs(self) -> dict[str, str]:
         """Return the sha256 of everything from outside that the numbers depend on, by name.
@@ -164,17 +169,28 @@ class Study(abc.ABC):
         return None
 
 
+@contextlib.contextmanager
+def _on_grid(study: Study, predicted: xr.Dataset, trained: xr.Dataset) -> Iterator[tuple[xr.Dataset, xr.Dataset]]:
+    """Yield prediction and trained systems over the axes of the grid; arithmetic keeps long names and units."""
+    import xarray as xr
+
+    from manyheads.study.tables import on_grid, theory_on_grid
+
+    with xr.set_options(keep_attrs=True):
+        yield theory_on_grid(predicted, study.cells()), on_grid(trained, predicted)
+
+
 def evaluated_claims(study: Study, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Claim, ...]:
-    """Return the claims of a study with what was measured; arithmetic keeps long names and units."""
-    from manyheads.study.tables import keeping_labels, on_grid, theory_on_grid
-
-    with keeping_labels():
-        return tuple(study.claims(theory_on_grid(predicted, study.cells()), on_grid(trained, predicted)))
+    """Return the claims of a study with what was measured."""
+    with _on_grid(study, predicted, trained) as data:
+        return tuple(study.claims(*data))
 
 
-def decide(study: Study, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+def decide(
+    study: Study, predicted: xr.Dataset, trained: xr.Dataset, claims: Iterable[Claim] | None = None
+) -> tuple[Verdict, ...]:
     """Return the verdicts of a study; outside its default configurations only derived expectations are kept."""
-    verdicts = tuple(study.compare(predicted, trained))
+    verdicts = tuple(study.compare(predicted, trained, claims))
     if is_default(study):
         return verdicts
     return tuple(verdict if verdict.derived else dataclasses.replace(verdict, expected=None) for verdict in verdicts)
@@ -196,14 +212,10 @@ def configuration(study: Study) -> dict[str, object]:
 
 def only_study(file: str) -> type[Study]:
     """Return the study that a file defines when it defines one; otherwise say which there are."""
-    module = load_file(Path(file))
-    found = {
-        name: value
-        for name, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, Study) and value.__module__ == Path(file).stem
-    }
+    values = (value for value in vars(load_file(Path(file))).values() if isinstance(value, type))
+    found = [each for each in values if issubclass(each, Study) and each.__module__ == Path(file).stem]
     if len(found) == 1:
-        return next(iter(found.values()))
-    if not found:
-        raise UsageError(f"{file} defines no study: expected a class that derives from manyheads.Study")
-    raise UsageError(f"{file} defines {len(found)} studies; name one, as {' or '.join(f'{file}:{n}' for n in found)}")
+        return found[0]
+    names = " or ".join(f"{file}:{each.__name__}" for each in found)
+    which = f"{len(found)} studies; name one, as {names}" if found else "no study: derive a class from manyheads.Study"
+    raise UsageError(f"{file} defines {which}")

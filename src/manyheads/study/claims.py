@@ -26,10 +26,19 @@ class Region(NamedTuple):
     tolerance: Tolerance
 
     @property
+    def widths(self) -> tuple[float, float]:
+        """How far below and above the target still counts."""
+        return self.tolerance if isinstance(self.tolerance, tuple) else (self.tolerance, self.tolerance)
+
+    @property
     def ends(self) -> tuple[float, float]:
         """Smallest and largest figure for which the claim holds."""
-        below, above = self.tolerance if isinstance(self.tolerance, tuple) else (self.tolerance, self.tolerance)
-        return self.target - below, self.target + above
+        return self.target - self.widths[0], self.target + self.widths[1]
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the target is a number, and the tolerance one or two that are not negative."""
+        return _is_number(self.target) and len(self.widths) == 2 and all(_is_number(each, 0) for each in self.widths)
 
 
 def near(target: Any, tolerance: Any) -> Region:
@@ -125,30 +134,20 @@ class Claim:
     scale: Scale = "linear"
 
     def __post_init__(self) -> None:
-        right = {
-            "text": isinstance(self.text, str),
-            "region": isinstance(self.region, Region) and _is_number(self.region.target) and _is_width(self.region),
-            "basis": isinstance(self.basis, str),
-            "quantity": isinstance(self.quantity, str),
+        widths = ("resolution", "prediction_error", "prediction_dof")
+        right = {name: isinstance(getattr(self, name), str) for name in ("text", "basis", "quantity")}
+        right |= {name: _is_number(getattr(self, name), 0) for name in widths} | {
+            "region": isinstance(self.region, Region) and self.region.is_valid,
             "expected": self.expected in (*get_args(Expected), None),
             "bounds": isinstance(self.bounds, tuple) and len(self.bounds) == 2 and self.bounds[0] < self.bounds[1],
-            "resolution": _is_number(self.resolution, 0),
-            "prediction_error": _is_number(self.prediction_error, 0),
-            "prediction_dof": _is_number(self.prediction_dof, 0),
             "scale": self.scale in get_args(Scale),
         }
-        if wrong := [name for name, is_right in right.items() if not is_right]:
-            given = getattr(self, wrong[0])
-            raise UsageError(f"claim {self.text!r}: {wrong[0]}={given!r} has a wrong type or range; see help(Claim)")
+        for name in (name for name, is_right in right.items() if not is_right):
+            given = getattr(self, name)
+            raise UsageError(f"claim {self.text!r}: {name}={given!r} has a wrong type or range; see help(Claim)")
 
     def verdict(self) -> Verdict:
-        """Decide the claim by what its figure is.
-
-        Raises
-        ------
-        UsageError
-            A figure that is neither a number, nor samples, nor an interval; or options that do not apply to it.
-        """
+        """Decide the claim by what its figure is; UsageError if it is none, or if options do not apply to it."""
         figure = self.figure if isinstance(self.figure, Figure) else Figure(self.figure)
         verdict = self._decided(figure.value)
         return replace(verdict, derived=self.derived, quantity=self.quantity or figure.quantity)
@@ -161,28 +160,29 @@ class Claim:
         from manyheads.statistics.exponents import ExponentFit
 
         target, tolerance = self.region
-        stated: dict[str, Any] = {"target": target, "tolerance": tolerance, "basis": self.basis}
-        stated |= {"expected": self.expected}
+        stated: dict[str, Any] = {
+            "target": target,
+            "tolerance": tolerance,
+            "basis": self.basis,
+            "expected": self.expected,
+        }
+        error, dof = self.prediction_error, self.prediction_dof
         if hasattr(found, "decided"):
             found = found.decided(self.region)
         if isinstance(found, ExponentFit):
-            self._refuse_sample_options("a fitted exponent")
-            verdict = Verdict.from_interval(
-                self.text, found.interval, figure=found.exponent, bounds=self.bounds, **stated
-            )
-            if verdict.outcome != "inconclusive" or len(found.replicate_exponents) < 2:
-                return verdict
-            needed = replicates_to_decide(found.replicate_exponents, target, tolerance, level=LEVEL)
-            return replace(verdict, replicates_needed=needed)
-        error, dof = self.prediction_error, self.prediction_dof
+            exponents = found.replicate_exponents
+            few = len(exponents) < 2
+            needed = None if few else replicates_to_decide(exponents, target, tolerance, level=LEVEL)
+            found = found.exponent, found.interval, needed
         if isinstance(found, SampledFigure):
             found, error, dof = found
-        parts = found if isinstance(found, tuple) and len(found) in (2, 3) else (None, found)
-        if isinstance(parts[1], Interval):
+        figure, interval, needed = (
+            (*found, None)[:3] if isinstance(found, tuple) and len(found) in (2, 3) else (None, found, None)
+        )
+        if isinstance(interval, Interval):
             self._refuse_sample_options("an interval")
-            needed = parts[2] if len(parts) == 3 else None
-            known: dict[str, Any] = {"figure": parts[0], "replicates_needed": needed, "bounds": self.bounds}
-            return Verdict.from_interval(self.text, parts[1], **known, **stated)
+            known: dict[str, Any] = {"figure": figure, "replicates_needed": needed, "bounds": self.bounds}
+            return Verdict.from_interval(self.text, interval, **known, **stated)
         if (dims := getattr(found, "dims", ())) not in ((), ("replicate",)):
             raise UsageError(f"claim {self.text!r}: measured over {dims}; average over all but replicates")
         values = np.asarray(found, dtype=np.float64)
@@ -198,16 +198,8 @@ class Claim:
             nothing = Interval(-math.inf, math.inf, LEVEL)
             verdict = Verdict.from_interval(self.text, nothing, figure=math.nan, **stated)
             return replace(verdict, note=f"{usable} of {values.size} replicates have a figure")
-        return Verdict.from_samples(
-            self.text,
-            values,
-            prediction_error=error,
-            prediction_dof=dof,
-            resolution=self.resolution,
-            bounds=self.bounds,
-            scale=self.scale,
-            **stated,
-        )
+        stated |= {"resolution": self.resolution, "bounds": self.bounds, "scale": self.scale}
+        return Verdict.from_samples(self.text, values, prediction_error=error, prediction_dof=dof, **stated)
 
     def _refuse_sample_options(self, what: str) -> None:
         """Refuse options that only widen the interval of samples, where they would be ignored."""
@@ -221,9 +213,3 @@ class Claim:
 def _is_number(value: object, least: float = -math.inf) -> bool:
     """Tell whether a value is a number, no NaN, and not below the least."""
     return isinstance(value, Real) and not isinstance(value, bool) and float(value) >= least
-
-
-def _is_width(region: Region) -> bool:
-    """Tell whether the tolerance of a region is a number or two, none of them negative."""
-    pair = region.tolerance if isinstance(region.tolerance, tuple) else (region.tolerance, region.tolerance)
-    return len(pair) == 2 and all(_is_number(each, 0) for each in pair)

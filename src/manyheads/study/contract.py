@@ -14,7 +14,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from manyheads.errors import ManyheadsError
 from manyheads.study.base import Study, configuration, evaluated_claims
@@ -30,6 +30,8 @@ from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:
     import xarray as xr
+
+T = TypeVar("T")
 
 # What the command line asks of every run; a study's own flags stand beside them.
 RUN_FLAGS = frozenset(
@@ -55,13 +57,35 @@ class Trial:
     store: Path
     tree: xr.DataTree
 
-    def unit(self) -> Unit:
-        """Return the first trained unit."""
-        return Layout.of(self.study).trained(1)[0]
+    @property
+    def predicted(self) -> xr.Dataset:
+        """What was predicted."""
+        return self.tree["predicted"].to_dataset()
+
+    @property
+    def trained(self) -> xr.Dataset:
+        """What was measured."""
+        return self.tree["trained"].to_dataset()
 
     def stored(self, unit: Unit) -> xr.Dataset:
         """Return a unit as the run has stored it."""
         return RunStore(self.tree.attrs["path"]).read(unit)
+
+    def compare(self, trained: xr.Dataset | None = None) -> tuple[Verdict, ...]:
+        """Return the verdicts of the study, on other data if there are any."""
+        return self.study.compare(self.predicted, self.trained if trained is None else trained)
+
+    def under_distortions(self, measure: Callable[[xr.Dataset], T]) -> Iterator[T]:
+        """Yield what is said of data that no theory predicted; nonsense that is refused says nothing."""
+        import numpy as np
+
+        for distorted in _distortions(self.trained):
+            try:
+                with np.errstate(all="ignore"):  # nonsense may divide by zero
+                    found = measure(distorted)
+            except (ValueError, ArithmeticError, LookupError, ManyheadsError, RuntimeWarning):
+                continue
+            yield found
 
 
 def check_study(study: Study | type[Study], replicates: int = 2, seed: int = 0) -> None:
@@ -123,7 +147,7 @@ def check_purity(trial: Trial) -> None:
     """Check that the same key gives the same bits: a unit that is computed again is the stored one."""
     # The prediction of a deterministic theory is computed again by `check_prediction`, with another key.
     predicted = () if trial.study.predictions is None else Layout.of(trial.study).predicted()[:1]
-    for unit in (*predicted, trial.unit()):
+    for unit in (*predicted, *Layout.of(trial.study).trained(1)[:1]):
         found = differences(compute(trial.study, unit, trial.seed), trial.stored(unit))
         _require(not found, trial.study, f"{unit}: computed twice, {found} differ")
 
@@ -161,12 +185,9 @@ def check_resumption(trial: Trial) -> None:
 
 def check_verdicts(trial: Trial) -> None:
     """Check that each claim has one verdict, and that comparing twice gives the same."""
-    first, second = (_compare(trial) for _ in range(2))
-    _require(
-        all(isinstance(verdict, Verdict) for verdict in first),
-        trial.study,
-        "compare returns something else than verdicts",
-    )
+    first, second = trial.compare(), trial.compare()
+    typed = all(isinstance(verdict, Verdict) for verdict in first)
+    _require(typed, trial.study, "compare returns something else than verdicts")
     _require(len({verdict.claim for verdict in first}) == len(first), trial.study, "states a claim twice")
     _require(repr(first) == repr(second), trial.study, "comparing the same data twice gives different verdicts")
 
@@ -177,7 +198,7 @@ def check_use_of_prediction(trial: Trial) -> None:
 
     study = trial.study
     try:
-        study.compare(xr.Dataset(), trial.tree["trained"].to_dataset())
+        study.compare(xr.Dataset(), trial.trained)
         read = False
     except (KeyError, AttributeError, ValueError, IndexError):
         read = True
@@ -191,46 +212,32 @@ def check_use_of_prediction(trial: Trial) -> None:
 
 def check_falsifiability(trial: Trial) -> None:
     """Check that every claim can fail: it is refuted as it is, or some distortion of the data changes its outcome."""
-    import numpy as np
-
-    before = _compare(trial)
+    before = trial.compare()
     fixed = {verdict.claim for verdict in before if verdict.outcome != "refuted"}
-    for distorted in _distortions(trial.tree["trained"].to_dataset()):
-        if not fixed:
-            return
-        try:
-            with np.errstate(all="ignore"):  # nonsense may divide by zero
-                other = trial.study.compare(trial.tree["predicted"].to_dataset(), distorted)
-        except (ValueError, ArithmeticError, ManyheadsError):
-            continue  # nonsense was refused, which says nothing of the single claims
+    for other in trial.under_distortions(trial.compare):
         outcomes = {verdict.claim: verdict.outcome for verdict in other}
         fixed &= {verdict.claim for verdict in before if outcomes.get(verdict.claim) == verdict.outcome}
+        if not fixed:
+            return
     _require(not fixed, trial.study, f"claims that no data can change: {sorted(fixed)}")
 
 
 def check_preregistration(trial: Trial) -> None:
     """Check that text, region and basis of every claim are known before the data are: no distortion changes them."""
-    import numpy as np
-
-    predicted, trained = (trial.tree[node].to_dataset() for node in ("predicted", "trained"))
 
     def stated(data: xr.Dataset) -> list[tuple[object, ...]]:
-        return [(claim.text, claim.region, claim.basis) for claim in evaluated_claims(trial.study, predicted, data)]
+        claims = evaluated_claims(trial.study, trial.predicted, data)
+        return [(claim.text, claim.region, claim.basis) for claim in claims]
 
-    before = stated(trained)
-    for distorted in _distortions(trained):
-        try:
-            with np.errstate(all="ignore"):
-                after = stated(distorted)
-        except (ValueError, ArithmeticError, ManyheadsError, RuntimeWarning):
-            continue
+    before = stated(trial.trained)
+    for after in trial.under_distortions(stated):
         changed = [old[0] for old, new in itertools.zip_longest(before, after) if old != new and old]
         _require(before == after, trial.study, f"claims depend on what was measured: {changed}")
 
 
 def check_panels(trial: Trial) -> None:
     """Check that there is a picture, that it survives the store, and that the report shows one of each kind."""
-    panels = trial.study.panels(trial.tree["predicted"].to_dataset(), trial.tree["trained"].to_dataset())
+    panels = trial.study.panels(trial.predicted, trial.trained)
     _require(bool(panels), trial.study, "shows no picture")
     for panel in panels:
         _require(
@@ -240,9 +247,8 @@ def check_panels(trial: Trial) -> None:
             _require(bool(panel.x_label and panel.y_label), trial.study, f"{panel.title!r} has an axis without a label")
     section = section_of(RunStore(trial.tree.attrs["path"]))
     shown = {type(panel): panel for panel in section.panels}  # pictures take the time: one of each kind is enough
-    written = write_report(
-        [dataclasses.replace(section, panels=tuple(shown.values()))], trial.store / "report.html", ""
-    )
+    section = dataclasses.replace(section, panels=tuple(shown.values()))
+    written = write_report([section], trial.store / "report.html", "")
     _require(trial.study.name in written.read_text(encoding="utf-8"), trial.study, "is not in the report")
 
 
@@ -255,20 +261,15 @@ THEORY = re.compile(r"\b([Dd]ashed|[Gg]rey|law|theory|predict\w*|prescribed|publ
 
 def check_captions(trial: Trial) -> None:
     """Check that a caption which asserts a result changes with the data: opposite outcomes are drawn beside the run."""
-    import numpy as np
 
-    predicted, trained = (trial.tree[node].to_dataset() for node in ("predicted", "trained"))
-    said = _sentences(trial.study.panels(predicted, trained))
-    asserted = {text for text in said if RESULTS.search(text) and not THEORY.search(text)}
-    for distorted in _distortions(trained):
+    def said(data: xr.Dataset) -> set[str]:
+        return _sentences(trial.study.panels(trial.predicted, data))
+
+    asserted = {text for text in said(trial.trained) if RESULTS.search(text) and not THEORY.search(text)}
+    for other in trial.under_distortions(said) if asserted else ():
+        asserted &= other
         if not asserted:
             return
-        try:
-            with np.errstate(all="ignore"):
-                other = _sentences(trial.study.panels(predicted, distorted))
-        except (ValueError, ArithmeticError, LookupError, ManyheadsError):
-            continue
-        asserted &= other
     _require(not asserted, trial.study, f"captions assert a result whatever the data are: {sorted(asserted)}")
 
 
@@ -291,10 +292,6 @@ CHECKS: tuple[Callable[[Trial], None], ...] = (
     check_panels,
     check_captions,
 )
-
-
-def _compare(trial: Trial) -> tuple[Verdict, ...]:
-    return trial.study.compare(trial.tree["predicted"].to_dataset(), trial.tree["trained"].to_dataset())
 
 
 def _distortions(trained: xr.Dataset) -> Iterator[xr.Dataset]:

@@ -112,12 +112,10 @@ class Picture(_Panel):
 
     def __post_init__(self) -> None:
         _check_limits(self)
-        rows, columns = len(self.values), len(self.values[0]) if self.values else 0
-        if not columns or any(len(row) != columns for row in self.values):
-            raise UsageError(
-                f"picture {self.title!r}: expected rows of one length, got {[len(r) for r in self.values]}"
-            )
-        for name, ticks, size in (("x_ticks", self.x_ticks, columns), ("y_ticks", self.y_ticks, rows)):
+        sizes = list(map(len, self.values))
+        if not sizes or not sizes[0] or len(set(sizes)) > 1:
+            raise UsageError(f"picture {self.title!r}: expected rows of one length, got {sizes}")
+        for name, ticks, size in (("x_ticks", self.x_ticks, sizes[0]), ("y_ticks", self.y_ticks, len(sizes))):
             if len(ticks) not in (0, size):
                 raise UsageError(f"picture {self.title!r}: {len(ticks)} {name} for {size} entries")
 
@@ -134,23 +132,16 @@ class Listing(_Panel):
     shows: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise UsageError(f"table {self.title!r}: {len(self.columns)} columns, but a row holds {row}")
+        if wrong := [row for row in self.rows if len(row) != len(self.columns)]:
+            raise UsageError(f"table {self.title!r}: {len(self.columns)} columns, but a row holds {wrong[0]}")
 
 
 @dataclass(frozen=True)
 class Multiples(_Panel):
     """Small plots in rows and columns on common axes, with one legend: how curves change with two settings.
 
-    Parameters
-    ----------
-    curves
-        ``curves[row][column]`` is what one small plot shows; an empty one is left blank.
-    row_labels, column_labels
-        What a row and a column have in common.
-    captions
-        A few words inside each small plot, ``captions[row][column]``; empty for none at all.
+    `curves[row][column]` is what one small plot shows, an empty one is left blank; `captions[row][column]` are a few
+    words inside it, empty for none at all.
     """
 
     kind: ClassVar[str] = "multiples"
@@ -166,11 +157,10 @@ class Multiples(_Panel):
     shows: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        rows, columns = len(self.row_labels), len(self.column_labels)
-        shape = (rows, columns)
+        shape = rows, columns = (len(self.row_labels), len(self.column_labels))
         for name, table in (("curves", self.curves), ("captions", self.captions or self.curves)):
-            if not rows or not columns or len(table) != rows or any(len(row) != columns for row in table):
-                sizes = [len(row) for row in table]
+            if not rows or not columns or list(map(len, table)) != [columns] * rows:
+                sizes = list(map(len, table))
                 raise UsageError(f"small multiples {self.title!r}: {name} in rows of {sizes} for {shape} labels")
 
 
@@ -178,16 +168,8 @@ class Multiples(_Panel):
 class Scatter(_Panel):
     """Points in small plots side by side, coloured by a value: orbits, diagrams of many orbits.
 
-    Parameters
-    ----------
-    x, y, values
-        Coordinates and colours of the points: one row a plot, equally many in each.
-    labels
-        Heading of each plot.
-    shared
-        Whether the plots have common axes.
-    limits, diverging
-        Scale of colours, as in `Picture`.
+    One row of `x`, `y` and `values` a plot, with its heading in `labels`; on common axes if `shared`; colours as of
+    `Picture`.
     """
 
     kind: ClassVar[str] = "scatter"
@@ -209,10 +191,8 @@ class Scatter(_Panel):
         _check_limits(self)
         sizes = [[len(row) for row in table] for table in (self.x, self.y, self.values)]
         if not sizes[0] or sizes[1:] != sizes[:1] * 2 or len(self.labels) != len(sizes[0]):
-            raise UsageError(
-                f"scatter {self.title!r}: x, y and values of {sizes} points, {len(self.labels)} labels; expected "
-                "equally many in each plot"
-            )
+            given = f"x, y and values of {sizes} points, {len(self.labels)} labels"
+            raise UsageError(f"scatter {self.title!r}: {given}; expected equally many in each plot")
 
 
 def _check_limits(panel: Picture | Scatter) -> None:
@@ -225,54 +205,29 @@ Drawn = Lines | Multiples | Picture | Scatter  # panels with axes
 Panel = Drawn | Listing
 
 
+KINDS: dict[str, type[Panel]] = {each.kind: each for each in (Lines, Multiples, Picture, Scatter, Listing)}
+
+
 def panel_from_json(data: dict[str, Any]) -> Panel:
     """Rebuild a panel from its `to_json`."""
+    if (kind := data.get("kind")) not in KINDS:
+        raise UsageError(f"unknown kind of panel: {kind!r}")
     values = {name: _frozen(value) for name, value in data.items() if name != "kind"}
-    match data.get("kind"):
-        case "lines":
-            return Lines(**values | {"curves": _curves(data["curves"])})
-        case "multiples":
-            table = tuple(tuple(_curves(plot) for plot in row) for row in data["curves"])
-            return Multiples(**values | {"curves": table})
-        case "picture":
-            return Picture(**values | {"limits": _limits(data)})
-        case "scatter":
-            return Scatter(**values | {"limits": _limits(data)})
-        case "listing":
-            return Listing(**values)
-    raise UsageError(f"unknown kind of panel: {data.get('kind')!r}")
-
-
-def _limits(data: dict[str, Any]) -> tuple[float, float] | None:
-    """Return the ends of a scale of colours; null is absent here, not NaN."""
-    limits = data.get("limits")
-    return None if limits is None else (float(limits[0]), float(limits[1]))
+    if "curves" in data:
+        values["curves"] = _curves(data["curves"])
+    if "limits" in data:  # null is absent here, not NaN
+        values["limits"] = data["limits"] and (float(data["limits"][0]), float(data["limits"][1]))
+    return KINDS[kind](**values)
 
 
 @takes_arrays
 def spread_curve(x: Iterable[float], samples: np.ndarray, label: str, role: Role = "trained", group: int = 0) -> Curve:
-    """Return the mean over replicates with the full range of the replicates as its band.
-
-    Parameters
-    ----------
-    x
-        Coordinates, shape (n,).
-    samples
-        One row a replicate, shape (replicates, n).
-    """
+    """Return the mean of samples (replicates, n) over coordinates (n,), with their range as its band."""
     import numpy as np
 
     values = np.atleast_2d(np.asarray(samples, dtype=float))
-    band = len(values) > 1
-    return Curve(
-        x=tuple(float(position) for position in x),
-        y=tuple(values.mean(0).tolist()),
-        label=label,
-        role=role,
-        group=group,
-        low=tuple(values.min(0).tolist()) if band else (),
-        high=tuple(values.max(0).tolist()) if band else (),
-    )
+    mean, low, high = (tuple(each.tolist()) for each in (values.mean(0), values.min(0), values.max(0)))
+    return Curve(tuple(map(float, x)), mean, label, role, group, *((low, high) if len(values) > 1 else ()))
 
 
 def spans_decades(values: np.ndarray) -> bool:
@@ -288,15 +243,15 @@ def _plain(value: Any) -> Any:
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
-    if hasattr(value, "item"):  # a NumPy number
-        value = value.item()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value
+    value = value.item() if hasattr(value, "item") else value  # a NumPy number
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _curves(data: Iterable[dict[str, Any]]) -> tuple[Curve, ...]:
-    return tuple(Curve(**{name: _frozen(value) for name, value in curve.items()}) for curve in data)
+def _curves(data: Any) -> Any:
+    """Rebuild curves, in rows or in tables of rows."""
+    if isinstance(data, list):
+        return tuple(map(_curves, data))
+    return Curve(**{name: _frozen(value) for name, value in data.items()})
 
 
 def _frozen(value: Any) -> Any:

@@ -72,21 +72,14 @@ def load(name: str) -> type[Study]:
     UsageError
         No such study, and the message lists what is near; or its module cannot be imported.
     """
-    if name in STUDIES:
-        place = STUDIES[name].place
-    elif ":" in name:
-        place = name
-    elif name.endswith(".py"):
-        from manyheads.study.base import only_study
-
-        return only_study(name)
-    else:
+    if name not in STUDIES and ":" not in name and not name.endswith(".py"):
         raise UsageError(f"no study is called {name!r}{_suggestion(name)}; 'manyheads study list' shows all")
-    module, _, attribute = place.rpartition(":")
-    loaded = _load(module)
-    found = getattr(loaded, attribute, None)
-    from manyheads.study.base import Study
+    from manyheads.study.base import Study, only_study
 
+    if name not in STUDIES and ":" not in name:
+        return only_study(name)
+    module, _, attribute = (STUDIES[name].place if name in STUDIES else name).rpartition(":")
+    found = getattr(_load(module), attribute, None)
     if not (isinstance(found, type) and issubclass(found, Study)):
         raise UsageError(f"{module} has no study {attribute!r}: expected a class that derives from manyheads.Study")
     return found

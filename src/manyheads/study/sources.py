@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 from urllib.parse import quote
 
@@ -72,20 +73,17 @@ class Source:
     pages: str = ""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            kind, value = (int if field.name == "year" else str), getattr(self, field.name)
-            if type(value) is not kind:
-                hint = '; write "Given Family and Given Family"' if field.name == "authors" else ""
-                raise UsageError(f"{field.name}={value!r}: expected {'a year' if kind is int else 'a text'}{hint}")
+        for name, value in vars(self).items():
+            if type(value) is not (int if name == "year" else str):
+                hint = '; write "Given Family and Given Family"' if name == "authors" else ""
+                raise UsageError(f"{name}={value!r}: expected {'a year' if name == 'year' else 'a text'}{hint}")
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9:_-]*", self.key):
             raise UsageError(f"a BibTeX key starts with a letter and holds letters, digits and ':_-'; got {self.key!r}")
         if self.kind not in get_args(Kind):
             raise UsageError(f"kind={self.kind!r}: choose from {', '.join(get_args(Kind))}")
         if self.identifier and not self._eprint() and not re.fullmatch(_DOI, self.identifier):
-            raise UsageError(
-                f"identifier={self.identifier!r}: expected an arXiv number such as 2405.15712, or a DOI, which starts "
-                "with '10.'; leave it empty if there is none"
-            )
+            wanted = "an arXiv number such as 2405.15712, or a DOI, which starts with '10.'"
+            raise UsageError(f"identifier={self.identifier!r}: expected {wanted}; leave it empty if there is none")
         for name in ("title", "authors", "venue", "volume", "pages"):
             if not _balanced(text := getattr(self, name)):
                 raise UsageError(f"{name}={text!r}: braces are unbalanced, which BibTeX cannot read")
@@ -130,9 +128,5 @@ def _escaped(text: str) -> str:
 
 def _balanced(text: str) -> bool:
     """Return whether every brace is closed, as BibTeX counts (backslashes do not matter)."""
-    depth = 0
-    for letter in text:
-        depth += (letter == "{") - (letter == "}")
-        if depth < 0:
-            return False
-    return depth == 0
+    depths = list(itertools.accumulate((letter == "{") - (letter == "}") for letter in text))
+    return not depths or (min(depths) >= 0 and depths[-1] == 0)

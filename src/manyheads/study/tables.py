@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import UsageError
@@ -78,13 +77,10 @@ def on_grid(trained: xr.Dataset, theory: xr.Dataset) -> xr.Dataset:
         return (*lead, *names, *own), table.transpose(*lead, *names, *own).values, array.attrs
 
     plain = trained.drop_vars([*names, "cell"], errors="ignore")
-    found = {
-        str(name): spread(array) if "cell" in array.dims else (array.dims, array.values, array.attrs)
-        for name, array in plain.variables.items()
-    }
-    data = {str(name): found[str(name)] for name in plain.data_vars}
-    coords |= {str(name): found[str(name)] for name in plain.coords}
-    return xr.Dataset(data, coords, trained.attrs | {"axes": " ".join(names)})
+    variables: dict[str, Any] = dict(plain.variables)
+    found = {name: spread(array) if "cell" in array.dims else array for name, array in variables.items()}
+    coords |= {str(name): found.pop(name) for name in plain.coords}
+    return xr.Dataset(found, coords, trained.attrs | {"axes": " ".join(names)})
 
 
 def theory_on_grid(predicted: xr.Dataset, cells: Sequence[Cell]) -> xr.Dataset:
@@ -112,13 +108,6 @@ def _on_axes(rows: np.ndarray, places: tuple[np.ndarray, ...], shape: tuple[int,
     found = np.full((*shape, *rows.shape[1:]), missing if not full else rows.flat[0], kind)
     found[places] = rows
     return found
-
-
-def keeping_labels() -> AbstractContextManager[Any]:
-    """Return a context in which arithmetic keeps long names and units."""
-    import xarray as xr
-
-    return xr.set_options(keep_attrs=True)
 
 
 def _axes(cells: Sequence[Cell]) -> dict[str, list[Any]]:

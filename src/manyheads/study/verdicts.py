@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 LEVEL = 0.99  # coverage of every interval behind a verdict
 
 Expected = Literal["holds", "refuted"]
-Tolerance = float | tuple[float, float]
+Pair = tuple[float, float]
+Tolerance = float | Pair
 Scale = Literal["linear", "log"]
 NOT_STORED = ("derived", "bounds", "scale")
 
@@ -66,15 +67,15 @@ class Verdict(Shown):
     expected: Expected | None
     outcome: Outcome
     figure: float
-    interval: tuple[float, float]
+    interval: Pair
     target: float
-    tolerance: tuple[float, float]
+    tolerance: Pair
     basis: str
     replicates_needed: int | None = None
     derived: bool = field(default=False, compare=False, repr=False)
     quantity: str = field(default="", compare=False, repr=False)
     note: str = field(default="", compare=False, repr=False)
-    bounds: tuple[float, float] = field(default=(-math.inf, math.inf), compare=False, repr=False)
+    bounds: Pair = field(default=(-math.inf, math.inf), compare=False, repr=False)
     scale: Scale = field(default="linear", compare=False, repr=False)
 
     @classmethod
@@ -89,20 +90,13 @@ class Verdict(Shown):
         figure: float | None = None,
         expected: Expected = "holds",
         replicates_needed: int | None = None,
-        bounds: tuple[float, float] = (-math.inf, math.inf),
+        bounds: Pair = (-math.inf, math.inf),
     ) -> Verdict:
         """Decide a claim on a figure whose 99% interval is known, by default the interval's middle.
 
-        Parameters
-        ----------
-        bounds
-            Values that the quantity can take: 0 and 1 for an accuracy. The interval ends there and keeps its level.
-
-        Raises
-        ------
-        UsageError
-            A claim that cannot fail, one that says nothing of where its tolerance comes from, or an interval beyond
-            the bounds.
+        The interval ends at the `bounds` of what the quantity can be, 0 and 1 for an accuracy, and keeps its level.
+        UsageError if it lies beyond them, if the claim cannot fail, or if nothing is said of where its tolerance comes
+        from.
 
         Examples
         --------
@@ -121,18 +115,9 @@ class Verdict(Shown):
         interval = replace(interval, low=max(interval.low, bounds[0]), high=min(interval.high, bounds[1]))
         middle = interval.low / 2 + interval.high / 2 if figure is None else float(figure)
         outcome = decide(middle, interval, target, tolerance)
-        return cls(
-            claim=claim,
-            expected=expected,
-            outcome=outcome,
-            figure=middle,
-            interval=(interval.low, interval.high),
-            target=float(target),
-            tolerance=(float(below), float(above)),
-            basis=basis,
-            replicates_needed=replicates_needed if outcome == "inconclusive" else None,
-            bounds=bounds,
-        )
+        ends, widths = (interval.low, interval.high), (float(below), float(above))
+        needed = replicates_needed if outcome == "inconclusive" else None
+        return cls(claim, expected, outcome, middle, ends, float(target), widths, basis, needed, bounds=bounds)
 
     @classmethod
     @takes_arrays
@@ -148,7 +133,7 @@ class Verdict(Shown):
         prediction_error: float = 0.0,
         prediction_dof: float = math.inf,
         resolution: float = 0.0,
-        bounds: tuple[float, float] = (-math.inf, math.inf),
+        bounds: Pair = (-math.inf, math.inf),
         scale: Scale = "linear",
     ) -> Verdict:
         """Decide a claim on the mean of independent replicates, by `manyheads.statistics.mean_interval`.
@@ -195,18 +180,15 @@ class Verdict(Shown):
         )
         fixed = math.hypot(float(t_quantile(LEVEL, prediction_dof)) * prediction_error, resolution)
         needed = replicates_to_decide(values, target, tolerance, level=LEVEL, prediction_error=fixed)
-        figure = float(mean_of(values))
-        verdict = cls.from_interval(
-            claim,
-            interval,
-            figure=figure,
-            target=target,
-            tolerance=tolerance,
-            basis=basis,
-            expected=expected,
-            replicates_needed=None if silent else needed,
-            bounds=bounds,
-        )
+        figure, needed = float(mean_of(values)), None if silent else needed
+        stated: dict[str, Any] = {
+            "target": target,
+            "tolerance": tolerance,
+            "basis": basis,
+            "expected": expected,
+            "bounds": bounds,
+        }
+        verdict = cls.from_interval(claim, interval, figure=figure, replicates_needed=needed, **stated)
         if verdict.outcome != "inconclusive" or values.size == 1:
             return verdict
         if silent:
@@ -217,13 +199,7 @@ class Verdict(Shown):
 
     @classmethod
     def _from_logarithms(
-        cls,
-        claim: str,
-        values: NDArray[np.float64],
-        target: float,
-        tolerance: Tolerance,
-        bounds: tuple[float, float],
-        **stated: Any,
+        cls, claim: str, values: NDArray[np.float64], target: float, tolerance: Tolerance, bounds: Pair, **stated: Any
     ) -> Verdict:
         """Decide a claim on a geometric mean by the logarithms of target, region, bounds and samples."""
         import numpy as np
@@ -238,15 +214,9 @@ class Verdict(Shown):
         ends = _log(bounds[0]), _log(bounds[1])
         logs = cls.from_samples(claim, np.log(values), target=centre, tolerance=edges, bounds=ends, **stated)
         below, above = tolerance if isinstance(tolerance, tuple) else (tolerance, tolerance)
-        return replace(
-            logs,
-            figure=_exp(logs.figure),
-            interval=(_exp(logs.interval[0]), _exp(logs.interval[1])),
-            target=float(target),
-            tolerance=(float(below), float(above)),
-            bounds=bounds,
-            scale="log",
-        )
+        ends, widths = (_exp(logs.interval[0]), _exp(logs.interval[1])), (float(below), float(above))
+        stated = {"target": float(target), "tolerance": widths, "bounds": bounds, "scale": "log"}
+        return replace(logs, figure=_exp(logs.figure), interval=ends, **stated)
 
     def at_any_time(self, first: int, now: int) -> Verdict:
         """Decide again by an interval that is valid at every number of replicates from `first` on, at `now` of them.
@@ -278,10 +248,8 @@ class Verdict(Shown):
         """Decide a claim on a figure without sampling error: a count, a closed form, a bound over all replicates."""
         from manyheads.statistics import Interval
 
-        interval = Interval(float(figure), float(figure), 1.0)
-        return cls.from_interval(
-            claim, interval, figure=figure, target=target, tolerance=tolerance, basis=basis, expected=expected
-        )
+        stated: dict[str, Any] = {"target": target, "tolerance": tolerance, "basis": basis, "expected": expected}
+        return cls.from_interval(claim, Interval(float(figure), float(figure), 1.0), figure=figure, **stated)
 
     @property
     def as_expected(self) -> bool:
@@ -289,7 +257,7 @@ class Verdict(Shown):
         return self.expected in (None, self.outcome)
 
     @property
-    def region(self) -> tuple[float, float]:
+    def region(self) -> Pair:
         """Range of the figure in which the claim holds."""
         return self.target - self.tolerance[0], self.target + self.tolerance[1]
 
@@ -297,9 +265,8 @@ class Verdict(Shown):
         """Draw the figure with its interval over the range in which the claim holds."""
         from manyheads.study.reporting.charts import Estimate, draw_intervals
 
-        return draw_intervals(
-            f"{self.claim}: {self.outcome}", "figure", [Estimate("", self.figure, self.interval, self.region)]
-        )
+        estimate = Estimate("", self.figure, self.interval, self.region)
+        return draw_intervals(f"{self.claim}: {self.outcome}", "figure", [estimate])
 
     def to_dataframe(self) -> pd.DataFrame:
         """Return the verdict as a pandas data frame of one row."""
@@ -307,14 +274,10 @@ class Verdict(Shown):
 
     def _overview(self) -> Overview:
         figures = verdict_overview([self], "")
-        note: tuple[str, ...] = () if self.as_expected else (f"expected: {self.expected}",)
-        note += (self.note,) if self.note else ()
-        return Overview(
-            f"{self.outcome}: {self.claim}",
-            figures.columns[3:],
-            [row[3:] for row in figures.rows],
-            (*note, f"tolerance: {self.basis}"),
-        )
+        expected = "" if self.as_expected else f"expected: {self.expected}"
+        notes = tuple(filter(None, (expected, self.note, f"tolerance: {self.basis}")))
+        rows = [row[3:] for row in figures.rows]
+        return Overview(f"{self.outcome}: {self.claim}", figures.columns[3:], rows, notes)
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as JSON can hold it: infinities as text."""

@@ -88,7 +88,7 @@ class Hostile(Still):
     claim = EVIL
     source = Source("evil", EVIL, EVIL, 2026, locus=EVIL)
 
-    def panels(self, predicted, trained):
+    def panels(self, predicted, trained, claims=None):
         curve = Curve((0.0, 1.0), (1.0, 2.0), EVIL)
         return (Lines(EVIL, EVIL, EVIL, (curve,), note=EVIL), Listing(EVIL, (EVIL,), ((EVIL,),)))
 

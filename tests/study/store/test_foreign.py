@@ -34,7 +34,7 @@ class Small(Walk):
         square = np.asarray(jax.random.normal(key, (3,), jnp.float64)) ** 2
         return xr.Dataset({"square": ("i", square), "outcome": ((), "far")})
 
-    def compare(self, predicted, trained):
+    def compare(self, predicted, trained, claims=None):
         gap = float(abs(trained["square"].mean() - predicted["square"].mean()))
         return (Verdict.exact("near", gap, target=0.0, tolerance=3.0, basis="a test"),)
 

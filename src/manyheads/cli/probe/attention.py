@@ -9,12 +9,12 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from manyheads._overview import render_table
-from manyheads.cli.parsing import ABSENT, Switch
+from manyheads.cli.parsing import OptionalInt, OptionalPath, Switch
 from manyheads.cli.probe.checkpoints import Paths, as_json, given_checkpoints, number
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from manyheads.probe.reports.shapes import Reading
 
 OPTIONS = ("rows", "store", "findings", "dtype", "device", "follow_links")
-Whole = Annotated[Optional[int], ABSENT]
 
 
 @dataclass(frozen=True)
@@ -37,30 +36,18 @@ class Attention:
 
     tokens: Annotated[Path, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
     """Token ids (.npy, .npz: sequences x length, or one stream), or a text for the tokenizer beside the checkpoint."""
-    checkpoints: Paths = None
-    """Folders of checkpoints; ordered by the steps in their names (step1000, checkpoint-500)."""
-    store: Path = Path("probe")
-    """Folder for the figures."""
-    report: Annotated[Optional[Path], ABSENT] = None
-    """HTML file; report.html in the store if absent."""
-    length: Whole = None
-    """Tokens of a sequence: of a text or stream 512 or what the model takes, if absent."""
-    sequences: Whole = None
-    """Number of sequences: of a text or stream 8, if absent."""
-    tokenizer: Annotated[Optional[Path], ABSENT] = None
-    """Folder of the tokenizer; that of the first checkpoint if absent."""
-    rows: Whole = None
-    """Rows measured of each sequence; all, with the exact largest logit, if absent."""
-    findings: Literal["refuse", "warn"] = "refuse"
-    """What to do if the verification finds something."""
-    dtype: Literal["float32", "bfloat16", "float64", "auto"] = "float32"
-    """Precision of the model; auto: as stored."""
-    device: str = "cpu"
-    """Where the model runs, as PyTorch calls it; other than cpu takes --rows."""
-    follow_links: Switch = False
-    """Files may be symbolic links, as in a Hugging Face cache."""
-    json: Switch = False
-    """Print JSON with every figure instead of a table."""
+    checkpoints: Paths = None  # Folders of checkpoints; ordered by the steps in their names (step1000, checkpoint-500).
+    store: Path = Path("probe")  # Folder for the figures.
+    report: OptionalPath = None  # HTML file; report.html in the store if absent.
+    length: OptionalInt = None  # Tokens of a sequence: of a text or stream 512 or what the model takes, if absent.
+    sequences: OptionalInt = None  # Number of sequences: of a text or stream 8, if absent.
+    tokenizer: OptionalPath = None  # Folder of the tokenizer; that of the first checkpoint if absent.
+    rows: OptionalInt = None  # Rows measured of each sequence; all, with the exact largest logit, if absent.
+    findings: Literal["refuse", "warn"] = "refuse"  # What to do if the verification finds something.
+    dtype: Literal["float32", "bfloat16", "float64", "auto"] = "float32"  # Precision of the model; auto: as stored.
+    device: str = "cpu"  # Where the model runs, as PyTorch calls it; other than cpu takes --rows.
+    follow_links: Switch = False  # Files may be symbolic links, as in a Hugging Face cache.
+    json: Switch = False  # Print JSON with every figure instead of a table.
 
     def run(self) -> int:
         """Measure, write the report, print the table, and return the exit status."""

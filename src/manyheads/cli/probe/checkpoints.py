@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional, Union
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import tyro
 
 from manyheads._overview import render_table
-from manyheads.cli.parsing import ABSENT, Switch
+from manyheads.cli.parsing import OptionalPath, Switch
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -44,18 +44,12 @@ class Weights:
     checkpoint-500). Each figure stands beside its null level: (random).
     """
 
-    checkpoints: Paths = None
-    """Files or folders in safetensors format."""
-    tolerance: float = 1e-3
-    """Certified relative width of stable ranks beyond a smaller side of 1024."""
-    rows: int = 256
-    """Vectors drawn for the coherence."""
-    seed: int = 0
-    """Seed of the draw."""
-    follow_links: Switch = False
-    """Files may be symbolic links, as in a Hugging Face cache."""
-    json: Switch = False
-    """Print JSON instead of tables."""
+    checkpoints: Paths = None  # Files or folders in safetensors format.
+    tolerance: float = 1e-3  # Certified relative width of stable ranks beyond a smaller side of 1024.
+    rows: int = 256  # Vectors drawn for the coherence.
+    seed: int = 0  # Seed of the draw.
+    follow_links: Switch = False  # Files may be symbolic links, as in a Hugging Face cache.
+    json: Switch = False  # Print JSON instead of tables.
 
     def run(self) -> int:
         """Measure and print; return the exit status."""
@@ -78,16 +72,11 @@ class Verify:
     every name holds a step (step1000, checkpoint-500) they are compared in the order of the steps.
     """
 
-    checkpoints: Paths = None
-    """Files or folders in safetensors format."""
-    against: Annotated[Optional[Path], ABSENT] = None
-    """Reference checkpoint, or a folder of them, compared by step."""
-    follow_links: Switch = False
-    """Files may be symbolic links, as in a Hugging Face cache."""
-    json: Switch = False
-    """Print JSON instead of sentences."""
-    strict: Switch = False
-    """Exit with 1 if anything is found."""
+    checkpoints: Paths = None  # Files or folders in safetensors format.
+    against: OptionalPath = None  # Reference checkpoint, or a folder of them, compared by step.
+    follow_links: Switch = False  # Files may be symbolic links, as in a Hugging Face cache.
+    json: Switch = False  # Print JSON instead of sentences.
+    strict: Switch = False  # Exit with 1 if anything is found.
 
     def run(self) -> int:
         """Verify and print; return the exit status, 3 if no checkpoint can be read."""

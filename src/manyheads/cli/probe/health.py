@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional, Union
+from typing import TYPE_CHECKING, Annotated, Union
 
 import tyro
 
-from manyheads.cli.parsing import ABSENT, Switch
+from manyheads.cli.parsing import OptionalInt, Switch
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -28,18 +28,12 @@ class Health:
     """Folder of a recording."""
     clean: Annotated[Union[None, tuple[Path, ...]], tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")] = None
     """Recordings of clean trainings by the same recipe, at least 4, with which it is compared."""
-    probes: Annotated[Optional[int], ABSENT] = None
-    """Planned number of probes; those that are there if absent."""
-    false_alarm: float = 0.05
-    """Chance of an alarm of the detector of changes in a clean training."""
-    max_logit: float = 50.0
-    """Largest logit that is no alarm."""
-    silent: int = 48
-    """Probes at the start without alarms of the detector of changes: at least those of the warm-up."""
-    json: Switch = False
-    """Print JSON instead of sentences."""
-    strict: Switch = False
-    """Exit with 1 if there is an alarm."""
+    probes: OptionalInt = None  # Planned number of probes; those that are there if absent.
+    false_alarm: float = 0.05  # Chance of an alarm of the detector of changes in a clean training.
+    max_logit: float = 50.0  # Largest logit that is no alarm.
+    silent: int = 48  # Probes at the start without alarms of the detector of changes: at least those of the warm-up.
+    json: Switch = False  # Print JSON instead of sentences.
+    strict: Switch = False  # Exit with 1 if there is an alarm.
 
     def run(self) -> int:
         """Judge and print; return the exit status."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional
 
 import tyro
 
-from manyheads.cli.parsing import Switch, load_function
+from manyheads.cli.parsing import Switch, Target, load_function
 from manyheads.cli.scale.base_shape import Sizes, TunedBase, read_base, read_shape
 
 
@@ -22,20 +22,15 @@ class Audit(TunedBase):
     arguments. The function is imported and called: name only code that you trust.
     """
 
-    target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET", help_behavior_hint="")] = ""
-    """package.module:function."""
+    target: Target = ""  # package.module:function.
     base_config: Annotated[Optional[str], tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """A config.json, or a folder with one, instead of --base."""
-    to: Sizes = None
-    """Shape of a model without a configuration."""
+    to: Sizes = None  # Shape of a model without a configuration.
     applied: Switch = False
     """The forward pass multiplies logits, branches and outputs; otherwise the factors are folded into weights."""
-    trained: Switch = False
-    """The weights are trained or loaded: do not check their initialization."""
-    json: Switch = False
-    """Print JSON instead of sentences."""
-    strict: Switch = False
-    """Exit with 1 if a parameter is wrong."""
+    trained: Switch = False  # The weights are trained or loaded: do not check their initialization.
+    json: Switch = False  # Print JSON instead of sentences.
+    strict: Switch = False  # Exit with 1 if a parameter is wrong.
 
     def run(self) -> int:
         """Audit and print; return the exit status."""

@@ -2,12 +2,11 @@
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 
 import tyro
 
-from manyheads.cli.parsing import ABSENT
+from manyheads.cli.parsing import OptionalFloat, OptionalPath
 
 if TYPE_CHECKING:
     from manyheads.models.config import ModelConfig
@@ -23,8 +22,7 @@ Grid = Annotated[Union[None, tuple[float, float, int]], tyro.conf.arg(metavar="L
 class Theory:
     """Flags shared by scale, scale audit and scale check: the base shape and the parametrization."""
 
-    base: Sizes = None
-    """Tuned shape: key dimension N, heads H, depth L."""
+    base: Sizes = None  # Tuned shape: key dimension N, heads H, depth L.
     optimizer: Literal["adam", "sgd", "muon"] = "adam"
     """Optimizer; AdamW counts as adam, muon is Muon for the matrices of the blocks and AdamW for the rest."""
     split: Literal["whole", "fused", "heads-in", "heads"] = "whole"
@@ -36,8 +34,7 @@ class Theory:
     """Attention logits are divided by N to this power: 1, or 0.5, which keeps heads different from each other."""
     depth_exponent: float = 1.0
     """Branches are divided by L to this power, from 0.5 to 1; at 1 every block keeps learning features."""
-    richness: float = 1.0
-    """Factor of gamma0 over the base's: above 1 for more feature learning."""
+    richness: float = 1.0  # Factor of gamma0 over the base's: above 1 for more feature learning.
     scheme: Literal["limits", "mup", "standard"] = "limits"
     """Consistent in N, H and L; or, to compare, in width alone (mup), or one learning rate for all (standard)."""
 
@@ -63,14 +60,11 @@ class Theory:
 class TunedTheory(Theory):
     """Flags shared by scale and scale audit: what was tuned at the base for Muon as well."""
 
-    epsilon: float = 1e-8
-    """Adam's epsilon at the base."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay at the base."""
-    muon_learning_rate: Annotated[Optional[float], ABSENT] = None
+    epsilon: float = 1e-8  # Adam's epsilon at the base.
+    weight_decay: float = 0.0  # Decoupled weight decay at the base.
+    muon_learning_rate: OptionalFloat = None
     """Learning rate of Muon's groups that was tuned at the base; --learning-rate is then AdamW's."""
-    muon_weight_decay: float = 0.1
-    """Muon's weight decay at the base; 0.1 is the default of torch."""
+    muon_weight_decay: float = 0.1  # Muon's weight decay at the base; 0.1 is the default of torch.
     rates: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="ROLE=RATE ...", help_behavior_hint="")] = None
     """Learning rates tuned apart at the base, by role or part of a role: query_gain=0.05 key_gain=0.05."""
 
@@ -109,12 +103,11 @@ class TunedTheory(Theory):
 class TunedBase(TunedTheory):
     """Flags shared by scale audit and scale preflight: what was tuned at the base."""
 
-    learning_rate: Annotated[Optional[float], ABSENT] = None
-    """Learning rate that was tuned at the base."""
+    learning_rate: OptionalFloat = None  # Learning rate that was tuned at the base.
     no_decay: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="WORD ...", help_behavior_hint="")] = None
     """Parameters without weight decay: norm (gains, shifts), bias (biases, shifts), 1-d (parameters of one axis),
     embedding (tokens, positions); or a role of the table."""
-    stds: Annotated[Optional[Path], ABSENT] = None
+    stds: OptionalPath = None
     """JSON file with the standard deviation of the init at the base by role; those of the family if absent."""
 
     def hyperparameters(self) -> "BaseHyperparameters":

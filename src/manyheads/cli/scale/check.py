@@ -5,10 +5,10 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+from typing import TYPE_CHECKING, Any, Literal
 
-from manyheads.cli.parsing import ABSENT, Switch
+from manyheads.cli.flags import check_flags, flag
+from manyheads.cli.parsing import OptionalFloat, OptionalInt, OptionalPath, Switch
 from manyheads.cli.scale import budget
 from manyheads.cli.scale.base_shape import Grid, Numbers, Sizes, Theory, read_shape
 from manyheads.cli.scale.budget import LARGEST_NETWORK, count_weights, count_work, listed
@@ -42,40 +42,27 @@ class Check(Theory):
 
     base: Sizes = None
     """Shape of the given learning rate, 8,4,2 if absent; the trained networks are multiples of it along --axis."""
-    axis: Literal["key_dim", "heads", "depth"] = "heads"
-    """Axis along which networks grow."""
+    axis: Literal["key_dim", "heads", "depth"] = "heads"  # Axis along which networks grow.
     sizes: Numbers = None
     """Sizes on that axis; if absent half, once and four times the base's, for depth once, twice and eight times."""
-    task: Literal["digits", "text"] = "digits"
-    """Handwritten digits, or the next character of a text."""
-    text: Annotated[Optional[Path], ABSENT] = None
-    """UTF-8 file for --task text; Python's documentation if absent."""
-    learning_rate: Annotated[Optional[float], ABSENT] = None
+    task: Literal["digits", "text"] = "digits"  # Handwritten digits, or the next character of a text.
+    text: OptionalPath = None  # UTF-8 file for --task text; Python's documentation if absent.
+    learning_rate: OptionalFloat = flag(None, above=0)
     """Learning rate of the base; 0.003 for adam, 0.01 for Muon's groups and 0.3 for sgd if absent."""
-    adam_learning_rate: float = 3e-3
-    """Learning rate of the base of AdamW beside Muon."""
-    epsilon: float = 1e-8
-    """Adam's epsilon at the base."""
-    steps: Numbers = None
+    adam_learning_rate: float = 3e-3  # Learning rate of the base of AdamW beside Muon.
+    epsilon: float = flag(1e-8, above=0)  # Adam's epsilon at the base.
+    steps: Numbers = flag(None, least=1, most=MOST_STEPS, order="rising")
     """Steps after which updates are measured; 4 and 25 for adam and muon and 60 for sgd if absent."""
-    batch: Annotated[Optional[int], ABSENT] = None
-    """Sequences of a step; 16 for adam and muon and 96 for sgd if absent."""
-    seeds: int = 8
-    """Networks of each size."""
-    seed: int = 0
-    """First seed."""
-    transfer: Switch = False
-    """Find the best learning rate of each size as well."""
+    batch: OptionalInt = flag(None, least=1)  # Sequences of a step; 16 for adam and muon and 96 for sgd if absent.
+    seeds: int = flag(8, least=2, most=MOST_SEEDS)  # Networks of each size.
+    seed: int = flag(0, least=0)  # First seed.
+    transfer: Switch = False  # Find the best learning rate of each size as well.
     learning_rates: Grid = None
     """Grid for --transfer; 0.0003 0.3 7 for adam, 0.0025 0.16 7 for muon and 0.01 10 7 for sgd if absent."""
-    train: int = 60
-    """Steps of a training for --transfer."""
-    out: Annotated[Optional[Path], ABSENT] = None
-    """Folder for the pictures (SVG) and for the figures (check.json)."""
-    json: Switch = False
-    """Print JSON instead of sentences."""
-    strict: Switch = False
-    """Exit with 1 if a check is refuted."""
+    train: int = flag(60, least=1, most=MOST_STEPS)  # Steps of a training for --transfer.
+    out: OptionalPath = None  # Folder for the pictures (SVG) and for the figures (check.json).
+    json: Switch = False  # Print JSON instead of sentences.
+    strict: Switch = False  # Exit with 1 if a check is refuted.
 
     def run(self) -> int:
         """Train, print the verdicts, and return the exit status."""
@@ -136,27 +123,16 @@ class Check(Theory):
         from manyheads.scaling.axes import find_axis
 
         find_axis(shapes)
-        steps, (low, high, count) = self._usual("steps"), self._usual("learning_rates")
-        largest = max(shapes, key=count_weights)
-        positive = {"--learning-rate": self._usual("learning_rate"), "--epsilon": self.epsilon}
-        trainings = {"--steps": max(steps, default=0), "--train": self.train}
+        check_flags(self)
+        (low, high, count), largest = self._usual("learning_rates"), max(shapes, key=count_weights)
         refused = {
-            f"--seeds {self.seeds}: a check needs at least two, and eight to be sharp": self.seeds < 2,
-            f"--steps {' '.join(map(str, steps))}: give increasing numbers, from 1": (
-                not steps or list(steps) != sorted(set(steps)) or steps[0] < 1
-            ),
-            f"--train {self.train}: a training has at least one step": self.train < 1,
-            **{f"{flag} {given}: at most {MOST_STEPS:,}": given > MOST_STEPS for flag, given in trainings.items()},
-            f"--batch {self.batch}: a step needs at least one sequence": self._usual("batch") < 1,
-            f"--seeds {self.seeds}: at most {MOST_SEEDS:,} networks of each size": self.seeds > MOST_SEEDS,
             "--text is for --task text: add it": self.text is not None and self.task != "text",
-            f"--seed {self.seed}: give a whole number from 0 to {LARGEST_SEED - self.seeds}": (
-                not 0 <= self.seed <= LARGEST_SEED - self.seeds
+            f"--seed {self.seed}: give a whole number up to {LARGEST_SEED - self.seeds}": (
+                self.seed > LARGEST_SEED - self.seeds
             ),
             f"--sizes: {listed((largest,))} has more than {LARGEST_NETWORK:,} weights; give smaller ones": (
                 count_weights(largest) > LARGEST_NETWORK
             ),
-            **{f"{flag} {value}: give a positive number": not 0 < value < math.inf for flag, value in positive.items()},
             f"--out {self.out} is a file: give a folder": self.out is not None and self.out.is_file(),
             "--learning-rates is for --transfer: add it": self.learning_rates is not None and not self.transfer,
             f"--learning-rates {low:g} {high:g} {count}: give two rates, the lower first, and at least 3 points": (

@@ -2,12 +2,11 @@
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Literal, Optional, Union
+from typing import Annotated, Literal, Union
 
 import tyro
 
-from manyheads.cli.parsing import ABSENT, Switch, load_function
+from manyheads.cli.parsing import OptionalPath, Switch, Target, load_function
 from manyheads.cli.scale.base_shape import Grid, Numbers, TunedBase, read_shape
 
 Axes = Annotated[
@@ -27,32 +26,19 @@ class Preflight(TunedBase):
     is imported and called: name only code that you trust.
     """
 
-    target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET", help_behavior_hint="")] = ""
-    """package.module:function."""
-    axes: Axes = None
-    """Axes along which the model grows; key_dim, heads and depth if absent."""
-    sizes: Numbers = None
-    """Sizes on one axis; once, twice and four times the base's if absent."""
-    steps: int = 8
-    """Steps of a training whose updates are measured."""
-    seeds: int = 4
-    """Trainings of each shape."""
-    seed: int = 0
-    """First seed."""
-    transfer: Switch = False
-    """Search the best learning rate at each size as well."""
-    rate_factors: Grid = None
-    """Grid for --transfer, factors of your own learning rates; 0.125 8 7 if absent."""
-    train: int = 32
-    """Steps of a training for --transfer."""
-    limit: float = 1800.0
-    """CPU seconds that the estimate may reach; beyond, nothing is trained."""
-    out: Annotated[Optional[Path], ABSENT] = None
-    """Folder for the picture (SVG) and the figures (preflight.json)."""
-    json: Switch = False
-    """Print JSON instead of sentences."""
-    strict: Switch = False
-    """Exit with 1 if something is wrong."""
+    target: Target = ""  # package.module:function.
+    axes: Axes = None  # Axes along which the model grows; key_dim, heads and depth if absent.
+    sizes: Numbers = None  # Sizes on one axis; once, twice and four times the base's if absent.
+    steps: int = 8  # Steps of a training whose updates are measured.
+    seeds: int = 4  # Trainings of each shape.
+    seed: int = 0  # First seed.
+    transfer: Switch = False  # Search the best learning rate at each size as well.
+    rate_factors: Grid = None  # Grid for --transfer, factors of your own learning rates; 0.125 8 7 if absent.
+    train: int = 32  # Steps of a training for --transfer.
+    limit: float = 1800.0  # CPU seconds that the estimate may reach; beyond, nothing is trained.
+    out: OptionalPath = None  # Folder for the picture (SVG) and the figures (preflight.json).
+    json: Switch = False  # Print JSON instead of sentences.
+    strict: Switch = False  # Exit with 1 if something is wrong.
 
     def run(self) -> int:
         """Train, print, and return the exit status."""

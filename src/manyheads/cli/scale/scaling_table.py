@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 import tyro
 
 from manyheads.cli.help.wrapping import is_watched, wrap_output
-from manyheads.cli.parsing import ABSENT, Switch
+from manyheads.cli.parsing import ABSENT, OptionalFloat, Switch
 from manyheads.cli.scale.base_shape import Notes, TunedTheory, read_base, read_shape
 
 if TYPE_CHECKING:
@@ -43,16 +43,13 @@ class Scale(TunedTheory):
 
     base_config: Annotated[Optional[str], tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """A config.json, or a folder with one, instead of --base."""
-    to: Target = None
-    """Shape to train: N,H,L, or a config.json, or a folder with one."""
-    learning_rate: Annotated[Optional[float], ABSENT] = None
-    """Learning rate that was tuned at the base; without it factors are shown."""
+    to: Target = None  # Shape to train: N,H,L, or a config.json, or a folder with one.
+    learning_rate: OptionalFloat = None  # Learning rate that was tuned at the base; without it factors are shown.
     form: Literal["effective", "multiplier"] = "effective"
     """Scale init and learning rate, or multiply the weights in the forward pass at one learning rate."""
     snippet: Annotated[Optional[Literal["optax", "torch"]], ABSENT] = None
     """Print a runnable program instead of the table."""
-    json: Switch = False
-    """Print JSON instead of a table."""
+    json: Switch = False  # Print JSON instead of a table.
 
     def run(self) -> int:
         """Print the table, its JSON, or a program; return the exit status."""

@@ -43,10 +43,8 @@ LETTERS_ALONE = "HkOs"
 def sbatch_options(text: str) -> list[str]:
     """Split options of sbatch as a shell does.
 
-    Raises
-    ------
-    UsageError
-        A word that is no option of sbatch by its full name, or that is not allowed; --array, which this command sets.
+    UsageError for a word that is no option of sbatch by its full name, or is not allowed, and for --array, which is
+    set.
     """
     _refuse_controls("--sbatch", text)
     try:
@@ -76,20 +74,11 @@ def _refuse_controls(what: str, text: str, but: str = "") -> None:
 
 
 def job_script(folder: Path, command: Sequence[str], options: Sequence[str], tasks: int | None, prologue: str) -> str:
-    """Return the script of a job: an array of `tasks` that share the units of a run, or a single job.
+    """Return the script of a job: an array of `tasks` that share the units of a run, or a single job for None.
 
-    Parameters
-    ----------
-    folder
-        Where the tasks write their output, ``<job>_<task>.log``.
-    command
-        Command line of a task; the task's number is appended as ``--offset``.
-    options
-        Options of sbatch; they replace those of the same name below.
-    tasks
-        Size of the array, None for a job of its own.
-    prologue
-        Lines of shell in front of the command, such as ``module load python``.
+    Tasks write ``<job>_<task>.log`` into the folder, and get their number as ``--offset``. Options of sbatch replace
+    those of the same name below; the prologue is lines of shell in front of the command, such as ``module load
+    python``.
     """
     output = f"{str(folder).replace('%', '%%')}/{'%j' if tasks is None else '%A_%a'}.log"
     own = ["--requeue", "--open-mode=append", "--cpus-per-task=1", f"--output={output}"]
@@ -119,13 +108,7 @@ def write_script(folder: Path, text: str) -> Path:
 
 
 def submit(script: Path, *options: str) -> str:
-    """Hand a script to sbatch and return the number of the job.
-
-    Raises
-    ------
-    SubmissionFailed
-        There is no sbatch here, it refuses the script, or it does not answer.
-    """
+    """Hand a script to sbatch and return the number of the job; `SubmissionFailed` if that fails."""
     try:
         done = subprocess.run(
             ["sbatch", "--parsable", *options, str(script)],

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from manyheads.cli.flags import check_flags, flag
 from manyheads.cli.parsing import Switch
 from manyheads.cli.study import parse_study
-from manyheads.errors import check_integer
 from manyheads.study.base import Study
 
 MOST_TASKS = 100_000  # Slurm itself allows some thousand: MaxArraySize
@@ -26,39 +26,17 @@ work, computes only what is missing. 'manyheads runs status' lists what is store
 
 @dataclass(frozen=True)
 class Submission:
-    """Flags of every submission.
+    """Flags of every submission."""
 
-    Attributes
-    ----------
-    array
-        Tasks of the array; each takes units until none is missing.
-    sbatch
-        Options of sbatch, as one word: "--time=2:00:00 --partition=cpu".
-    prologue
-        Lines of shell in front of each task: "module load python".
-    finish
-        Also submit the comparison, which waits for all tasks.
-    replicates
-        Independently trained systems in each cell.
-    seed
-        Root of all randomness.
-    store
-        Folder of the runs, on a file system that all tasks share.
-    full
-        Size of the publication.
-    dry_run
-        Print the script; write and submit nothing.
-    """
-
-    array: int = 8
-    sbatch: str = ""
-    prologue: str = ""
-    finish: Switch = False
-    replicates: int = 8
-    seed: int = 0
-    store: Path = Path("runs")
-    full: Switch = False
-    dry_run: Switch = False
+    array: int = flag(8, "Tasks of the array; each takes units until none is missing", least=1, most=MOST_TASKS)
+    sbatch: str = flag("", 'Options of sbatch, as one word: "--time=2:00:00 --partition=cpu"')
+    prologue: str = flag("", 'Lines of shell in front of each task: "module load python"')
+    finish: Switch = flag(False, "Also submit the comparison, which waits for all tasks")
+    replicates: int = flag(8, "Independently trained systems in each cell")
+    seed: int = flag(0, "Root of all randomness")
+    store: Path = flag(Path("runs"), "Folder of the runs, on a file system that all tasks share")
+    full: Switch = flag(False, "Size of the publication")
+    dry_run: Switch = flag(False, "Print the script; write and submit nothing")
 
 
 @dataclass(frozen=True)
@@ -72,7 +50,7 @@ class Submit:
     def parse(cls, arguments: Sequence[str], program: str) -> Self:
         """Read the study's name, its flags and those of the submission."""
         study, options = parse_study(_joined(arguments, "--sbatch"), program, USAGE, Submission())
-        check_integer("array", options.array, most=MOST_TASKS)
+        check_flags(options)
         return cls(study, options)
 
     def run(self) -> int:

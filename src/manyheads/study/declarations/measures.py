@@ -158,11 +158,9 @@ class Root:
         """Return the figure, its interval, and how many replicates would decide."""
         middle = float(self.samples.mean())
         squares = mean_interval(self.samples, LEVEL).widened_independently(middle, self.drawn)
-        low, high = (end * abs(end) for end in region.ends)
-        square = region.target * abs(region.target)
-        needed = replicates_to_decide(
-            self.samples, square, (square - low, high - square), level=LEVEL, prediction_error=self.drawn
-        )
+        low, square, high = (end * abs(end) for end in (region.ends[0], region.target, region.ends[1]))
+        widths = (square - low, high - square)
+        needed = replicates_to_decide(self.samples, square, widths, level=LEVEL, prediction_error=self.drawn)
         interval = squares.shifted(self.square - middle).mapped(signed_root)
         return signed_root(self.square), interval, None if needed is None else -(-needed // self.each)
 
@@ -176,10 +174,8 @@ class WidenedExponent:
 
     def decided(self, region: Region) -> tuple[float, Interval, int | None]:
         """Return the figure, its interval, and how many replicates would decide."""
-        found, (target, tolerance) = self.fit, region
-        needed = replicates_to_decide(
-            found.replicate_exponents, target, tolerance, level=LEVEL, prediction_error=self.drawn
-        )
+        found = self.fit
+        needed = replicates_to_decide(found.replicate_exponents, *region, level=LEVEL, prediction_error=self.drawn)
         return found.exponent, found.interval.widened_independently(found.exponent, self.drawn), needed
 
 

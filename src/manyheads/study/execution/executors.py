@@ -30,17 +30,9 @@ POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NU
 
 @contextlib.contextmanager
 def local_pool(workers: int | None = None) -> Iterator[Executor]:
-    """Yield a pool of spawned single-threaded processes; workers that still compute are ended when it is interrupted.
+    """Yield a pool of spawned single-threaded processes, by default one for each processor.
 
-    Parameters
-    ----------
-    workers
-        Number of processes; by default one for each processor.
-
-    Raises
-    ------
-    UsageError
-        Fewer than one process, or far more than there are processors.
+    Workers that still compute are ended when it is interrupted. UsageError for far more than there are processors.
     """
     if workers is not None:
         workers = check_integer("workers", workers)
@@ -73,19 +65,8 @@ def local_pool(workers: int | None = None) -> Iterator[Executor]:
 def open_executor(address: str | None, workers: int | None = None) -> Iterator[Executor | None]:
     """Yield the executor that a command line names.
 
-    Parameters
-    ----------
-    address
-        None for the local pool, ``dask:tcp://host:port`` for a dask cluster (extra `cluster`).
-    workers
-        Size of the local pool; 1 computes in this process.
-
-    Raises
-    ------
-    UsageError
-        An address of another form.
-    ExtraMissing
-        dask is named and not installed.
+    None is the local pool, of which one worker computes in this process; ``dask:tcp://host:port`` is a dask cluster
+    (extra `cluster`). UsageError for another address.
     """
     if address is None:
         if workers == 1:

@@ -23,14 +23,8 @@ NETCDF = {"netCDF4": "netcdf4", "h5netcdf": "h5netcdf"}  # packages that write g
 def export(path: Path, out: Path) -> None:
     """Write a finished run to `out`, a Zarr v3 folder (``.zarr``) or a netCDF file (``.nc``), in one atomic step.
 
-    Raises
-    ------
-    UsageError
-        `out` exists or has another ending, or netCDF has no type for a variable.
-    ExtraMissing
-        No package that writes netCDF with groups is installed.
-    FileRefused
-        `path` holds no finished run, or a damaged one.
+    UsageError if `out` exists or has another ending, or netCDF has no type for a variable; ExtraMissing without a
+    package that writes netCDF with groups.
     """
     if out.suffix not in (".zarr", ".nc"):
         raise UsageError(f"{out}: expected a name that ends in .zarr or .nc")

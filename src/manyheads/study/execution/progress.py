@@ -11,16 +11,9 @@ Advance = Callable[..., None]  # of a number of units, one by default
 
 @contextlib.contextmanager
 def progress_bar(title: str, total: int, done: int = 0, show: bool | None = None) -> Iterator[Advance]:
-    """Show a bar of `total` units on standard error and yield a function that advances it.
+    """Show a bar of `total` units on standard error and yield a function that advances it; `done` were finished before.
 
-    Parameters
-    ----------
-    title
-        What is counted.
-    total, done
-        Units in all, and units that were finished before.
-    show
-        None shows the bar when standard error is a terminal.
+    Where `show` is None, the bar is shown on a terminal.
     """
     if not (sys.stderr.isatty() if show is None else show):
         yield lambda _=1: None

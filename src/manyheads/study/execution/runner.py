@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads._settings import default_numpy_errors
 from manyheads.errors import FileRefused, ManyheadsError, UsageError, check_integer
-from manyheads.study.base import Study, decide
+from manyheads.study.base import Study, decide, evaluated_claims
 from manyheads.study.execution.assembly import assemble, tree
 from manyheads.study.execution.progress import announce, progress_bar
 from manyheads.study.execution.summary import Summary
@@ -150,11 +150,12 @@ def finish(
         _compute_missing(study, runs, replicates, seed, executor, progress)
         predicted, trained = assemble(runs, replicates)
         with _comparison_errors(study):
-            if not (verdicts := decide(study, predicted, trained)):
+            claims = evaluated_claims(study, predicted, trained)
+            if not (verdicts := decide(study, predicted, trained, claims)):
                 raise UsageError("no claim was decided; compare returns a verdict for each")
             verdicts = tuple(each.at_any_time(first, replicates) for each in verdicts) if most else verdicts
     with _comparison_errors(study):
-        panels = state_findings(study.panels(predicted, trained), verdicts)
+        panels = state_findings(study.panels(predicted, trained, claims), verdicts)
     runs.write_summary(Summary(replicates, verdicts, panels))
     runs.compact()
     return Finished(runs, predicted, trained, verdicts)
@@ -191,19 +192,8 @@ def contribute(
 ) -> int:
     """Compute missing units that no other launch has claimed, without a comparison; return how many are still missing.
 
-    Parameters
-    ----------
-    study, replicates, seed, executor, store, progress
-        As of `run`.
-    offset
-        Number of this launch among those that start together.
-    leaving
-        Asked between batches of some two seconds: True leaves the rest to others.
-
-    Raises
-    ------
-    UnitFailed
-        Units raised unexpected exceptions; all others were computed.
+    `offset` is the number of this launch among those that start together; `leaving` is asked between batches of some
+    two seconds, and True leaves the rest to others. UnitFailed at the end if units raised unexpected exceptions.
     """
     runs = prepare(study, replicates, seed, store)
     count, missing = runs.layout.count(replicates), runs.missing(replicates)
@@ -226,13 +216,7 @@ def plan(study: Study, replicates: int, seed: int, store: str | os.PathLike[str]
 
 
 def require_same_versions(study: Study, seed: int, store: str | os.PathLike[str] = "runs") -> None:
-    """Refuse a run whose stored units were computed under other versions than those of this process.
-
-    Raises
-    ------
-    UsageError
-        Some were; the message names the versions.
-    """
+    """Refuse a run whose units were computed under other versions than those of this process, by a UsageError."""
     path = Path(store) / study.name / fingerprint(study, seed)
     if (path / "run.json").exists() and (others := _other_versions(RunStore(path))):
         here = ", ".join(f"{name} {found}" for name, found in versions().items())

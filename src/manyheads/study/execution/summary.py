@@ -11,15 +11,7 @@ from manyheads.study.verdicts import Verdict
 
 @dataclass(frozen=True)
 class Summary:
-    """Result of the last comparison of a run.
-
-    Parameters
-    ----------
-    replicates
-        How many systems were compared in each cell.
-    verdicts, panels
-        What was decided, and the pictures of the report.
-    """
+    """Result of the last comparison: systems compared in each cell, verdicts, and pictures of the report."""
 
     replicates: int
     verdicts: tuple[Verdict, ...]

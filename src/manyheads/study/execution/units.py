@@ -52,14 +52,9 @@ CODED_ATTRIBUTES = frozenset(  # xarray would take them for instructions when a 
 
 @dataclass(frozen=True)
 class Unit:
-    """Unit of work: computed, stored and resumed as one.
+    """Unit of work, computed, stored and resumed as one: replicates `first` to `last` of a cell, both included.
 
-    Parameters
-    ----------
-    cell
-        The cell that is trained; None for a draw of the prediction.
-    first, last
-        The replicates (or the draw) it covers, both included; equal unless the study is vectorized.
+    They are equal unless the study is vectorized. Without a cell it is a draw of the prediction.
     """
 
     cell: Cell | None
@@ -82,14 +77,8 @@ class Unit:
 class Layout:
     """Division of a run into units: all that is needed to put a stored run together again.
 
-    Parameters
-    ----------
-    cells
-        The study's grid.
-    predictions
-        None for a deterministic theory, else the number of independent draws.
-    chunk
-        Replicates computed as one; 1 unless the study is vectorized.
+    `predictions` is None for a deterministic theory, else the number of independent draws; `chunk` replicates are
+    computed as one.
     """
 
     cells: tuple[Cell, ...]

@@ -139,20 +139,10 @@ def _code(environment: dict[str, str]) -> tuple[str, str]:
 class Work:
     """The missing units of a run, worked through by this launch together with all others until nothing is left.
 
-    Parameters
-    ----------
-    runs, study, seed, replicates
-        The run and how far it is to go.
-    executor
-        Any `concurrent.futures.Executor`; None computes in this process.
-    offset
-        Number of this launch among those that start together: each begins elsewhere in the missing units.
-    wait
-        Whether to wait for the units that other launches have claimed.
-    keep_going
-        Whether to compute the other units, too, when one has failed.
-    leaving
-        Asked between batches: True leaves the rest to other launches.
+    Without an executor it computes in this process. With `offset`, the number of this launch among those that start
+    together, each begins elsewhere in the missing units. It may `wait` for units that other launches have claimed, and
+    `keep_going` with the others when one has failed. `leaving` is asked between batches: True leaves the rest to
+    others.
     """
 
     def __init__(

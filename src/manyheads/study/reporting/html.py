@@ -35,20 +35,9 @@ LONGEST_TITLE = 80  # characters by which runs of one study differ; beyond, the 
 
 @dataclass(frozen=True)
 class Section:
-    """One chapter of a report.
+    """One chapter of a report: what is asked, what was measured and what follows, in plain text.
 
-    Parameters
-    ----------
-    title, lead
-        Heading, and a sentence or two that say what is asked; plain text.
-    panels, verdicts
-        What was measured and what follows.
-    facts
-        Name and value of what identifies the run.
-    command
-        What reruns it; empty for none.
-    source
-        Where the claim comes from; None for none.
+    `facts` are name and value of what identifies the run, `command` is what reruns it.
     """
 
     title: str
@@ -136,14 +125,9 @@ def section_of(run: RunStore, title: str = "", lead: str = "") -> Section:
 
 
 def write_report(sections: Sequence[Section], out: Path, title: str, introduction: str = "") -> Path:
-    """Write sections as one self-contained HTML file and return its path.
+    """Write sections as one self-contained HTML file and return its path; UsageError if it has no place.
 
     The file fetches nothing. Its script filters claims, and the page is complete without it.
-
-    Raises
-    ------
-    UsageError
-        No section, or an output that is a folder or whose folder does not exist.
     """
     if not sections:
         raise UsageError("a report needs at least one section")

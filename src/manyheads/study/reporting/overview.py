@@ -28,16 +28,8 @@ QUANTITIES = (
 class Strip:
     """Places on one row of the forest plot, in percent of its width.
 
-    Parameters
-    ----------
-    region, interval
-        Ends of the range in which the claim holds, and of the interval.
-    figure, target
-        Places of the figure and of what the theory says; None for a figure that is not a number.
-    cut
-        Whether the interval continues beyond the left and the right end of the row.
-    exact
-        Whether the figure has no interval.
+    Ends of the range in which the claim holds and of the interval; the figure, None if it is no number; and what the
+    theory says. The interval may be cut at the left and the right end of the row, or be that of an exact figure.
     """
 
     region: tuple[float, float]

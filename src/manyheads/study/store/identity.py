@@ -18,12 +18,7 @@ IDENTITY = ("study", "revision", "configuration", "inputs", "seed")
 def plain(value: Any, where: str = "field", real: bool = False) -> Any:
     """Return `value` as JSON can hold it; a path becomes the sha256 of the file's content.
 
-    Parameters
-    ----------
-    value, where
-        The value, and how an error names its place.
-    real
-        Whether its field is annotated as floating-point: then 1 and 1.0 are the same number.
+    `where` names its place in errors; 1 and 1.0 are the same number where the field is `real`.
     """
     if real and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -84,13 +79,7 @@ class Inputs:
         return {path: file_sha256(path) for path in _paths_in(study)}
 
     def check(self) -> None:
-        """Refuse files whose content is not what it was at the beginning.
-
-        Raises
-        ------
-        InputChanged
-            A file changed.
-        """
+        """Refuse files whose content is not what it was at the beginning, by `InputChanged`."""
         for path, content in self.expected.items():
             if (now := _look(path)) is None or now != self.seen.get(path):
                 if now is None or file_sha256(path) != content:

@@ -57,13 +57,7 @@ class Owner(NamedTuple):
 
 
 class Launch:
-    """Work of this process on a run; `close` gives back what it still claims.
-
-    Parameters
-    ----------
-    path
-        The run's folder.
-    """
+    """Work of this process on the run in a folder; `close` gives back what it still claims."""
 
     def __init__(self, path: Path):
         self.folder = _folder(path)

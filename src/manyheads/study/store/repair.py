@@ -13,38 +13,19 @@ from manyheads.study.store.run_store import RunStore
 
 
 class Repaired(NamedTuple):
-    """What became of a damaged file.
-
-    Parameters
-    ----------
-    path
-        Its new name.
-    kept
-        How many of its units were good.
-    lost
-        Numbers of units that it names and that no file of the run holds now.
-    nameless
-        Damaged lines that name no unit; None if nothing could be read.
-    """
+    """A damaged file under its new name, how many of its units were good, and what is lost."""
 
     path: Path
     kept: int
-    lost: list[int]
-    nameless: int | None
+    lost: list[int]  # numbers of units that it names and that no file of the run holds now
+    nameless: int | None  # damaged lines that name no unit; None if nothing could be read
 
 
 def repair(path: Path) -> list[Repaired]:
     """Copy all good units of damaged files to a new segment and rename these files; the next run computes the rest.
 
     A run without damage is left untouched. The new segment is durable before a file is renamed: after a crash the
-    repair is repeated, and units that are stored twice are equal.
-
-    Raises
-    ------
-    AtWork
-        Somebody works on the run.
-    FileRefused
-        The run, or a file of it, is of another format.
+    repair is repeated, and units that are stored twice are equal. AtWork if somebody works on the run.
     """
     runs = RunStore(path)
     files = [file for kind in runs.index.files() for file in kind]

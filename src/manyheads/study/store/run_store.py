@@ -63,17 +63,9 @@ CLAIMS = "claims"  # in run.json: the number of claims; absent in runs of older 
 
 
 class RunStore:
-    """One run on disk: the units of one study with one configuration and one seed.
+    """One run on disk, ``<root>/<study>/<hash>``: the units of one study with one configuration and one seed.
 
-    Parameters
-    ----------
-    path
-        The run's folder, ``<root>/<study>/<hash>``.
-
-    Raises
-    ------
-    FileRefused
-        `path` holds no run, or one of a newer format.
+    FileRefused if the folder holds no run, or one of another format.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -89,12 +81,8 @@ class RunStore:
     def create(cls, root: str | os.PathLike[str], study: Study, seed: int) -> RunStore:
         """Open the run of `study` and `seed` below `root`, and make it if it is not there.
 
-        Raises
-        ------
-        UsageError
-            An empty root, or a declaration that cannot be stored; nothing was written.
-        StoreDamaged
-            The folder holds another run, or an altered one.
+        UsageError for a declaration that cannot be stored; StoreDamaged if the folder holds another run, or an altered
+        one.
         """
         if not os.fspath(root):
             raise UsageError("store='' names no folder; '.' is the working folder")
@@ -194,13 +182,7 @@ class RunStore:
         return len(abandoned)
 
     def remove(self) -> None:
-        """Remove the run.
-
-        Raises
-        ------
-        AtWork
-            Somebody works on it.
-        """
+        """Remove the run; AtWork if somebody works on it."""
         with Launch(self.path) as launch:
             launch.refuse_others("remove it")
             trash = self.path.with_name(f".trash-{uuid.uuid4().hex[:8]}")

@@ -16,12 +16,7 @@ MOST_CELLS = 20  # shown to people
 def status(runs: RunStore, replicates: int | None = None) -> dict[str, Any]:
     """Return what is known of a run; no values are read.
 
-    Parameters
-    ----------
-    runs
-        The run.
-    replicates
-        How many are asked for; by default as many as the cell that has most, claims included.
+    Without a number of replicates it is that of the cell that has most, claims included.
     """
     layout, stored = runs.layout, runs.numbers()
     claimed = {unit for unit, _ in claims_in(runs.path / "leases") if is_unit_number(unit)} - stored

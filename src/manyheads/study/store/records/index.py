@@ -21,15 +21,7 @@ TABLE = re.compile(r"table-[0-9a-f]{16}\.zarr\.zip")
 
 
 class Index:
-    """Stored units by number; `refresh` reads what was added since the last call.
-
-    Parameters
-    ----------
-    path
-        The run's folder.
-    run
-        The run's fingerprint.
-    """
+    """Stored units of a run by number; `refresh` reads what was added since the last call."""
 
     def __init__(self, path: Path, run: str):
         self.path, self.run = path, run

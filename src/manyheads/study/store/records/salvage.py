@@ -26,14 +26,9 @@ class Salvaged(NamedTuple):
 
 
 class Known:
-    """Schemas and environments of all files of a run: their names are hashes, so one file stands in for another.
+    """Schemas and environments of all files of a run, damaged ones included.
 
-    Parameters
-    ----------
-    files
-        Segments and tables, damaged ones included.
-    run
-        The run's fingerprint.
+    Their names are hashes, so one file stands in for another.
     """
 
     def __init__(self, files: Iterable[Path], run: str):

@@ -60,17 +60,9 @@ class Field(NamedTuple):
 
 
 class Schema:
-    """All that units of one form have in common.
+    """All that units of one form have in common, from what `pack` returned.
 
-    Parameters
-    ----------
-    data
-        What `pack` returned, or the same read from a store.
-
-    Raises
-    ------
-    ValueError, TypeError, KeyError
-        `data` does not describe plain arrays.
+    ValueError, TypeError or KeyError if that does not describe plain arrays.
     """
 
     def __init__(self, data: dict[str, Any]):

@@ -64,30 +64,14 @@ class Entry(NamedTuple):
 
 
 class SegmentWriter:
-    """Appends units to a segment of its own; safe to share between threads.
-
-    Parameters
-    ----------
-    path
-        The run's folder.
-    run
-        The run's fingerprint.
-    owner
-        The launch that the process belongs to.
-    """
+    """Appends units to a segment of its own for a launch, the owner; safe to share between threads."""
 
     def __init__(self, path: Path, run: str, owner: str):
         self.folder, self.run, self.owner = path / "segments", run, owner
         self.lock, self.file, self.full = threading.Lock(), -1, False
 
     def append(self, frame: Frame) -> None:
-        """Append a unit.
-
-        Raises
-        ------
-        StoreFull
-            There is no room; what was written before is whole, and this writer writes no more.
-        """
+        """Append a unit; after `StoreFull` what was written before is whole, and this writer writes no more."""
         with self.lock, room_on_disk(self.folder):
             if self.full:
                 raise OSError(errno.ENOSPC, "the disk was full")
@@ -179,15 +163,7 @@ def _line(**data: Any) -> bytes:
 
 
 class SegmentReader:
-    """Reads what a segment holds, from where it stopped the last time.
-
-    Parameters
-    ----------
-    path
-        The file, sealed or not.
-    run
-        The fingerprint of the run that it must belong to.
-    """
+    """Reads what a segment of a run holds, sealed or not, from where it stopped the last time."""
 
     def __init__(self, path: Path, run: str):
         self.key, self.run = path.name.removesuffix(SEALED), run

@@ -75,16 +75,9 @@ def write_table(
 
 
 class Table:
-    """A stored table; what it states is compared with the only form that `write_table` gives it.
+    """A stored table of a run; what it states is compared with the only form that `write_table` gives it.
 
-    Parameters
-    ----------
-    path
-        The file.
-    run
-        The fingerprint of the run that it must belong to.
-    checked
-        Whether to compare the zip's own checksums; without them `good` finds the units that were not altered.
+    The zip's own checksums are compared if `checked`; without them `good` finds the units that were not altered.
     """
 
     def __init__(self, path: Path, run: str, checked: bool = True):
