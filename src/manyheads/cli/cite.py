@@ -28,7 +28,6 @@ class Cite:
         elif self.what in STUDIES or ":" in self.what:
             print(cite(load(self.what)))
         else:
-            raise UsageError(
-                f"{self.what!r} is neither a folder with runs nor a study; 'manyheads study list' lists the studies"
-            )
+            hint = "'manyheads study list' lists the studies"
+            raise UsageError(f"{self.what!r} is neither a folder with runs nor a study; {hint}")
         return 0

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 
@@ -173,8 +174,8 @@ class Count:
             cost = costs.transformer_cost(shape, length, self.batch, self.training, convention=convention)
             extra["crossover_length"] = float(costs.crossover_length(shape))
         if self.training:
-            kept = {"none": "none", "scores": "scores"}.get(convention.recompute, "block")
-            extra["activation_bytes_at_least"] = costs.activation_bytes(shape, length, self.batch, kept)  # type: ignore[arg-type]
+            kept: Any = convention.recompute if convention.recompute in ("none", "scores") else "block"
+            extra["activation_bytes_at_least"] = costs.activation_bytes(shape, length, self.batch, kept)
         return cost, extra
 
     def _shape(self) -> "tuple[ModelShape, str]":
@@ -189,18 +190,15 @@ class Count:
         dtype: str | None = self.dtype
         if self.target:
             if given:
-                flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-                raise UsageError(f"{self.target} gives the shape already: leave out {flags}")
+                raise UsageError(f"{self.target} gives the shape already: leave out {_flags(given)}")
             if not os.path.exists(self.target):
                 raise UsageError(f"{self.target}: no such file; give a config.json, or a folder with one")
             config, path = load_config(self.target)
             shape = shape_of(config, path)
             dtype = dtype or config_dtype(config) or (f"{config['itemsize']} bytes" if "itemsize" in config else None)
         elif missing := [name for name in ("layers", "width", "heads") if name not in given]:
-            flags = ", ".join(f"--{name}" for name in missing)
-            raise UsageError(
-                f"nothing to count: give a config.json, package.module:function, or a shape ({flags} missing)"
-            )
+            wanted = f"a config.json, package.module:function, or a shape ({_flags(missing)} missing)"
+            raise UsageError(f"nothing to count: give {wanted}")
         else:
             config, shape = given, ModelShape(**given)
         if "model_type" not in config:
@@ -227,15 +225,14 @@ class Count:
         named = {each.name: each.default for each in fields(self) if each.name not in own}
         given = [name for name, usual in named.items() if getattr(self, name) != usual]
         if given:
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise UsageError(f"{flags}: for a transformer only; a function is described by --shapes")
+            raise UsageError(f"{_flags(given)}: for a transformer only; a function is described by --shapes")
         function = load_function(self.target)
         arguments = [_parse_shape(text) for text in self.shapes or ()]
         try:
             cost = count(function, *arguments, trips=self.trips)
+        except UsageError:
+            raise
         except (TypeError, ValueError) as error:
-            if isinstance(error, UsageError):
-                raise
             shown = " ".join(self.shapes or ()) or "no arguments"
             raise UsageError(f"{self.target} cannot be traced with {shown}: {error}") from error
         if bare := [text for text in self.shapes or () if ":" not in text]:
@@ -258,6 +255,10 @@ def _parse_shape(text: str) -> Any:
         raise UsageError(f"--shapes {text!r}: {match['dtype']!r} is no dtype") from error
     extents = () if match["extents"] == "scalar" else tuple(map(int, match["extents"].split("x")))
     return jax.ShapeDtypeStruct(extents, dtype)
+
+
+def _flags(names: Iterable[str]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
 def _list_figures(figures: dict[str, Any]) -> str:

@@ -23,8 +23,14 @@ if TYPE_CHECKING:
     from manyheads.recovery import ExtractionOptions, Recovery, ServerLimits
     from manyheads.recovery.oracle.layer_oracle import LayerOracle
 
+FILES = ("safetensors", "json", "html")
 OF_CHECKPOINTS: Mapping[str, Any] = {"layer": None, "through": "attention", "dtype": "float64"}
+OF_SERVERS = ("max_length", "max_norm", "max_batch", "last_row", "calls_per_second", "decimals", "bits")
 OF_FUNCTIONS: Mapping[str, Any] = {"dim": None, "residual": False, "rotary": False, "scores": False, "mlp": False}
+Method = Literal[
+    "auto", "subspaces", "bounded", "sphere", "rotary", "rotary-sphere", "scores", "scores-sphere", "vocabulary",
+    "probes",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,19 +63,7 @@ class Extract:
     scores: Switch = False
     """Other attention scores: RoPE with biases, query-key norms, soft caps, windows, ALiBi, relative biases, sinks."""
     mlp: Switch = False  # The function is a transformer block with its MLP; the MLP stays an oracle.
-    method: Literal[
-        "auto",
-        "subspaces",
-        "bounded",
-        "sphere",
-        "rotary",
-        "rotary-sphere",
-        "scores",
-        "scores-sphere",
-        "vocabulary",
-        "probes",
-    ] = "auto"
-    """Method of extraction; auto chooses one from measured outputs."""
+    method: Method = "auto"  # Method of extraction; auto chooses one from measured outputs.
     accurate: Switch = False  # Use more queries for more digits.
     noise: OptionalFloat = None  # Relative noise of the outputs; measured if absent.
     budget: OptionalInt = flag(None, least=1)  # Largest number of calls, one sequence each.
@@ -112,13 +106,8 @@ class Extract:
         target = self._find()
         announce(f"querying {target.oracle.about}, tokens of dimension {target.oracle.dim}")
         try:
-            found = extract_layer(
-                target.oracle,
-                method=self.method,
-                noise=self.noise,
-                seed=self.seed,
-                options=self._options(),
-            )
+            asked: dict[str, Any] = {"method": self.method, "noise": self.noise, "seed": self.seed}
+            found = extract_layer(target.oracle, **asked, options=self._options())
         except KeyboardInterrupt:
             kept = "no answer is kept without --store FOLDER, and no file was written"
             if self.store is not None:
@@ -127,10 +116,7 @@ class Extract:
         taken = {"seconds": time.monotonic() - start, "cpu_seconds": time.process_time() - processor}
         summary = self._summarize(target, found, taken)
         self._write(target, found, summary)
-        if self.json:
-            print(json.dumps(summary, indent=1))
-        else:
-            print(wrap_output("\n".join(_as_text(summary))))
+        print(json.dumps(summary, indent=1) if self.json else wrap_output("\n".join(_as_text(summary))))
         return 0
 
     # Queries
@@ -149,22 +135,22 @@ class Extract:
         from manyheads.errors import UsageError
         from manyheads.recovery.layers.files import is_layer_file
 
-        folder = self.output.parent
-        if not folder.is_dir():
-            raise UsageError(f"--output {self.output}: there is no folder {folder}; make it first")
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise UsageError(f"--output {self.output}: the folder {folder} cannot be written; name another folder")
-        files = [self.output.with_suffix(f".{name}") for name in ("safetensors", "json", "html")]
-        if any(file.is_dir() for file in files):
-            raise UsageError(f"--output {self.output}: there is a folder of that name; name another file")
-        if self.output.exists() and os.path.realpath(self.output) == os.path.realpath(self.oracle):
-            raise UsageError(f"--output {self.output}: that is the layer that is queried; name another file")
-        # Layer, certificate and report go together: beside no extracted layer the other two belong to another program.
+        folder, files = self.output.parent, [self.output.with_suffix(f".{name}") for name in FILES]
         taken = [file for file in files if file.exists()]
+        refused = {
+            f"there is no folder {folder}; make it first": not folder.is_dir(),
+            f"the folder {folder} cannot be written; name another folder": not os.access(folder, os.W_OK | os.X_OK),
+            "there is a folder of that name; name another file": any(file.is_dir() for file in files),
+            "that is the layer that is queried; name another file": (
+                self.output.exists() and os.path.realpath(self.output) == os.path.realpath(self.oracle)
+            ),
+        }
+        if wrong := [why for why, is_wrong in refused.items() if is_wrong]:
+            raise UsageError(f"--output {self.output}: {wrong[0]}")
+        # Layer, certificate and report go together: beside no extracted layer the other two belong to another program.
         if taken and not is_layer_file(self.output):
-            raise UsageError(
-                f"--output {self.output}: {taken[0]} exists and was not written by this command; name another file"
-            )
+            why = f"{taken[0]} exists and was not written by this command; name another file"
+            raise UsageError(f"--output {self.output}: {why}")
 
     def _find(self) -> Target:
         from manyheads.errors import UsageError
@@ -172,21 +158,20 @@ class Extract:
         from manyheads.recovery.oracle.front_doors import open_oracle
 
         path = Path(self.oracle)
-        if not path.exists() and ":" not in self.oracle:
+        if not path.exists():
+            if ":" in self.oracle:
+                return Target(self._import())
             raise UsageError(f"{path}: no such file or folder; give one, or package.module:function")
-        if path.is_dir():
-            return self._open(path)
-        if path.exists():
-            if unfit := self._given(OF_CHECKPOINTS):
-                raise UsageError(f"{unfit}: for checkpoint folders only, which {self.oracle} is not; leave it out")
-            if unfit := self._given(OF_FUNCTIONS):
-                raise UsageError(f"{unfit}: for functions only; {self.oracle} is read from its file, leave it out")
-            oracle = open_oracle(path)
-            return Target(oracle, lambda: load_layer(path))
-        return Target(self._import())
+        if not path.is_dir():
+            self._refuse_given(OF_CHECKPOINTS, f"for checkpoint folders only, which {self.oracle} is not")
+        self._refuse_given(OF_FUNCTIONS, f"for functions only; {self.oracle} is read from its file")
+        return self._open(path) if path.is_dir() else Target(open_oracle(path), lambda: load_layer(path))
 
-    def _given(self, defaults: Mapping[str, Any]) -> str:
-        return ", ".join(f"--{name}" for name, usual in defaults.items() if getattr(self, name) != usual)
+    def _refuse_given(self, defaults: Mapping[str, Any], why: str) -> None:
+        from manyheads.errors import UsageError
+
+        if given := ", ".join(f"--{name}" for name, usual in defaults.items() if getattr(self, name) != usual):
+            raise UsageError(f"{given}: {why}; leave it out")
 
     def _open(self, path: Path) -> Target:
         """Return a layer of a checkpoint folder."""
@@ -194,8 +179,6 @@ class Extract:
         from manyheads.recovery import checkpoint_oracle
         from manyheads.recovery.oracle.checkpoint_layers import is_stored, true_layer
 
-        if unfit := self._given(OF_FUNCTIONS):
-            raise UsageError(f"{unfit}: for functions only; {self.oracle} is read from its file, leave it out")
         if self.layer is None:
             raise UsageError(f"--layer is missing: give the number of a layer of {path}, from 0")
         number, through = self.layer, self.through
@@ -211,10 +194,9 @@ class Extract:
 
         given = load_function(self.oracle)
         if not is_module(given):
-            if unfit := self._given(OF_CHECKPOINTS):
-                raise UsageError(
-                    f"{unfit}: for checkpoint folders only, and for models, which {self.oracle} is not; leave it out"
-                )
+            self._refuse_given(
+                OF_CHECKPOINTS, f"for checkpoint folders only, and for models, which {self.oracle} is not"
+            )
             if self.dim is None and getattr(given, "dim", None) is None:
                 raise UsageError(f"{self.oracle} has no attribute dim: give the token dimension with --dim")
         found = open_oracle(given, self.dim, self.layer, self.dtype, self.through)
@@ -225,29 +207,15 @@ class Extract:
     def _options(self) -> "ExtractionOptions":
         from manyheads.recovery import ExtractionOptions
 
-        return ExtractionOptions(
-            accurate=self.accurate,
-            verify=self.verify,
-            tolerance=self.tolerance,
-            most_calls=self.budget,
-            limits=self._limits(),
-            store=self.store,
-        )
+        same = {name: getattr(self, name) for name in ("accurate", "verify", "tolerance", "store")}
+        return ExtractionOptions(most_calls=self.budget, limits=self._limits(), **same)
 
     def _limits(self) -> "ServerLimits":
         from manyheads.recovery import ServerLimits
 
-        return ServerLimits(
-            min_length=1 if self.min_length is None else self.min_length,
-            max_length=self.max_length,
-            max_norm=self.max_norm,
-            max_batch=self.max_batch,
-            last_row=self.last_row,
-            calls_per_second=self.calls_per_second,
-            decimals=self.decimals,
-            bits=self.bits,
-            vocabulary=None if self.vocabulary is None else _read_table(self.vocabulary),
-        )
+        table = None if self.vocabulary is None else _read_table(self.vocabulary)
+        given = {name: getattr(self, name) for name in OF_SERVERS}
+        return ServerLimits(1 if self.min_length is None else self.min_length, vocabulary=table, **given)
 
     # Results
 
@@ -256,7 +224,7 @@ class Extract:
         from manyheads.recovery.queries.leak_meter import measure_leak
         from manyheads.recovery.result.summaries import summarize_recovery
 
-        files = {name: str(self.output.with_suffix(f".{name}")) for name in ("safetensors", "json", "html")}
+        files = {name: str(self.output.with_suffix(f".{name}")) for name in FILES}
         said = {"oracle": target.oracle.about, "command": shlex.join(["manyheads", *sys.argv[1:]]), "seed": self.seed}
         truth = None if target.truth is None else target.truth()
         leak = {"leak": measure_leak(found, self.tolerance, self._limits())} if self.report else {}

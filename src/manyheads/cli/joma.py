@@ -14,7 +14,7 @@ from manyheads.cli.parsing import OptionalPath, Switch
 if TYPE_CHECKING:
     from manyheads.curves.curve_files import RunCurves
 
-FILES = tyro.conf.arg(metavar="FILE ...", help_behavior_hint="")
+Paths = Union[None, tuple[Path, ...]]
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,9 @@ class Judge:
     this_val_loss and lr, as JoMA's authors publish. Shapes take 20 steps, the relation to the loss takes 8 runs.
     """
 
-    runs: Annotated[
-        Union[None, tuple[Path, ...]], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")
-    ] = None
+    runs: Annotated[Paths, tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")] = None
     """Curves, one file or folder for each training."""
-    losses: Annotated[Union[None, tuple[Path, ...]], FILES] = None
+    losses: Annotated[Paths, tyro.conf.arg(metavar="FILE ...", help_behavior_hint="")] = None
     """Losses of the runs in their order: trainer_state.json of the Hugging Face Trainer, or CSV with step and loss."""
     plot: OptionalPath = None  # File for the picture (.svg, .png, .pdf).
     json: Switch = False  # Print JSON instead of a table.

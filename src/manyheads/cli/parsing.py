@@ -156,6 +156,12 @@ EXPECTED = (
     (r"Missing from .*?: (\S+) (.*)\. \(required\)", r"\1 is missing: \2"),
     (r"Error parsing (\S+): Could not find valid parse for arguments: \[(.*)\]", r"\1 \2: cannot be read"),
     (r"^Unrecognized options", "unknown options"),
+    (r"expected FLOAT\b", "expected a number"),
+    (r"expected INT\b", "expected an integer"),
+    (
+        r"('[\d_.]+([kKmMgGtT])i?[bB]?'.*): (cannot be read|expected an integer|expected a number)",
+        r"\1: \3; a suffix is refused, since \2 may mean powers of 1000 or of 1024: write digits, or 4e3",
+    ),
 )
 """Complaints of tyro, and how they read here."""
 
@@ -170,14 +176,6 @@ def _reworded(complaint: str) -> str:
 
     for pattern, wording in EXPECTED:
         complaint = re.sub(pattern, wording, complaint)
-    complaint = re.sub(
-        r"expected INT\b", "expected an integer", re.sub(r"expected FLOAT\b", "expected a number", complaint)
-    )
-    complaint = re.sub(
-        r"('[\d_.]+([kKmMgGtT])i?[bB]?'.*): (cannot be read|expected an integer|expected a number)",
-        r"\1: \3; a suffix is refused, since \2 may mean powers of 1000 or of 1024: write digits, or 4e3",
-        complaint,
-    )
     return re.sub(r"\. Expected one of \((.*)\)\.?$", choices, complaint)
 
 

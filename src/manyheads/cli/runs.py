@@ -32,12 +32,10 @@ class List:
         if self.json:
             print(json.dumps(rows, indent=1))
             return 0
-        units = [f"{row['units']:>4} unit{'s' if row['units'] != 1 else ' '}" for row in rows]
-        shown = [
-            (printable(row["run"]), f"{count}   {printable(row['state'])}")
-            for row, count in zip(rows, units, strict=True)
+        units = [
+            f"{row['units']:>4} unit{'s' if row['units'] != 1 else ' '}   {printable(row['state'])}" for row in rows
         ]
-        print(two_columns(shown))
+        print(two_columns(zip((printable(row["run"]) for row in rows), units, strict=True)))
         return 0
 
 
@@ -142,9 +140,8 @@ class Repair:
                 print("  lost: all units, nothing of this table can be read")
             elif file.nameless:
                 print(f"  {file.nameless} damaged lines name no unit")
-        print(
-            "'manyheads study run' computes what is lost" if found else f"no file of {printable(self.path)} is damaged"
-        )
+        nothing = f"no file of {printable(self.path)} is damaged"
+        print("'manyheads study run' computes what is lost" if found else nothing)
         return 0
 
 
@@ -177,6 +174,7 @@ def _describe(path: Path) -> dict[str, Any]:
     """Return a row: the run, its number of units, and its state; a damaged run does not stop the list."""
     from manyheads.study.store.disk import trusting_nothing
     from manyheads.study.store.run_store import RunStore, StoreDamaged
+    from manyheads.study.verdicts import tally
 
     count = 0
     try:
@@ -185,9 +183,7 @@ def _describe(path: Path) -> dict[str, Any]:
             count = len(run.numbers())
             run.verify()
             summary = run.summary()
-        outcomes = [verdict.outcome for verdict in summary.verdicts] if summary else []
-        tally = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in dict.fromkeys(outcomes))
-        state = "unfinished" if summary is None else tally or "no claim"
+        state = "unfinished" if summary is None else tally(each.outcome for each in summary.verdicts) or "no claim"
     except StoreDamaged as damage:
         state = f"damaged: {damage}"
     except FileRefused as refusal:

@@ -207,7 +207,7 @@ def parse_study(arguments: Sequence[str], program: str, usage: str, options: Any
     if wanted and "--full" not in arguments and (kept := kept_description(name)):
         _print_help(f"{program} {name}", name, STUDIES[name].claim, kept.flags, listed)
     kind = load(name)
-    own, common = ({field.name for field in dataclasses.fields(each)} for each in (kind, type(options)))  # type: ignore[arg-type]
+    own, common = ({field.name for field in dataclasses.fields(each)} for each in (kind, type(options)))
     if taken := own & common:
         raise UsageError(f"{name}: field {min(taken)!r} is one of the {title}; rename the field")
     default = default_of(kind, "--full" in arguments)

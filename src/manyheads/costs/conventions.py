@@ -6,7 +6,7 @@ or two, does a causal mask halve the score products, is recomputed work counted?
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from manyheads._constraints import CHECKED, Constraint, check_fields, constrained
 from manyheads.errors import UsageError
@@ -124,7 +124,7 @@ class Preset:
     source: str
 
 
-_EXECUTED = {"causal": "executed", "recompute": "executed", "embedding": "executed", "backward": "executed"}
+_EXECUTED: dict[str, Any] = dict.fromkeys(("causal", "recompute", "embedding", "backward"), "executed")
 
 PRESETS: dict[str, Preset] = {
     "exact": Preset(Convention(), "useful work: the smallest number of products that gives the result"),
@@ -154,8 +154,8 @@ PRESETS: dict[str, Preset] = {
         Convention(causal="dense", softmax=3, embedding="onehot", backward="twice"),
         "Hoffmann et al. 2022 (Chinchilla), appendix F: one-hot embedding, 3 operations a score, backward twice",
     ),
-    "executed": Preset(Convention(**_EXECUTED), "a program as it runs, dead code removed (manyheads.count)"),  # type: ignore[arg-type]
-    "executed-mac": Preset(Convention(multiply_add=1, **_EXECUTED), "the same with multiply-add = 1"),  # type: ignore[arg-type]
+    "executed": Preset(Convention(**_EXECUTED), "a program as it runs, dead code removed (manyheads.count)"),
+    "executed-mac": Preset(Convention(multiply_add=1, **_EXECUTED), "the same with multiply-add = 1"),
 }
 
 

@@ -169,9 +169,8 @@ class Cost(Shown):
         if target.executed != self.convention.executed:
             have = "a program as it runs" if self.convention.executed else "a formula"
             raise ConventionError(
-                f"a count of {have} cannot be read as {target.name!r} ({target.describe()}): which products are "
-                "masked, recomputed or idle is not in it. Use the closed forms for that, and 'executed' or "
-                "'executed-mac' for programs"
+                f"a count of {have} cannot be read as {target.name!r} ({target.describe()}): which are masked, "
+                "recomputed or idle products is not in it. Use closed forms, and 'executed' or 'executed-mac' for programs"
             )
         return replace(self, convention=target)
 
@@ -179,16 +178,11 @@ class Cost(Shown):
         if not isinstance(other, Cost):
             return NotImplemented
         if other.convention != self.convention:
-            raise ConventionError(
-                f"costs of different conventions do not add: {self.convention.name} and {other.convention.name}; "
-                "convert one with .to"
-            )
-        return Cost(
-            merge((*self.items, *other.items)),
-            self.convention,
-            tuple(dict.fromkeys((*self.notes, *other.notes))),
-            tuple(dict.fromkeys((*self.unknown, *other.unknown))),
-        )
+            names = f"{self.convention.name} and {other.convention.name}"
+            raise ConventionError(f"costs of different conventions do not add: {names}; convert one with .to")
+        notes, unknown = (*self.notes, *other.notes), (*self.unknown, *other.unknown)
+        texts = tuple(dict.fromkeys(notes)), tuple(dict.fromkeys(unknown))
+        return Cost(merge((*self.items, *other.items)), self.convention, *texts)
 
     def __mul__(self, times: int) -> "Cost":
         if isinstance(times, bool) or not isinstance(times, int):
@@ -210,12 +204,9 @@ class Cost(Shown):
         convention = {"name": self.convention.name, "describes": self.convention.describe(), **asdict(self.convention)}
         known = self.lower_bound()
         figures: dict[str, Any] = _figures(known) if not self.unknown else {"lower_bound": _figures(known)}
-        extra = {
-            "unknown": list(self.unknown),
-            "notes": list(self.notes),
-            "bytes_convention": BYTES[self.convention.executed],
-        }
-        return {**figures, "convention": convention, "items": known.breakdown(), **extra}
+        texts = {"unknown": list(self.unknown), "notes": list(self.notes)}
+        moved = {"bytes_convention": BYTES[self.convention.executed]}
+        return {**figures, "convention": convention, "items": known.breakdown(), **texts, **moved}
 
     def table(self, shares: bool = True) -> str:
         """Render the breakdown as plain text, one item a line, with the total, the convention and the notes.
@@ -225,12 +216,11 @@ class Cost(Shown):
         known = self.lower_bound()
         total = _figures(known)
         unit = self._unit
+        every = known.breakdown() | {"at least" if self.unknown else "total": total}
         rows = [
             (name, *(f"{figures[column]:,}" for column in FIGURES), _share(figures["flops"], total["flops"]))
-            for name, figures in known.breakdown().items()
+            for name, figures in every.items()
         ]
-        label = "at least" if self.unknown else "total"
-        rows.append((label, *(f"{total[column]:,}" for column in FIGURES), _share(total["flops"], total["flops"])))
         columns = ("item", unit, "elementwise", "transcendental", "bytes", f"% of {unit}")
         last = len(columns) if shares else -1
         lines = [

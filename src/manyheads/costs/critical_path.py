@@ -68,9 +68,8 @@ def _results(eqn: Any, operands: list[int]) -> list[int]:
         branches = [_depths(branch.jaxpr, operands[1:]) for branch in eqn.params["branches"]]
         return [max(operands[0], *ends) for ends in zip(*branches, strict=True)]
     if name not in PRODUCTS and (name in primitives.OUTSIDE | primitives.KERNELS or "attention" in name):
-        raise UnknownCost(
-            f"{primitives.describe_uncounted(eqn)[0]}: how many products follow each other there is unknown"
-        )
+        why = primitives.describe_uncounted(eqn)[0]
+        raise UnknownCost(f"{why}: how many products follow each other there is unknown")
     deepest = max(operands, default=0)
     inside = [_depths(program, [0] * len(program.invars)) for program, _ in inner_programs(eqn)]
     if any(max(ends, default=0) for ends in inside):
@@ -81,10 +80,8 @@ def _results(eqn: Any, operands: list[int]) -> list[int]:
 def _scan(eqn: Any, operands: list[int]) -> list[int]:
     """Follow the carry through every step; a slice of the input is as deep as the input."""
     params = eqn.params
-    if params["length"] > LONGEST_SIMULATION:
-        raise UnknownCost(
-            f"a scan of {params['length']:,} steps is followed up to {LONGEST_SIMULATION:,} only: shorten it"
-        )
+    if (length := params["length"]) > LONGEST_SIMULATION:
+        raise UnknownCost(f"a scan of {length:,} steps is followed up to {LONGEST_SIMULATION:,} only: shorten it")
     consts, carries = scan_layout(eqn)
     constants, carry, slices = operands[:consts], operands[consts : consts + carries], operands[consts + carries :]
     stacked: list[int] = []

@@ -74,7 +74,7 @@ class AttentionShape:
 
     def __post_init__(self) -> None:
         _fill(self, {"keys": self.queries, "value_dim": self.head_dim, "kv_heads": self.heads})
-        if self.causal and self.queries > self.keys:  # type: ignore[operator]
+        if self.causal and self.queries > (self.keys or self.queries):
             raise UsageError(f"AttentionShape: {self.queries} causal queries cannot be the last of {self.keys} keys")
 
 
@@ -183,14 +183,24 @@ class ModelShape:
                 raise UsageError(f"ModelShape: {name}={getattr(self, name)!r} is neither True nor False")
 
     @property
+    def query_width(self) -> int:
+        """Width of the queries of all heads, `h d_k`."""
+        return self.heads * (self.head_dim or 0)
+
+    @property
+    def key_width(self) -> int:
+        """Width of the keys of all heads, `h_kv d_k`."""
+        return (self.kv_heads or 0) * (self.head_dim or 0)
+
+    @property
     def projection_macs(self) -> int:
         """Multiply-adds per token in the four projections of one block: `2 d d_k (h + h_kv)`."""
-        return 2 * self.width * self.head_dim * (self.heads + self.kv_heads)  # type: ignore[operator]
+        return 2 * self.width * (self.query_width + self.key_width)
 
     @property
     def mlp_macs(self) -> int:
         """Multiply-adds per token in the MLP of one block: `2 r d^2`, gated `3 r d^2`."""
-        return (3 if self.gated else 2) * self.width * self.mlp_hidden  # type: ignore[operator]
+        return (3 if self.gated else 2) * self.width * (self.mlp_hidden or 0)
 
     def biased(self, part: Literal["qkv", "output", "mlp"]) -> bool:
         """Tell whether the dense layers of a part of the block have biases."""
@@ -198,17 +208,8 @@ class ModelShape:
 
     def attention(self, queries: int, keys: int, batch: int) -> AttentionShape:
         """Return the attention core of one block."""
-        return AttentionShape(
-            queries,
-            self.heads,
-            self.head_dim,  # type: ignore[arg-type]
-            keys=keys,
-            kv_heads=self.kv_heads,
-            batch=batch,
-            causal=self.causal,
-            window=self.window,
-            itemsize=self.itemsize,
-        )
+        same = {name: getattr(self, name) for name in ("kv_heads", "causal", "window", "itemsize")}
+        return AttentionShape(queries, self.heads, self.head_dim or 0, keys, batch=batch, **same)
 
 
 @dataclass(frozen=True)

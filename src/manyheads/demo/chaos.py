@@ -43,9 +43,7 @@ class DemoChaos(st.Study):
     tokens: int = st.setting(160, "Tokens of a finite run", least=2, small=8)
     pairs: int = st.setting(64, "Pairs of runs at each size", least=2, small=2)
     starts: int = st.setting(32, "First tokens of exponents, and of nearby orbits", least=2, small=2)
-    steps: int = st.setting(
-        10_000, "Steps behind each predicted exponent; a fifth for a pair of nearby orbits", least=50, small=200
-    )
+    steps: int = st.setting(10_000, "Steps of a predicted exponent; of nearby orbits a fifth", least=50, small=200)
     scan: int = st.setting(400, "Gains in the bifurcation diagram", least=2, small=2)
 
     def predict(self, key: jax.Array) -> st.Record:
@@ -53,11 +51,9 @@ class DemoChaos(st.Study):
         scan = np.linspace(*GAINS, self.scan)
         gains = np.concatenate([np.full(self.starts, self.gain), scan])
         first = np.concatenate([np.linspace(-1, 1, self.starts), np.ones(self.scan)])[:, None]
-        found = lyapunov_spectrum(
-            smallest_network(), self.beta, 2, self.steps // 10, self.steps, RECORD, gains, initial=first
-        )
-        exponents = found.exponents[: self.starts]
-        rest = slice(self.starts, None)
+        times = self.steps // 10, self.steps, RECORD
+        found = lyapunov_spectrum(smallest_network(), self.beta, 2, *times, gains, initial=first)
+        exponents, rest = found.exponents[: self.starts], slice(self.starts, None)
         error = exponents[:, 0].std(ddof=1) / self.starts**0.5
         return {
             "exponents": ("order", exponents.mean(0), "Lyapunov exponents, mean over first tokens", "nat/step"),
@@ -74,9 +70,8 @@ class DemoChaos(st.Study):
         steps = self.steps // 5
         exponents = [separation_rate(self.beta, gain, self.starts, steps, rng) for gain in (self.gain, 0.0)]
         sizes = np.broadcast_to(np.asarray(self.neurons)[:, None, None], (len(self.neurons), self.pairs, 2))
-        runs = simulate_network(smallest_network(), self.beta, self.tokens, sizes, rng, self.gain, np.array([FIRST]))[
-            ..., 0
-        ]
+        given = smallest_network(), self.beta, self.tokens, sizes, rng, self.gain
+        runs = simulate_network(*given, np.array([FIRST]))[..., 0]
         apart = np.abs(runs[:, :, 0] - runs[:, :, 1])  # (sizes, pairs, tokens)
         return {
             "neurons": ("neurons", list(self.neurons), "neurons N"),
@@ -154,28 +149,21 @@ class DemoChaos(st.Study):
     def _attractor(self, theory: st.Data) -> Scatter:
         orbit = theory["orbit"].values
         position = np.arange(len(orbit) - 1) % 2 + 1.0
-        return Scatter(
-            "The attractor: each token against the next one",
-            "overlap of token t",
-            "overlap of token t + 1",
-            (tuple(orbit[:-1].round(4).tolist()),),
-            (tuple(orbit[1:].round(4).tolist()),),
-            (tuple(position.tolist()),),
-            "position of token t in the context",
-            note=f"{len(orbit):,} tokens of the mean field, in the limit of infinitely many neurons.",
-        )
+        points = [(tuple(each.round(4).tolist()),) for each in (orbit[:-1], orbit[1:], position)]
+        note = f"{len(orbit):,} tokens of the mean field, in the limit of infinitely many neurons."
+        axes = "overlap of token t", "overlap of token t + 1"
+        label = "position of token t in the context"
+        return Scatter("The attractor: each token against the next one", *axes, *points, label, note=note)
 
     def _bifurcations(self, theory: st.Data) -> Scatter:
         visited, largest = theory["visited"].values, theory["scanned"].values
-        columns = (np.repeat(each, visited.shape[1]) for each in (theory["gain"].values, largest))
-        gains, exponents = (tuple(column.round(4).tolist()) for column in columns)
+        gains, exponents = (np.repeat(each, visited.shape[1]) for each in (theory["gain"].values, largest))
+        points = [(tuple(each.round(4).tolist()),) for each in (gains, visited.ravel(), exponents)]
+        axes = "attention inverse temperature γ", "overlap with the feature"
         return Scatter(
             "Bifurcation diagram of attention",
-            "attention inverse temperature γ",
-            "overlap with the feature",
-            (gains,),
-            (tuple(visited.ravel().round(4).tolist()),),
-            (exponents,),
+            *axes,
+            *points,
             "largest Lyapunov exponent (nat/step)",
             note=f"The last {visited.shape[1]} tokens at each of {len(visited)} gains. The largest exponent is above "
             f"{CHAOTIC:g} at {(largest > CHAOTIC).mean():.0%} of them.",

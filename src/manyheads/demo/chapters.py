@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from manyheads.study import Study
@@ -33,39 +33,17 @@ class Chapter:
     replicates: int
 
 
-def _trainings(scene: Scene) -> Path | None:
-    run = scene.finished.get("demo/text")
-    return run and run / "run.json"
+def _made(place: str, **settings: Any) -> Callable[[Scene], Study]:
+    """Return what builds a study of this library, with the text and the trainings of the demo where it reads them."""
 
+    def build(scene: Scene) -> Study:
+        from manyheads.study.registry import load
 
-def _text(scene: Scene) -> Study:
-    from manyheads.demo.text import TextTraining
+        kind, run = load(f"manyheads.{place}"), scene.finished.get("demo/text")
+        read = {"text": scene.text, "finished": run and run / "run.json"}
+        return kind(**{name: value for name, value in read.items() if hasattr(kind, name)}, **settings)
 
-    return TextTraining(text=scene.text)
-
-
-def _rebound(scene: Scene) -> Study:
-    from manyheads.demo.entropy_rebound import DemoRebound
-
-    return DemoRebound(finished=_trainings(scene))
-
-
-def _extraction(scene: Scene) -> Study:
-    from manyheads.demo.extraction import Extraction
-
-    return Extraction(text=scene.text, finished=_trainings(scene))
-
-
-def _order(scene: Scene) -> Study:
-    from manyheads.studies.attention.order_blindness import OrderBlindness
-
-    return OrderBlindness(lengths=(8, 24), steps_per_token=40, batch=32, learning_rate=4e-3)
-
-
-def _costs(scene: Scene) -> Study:
-    from manyheads.studies.attention.costs import Costs
-
-    return Costs(lengths=(64, 256, 1024))
+    return build
 
 
 def _lags(scene: Scene) -> Study:
@@ -77,30 +55,13 @@ def _lags(scene: Scene) -> Study:
     return PlantedLags(text=scene.text, sizes=sizes, lags=16)
 
 
-def _scaling(scene: Scene) -> Study:
-    from manyheads.demo.scaling import DemoScaling
-
-    return DemoScaling(text=scene.text)
-
-
-def _growth(scene: Scene) -> Study:
-    from manyheads.demo.growth import DemoGrowth
-
-    return DemoGrowth(text=scene.text)
-
-
-def _chaos(scene: Scene) -> Study:
-    from manyheads.demo.chaos import DemoChaos
-
-    return DemoChaos()
-
-
+SHORT_RECALL = {"lengths": (8, 24), "steps_per_token": 40, "batch": 32, "learning_rate": 4e-3}
 CHAPTERS: tuple[Chapter, ...] = (
     Chapter(
         "A transformer learns to write",
         "A causal transformer is trained on a text, character by character. Its loss is compared with that of "
         "n-gram models, and the entropy of every attention head is recorded from uniform attention on.",
-        _text,
+        _made("demo.text:TextTraining"),
         replicates=4,
     ),
     Chapter(
@@ -108,7 +69,7 @@ CHAPTERS: tuple[Chapter, ...] = (
         "The theory of the joint dynamics of attention and MLP predicts that the attention entropy of a layer drops"
         " while it learns the most salient tokens, and rebounds later. This is tested for each layer of the same "
         "trainings.",
-        _rebound,
+        _made("demo.entropy_rebound:DemoRebound"),
         replicates=4,
     ),
     Chapter(
@@ -116,7 +77,7 @@ CHAPTERS: tuple[Chapter, ...] = (
         "The upper attention layer of the same transformers, behind its LayerNorm and its residual connection, is "
         "queried as a black box. Its weights are computed from the outputs, head by head. The result is certified "
         "on fresh sequences and compared with the transformer on real text.",
-        _extraction,
+        _made("demo.extraction:Extraction"),
         replicates=4,
     ),
     Chapter(
@@ -124,7 +85,7 @@ CHAPTERS: tuple[Chapter, ...] = (
         "Three networks with equally many weights recall the symbol after a marker. Pooling ignores order, and the "
         "best accuracy without order is known exactly. A recurrent network carries the symbol to the end, attention"
         " reads it where it stands.",
-        _order,
+        _made("studies.attention.order_blindness:OrderBlindness", **SHORT_RECALL),
         replicates=4,
     ),
     Chapter(
@@ -140,7 +101,7 @@ CHAPTERS: tuple[Chapter, ...] = (
         "A learning rate that is tuned at one size is not tuned at twice the heads and depth. The theory of "
         "infinite limits gives the init std, the learning rate and the multiplier of each weight at the new size. "
         "Models are trained here with these and without.",
-        _scaling,
+        _made("demo.scaling:DemoScaling"),
         replicates=6,
     ),
     Chapter(
@@ -148,7 +109,7 @@ CHAPTERS: tuple[Chapter, ...] = (
         "In the limit of infinite key dimension the training of an attention block does not depend on the draw of "
         "its initialization and can be computed by mean-field theory, without training or fit. This is compared "
         "with trained blocks of growing size.",
-        _growth,
+        _made("demo.growth:DemoGrowth"),
         replicates=8,
     ),
     Chapter(
@@ -159,13 +120,13 @@ CHAPTERS: tuple[Chapter, ...] = (
         "start from the same token and differ by the noise of their neurons only lose each other, however many neurons "
         "they have. The largest Lyapunov exponent, the rate at which they do, is computed from the Jacobian of the "
         "mean field and measured on nearby orbits.",
-        _chaos,
+        _made("demo.chaos:DemoChaos"),
         replicates=4,
     ),
     Chapter(
         "The cost of attention",
         "FLOPs of the compiled programs against closed forms, sequential depth, and measured time.",
-        _costs,
+        _made("studies.attention.costs:Costs", lengths=(64, 256, 1024)),
         replicates=3,
     ),
 )

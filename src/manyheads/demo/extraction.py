@@ -135,9 +135,7 @@ class Extraction(st.Study):
             return TextTraining(text=self.text)
         study = replace(finished_study(self.finished), text=self.text)
         if self.layer >= study.depth:
-            raise st.UsageError(
-                f"layer={self.layer} of a transformer of depth {study.depth}: layers are numbered from 0"
-            )
+            raise st.UsageError(f"layer={self.layer} of a transformer of depth {study.depth}: they are numbered from 0")
         return study
 
     def _text_error(self, model: Transformer, found: Recovery) -> float:
@@ -193,14 +191,9 @@ def _figures(oracle: BlockOracle, found: Recovery, seed: int) -> dict[str, float
     assert found.extracted is not None
     errors = [np.mean((oracle(x) - found.extracted(x)) ** 2, axis=(1, 2)) for x in fresh]
     above = np.concatenate(errors) > certificate.largest_error * certificate.variance
-    figures = {
-        "heads": float(found.heads),
-        "largest_error": certificate.largest_error,
-        "exceeding": certificate.exceeding,
-        "exceeded": float(above.mean()),
-        "calls": float(total.calls),
-        "tokens": float(total.tokens),
-    }
+    figures = {"heads": float(found.heads), "calls": float(total.calls), "tokens": float(total.tokens)}
+    figures |= {"largest_error": certificate.largest_error, "exceeding": certificate.exceeding}
+    figures["exceeded"] = float(above.mean())
     if found.layer.theta.shape == oracle.layer.theta.shape:
         truth = projected(oracle.layer, oracle.gain, centred=oracle.norm.centred)
         compared = compare_layers(truth, found.layer)
@@ -209,16 +202,11 @@ def _figures(oracle: BlockOracle, found: Recovery, seed: int) -> dict[str, float
 
 
 def _table(trained: st.Data) -> st.Listing:
+    runs = [trained.isel(replicate=seed) for seed in range(trained.sizes["replicate"])]
     rows = tuple(
         (str(seed), str(run["outcome"].values), *(format_figure(float(run[name])) for name in FIGURES))
-        for seed in range(trained.sizes["replicate"])
-        for run in (trained.isel(replicate=seed),)
+        for seed, run in enumerate(runs)
     )
+    note = "Squared errors are relative to the variance of the outputs. The text error compares with the transformer "
     names = (label.replace("_", " ") for label in FIGURES)
-    return st.Listing(
-        "Extraction",
-        ("seed", "outcome", *names),
-        rows,
-        note="Squared errors are relative to the variance of the outputs. The text error compares with the "
-        "transformer in single precision.",
-    )
+    return st.Listing("Extraction", ("seed", "outcome", *names), rows, f"{note}in single precision.")

@@ -186,22 +186,15 @@ class DemoGrowth(st.Study):
         logits = last.transpose("replicate", "key_dim", "network", "read_out", "class").values
         drawn = softmax(logits, axis=-1)[..., places, right]
         expected = softmax(theory["output"].values[-1, : self.length], axis=-1)[places, right]
-        rows = tuple(
-            (
-                str(theory["before"].values[place]),
-                str(theory["after"].values[place]),
-                f"{expected[place]:.2f}",
-                *(
-                    f"{drawn[:, size, :, place].mean():.2f} ± {drawn[:, size, :, place].std():.2f}"
-                    for size in range(len(self.key_dims))
-                ),
-            )
-            for place in places
-        )
+        rows = []
+        for place in places:
+            blocks = np.moveaxis(drawn[..., place], 1, 0)  # (key_dim, replicate, network)
+            signs = (str(theory[name].values[place]) for name in ("before", "after"))
+            rows.append((*signs, f"{expected[place]:.2f}", *(f"{one.mean():.2f} ± {one.std():.2f}" for one in blocks)))
         return st.Listing(
             "Probability of the next character",
             ("context", "next", "predicted", *(f"blocks, N = {size}" for size in self.key_dims)),
-            rows,
+            tuple(rows),
             note=f"First piece, after {self.steps - 1} updates; ± is the standard deviation over blocks. · is a space, "
             f"¶ a line end, {RARER} a rarer character. The predicted rms of the attention logits grows from zero to "
             f"{float(theory['moved']):.2f}.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -81,30 +81,18 @@ class DemoScaling(st.Study):
 
     def train(self, key: jax.Array, heads: int, depth: int) -> st.Record:
         """Train one shape with and without the table, and measure the RMS updates."""
-        shape = Shape(self.key_dim, heads, depth)
-        parametrizations = {
-            "scaled": Parametrization.complete_p(self.base),
-            "plain": Parametrization.standard(self.base),
-        }
-        task, recipe = self._task(), Recipe(epsilon=1e-8)
-        moved = [
-            measure_updates(
-                task, parametrization, shape, recipe, self.learning_rate, self.steps, key, fields=tuple(DRAWN)
-            )
-            for parametrization in parametrizations.values()
-        ]
-        return {
-            "parametrization": ("parametrization", list(parametrizations), "numbers"),
+        made = {"scaled": Parametrization.complete_p(self.base), "plain": Parametrization.standard(self.base)}
+        task = self._task()
+        given = Shape(self.key_dim, heads, depth), Recipe(epsilon=1e-8), self.learning_rate, self.steps, key
+        moved = [measure_updates(task, each, *given, fields=tuple(DRAWN)) for each in made.values()]
+        found: dict[str, tuple[Any, ...]] = {
+            "parametrization": ("parametrization", list(made), "numbers"),
             "step": ("step", list(self.steps), "step"),
-        } | {
-            name: (
-                ("parametrization", "step"),
-                np.stack([getattr(each, name) for each in moved]),
-                f"rms update of {module}",
-            )
-            for name, module in QUANTITIES.items()
-            if name in DRAWN
         }
+        for name, module in ((name, module) for name, module in QUANTITIES.items() if name in DRAWN):
+            values = np.stack([getattr(each, name) for each in moved])
+            found |= {name: (("parametrization", "step"), values, f"rms update of {module}")}
+        return found
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         p = Parametrization.complete_p(self.base)
@@ -162,10 +150,8 @@ class DemoScaling(st.Study):
             )
             for name in DRAWN
         )
-        farther = {
-            parametrization: f"{float(np.exp2(self._growth(trained, 'residual', parametrization).mean())):.2f}"
-            for parametrization in ("scaled", "plain")
-        }
+        means = (self._growth(trained, "residual", name).mean() for name in ("scaled", "plain"))
+        scaled, plain = (f"{float(np.exp2(mean)):.2f}" for mean in means)
         return Multiples(
             "RMS updates",
             "step",
@@ -176,7 +162,7 @@ class DemoScaling(st.Study):
             log_y=True,
             note="Root mean square change since the initialization, on a batch outside the training; bands range from "
             "the smallest to the largest seed. At the last step the update of the larger model's residual stream is "
-            f"{farther['scaled']} times the demo's with the table, and {farther['plain']} times without: standard "
+            f"{scaled} times the demo's with the table, and {plain} times without: standard "
             "init, the demo's learning rate and epsilon for all weights, unscaled branches.",
             shows=("Scaled by the table",),
         )

@@ -57,9 +57,7 @@ class TextTraining(st.Study):
     length: int = st.setting(64, "Characters of a window", least=1, small=16)
     batch: int = st.setting(8, "Windows of a step", least=1, small=2, full=16)
     steps: int = st.setting(1200, "Updates", least=1, small=3, full=20_000)
-    learning_rate: float = st.setting(
-        1e-2, "Peak with Adam: warm-up over a twentieth of the steps, then a half cosine", above=0, full=4e-3
-    )
+    learning_rate: float = st.setting(1e-2, "Peak with Adam: short warm-up, then a half cosine", above=0, full=4e-3)
     snapshots: int = st.setting(24, "How often the statistics are recorded", least=1, small=3, full=100)
 
     def check(self) -> None:
@@ -79,10 +77,8 @@ class TextTraining(st.Study):
         # On the held-out characters of the transformer: 64 windows differ from the whole text by about 0.08 nat.
         starts = held_out_starts(validation, self.length, max(CONTEXTS))
         tested = (starts[:, None] + np.arange(1, self.length + 1)).ravel()
-        losses = [
-            ngram_losses(training, validation, len(vocabulary), context)[tested - context].mean()
-            for context in CONTEXTS
-        ]
+        known = training, validation, len(vocabulary)
+        losses = [ngram_losses(*known, context)[tested - context].mean() for context in CONTEXTS]
         return {
             "context": ("context", list(CONTEXTS), "characters of context"),
             "ngram": ("context", losses, "validation loss of an n-gram model", "nat"),
@@ -95,16 +91,9 @@ class TextTraining(st.Study):
         for_model, for_batches, for_writing = jax.random.split(key, 3)
         model = self._model(for_model, len(vocabulary))
         start = time.perf_counter()
-        done = train_and_record(
-            model,
-            (training, validation),
-            self.batch,
-            _optimizer(self.learning_rate, self.steps),
-            self.steps,
-            for_batches,
-            every=max(1, self.steps // self.snapshots),
-            before=max(CONTEXTS),
-        )
+        given = self.batch, _optimizer(self.learning_rate, self.steps), self.steps, for_batches
+        every = max(1, self.steps // self.snapshots)
+        done = train_and_record(model, (training, validation), *given, every=every, before=max(CONTEXTS))
         seconds = time.perf_counter() - start
         prompt = find_prose(vocabulary, validation, self.length)
         snippet = prompt[:SNIPPET]

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from manyheads.study.panels import Panel
     from manyheads.study.verdicts import Verdict
 
+    Claims = Iterable[Claim] | None
+
 
 @dataclass_transform(frozen_default=True)
 class Study(abc.ABC):
@@ -62,6 +64,9 @@ class Study(abc.ABC):
     manyheads.run : compute what is missing in a store and return the comparison.
     manyheads.study.check_study : the contract that every study keeps.
     """
+
+    if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, Any]]
 
     name: ClassVar[str]
     claim: ClassVar[str]
@@ -139,17 +144,12 @@ class Study(abc.ABC):
         """Yield pictures beyond those that follow from claims and variables; data as in `claims`."""
         return ()
 
-    def compare(
-        self, predicted: xr.Dataset, trained: xr.Dataset, claims: Iterable[Claim] | None = None
-    ) -> tuple[Verdict, ...]:
+    def compare(self, predicted: xr.Dataset, trained: xr.Dataset, claims: Claims = None) -> tuple[Verdict, ...]:
         """Return the verdicts on the claims, which are evaluated unless they are given."""
-        return tuple(
-            claim.verdict() for claim in (evaluated_claims(self, predicted, trained) if claims is None else claims)
-        )
+        claims = evaluated_claims(self, predicted, trained) if claims is None else claims
+        return tuple(claim.verdict() for claim in claims)
 
-    def panels(
-        self, predicted: xr.Dataset, trained: xr.Dataset, claims: Iterable[Claim] | None = None
-    ) -> tuple[Panel, ...]:
+    def panels(self, predicted: xr.Dataset, trained: xr.Dataset, claims: Claims = None) -> tuple[Panel, ...]:
         """Return the pictures of the report as data: the study's own, then those of claims and of variables."""
         from manyheads.study.reporting.standard import standard_panels
 
@@ -186,9 +186,7 @@ def evaluated_claims(study: Study, predicted: xr.Dataset, trained: xr.Dataset) -
         return tuple(study.claims(*data))
 
 
-def decide(
-    study: Study, predicted: xr.Dataset, trained: xr.Dataset, claims: Iterable[Claim] | None = None
-) -> tuple[Verdict, ...]:
+def decide(study: Study, predicted: xr.Dataset, trained: xr.Dataset, claims: Claims = None) -> tuple[Verdict, ...]:
     """Return the verdicts of a study; outside its default configurations only derived expectations are kept."""
     verdicts = tuple(study.compare(predicted, trained, claims))
     if is_default(study):
@@ -207,7 +205,7 @@ def is_default(study: Study) -> bool:
 
 def configuration(study: Study) -> dict[str, object]:
     """Return a study's fields by name, in order."""
-    return {field.name: getattr(study, field.name) for field in dataclasses.fields(study)}  # type: ignore[arg-type]
+    return {field.name: getattr(study, field.name) for field in dataclasses.fields(study)}
 
 
 def only_study(file: str) -> type[Study]:

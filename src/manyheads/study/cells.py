@@ -39,17 +39,15 @@ class Cell(Mapping[str, Value]):
             if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9._+-]+", value):
                 raise UsageError(f"cell value {name}={value!r}: use letters, digits and '._+-' only")
             if not isinstance(value, Value):
-                raise UsageError(
-                    f"cell value {name}={value!r} is a {type(value).__name__}: use str, int, float or bool"
-                )
+                kind = type(value).__name__
+                raise UsageError(f"cell value {name}={value!r} is a {kind}: use str, int, float or bool")
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"cell value {name}={value!r}: use a finite number, or a text for what is none")
         # NumPy's float64 is a float, but it does not print like one, and the slug is what it prints.
         self._values = {name: float(value) if isinstance(value, float) else value for name, value in values.items()}
         if len(self.slug) > LONGEST_SLUG:
-            raise UsageError(
-                f"cell {self.slug[:40]}…: {len(self.slug)} characters, a folder's name holds {LONGEST_SLUG}"
-            )
+            length = len(self.slug)
+            raise UsageError(f"cell {self.slug[:40]}…: {length} characters, a folder's name holds {LONGEST_SLUG}")
 
     def __getitem__(self, name: str) -> Value:
         return self._values[name]

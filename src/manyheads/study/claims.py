@@ -43,8 +43,8 @@ class Region(NamedTuple):
 
 def near(target: Any, tolerance: Any) -> Region:
     """Return the region within a tolerance of a target; (below, above) where they differ, either may be infinite."""
-    pair = tuple(map(float, tolerance)) if isinstance(tolerance, tuple) else float(tolerance)
-    return Region(float(target), pair)  # type: ignore[arg-type]
+    several = isinstance(tolerance, tuple)
+    return Region(float(target), (float(tolerance[0]), float(tolerance[1])) if several else float(tolerance))
 
 
 def above(bound: Any) -> Region:
@@ -176,9 +176,8 @@ class Claim:
             found = found.exponent, found.interval, needed
         if isinstance(found, SampledFigure):
             found, error, dof = found
-        figure, interval, needed = (
-            (*found, None)[:3] if isinstance(found, tuple) and len(found) in (2, 3) else (None, found, None)
-        )
+        several = isinstance(found, tuple) and len(found) in (2, 3)
+        figure, interval, needed = (*found, None)[:3] if several else (None, found, None)
         if isinstance(interval, Interval):
             self._refuse_sample_options("an interval")
             known: dict[str, Any] = {"figure": figure, "replicates_needed": needed, "bounds": self.bounds}
@@ -190,9 +189,8 @@ class Claim:
             self._refuse_sample_options("one number")
             return Verdict.exact(self.text, float(values), **stated)
         if values.ndim > 1:
-            raise UsageError(
-                f"claim {self.text!r}: measured shape {values.shape}; expected one number, (replicates,) or an interval"
-            )
+            wanted = "one number, (replicates,) or an interval"
+            raise UsageError(f"claim {self.text!r}: measured shape {values.shape}; expected {wanted}")
         usable = int((np.isfinite(values) & ((values > 0) | (self.scale == "linear"))).sum())
         if usable < max(values.size, 1):
             nothing = Interval(-math.inf, math.inf, LEVEL)

@@ -118,29 +118,24 @@ def _check_declaration(study: Study) -> None:
     _require(bool(study.claim.strip()) and "\n" not in study.claim, study, "states no claim in one line")
     _require(isinstance(study.source, Source), study, "names no source")
     _require(isinstance(study.revision, int) and study.revision >= 1, study, "has no revision from 1 on")
-    for field in dataclasses.fields(study):  # type: ignore[arg-type]
-        _require(
-            field.name not in RUN_FLAGS, study, f"field {field.name!r} is a flag of every run: give it another name"
-        )
+    for field in dataclasses.fields(study):
+        name = f"field {field.name!r}"
+        _require(field.name not in RUN_FLAGS, study, f"{name} is a flag of every run: give it another name")
         default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-        _require(default, study, f"field {field.name!r} has no default, so the study cannot be run by its name alone")
+        _require(default, study, f"{name} has no default, so the study cannot be run by its name alone")
 
 
 def check_identity(trial: Trial) -> None:
     """Check that a pickled study is the same study, and that its seed and every number in it count."""
-    study = trial.study
+    study, own = trial.study, fingerprint(trial.study, trial.seed)
     twin = pickle.loads(pickle.dumps(study))  # our own object, in this process
-    _require(
-        twin == study and fingerprint(twin, trial.seed) == fingerprint(study, trial.seed), study, "changes when pickled"
-    )
-    _require(fingerprint(study, trial.seed) != fingerprint(study, trial.seed + 1), study, "ignores the seed")
+    _require(twin == study and fingerprint(twin, trial.seed) == own, study, "changes when pickled")
+    _require(fingerprint(study, trial.seed + 1) != own, study, "ignores the seed")
     for name, value in configuration(study).items():
         if isinstance(value, int | float) and not isinstance(value, bool):
             other = copy.copy(study)
             object.__setattr__(other, name, value + 1)  # not `replace`: a study may refuse that number
-            _require(
-                fingerprint(other, trial.seed) != fingerprint(study, trial.seed), study, f"field {name!r} is not hashed"
-            )
+            _require(fingerprint(other, trial.seed) != own, study, f"field {name!r} is not hashed")
 
 
 def check_purity(trial: Trial) -> None:
@@ -157,9 +152,8 @@ def check_prediction(trial: Trial) -> None:
     first, *others = Layout.of(trial.study).predicted()
     if trial.study.predictions is None:
         found = differences(trial.stored(first), compute(trial.study, first, trial.seed + 1))
-        _require(
-            not found, trial.study, f"predict depends on its key ({found} differ): say how many `predictions` to draw"
-        )
+        what = f"predict depends on its key ({found} differ): say how many `predictions` to draw"
+        _require(not found, trial.study, what)
     else:
         found = differences(trial.stored(first), trial.stored(others[0]))
         _require(bool(found), trial.study, "predict ignores its key: leave `predictions` at None")
@@ -240,9 +234,8 @@ def check_panels(trial: Trial) -> None:
     panels = trial.study.panels(trial.predicted, trial.trained)
     _require(bool(panels), trial.study, "shows no picture")
     for panel in panels:
-        _require(
-            repr(panel_from_json(panel.to_json())) == repr(panel), trial.study, f"{panel.title!r} changes in the store"
-        )
+        same = repr(panel_from_json(panel.to_json())) == repr(panel)
+        _require(same, trial.study, f"{panel.title!r} changes in the store")
         if isinstance(panel, Drawn):
             _require(bool(panel.x_label and panel.y_label), trial.study, f"{panel.title!r} has an axis without a label")
     section = section_of(RunStore(trial.tree.attrs["path"]))

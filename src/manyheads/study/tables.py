@@ -33,9 +33,8 @@ def record(values: Any, cells: Sequence[Cell] = ()) -> Any:
     data, coords = {}, {}
     for name, entry in values.items():
         if not (isinstance(entry, tuple) and len(entry) in (3, 4)):
-            raise UsageError(
-                f"{name!r} is a {type(entry).__name__}: expected (dimensions, values, label, perhaps a unit)"
-            )
+            kind = type(entry).__name__
+            raise UsageError(f"{name!r} is a {kind}: expected (dimensions, values, label, perhaps a unit)")
         dims, array, label, *units = entry
         if dims in (name, (name,)):
             unit = {"units": units[0]} if units and units[0] else {}
@@ -77,9 +76,10 @@ def on_grid(trained: xr.Dataset, theory: xr.Dataset) -> xr.Dataset:
         return (*lead, *names, *own), table.transpose(*lead, *names, *own).values, array.attrs
 
     plain = trained.drop_vars([*names, "cell"], errors="ignore")
-    variables: dict[str, Any] = dict(plain.variables)
-    found = {name: spread(array) if "cell" in array.dims else array for name, array in variables.items()}
-    coords |= {str(name): found.pop(name) for name in plain.coords}
+    found: dict[str, Any] = {
+        str(name): spread(array) if "cell" in array.dims else array for name, array in plain.variables.items()
+    }
+    coords |= {str(name): found.pop(str(name)) for name in plain.coords}
     return xr.Dataset(found, coords, trained.attrs | {"axes": " ".join(names)})
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -305,6 +306,11 @@ def verdict_overview(verdicts: Sequence[Verdict], title: str, notes: tuple[str, 
     """Return verdicts as a table: claim, outcome, figure, 99% interval, range in which the claim holds."""
     rows = [(each.claim, each.outcome, each.expected, each.figure, *each.interval, *each.region) for each in verdicts]
     return Overview(title, COLUMNS, rows, notes)
+
+
+def tally(outcomes: Iterable[str]) -> str:
+    """Return how often each outcome occurs, in the order of their first."""
+    return ", ".join(f"{count} {outcome}" for outcome, count in Counter(outcomes).items())
 
 
 def _log(value: float) -> float:

@@ -38,9 +38,8 @@ class Audit(TunedBase):
         from manyheads.scaling import audit_model
 
         if ":" not in self.target:
-            raise UsageError(
-                f"TARGET {self.target!r}: expected package.module:function that returns (model, optimizer)"
-            )
+            wanted = "package.module:function that returns (model, optimizer)"
+            raise UsageError(f"TARGET {self.target!r}: expected {wanted}")
         hyperparameters = self.hyperparameters()
         base, notes = read_base(self.base, self.base_config)
         for note in notes.assumed if notes else ():
@@ -59,11 +58,8 @@ class Audit(TunedBase):
         from manyheads.errors import UsageError, check_call
 
         function = load_function(self.target)
-        check_call(
-            self.target,
-            function,
-            returns=" that returns (model, optimizer); scale preflight takes one of (shape, seed)",
-        )
+        returns = " that returns (model, optimizer); scale preflight takes one of (shape, seed)"
+        check_call(self.target, function, returns=returns)
         made = function()
         if not isinstance(made, tuple) or not 2 <= len(made) <= 4:
             raise UsageError(

@@ -43,17 +43,9 @@ class Theory:
         from manyheads.scaling import Muon, Parametrization
 
         # The standard scheme divides logits by the root of N; at the base both exponents agree.
-        exponent = 0.5 if self.scheme == "standard" else self.logit_exponent
-        return Parametrization(
-            exponent,
-            self.depth_exponent,
-            self.richness,
-            self.optimizer,
-            base=base,
-            scheme=self.scheme,
-            form=form,
-            muon=Muon(self.split, self.shape_factor),
-        )
+        exponents = 0.5 if self.scheme == "standard" else self.logit_exponent, self.depth_exponent
+        given: dict[str, Any] = {"optimizer": self.optimizer, "base": base, "scheme": self.scheme, "form": form}
+        return Parametrization(*exponents, self.richness, **given, muon=Muon(self.split, self.shape_factor))
 
 
 @dataclass(frozen=True)
@@ -117,15 +109,9 @@ class TunedBase(TunedTheory):
 
         if self.learning_rate is None:
             raise UsageError("--learning-rate is missing: give the learning rate that was tuned at the base")
-        return BaseHyperparameters(
-            self.learning_rate,
-            self.epsilon,
-            self.weight_decay,
-            self._read_stds(),
-            self.no_decay or (),
-            self.tuned_muon(),
-            self.own_rates(),
-        )
+        tuned = self.learning_rate, self.epsilon, self.weight_decay
+        stds, muon, rates = self._read_stds(), self.tuned_muon(), self.own_rates()
+        return BaseHyperparameters(*tuned, stds, self.no_decay or (), muon, rates)
 
     def _read_stds(self) -> dict[str, float]:
         from manyheads.errors import UsageError
@@ -178,10 +164,8 @@ def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tup
     except ValueError:
         instead = " (a config.json goes to --base-config)" if "--base-config" in flag else ", not a file"
         instead = ", or a config.json that exists" if is_file is None else instead
-        raise UsageError(
-            f"{flag} {text!r}: expected N,H,L, three integers for key dimension, heads and depth, such as 64,12,12"
-            f"{instead}"
-        ) from None
+        wanted = "N,H,L, three integers for key dimension, heads and depth, such as 64,12,12"
+        raise UsageError(f"{flag} {text!r}: expected {wanted}{instead}") from None
     return Shape(key_dim, heads, depth, *stream), None
 
 

@@ -1,5 +1,6 @@
 """`manyheads scale check`: coordinate check and learning-rate transfer of small transformers along one axis."""
 
+import contextlib
 import json
 import math
 import time
@@ -84,22 +85,19 @@ class Check(Theory):
         budget.refuse_work(shapes, tokens, "--train", self.train, sweeps)
         work = count_work(shapes, tokens, steps, self.seeds) + count_work(shapes, tokens, self.train, sweeps)
         announce(f"about {budget.tell_time(work, len(shapes))}", True)
-        recipe = Recipe(self.train, self.epsilon, self.adam_learning_rate)
-        check = self._check_coordinates(task, parametrization, recipe, shapes)
+        given = task, parametrization, Recipe(self.train, self.epsilon, self.adam_learning_rate)
+        check, found = self._check_coordinates(shapes, *given), None
         if not self.json:  # printed before the longer check, which may be interrupted or find no optimum
             print("\n".join(_coordinates_as_text(self, check)), flush=True)
-        found = None
         try:
-            found = self._check_transfer(task, parametrization, recipe, shapes) if self.transfer else None
+            found = self._check_transfer(shapes, *given) if self.transfer else None
         except CertificateError as error:
             if self.json:
                 failed = {"outcome": "failed", "sentence": str(error)}
                 print(json.dumps(_as_json(check, None) | {"transfer_check": failed}, indent=1))
             raise
-        if self.json:
-            print(json.dumps(_as_json(check, found), indent=1))
-        else:
-            print("\n".join([*_transfer_as_text(found), f"\ntook {time.monotonic() - start:.0f} s"]))
+        lines = [*_transfer_as_text(found), f"\ntook {time.monotonic() - start:.0f} s"]
+        print(json.dumps(_as_json(check, found), indent=1) if self.json else "\n".join(lines))
         self._write(check, found)
         broken = [part for part in (check, found) if part is not None and part.outcome == "refuted"]
         return 1 if self.strict and broken else 0
@@ -169,18 +167,13 @@ class Check(Theory):
     # Checks
 
     def _check_coordinates(
-        self, task: "Task", parametrization: "Parametrization", recipe: "Recipe", shapes: "tuple[Shape, ...]"
+        self, shapes: "tuple[Shape, ...]", task: "Task", parametrization: "Parametrization", recipe: "Recipe"
     ) -> "CoordinateCheck":
         from manyheads.scaling import coordinate_check, measure_task
-        from manyheads.study.execution.progress import announce, progress_bar
 
         steps = self._usual("steps")
-        total = len(shapes) * self.seeds
-        announce(
-            f"coordinate check: {listed(shapes)}, {self.seeds} seeds, {total} trainings of {_steps(steps[-1:])}", True
-        )
         measure = measure_task(task, parametrization, recipe, self._usual("learning_rate"), steps)
-        with progress_bar("coordinate check", total) as advance:
+        with self._progress("coordinate check", shapes, "", 1, steps[-1:]) as advance:
 
             def watched(shape: "Shape", seed: int) -> Any:
                 found = measure(shape, seed)
@@ -190,19 +183,15 @@ class Check(Theory):
             return coordinate_check(parametrization, shapes, watched, checkpoints=steps, seeds=self._seeds())
 
     def _check_transfer(
-        self, task: "Task", parametrization: "Parametrization", recipe: "Recipe", shapes: "tuple[Shape, ...]"
+        self, shapes: "tuple[Shape, ...]", task: "Task", parametrization: "Parametrization", recipe: "Recipe"
     ) -> "TransferCheck":
         import numpy as np
 
         from manyheads.scaling import task_losses, transfer_check
-        from manyheads.study.execution.progress import announce, progress_bar
 
         low, high, count = self._usual("learning_rates")
-        total = len(shapes) * self.seeds
-        trained = f"{total * count} trainings of {_steps((self.train,))}"
-        announce(f"transfer check: {listed(shapes)}, {self.seeds} seeds, {count} learning rates, {trained}", True)
         train = task_losses(task, parametrization, recipe)
-        with progress_bar("transfer check", total) as advance:
+        with self._progress("transfer check", shapes, f" {count} learning rates,", count, (self.train,)) as advance:
 
             def losses(shape: "Shape", learning_rates: Any, seed: int) -> Any:
                 found = train(shape, learning_rates, seed)
@@ -211,6 +200,19 @@ class Check(Theory):
                 return found
 
             return transfer_check(shapes, np.geomspace(low, high, count), losses, seeds=self._seeds())
+
+    @contextlib.contextmanager
+    def _progress(
+        self, name: str, shapes: "tuple[Shape, ...]", more: str, each: int, steps: Sequence[int]
+    ) -> Iterator[Any]:
+        """Announce a check, `each` trainings of a network, and show its progress."""
+        from manyheads.study.execution.progress import announce, progress_bar
+
+        total = len(shapes) * self.seeds
+        trainings = f"{total * each} trainings of {_steps(steps)}"
+        announce(f"{name}: {listed(shapes)}, {self.seeds} seeds,{more} {trainings}", True)
+        with progress_bar(name, total) as advance:
+            yield advance
 
 
 def _steps(numbers: Sequence[int]) -> str:
@@ -238,11 +240,10 @@ def _as_json(check: "CoordinateCheck", found: "TransferCheck | None") -> dict[st
     growths = []
     for growth in check.growths:
         fit = growth.fit
-        numbers = None if fit is None else [_finite(fit.interval.low), _finite(fit.interval.high)]
+        ends = fit and [_finite(fit.interval.low), _finite(fit.interval.high)]
         kept = {name: value for name, value in asdict(growth).items() if name != "fit"}
-        exponent = None if fit is None else fit.exponent
         said = {"seeds_needed": growth.seeds_needed, "sentence": growth.sentence()}
-        growths.append(kept | {"exponent": exponent, "interval": numbers} | said)
+        growths.append(kept | {"exponent": fit and fit.exponent, "interval": ends} | said)
     data: dict[str, Any] = {"coordinate_check": {"outcome": check.outcome, "growths": growths}}
     if found is not None:
         fitted, low, high = found.decades

@@ -50,10 +50,8 @@ class Preflight(TunedBase):
         from manyheads.study.store.disk import write_text
 
         if ":" not in self.target:
-            raise UsageError(
-                f"TARGET {self.target!r}: expected package.module:function of (shape, seed) that returns (model, "
-                "optimizer, batches)"
-            )
+            wanted = "package.module:function of (shape, seed) that returns (model, optimizer, batches)"
+            raise UsageError(f"TARGET {self.target!r}: expected {wanted}")
         base, _ = read_shape(self.base, "--base", is_file=False)
         axes = self.axes or ("key_dim", "heads", "depth")
         if self.sizes and len(axes) != 1:
@@ -62,9 +60,8 @@ class Preflight(TunedBase):
             raise UsageError("--rate-factors is for --transfer: add it")
         low, high, count = self.rate_factors or (0.125, 8.0, 7)
         if not 0 < low < high < np.inf or count < 3:
-            raise UsageError(
-                f"--rate-factors {low:g} {high:g} {count}: give two factors, the lower first, and 3 points"
-            )
+            given = f"--rate-factors {low:g} {high:g} {count}"
+            raise UsageError(f"{given}: give two factors, the lower first, and 3 points")
         found = preflight(
             load_function(self.target),
             base,

@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 
 WIDE = 160  # columns where the output is no terminal
 OPTIMIZER_NAMES = {"muon": "Muon", "adam": "AdamW"}
+LABELS = {
+    "initial": "init std", "multiplier": "multiplier", "learning_rate": "learning rate", "epsilon": "epsilon",
+    "weight_decay": "weight decay",
+}  # fmt: skip
 LATENT = (
     "latent attention: its low-rank factors are in no row here; torch_groups and the audit give them theirs, at the "
     "ranks of the base where a base of N,H,L leaves them out"
 )
+POST_NORM = "post-norm: width and key dimension are scaled; depth is outside the theory, and stays the base's"
 TUNE_APART = (
     "tune AdamW's learning rate at the base too, apart from Muon's: a sweep of both at one ratio stops too early"
 )
@@ -109,10 +114,7 @@ def _compare(base: Notes | None, target: Notes | None, parametrization: "Paramet
         f"{which}: {note}" for which, read in (("base", base), ("target", target)) if read for note in read.assumed
     ]
     known = target or base
-    if known and known.post_norm:
-        remarks.append(
-            "post-norm: width and key dimension are scaled; depth is outside the theory, and stays the base's"
-        )
+    remarks += [POST_NORM] if known and known.post_norm else []
     if known and known.tied:
         output = forward_multipliers(parametrization, shape).output
         if output == 1:
@@ -132,9 +134,7 @@ def _compare(base: Notes | None, target: Notes | None, parametrization: "Paramet
             f"grouped keys: {base.group} query heads share one at the base and {target.group} here; rows with K follow "
             "it, as derived and measured at one width"
         )
-    if known and known.latent:
-        remarks.append(LATENT)
-    return remarks
+    return remarks + ([LATENT] if known and known.latent else [])
 
 
 def _describe_own_rates(table: "Table", tuned: "BaseHyperparameters") -> list[str]:
@@ -153,15 +153,10 @@ def _describe_own_rates(table: "Table", tuned: "BaseHyperparameters") -> list[st
 def as_json(table: "Table", tuned: "BaseHyperparameters", remarks: "Sequence[str]") -> dict[str, Any]:
     """Return the table with its factors and the hyperparameters that they give."""
     data = table.as_dict() | {"outside": list(remarks)}
-    data["base_hyperparameters"] = _tuned(tuned)
-    if tuned.learning_rates:
-        data["base_hyperparameters"]["learning_rates"] = dict(tuned.learning_rates)
-    if tuned.muon:
-        data["base_hyperparameters"]["muon"] = _tuned(tuned.muon)
+    rates = {"learning_rates": dict(tuned.learning_rates)} if tuned.learning_rates else {}
+    data["base_hyperparameters"] = _tuned(tuned) | rates | ({"muon": _tuned(tuned.muon)} if tuned.muon else {})
     for row, shown in zip(table.rows, data["rows"], strict=True):
-        shown["absolute"] = row.at(
-            **_tuned(tuned.of(row.rule)) | {"learning_rate": tuned.rate_of((row.role,), row.rule)}
-        )
+        shown["absolute"] = _absolute(row, tuned)
     data["logit_scale"] = table.logit_prefactor * table.shape.key_dim**-table.logit_exponent
     return data
 
@@ -173,6 +168,11 @@ def _rows_of_one_rate(table: "Table", tuned: "BaseHyperparameters") -> "list[lis
         for row in rows:
             found.setdefault((place, tuned.rate_of((row.role,), row.rule)), []).append(row)
     return list(found.values())
+
+
+def _absolute(row: "Row", tuned: "BaseHyperparameters") -> dict[str, float]:
+    """Return the hyperparameters of a row."""
+    return row.at(**_tuned(tuned.of(row.rule)) | {"learning_rate": tuned.rate_of((row.role,), row.rule)})
 
 
 def _tuned(own: Any) -> dict[str, Any]:
@@ -194,15 +194,12 @@ def print_table(
     p, base, shape = parametrization, table.base, table.shape
     muon = p.optimizer == "muon"
     adam, decays = p.optimizer != "sgd", hyperparameters.weight_decay > 0 or muon
-    names = {"initial": "init std"}
-    names |= {"multiplier": "multiplier"} if p.form == "multiplier" else {}
-    names |= {"learning_rate": "learning rate"} | ({"epsilon": "epsilon"} if adam else {})
-    names |= {"weight_decay": "weight decay"} if decays else {}
+    given = {"multiplier": p.form == "multiplier", "epsilon": adam, "weight_decay": decays}
+    names = {name: label for name, label in LABELS.items() if given.get(name, True)}
     columns = (["optimizer"] if muon else []) + list(names.values())
     drawn, stacked = Drawn("weights", *columns, box=None, padding=(0, 3, 0, 0)), list[str]()
     for rows in _rows_of_one_rate(table, hyperparameters):
-        rate = hyperparameters.rate_of((rows[0].role,), rows[0].rule)
-        at = rows[0].at(**_tuned(hyperparameters.of(rows[0].rule)) | {"learning_rate": rate})
+        at = _absolute(rows[0], hyperparameters)
         cells = [OPTIMIZER_NAMES[rows[0].rule]] if muon else []
         for name in names:
             times = name in ("initial", "multiplier") or (factors and name == "learning_rate")

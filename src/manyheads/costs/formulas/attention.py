@@ -9,11 +9,12 @@ from manyheads.costs.tally import pair
 
 def attention_part(shape: AttentionShape) -> Part:
     """Return the core of one layer as a part."""
-    pairs = shape.batch * shape.heads * pair(shape.queries, shape.keys, shape.causal, shape.window)  # type: ignore[arg-type]
+    keys = shape.keys or shape.queries
+    pairs = shape.batch * shape.heads * pair(shape.queries, keys, shape.causal, shape.window)
     per_score = ELEMENTWISE_SCORE["forward"] + (ELEMENTWISE_SCORE["mask"] if shape.causal else 0)
     return Part(
         "attention core",
-        macs=(shape.head_dim + shape.value_dim) * pairs,  # type: ignore[operator]
+        macs=(shape.head_dim + (shape.value_dim or shape.head_dim)) * pairs,
         forward=per_score * pairs,
         exp=ELEMENTWISE_SCORE["transcendental"] * pairs,
         backward=ELEMENTWISE_SCORE["backward"] * pairs,
@@ -43,7 +44,7 @@ def attention_cost(shape: AttentionShape, training: bool = False, convention: st
     >>> core.flops, attention_cost(AttentionShape(64, 4, 12, batch=2, causal=True)).flops
     (1572864, 798720)
     """
-    values = shape.batch * shape.queries * shape.heads * (shape.head_dim + shape.value_dim)  # type: ignore[operator]
-    values += shape.batch * shape.keys * shape.kv_heads * (shape.head_dim + shape.value_dim)  # type: ignore[operator]
+    rows = shape.queries * shape.heads + (shape.keys or shape.queries) * (shape.kv_heads or shape.heads)
+    values = shape.batch * rows * (shape.head_dim + (shape.value_dim or shape.head_dim))
     moved = values * shape.itemsize * (2 if training else 1)
     return cost_of(pass_items([attention_part(shape)], training), moved, shape.itemsize, convention)

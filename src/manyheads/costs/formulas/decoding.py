@@ -22,15 +22,13 @@ def kv_cache_bytes(shape: ModelShape, context: int, batch: int = 1, itemsize: in
     """
     context, batch = check_integer("context", context, 0), check_integer("batch", batch)
     kept = min(context, shape.window) if shape.window else context
-    numbers = 2 * batch * kept * shape.layers * shape.kv_heads * shape.head_dim  # type: ignore[operator]
-    return numbers * (shape.itemsize if itemsize is None else itemsize)
+    return 2 * batch * kept * shape.layers * shape.key_width * (shape.itemsize if itemsize is None else itemsize)
 
 
 def _refuse_bidirectional(shape: ModelShape) -> None:
     if not shape.causal:
-        raise UsageError(
-            "decoding token by token needs causal=True: without a mask every earlier state changes with each token"
-        )
+        why = "without a mask every earlier state changes with each token"
+        raise UsageError(f"decoding token by token needs causal=True: {why}")
 
 
 def token_cost(shape: ModelShape, context: int, batch: int = 1, convention: str | Convention = "exact") -> Cost:

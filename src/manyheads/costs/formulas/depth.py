@@ -36,4 +36,4 @@ def crossover_length(shape: ModelShape) -> Fraction:
     >>> crossover_length(ModelShape(layers=12, width=768, heads=12)) == 6 * 768
     True
     """
-    return Fraction(shape.projection_macs + shape.mlp_macs, 2 * shape.heads * shape.head_dim)  # type: ignore[operator]
+    return Fraction(shape.projection_macs + shape.mlp_macs, 2 * shape.query_width)

@@ -82,8 +82,8 @@ def activation_bytes(
     tokens = batch * length
     if recompute == "block":
         return shape.layers * tokens * shape.width * shape.itemsize
-    heads = 2 * shape.head_dim * (shape.heads + shape.kv_heads)  # type: ignore[operator]  # q, k, v and the mixture
-    mlp = (3 if shape.gated else 2) * shape.mlp_hidden  # type: ignore[operator]
+    heads = 2 * (shape.query_width + shape.key_width)  # q, k, v and the mixture
+    mlp = (3 if shape.gated else 2) * (shape.mlp_hidden or 0)
     states = 4 if shape.mlp_hidden else 2
     softmax = batch * shape.heads * length * (length if recompute == "none" else 1)
     return shape.layers * shape.itemsize * (tokens * (states * shape.width + heads + mlp) + softmax)

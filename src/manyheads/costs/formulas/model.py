@@ -31,16 +31,14 @@ class Call:
 
 def projection_parts(shape: ModelShape, call: Call) -> tuple[Part, Part]:
     """Return the projections of one layer: to queries, keys and values, and the output."""
-    width, heads, kv_heads, dim = shape.width, shape.heads, shape.kv_heads, shape.head_dim
-    inward = width * dim * (heads + 2 * kv_heads)  # type: ignore[operator]
-    bias = dim * (heads + 2 * kv_heads) if shape.biased("qkv") else 0  # type: ignore[operator]
+    width, queries, keys = shape.width, shape.query_width, shape.key_width
+    bias = queries + 2 * keys if shape.biased("qkv") else 0
     # A rotation is two products and a sum for each value of a query or key, in both passes.
-    rotary = 3 * dim * (heads + kv_heads) if shape.positions == "rotary" else 0  # type: ignore[operator]
-    outward = width * heads * dim  # type: ignore[operator]
-    added = width if shape.biased("output") else 0
+    rotary = 3 * (queries + keys) if shape.positions == "rotary" else 0
+    added, inward = width if shape.biased("output") else 0, width * (queries + 2 * keys)
     return (
         dense_part("query, key, value", call.tokens, inward, bias=bias + rotary, again="block"),
-        dense_part("output projection", call.tokens, outward, bias=added, again="block"),
+        dense_part("output projection", call.tokens, width * queries, bias=added, again="block"),
     )
 
 
@@ -60,9 +58,8 @@ def mlp_parts(shape: ModelShape, call: Call) -> tuple[Part, ...]:
     activation = replace(activation_part(shape, call.tokens * hidden), again="block")
     if shape.gated:  # the product of gate and value, and its two gradients
         products = Tally.of(call.tokens * hidden)
-        activation = replace(
-            activation, forward=activation.forward + products, backward=activation.backward + 2 * products
-        )
+        both = activation.forward + products, activation.backward + 2 * products
+        activation = replace(activation, forward=both[0], backward=both[1])
     inward = gates * shape.width * hidden
     return (
         dense_part("mlp in", call.tokens, inward, bias=gates * hidden if bias else 0, again="block"),
@@ -133,7 +130,8 @@ def edge_parts(shape: ModelShape, call: Call) -> tuple[tuple[Part, ...], tuple[P
         above.append(dense_part("pooler", call.batch, width * width, bias=width))
         above.append(activation_part(replace(shape, activation="tanh"), call.batch * width, "pooler activation"))
     if shape.classes:
-        above.append(dense_part("classes", call.batch, shape.class_width * shape.classes, bias=shape.classes))  # type: ignore[operator]
+        macs = (shape.class_width or width) * shape.classes
+        above.append(dense_part("classes", call.batch, macs, bias=shape.classes))
     return tuple(below), tuple(above)
 
 

@@ -179,9 +179,8 @@ class Costs(st.Study):
         )
         edge = float(theory["crossover"])
         core, rest = (1e3 * trained[f"{half}_seconds"].sel(model="transformer") for half in ("core", "rest"))
-        ends = xr.DataArray(
-            [min(core.min(), rest.min()), max(core.max(), rest.max())], {"length": [edge] * 2}, "length"
-        )
+        extent = [min(core.min(), rest.min()), max(core.max(), rest.max())]
+        ends = xr.DataArray(extent, {"length": [edge] * 2}, "length")
         yield st.lines(
             "Measured time of the attention core and of the rest of its block",
             "length",
@@ -194,10 +193,9 @@ class Costs(st.Study):
         )
 
     def _shapes(self) -> dict[str, ModelShape | RecurrentShape | PooledShape]:
+        plain: dict[str, Any] = {"classes": 1, "causal": False, "positions": "none", "biases": "none"}
         return {
-            "transformer": ModelShape(
-                1, self.width, self.heads, classes=1, causal=False, positions="none", biases="none"
-            ),
+            "transformer": ModelShape(1, self.width, self.heads, **plain),
             "recurrent": RecurrentShape(self.width, self.width, classes=1),
             "pooled": PooledShape(self.width, self.width, layers=2, classes=1),
         }

@@ -70,9 +70,7 @@ class OrderBlindness(st.Study):
     heads: int = st.setting(2, "heads of the transformer")
     depth: int = st.setting(2, "blocks of the transformer; the two others have as many weights", small=1)
     batch: int = st.setting(64, "sequences of a step", small=8)
-    learning_rate: float = st.setting(
-        3e-3, "peak, with Adam: a linear warm-up over a tenth of the steps, then a half cosine"
-    )
+    learning_rate: float = st.setting(3e-3, "peak with Adam: warm-up over a tenth of the steps, then a half cosine")
 
     def check(self) -> None:
         if self._steps(min(self.lengths)) < SEGMENTS:
@@ -181,9 +179,8 @@ class OrderBlindness(st.Study):
             shows=("recurrent network",),
         )
         size = self.lengths[0]
-        first = trained.sel(model="transformer", length=size).isel(
-            replicate=0, token=slice(size), attending=slice(size)
-        )
+        seen = dict.fromkeys(("token", "attending"), slice(size))
+        first = trained.sel(model="transformer", length=size).isel(replicate=0, **seen)
         tokens = first["sequence"].values.astype(int)
         names = tuple("→" if token == self.symbols else chr(ord("a") + token) for token in tokens)
         yield Picture(

@@ -32,9 +32,7 @@ class ScreeningCost(st.Study):
 
     name = "bigram/screening"
     claim = "Screening finds the positions of a sparse contextual bigram in O(log T) samples"
-    source = REN.at(
-        "abstract: training from scratch is polynomial in the length; screening and its samples are derived here"
-    )
+    source = REN.at("abstract: from scratch it is polynomial in the length; screening and its samples are derived here")
     revision = 3
 
     lengths: tuple[int, ...] = st.sweep(

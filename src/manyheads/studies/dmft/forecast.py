@@ -174,9 +174,8 @@ class Forecast(st.Study):
 
         def plot(richness: float, case: int) -> tuple[st.Curve, ...]:
             found = trained.sel(richness=richness, heads=self.heads).isel(replicate=case)
-            loss, forecast, *ends = (
-                tuple(found[name].values.tolist()) for name in ("trained", "forecast", "low", "high")
-            )
+            values = (found[name].values.tolist() for name in ("trained", "forecast", "low", "high"))
+            loss, forecast, *ends = map(tuple, values)
             steps = tuple(map(float, range(self.steps)))
             return (
                 st.Curve(steps, loss, f"trained, H={self.heads}"),

@@ -79,9 +79,7 @@ class HeadDiversity(st.Study):
     name = "limits/head-diversity"
     revision = 2
     claim = "The variance of logits over heads goes as 1/N at logit exponent 1, N^0 at 1/2"
-    source = BORDELON.at(
-        "figures 2b and 3 and their captions, table 3; the solution and the exponents are derived here"
-    )
+    source = BORDELON.at("figures 2b and 3 and their captions, table 3; solution and exponents are derived here")
     predictions = 8
 
     task: str = st.setting("digits", "digits or text; with gradient descent four images or a few windows")
@@ -115,9 +113,7 @@ class HeadDiversity(st.Study):
         own = ("theory_key_dims", "depth_exponent", "norm", "richness", "momentum", "networks", "oversampling")
         for each in fields(self):
             if each.name in own and getattr(self, each.name) != each.default:
-                raise st.UsageError(
-                    f"{each.name} with optimizer={self.optimizer!r}: it belongs to gradient descent, 'gd'"
-                )
+                raise st.UsageError(f"{each.name} with optimizer={self.optimizer!r}: only 'gd' has it")
         Recipe(self.training.steps)
         task_of(self.task, 1)
 
@@ -217,9 +213,7 @@ class HeadDiversity(st.Study):
         solved, heads = mean_field.solve_heads(problem, branches, rng)
         without = mean_field.solve_blocks(problem, branches, again, responses=False)
         ends = {"start": solved.observables[0], "end": solved.observables[-1], "without": without.observables[-1]}
-        found = {
-            f"variance_{when}": np.mean([layer["logit_variance"] for layer in layers]) for when, layers in ends.items()
-        }
+        found = {f"variance_{when}": np.mean([one["logit_variance"] for one in every]) for when, every in ends.items()}
         pooled = pool_logits(heads[None], self._units(exponent, size))
         return found | {name: value[0] for name, value in pooled.items()}
 
@@ -330,9 +324,8 @@ class HeadDiversity(st.Study):
         size = self.training.key_dims[-1]  # where training adds most; corrections are of size 1/H at any N
         here = found.sel(key_dim=size)
         grown = st.log(here["variance_end"] / here["variance_start"]).mean("network")
-        start, end, without = (
-            st.log(limit[f"variance_{when}"].sel(key_dim=size)) for when in ("start", "end", "without")
-        )
+        variances = (limit[f"variance_{when}"].sel(key_dim=size) for when in ("start", "end", "without"))
+        start, end, without = map(st.log, variances)
 
         def between(draws: np.ndarray) -> xr.DataArray:
             low, high = ((each - start).isel(prediction=draws).mean() for each in (without, end))

@@ -217,9 +217,8 @@ class InfiniteDepth(st.Study):
                 shows=(f"depth exponent {name}: the distance from the continuum",),
             )
         places = {f"exponent {name}": trained.sel(depth_exponent=exponent) for exponent, name in NAMES.items()}
-        size = {
-            name: (found["limit_logits"].mean("replicate") ** 2).mean(LOGITS) ** 0.5 for name, found in places.items()
-        }
+        means = {name: found["limit_logits"].mean("replicate") for name, found in places.items()}
+        size = {name: (mean**2).mean(LOGITS) ** 0.5 for name, mean in means.items()}
         yield st.lines(
             "Attention logits at the end, mean over layers",
             "depth",

@@ -79,9 +79,8 @@ class LayerAndMlp(st.Study):
         given = {name: getattr(teacher, name) for name in GIVEN[learned]}
         if learned == "uniform":
             given["theta"] = np.zeros_like(teacher.theta)
-        starts = [
-            draw_composed(for_starts, self.dim, self.heads, self.hidden)._replace(**given) for _ in range(self.starts)
-        ]
+        sizes = self.dim, self.heads, self.hidden
+        starts = [draw_composed(for_starts, *sizes)._replace(**given) for _ in range(self.starts)]
         if learned == "uniform":
             starts = starts[:2]  # the control is solved from no start: two show it
         fit = fit_composed(

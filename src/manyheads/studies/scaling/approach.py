@@ -66,9 +66,7 @@ class Approach(st.Study):
     def check(self) -> None:
         task_of(self.task, 1)
         if any(len(sizes) < 3 for _, sizes in self.plan().sizes):
-            raise st.UsageError(
-                "a power of the distance to the largest size needs two sizes below it: give three or more"
-            )
+            raise st.UsageError("a power of the distance to the largest size needs two below it: give three")
 
     def plan(self) -> Plan:
         """Return the networks."""
@@ -197,9 +195,8 @@ class Approach(st.Study):
         def plot(name: str, axis: Axis) -> tuple[st.Curve, ...]:
             rows = plan.along(trained, "loss", name, axis).mean(("replicate", "network")).values  # (sizes, steps)
             steps = range(self.steps)
-            return tuple(
-                spread_curve(steps, row, f"size {n + 1} of {len(rows)}", group=n) for n, row in enumerate(rows)
-            )
+            names = [f"size {n + 1} of {len(rows)}" for n in range(len(rows))]
+            return tuple(spread_curve(steps, row, names[n], group=n) for n, row in enumerate(rows))
 
         yield plan.multiples(
             "Mean loss curves by size",

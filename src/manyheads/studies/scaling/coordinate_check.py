@@ -53,9 +53,7 @@ class CoordinateCheckStudy(st.Study):
     revision = 3
     claim = "Coordinate check: the RMS update of every module is independent of N, H and L"
     source = BORDELON.at("table 1 and figure 5; the exponents of single modules are derived here")
-    unread_prediction = (
-        "targets follow from the parametrization and the axis of each claim; the prediction tabulates them"
-    )
+    unread_prediction = "targets follow from parametrization and axis of each claim; the prediction tabulates them"
 
     task: str = st.setting("digits", "digits or text")
     optimizer: Optimizer = st.setting("adam", "adam or sgd", choices=OWN)
@@ -67,9 +65,7 @@ class CoordinateCheckStudy(st.Study):
     key_dims: tuple[int, ...] = st.setting((4, 8, 32), "key dimensions N", small=(4, 8), full=(4, 8, 32, 128))
     heads_counts: tuple[int, ...] = st.setting((2, 4, 16), "numbers of heads H", full=(2, 4, 16, 64))
     depths: tuple[int, ...] = st.setting((2, 8, 16), "numbers of blocks L", full=(2, 8, 16, 64))
-    checkpoints: tuple[int, ...] = st.sweep(
-        (), "numbers of updates; none for the optimizer's own", count=0, small=(1, 2)
-    )
+    checkpoints: tuple[int, ...] = st.sweep((), "updates; none for the optimizer's own", count=0, small=(1, 2))
     learning_rate: float = st.setting(0.0, "learning rate at the base; 0 for the optimizer's own", least=0)
     batch: int = st.setting(0, "sequences of a step; 0 for the optimizer's own", least=0, small=16)
     networks: int = st.setting(2, "networks of a replicate, whose geometric mean is taken", least=1, small=1)

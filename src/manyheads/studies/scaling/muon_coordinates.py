@@ -76,9 +76,7 @@ class MuonCoordinates(st.Study):
     name = "limits/muon-coordinates"
     claim = "Under Muon, updates are independent of N, H, L, D; common recipes break"
     source = JORDAN
-    unread_prediction = (
-        "targets follow from the parametrization and the axis of each claim; the prediction tabulates them"
-    )
+    unread_prediction = "targets follow from parametrization and axis of each claim; the prediction tabulates them"
 
     task: str = st.setting("digits", "digits or text")
     axes: tuple[str, ...] = st.setting(("key_dim", "heads", "depth", "stream"), "which axes", small=("heads",))
@@ -113,9 +111,8 @@ class MuonCoordinates(st.Study):
 
     def predict(self, key: jax.Array) -> st.Record:
         """Return the exponents that a consistent scaling prescribes for updates by weights."""
-        exponents = [
-            [[_prescribed(name, a)[q] for q in BY_WEIGHTS] for a in self.axes] for name in self.parametrizations
-        ]
+        stated = [[_prescribed(name, axis) for axis in self.axes] for name in self.parametrizations]
+        exponents = [[[powers[q] for q in BY_WEIGHTS] for powers in row] for row in stated]
         return {
             "required": (("parametrization", "axis", "quantity"), exponents, "prescribed exponent"),
             "parametrization": ("parametrization", list(self.parametrizations), "scaling", None),

@@ -123,9 +123,8 @@ def join_replicates(parts: Sequence[xr.Dataset], replicates: int) -> xr.Dataset:
 def _of_replicates(joined: xr.Dataset) -> xr.Dataset:
     import numpy as np
 
-    return joined.assign_coords(
-        replicate=("replicate", np.arange(joined.sizes["replicate"]), {"long_name": "replicate"})
-    )
+    numbers = np.arange(joined.sizes["replicate"])
+    return joined.assign_coords(replicate=("replicate", numbers, {"long_name": "replicate"}))
 
 
 def join_cells(cells: Sequence[Cell], parts: Sequence[xr.Dataset]) -> xr.Dataset:
@@ -159,18 +158,15 @@ def _concatenate(parts: Sequence[xr.Dataset], dimension: str) -> xr.Dataset:
     for position, part in enumerate(parts[1:], start=1):
         other = _declared(part)
         if other != first:
-            raise MalformedResult(
-                f"along {dimension!r}, part {position} has variables {other} where part 0 has {first}: return the same"
-            )
-        differing = [
-            str(name)
-            for name in part.dims
-            if name in parts[0].dims and name not in part.indexes and part.sizes[name] != parts[0].sizes[name]
-        ]
+            what = f"has variables {other} where part 0 has {first}: return the same"
+            raise MalformedResult(f"along {dimension!r}, part {position} {what}")
+        common = [str(name) for name in part.dims if name in parts[0].dims and name not in part.indexes]
+        differing = [name for name in common if part.sizes[name] != parts[0].sizes[name]]
         if differing and differing != [dimension]:
+            sizes = [each.sizes[differing[0]] for each in (part, parts[0])]
             raise MalformedResult(
-                f"along {dimension!r}, dimension {differing[0]!r} has {part.sizes[differing[0]]} entries in part "
-                f"{position} and {parts[0].sizes[differing[0]]} in part 0: give it a coordinate or equal sizes"
+                f"along {dimension!r}, dimension {differing[0]!r} has {sizes[0]} entries in part {position} and "
+                f"{sizes[1]} in part 0: give it a coordinate or equal sizes"
             )
     texts = {name: "" for name, (_, kind) in first.items() if kind == "text"}
     return xr.concat(
@@ -200,18 +196,10 @@ def tree(runs: RunStore, predicted: xr.Dataset, trained: xr.Dataset, verdicts: S
     header = runs.header
     nodes = {"/": xr.Dataset(), "predicted": predicted, "trained": trained, "verdicts": verdict_table(verdicts)}
     result = RunTree.from_dict(nodes, name=str(header["study"]).rpartition("/")[2])
-    result.attrs |= {
-        "study": header["study"],
-        "class": header["class"],
-        "revision": header["revision"],
-        "seed": header["seed"],
-        "configuration": json.dumps(header["configuration"], sort_keys=True),
-        "inputs": json.dumps(header["inputs"], sort_keys=True),
-        "versions": json.dumps(header["versions"], sort_keys=True),
-        "source": json.dumps(header["source"], sort_keys=True),
-        "environments": json.dumps(runs.environments(), sort_keys=True),
-        "path": str(runs.path),
-    }
+    stated = header | {"environments": runs.environments()}
+    result.attrs |= {name: header[name] for name in ("study", "class", "revision", "seed")}
+    texts = ("configuration", "inputs", "versions", "source", "environments")
+    result.attrs.update({name: json.dumps(stated[name], sort_keys=True) for name in texts}, path=str(runs.path))
     return result
 
 
@@ -220,20 +208,12 @@ def verdict_table(verdicts: Sequence[Verdict]) -> xr.Dataset:
     import numpy as np
     import xarray as xr
 
-    def column(values: list[Any], dtype: type) -> tuple[str, Any]:
-        return ("claim", np.asarray(values, dtype=dtype))
-
-    return xr.Dataset(
-        {
-            "expected": column([verdict.expected or "" for verdict in verdicts], str),
-            "outcome": column([verdict.outcome for verdict in verdicts], str),
-            "figure": column([verdict.figure for verdict in verdicts], float),
-            "low": column([verdict.interval[0] for verdict in verdicts], float),
-            "high": column([verdict.interval[1] for verdict in verdicts], float),
-            "target": column([verdict.target for verdict in verdicts], float),
-            "tolerance_below": column([verdict.tolerance[0] for verdict in verdicts], float),
-            "tolerance_above": column([verdict.tolerance[1] for verdict in verdicts], float),
-            "basis": column([verdict.basis for verdict in verdicts], str),
-        },
-        coords={"claim": column([verdict.claim for verdict in verdicts], str)},
-    )
+    rows = [
+        (one.claim, one.expected or "", one.outcome, one.figure, *one.interval, one.target, *one.tolerance, one.basis)
+        for one in verdicts
+    ]
+    kinds: dict[str, type] = dict.fromkeys(("claim", "expected", "outcome"), str)
+    kinds |= dict.fromkeys(("figure", "low", "high", "target", "tolerance_below", "tolerance_above"), float)
+    columns = zip((kinds | {"basis": str}).items(), zip(*rows, strict=True), strict=True)
+    table = {name: ("claim", np.asarray(values, dtype=kind)) for (name, kind), values in columns}
+    return xr.Dataset(table, coords={"claim": table.pop("claim")})

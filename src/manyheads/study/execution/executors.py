@@ -42,12 +42,8 @@ def local_pool(workers: int | None = None) -> Iterator[Executor]:
     count = workers or processors
     environment = _one_thread()
     with _environment(environment):
-        pool = _Pool(
-            max_workers=count,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_start_worker,
-            initargs=(os.getpid(), environment),
-        )
+        context = multiprocessing.get_context("spawn")
+        pool = _Pool(count, context, initializer=_start_worker, initargs=(os.getpid(), environment))
         ours = set(multiprocessing.active_children())
         try:
             yield pool
@@ -77,9 +73,8 @@ def open_executor(address: str | None, workers: int | None = None) -> Iterator[E
         return
     scheme, _, target = address.partition(":")
     if scheme != "dask" or not re.fullmatch(r"[a-z]+://.+:\d+", target):
-        raise UsageError(
-            f"--executor {address!r}: expected dask:tcp://HOST:PORT; other executors are passed from Python"
-        )
+        other = "other executors are passed from Python"
+        raise UsageError(f"--executor {address!r}: expected dask:tcp://HOST:PORT; {other}")
     distributed = require("distributed")
     with distributed.Client(target) as client:
         yield client.get_executor(pure=False)  # pure=True would merge equal calls

@@ -69,10 +69,9 @@ def _write_netcdf(tree: xr.DataTree, path: Path, engine: Any) -> None:
 
 def _unmasked(tree: xr.DataTree) -> dict[str, Any]:
     """Return the encoding under which NaN is a number like the others."""
+    plain: dict[str, None] = {"_FillValue": None}
     return {
-        node.path: {
-            str(name): {"_FillValue": None} for name, value in node.variables.items() if value.dtype.kind == "f"
-        }
+        node.path: {str(name): plain for name, value in node.variables.items() if value.dtype.kind == "f"}
         for node in tree.subtree
     }
 

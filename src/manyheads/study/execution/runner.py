@@ -199,10 +199,8 @@ def contribute(
     count, missing = runs.layout.count(replicates), runs.missing(replicates)
     announce(_announcement(study, count, [runs.layout.unit(number) for number in missing], runs), progress)
     with progress_bar(study.name, count, count - len(missing), progress) as advance:
-        work = Work(
-            runs, study, seed, replicates, executor, offset=offset, wait=False, keep_going=True, leaving=leaving
-        )
-        work.run(advance)
+        given = runs, study, seed, replicates, executor
+        Work(*given, offset=offset, wait=False, keep_going=True, leaving=leaving).run(advance)
     return len(runs.missing(replicates))
 
 
@@ -220,9 +218,8 @@ def require_same_versions(study: Study, seed: int, store: str | os.PathLike[str]
     path = Path(store) / study.name / fingerprint(study, seed)
     if (path / "run.json").exists() and (others := _other_versions(RunStore(path))):
         here = ", ".join(f"{name} {found}" for name, found in versions().items())
-        raise UsageError(
-            f"{path}: its units come from {others}; here is {here}: install those, or allow other versions"
-        )
+        remedy = "install those, or allow other versions"
+        raise UsageError(f"{path}: its units come from {others}; here is {here}: {remedy}")
 
 
 def _made(study: Study | str, settings: dict[str, Any]) -> Study:
@@ -232,7 +229,7 @@ def _made(study: Study | str, settings: dict[str, Any]) -> Study:
             raise UsageError(f"{', '.join(settings)}: settings belong to a study that is given by name")
         return study
     kind = load(study)
-    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    known = [field.name for field in dataclasses.fields(kind)]
     if strange := sorted(set(settings) - set(known)):
         raise UsageError(f"{study} has no setting {strange[0]!r}; it has {', '.join(known)}")
     return kind(**settings)

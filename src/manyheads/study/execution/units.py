@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from manyheads._settings import reproducible
 from manyheads.study.base import Study
 from manyheads.study.cells import Cell
-from manyheads.study.store.records.schema import MOST_UNITS, MalformedResult, is_plain_name
+from manyheads.study.store.records.schema import CODED, MOST_UNITS, MalformedResult, is_plain_name
 from manyheads.study.tables import record
 
 if TYPE_CHECKING:
@@ -33,21 +33,15 @@ RESERVED = frozenset(
         *("unit", "unit_number", "unit_digest", "unit_environment", "unit_time"),  # of a table
     }
 )
-CODED_ATTRIBUTES = frozenset(  # xarray would take them for instructions when a unit is written or read back
-    {
-        "_FillValue",
-        "missing_value",
-        "scale_factor",
-        "add_offset",
-        "calendar",
-        "coordinates",
-        "dtype",
-        "labels",
-        "manyheads_unit",
-        "manyheads_units",
-        "manyheads_schema",
-    }
-)
+# xarray would take them for instructions when a unit is written or read back, or the store states them itself.
+CODED_ATTRIBUTES = CODED | {
+    "_FillValue",
+    "coordinates",
+    "labels",
+    "manyheads_unit",
+    "manyheads_units",
+    "manyheads_schema",
+}
 
 
 @dataclass(frozen=True)
@@ -61,16 +55,10 @@ class Unit:
     first: int
     last: int
 
-    @property
-    def slug(self) -> str:
-        """Name of its folder: ``3`` or ``0-7``."""
-        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
-
     def __str__(self) -> str:
         """Return its name for people."""
-        if self.cell is None:
-            return f"prediction {self.slug}"
-        return f"cell {self.cell.slug}, replicate {self.slug}"
+        numbers = str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+        return f"prediction {numbers}" if self.cell is None else f"cell {self.cell.slug}, replicate {numbers}"
 
 
 @dataclass(frozen=True)
@@ -126,24 +114,9 @@ class Layout:
         chunk, place = divmod(number - draws, len(self.cells))
         return Unit(self.cells[place], chunk * self.chunk, (chunk + 1) * self.chunk - 1)
 
-    def knows(self, cell: str | None, slug: str) -> bool:
-        """Tell whether a folder holds a unit: `cell` is its cell's slug, None for predictions, `slug` its own name."""
-        digits = slug.partition("-")[0]
-        if not (digits.isascii() and digits.isdecimal()) or len(digits) > 10:  # 2**32 has ten
-            return False
-        first = int(digits)
-        if cell is None:
-            return first < (self.predictions or 1) and slug == Unit(None, first, first).slug
-        begins = first % self.chunk == 0 and cell in self._slugs
-        return begins and slug == Unit(None, first, first + self.chunk - 1).slug
-
     @cached_property
     def _places(self) -> dict[Cell, int]:
         return {cell: place for place, cell in enumerate(self.cells)}
-
-    @cached_property
-    def _slugs(self) -> frozenset[str]:
-        return frozenset(cell.slug for cell in self.cells)
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as JSON can hold it, the order of names within a cell included."""
@@ -202,23 +175,15 @@ def compute(study: Study, unit: Unit, seed: int) -> xr.Dataset:
         elif study.vectorized:
             dataset = _train_chunk(study, unit, seed)
         else:
-            dataset = _on_host(
-                _refuse_reserved(train(study, replicate_key(seed, unit.first), unit.cell, unit.first), unit), unit
-            )
-    times = {"wall_seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
-    names = {"wall_seconds": "wall time of the replicate", "cpu_seconds": "processor time of the replicate"}
+            found = train(study, replicate_key(seed, unit.first), unit.cell, unit.first)
+            dataset = _on_host(_refuse_reserved(found, unit), unit)
+    times = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
     count = unit.last - unit.first + 1  # a chunk's time is shared out equally
     dims, shape = (("replicate",), (count,)) if study.vectorized and unit.cell is not None else ((), ())
-    return dataset.assign(
-        {
-            name: (
-                dims,
-                np.full(shape, value / count),
-                {"units": "s", "long_name": names[name], "deterministic": False},
-            )
-            for name, value in times.items()
-        }
-    )
+    for kind, word in (("wall", "wall"), ("cpu", "processor")):
+        about = {"units": "s", "long_name": f"{word} time of the replicate", "deterministic": False}
+        dataset[f"{kind}_seconds"] = (dims, np.full(shape, times[kind] / count), about)
+    return dataset
 
 
 def predict(study: Study, key: jax.Array) -> Any:
@@ -252,14 +217,8 @@ def _train_chunk(study: Study, unit: Unit, seed: int) -> xr.Dataset:
     keys = jax.vmap(lambda index: replicate_key(seed, index))(numbers)
     values = jax.jit(jax.vmap(arrays))(keys, numbers)
     (traced,) = template
-    return _on_host(
-        xr.Dataset(
-            {name: (("replicate", *traced[name].dims), value, traced[name].attrs) for name, value in values.items()},
-            coords=traced.coords,
-            attrs=traced.attrs,
-        ),
-        unit,
-    )
+    rows = {name: (("replicate", *traced[name].dims), value, traced[name].attrs) for name, value in values.items()}
+    return _on_host(xr.Dataset(rows, coords=traced.coords, attrs=traced.attrs), unit)
 
 
 def _on_host(dataset: Any, unit: Unit) -> xr.Dataset:
@@ -270,10 +229,8 @@ def _on_host(dataset: Any, unit: Unit) -> xr.Dataset:
     variables = {}
     for name in (*dataset.variables, *dataset.dims):
         if not is_plain_name(str(name)):
-            raise MalformedResult(
-                f"{unit}: the name {name!r} is one which a store cannot hold; use at most 200 printable bytes without "
-                "'/' and backslash, and no '.' or '__' in front"
-            )
+            wanted = "at most 200 printable bytes without '/' and backslash, and no '.' or '__' in front"
+            raise MalformedResult(f"{unit}: the name {name!r} is one which a store cannot hold; use {wanted}")
     for name, variable in dataset.variables.items():
         values = np.asarray(variable.data)
         if values.dtype.kind == "O" and all(isinstance(item, str) for item in values.ravel()):
@@ -293,9 +250,8 @@ def _attributes(attributes: dict[Any, Any], where: str) -> dict[str, Any]:
         if name in CODED_ATTRIBUTES:
             raise MalformedResult(f"{where}: the attribute {name!r} means something to the store; give it another name")
         if not isinstance(value, str | int | float | bool):
-            raise MalformedResult(
-                f"{where}: attribute {name!r} is a {type(value).__name__}; use a text, a number or a boolean"
-            )
+            kind = type(value).__name__
+            raise MalformedResult(f"{where}: attribute {name!r} is a {kind}; use a text, a number or a boolean")
     return plain
 
 
@@ -309,7 +265,6 @@ def _refuse_reserved(dataset: Any, unit: Unit) -> xr.Dataset:
     if reserved := sorted(RESERVED & names):
         raise MalformedResult(f"{unit}: the name {reserved[0]!r} is reserved; choose another one")
     if twice := sorted(set(unit.cell or ()) & names):
-        raise MalformedResult(
-            f"{unit}: {twice[0]!r} names a value of the cell and something that was measured; rename one of them"
-        )
+        both = "a value of the cell and something that was measured"
+        raise MalformedResult(f"{unit}: {twice[0]!r} names {both}; rename one of them")
     return dataset

@@ -30,6 +30,7 @@ WORKERS = 64  # of an executor that does not say how many it has
 GOLDEN = 0.6180339887498949  # multiples of it, modulo one, keep apart however many there are
 LOOK = 1.0  # seconds between looks at futures that nobody finished
 PAUSE = 0.05, 5.0  # seconds between looks at what other launches do
+KEPT = "Finished units are kept; run again to go on"
 DISCONNECTED = "the executor cancelled them: is its scheduler gone?"
 STORE_ERRORS = (StoreDamaged, StoreFull, InputChanged)
 
@@ -310,9 +311,7 @@ class Work:
         """Raise what happened to the units that are missing now."""
         if self.failed:
             unit, failure = self.failed
-            error = UnitFailed(
-                f"{self.study.name}, {unit}: {failure.what}. Finished units are kept; run again to go on"
-            )
+            error = UnitFailed(f"{self.study.name}, {unit}: {failure.what}. {KEPT}")
             if failure.trace:
                 error.add_note(failure.trace)  # where it was raised, perhaps in another process
             raise error
@@ -320,8 +319,7 @@ class Work:
         if gone and not self.leaving():
             reason = self.lost or "workers reported them, and the store lacks them: do all see the same folder?"
             raise WorkersLost(
-                f"{self.study.name}: {len(gone):,} of {len(self.asked):,} units came without a result ({reason}). "
-                "Finished units are kept; run again to go on"
+                f"{self.study.name}: {len(gone):,} of {len(self.asked):,} units gave no result ({reason}). {KEPT}"
             )
 
 

@@ -50,9 +50,8 @@ def draw_bars(title: str, x_label: str, bars: Sequence[tuple[str, float]]) -> Fi
         axes.barh(range(len(shown)), [value for _, value in shown], color=COLOURS[0], height=0.65)
         axes.xaxis.set_major_formatter(EngFormatter())
         for place, (_, value) in enumerate(shown):
-            axes.annotate(
-                EngFormatter(places=1)(value), (value, place), (3, 0), textcoords="offset points", va="center"
-            )
+            text = EngFormatter(places=1)(value)
+            axes.annotate(text, (value, place), (3, 0), textcoords="offset points", va="center")
         axes.margins(x=0.12)
     return figure
 
@@ -83,11 +82,8 @@ def _extent(values: Sequence[float], log: bool) -> tuple[float, float]:
     """Return the ends of an axis that shows all finite values with a margin; open ends reach up to it."""
     finite = [value for value in values if math.isfinite(value) and (value > 0 or not log)] or [1.0]
     low, high = min(finite), max(finite)
-    if log:
-        margin = max((high / low) ** 0.08, 1.2)
-        return low / margin, high * margin
-    margin = 0.08 * (high - low) or 0.1 * abs(high) or 1.0
-    return low - margin, high + margin
+    factor, margin = (high / low) ** 0.08 if log else 1.0, 0.08 * (high - low) or 0.1 * abs(high) or 1.0
+    return (low / max(factor, 1.2), high * max(factor, 1.2)) if log else (low - margin, high + margin)
 
 
 def _rows(title: str, x_label: str, labels: Sequence[str]) -> tuple[Figure, Axes]:

@@ -74,18 +74,16 @@ def report(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = No
         raise FileRefused(f"{path}: no run is finished yet; 'manyheads study run' finishes one")
     waiting = len(runs) - len(sections)
     note = f"{waiting} unfinished run{'s' if waiting > 1 else ''} left out." if waiting else ""
-    return write_report(
-        sections, Path(out or Path(path) / "report.html"), title="manyheads: theory beside training", introduction=note
-    )
+    out = Path(out or Path(path) / "report.html")
+    return write_report(sections, out, "manyheads: theory beside training", note)
 
 
 def _titles(runs: Sequence[RunStore]) -> list[str]:
     """Return the studies of the runs; several runs of one study also say by what they differ."""
+    counts = [summary.replicates for run in runs if (summary := run.summary())]
     settings = [
-        run.header["configuration"]
-        | {"replicates": summary.replicates, "seed": run.header["seed"], "revision": run.header["revision"]}
-        for run in runs
-        if (summary := run.summary())
+        run.header["configuration"] | {"replicates": count, **{name: run.header[name] for name in ("seed", "revision")}}
+        for run, count in zip(runs, counts, strict=True)
     ]
     titles = []
     for run, own in zip(runs, settings, strict=True):
@@ -113,15 +111,10 @@ def section_of(run: RunStore, title: str = "", lead: str = "") -> Section:
         "run": f"{header['study']}/{run.path.name}, revision {header['revision']}",
         "versions": ", ".join(f"{name} {version}" for name, version in header["versions"].items()),
     }
-    return Section(
-        title=title or printable(header["study"]),
-        lead=lead or printable(header["claim"]),
-        panels=summary.panels,
-        verdicts=summary.verdicts,
-        facts=tuple((name, printable(value)) for name, value in facts.items() if value),
-        command=printable(f"{header['command']} --replicates {summary.replicates} --seed {header['seed']}"),
-        source=stored_source(header),
-    )
+    heading = title or printable(header["study"]), lead or printable(header["claim"])
+    shown = tuple((name, printable(value)) for name, value in facts.items() if value)
+    command = printable(f"{header['command']} --replicates {summary.replicates} --seed {header['seed']}")
+    return Section(*heading, summary.panels, summary.verdicts, shown, command, stored_source(header))
 
 
 def write_report(sections: Sequence[Section], out: Path, title: str, introduction: str = "") -> Path:
@@ -163,16 +156,11 @@ def write_report(sections: Sequence[Section], out: Path, title: str, introductio
 def _rendered(section: Section, position: int, anchors: Anchors) -> dict[str, object]:
     """Return what the template shows of a section; drawing happens here."""
     anchor = anchors.name(section.title)
-    return {
+    return vars(section) | {
         "anchor": anchor,
-        "title": section.title,
-        "lead": section.lead,
         "headline": headline(section.verdicts) if section.verdicts else "",
         "panels": [_panel(panel, f"s{position}p{index}-") for index, panel in enumerate(section.panels)],
         "claims": [_claim(verdict, anchors.name(anchor, verdict.claim)) for verdict in section.verdicts],
-        "facts": section.facts,
-        "command": section.command,
-        "source": section.source,
     }
 
 
@@ -191,10 +179,8 @@ def _panel(panel: Panel, prefix: str) -> dict[str, object]:
     assert isinstance(panel, Listing)
     numeric = [all(map(_is_number, filter(None, column))) and any(column) for column in zip(*panel.rows, strict=True)]
     rows = [[typeset(cell) if _is_number(cell) else cell for cell in row] for row in panel.rows]
-    return shown | {
-        "columns": list(zip(panel.columns, numeric or [False] * len(panel.columns), strict=True)),
-        "rows": rows,
-    }
+    columns = list(zip(panel.columns, numeric or [False] * len(panel.columns), strict=True))
+    return shown | {"columns": columns, "rows": rows}
 
 
 def _claim(verdict: Verdict, anchor: str) -> dict[str, object]:

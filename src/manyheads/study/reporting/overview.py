@@ -6,6 +6,7 @@ only, the allowed distance from the target is the unit, or, without one, the far
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +18,7 @@ from manyheads.study.verdicts import Verdict
 
 REACH = 3.0  # ends of the axis of the forest plot, in units of the range in which a claim holds
 LONGEST_SLUG = 60
+OPEN = ("inconclusive", "refuted")
 # Words by which a bracket at the end of a claim is known to name its quantity.
 QUANTITIES = (
     "change|decrease|deviation|difference|distance|doublings|error|estimate|excess|exponent|gain|loss|projection|"
@@ -45,9 +47,8 @@ def strip_of(verdict: Verdict) -> Strip:
     scale = _scale(verdict)
     low, high = (scale(end) for end in verdict.interval)
     figure = scale(verdict.figure)
-    region = (verdict.target - verdict.tolerance[0], verdict.target + verdict.tolerance[1])
     return Strip(
-        region=(_percent(scale(region[0])), _percent(scale(region[1]))),
+        region=(_percent(scale(verdict.region[0])), _percent(scale(verdict.region[1]))),
         interval=(_percent(low), _percent(high)),
         figure=None if math.isnan(figure) else _percent(figure),
         target=_percent(scale(verdict.target)),
@@ -59,7 +60,7 @@ def strip_of(verdict: Verdict) -> Strip:
 def _scale(verdict: Verdict) -> Callable[[float], float]:
     """Return the map that takes the range in which a claim holds to [-1, 1], or its only end to -1 or 1."""
     below, above = verdict.tolerance
-    low, high = verdict.target - below, verdict.target + above
+    low, high = verdict.region
     if math.isfinite(low) and math.isfinite(high):
         middle, half = (low + high) / 2, (high - low) / 2
         return lambda value: _ratio(value - middle, half)
@@ -90,15 +91,9 @@ def headline(verdicts: Iterable[Verdict]) -> str:
     >>> headline([Verdict.exact("a", 0.5, **exact), Verdict.exact("b", 2.0, expected="refuted", **exact)])
     '2 claims: 1 holds, 1 is refuted (as expected).'
     """
-    decided = list(verdicts)
-    parts = []
-    for outcome, one, many in (
-        ("holds", "holds", "hold"),
-        ("inconclusive", "is inconclusive", "are inconclusive"),
-        ("refuted", "is refuted", "are refuted"),
-    ):
-        found = [verdict for verdict in decided if verdict.outcome == outcome]
-        if found:
+    decided, parts = list(verdicts), []
+    for outcome, one, many in (("holds", "holds", "hold"), *((w, f"is {w}", f"are {w}") for w in OPEN)):
+        if found := [verdict for verdict in decided if verdict.outcome == outcome]:
             parts.append(f"{len(found)} {one if len(found) == 1 else many}{_of_them_expected(found)}")
     return f"{len(decided)} claim{'' if len(decided) == 1 else 's'}: {', '.join(parts)}."
 
@@ -170,7 +165,7 @@ def interval_text(verdict: Verdict) -> str:
 
 def region_text(verdict: Verdict) -> str:
     """Return the range in which the claim holds."""
-    low, high = verdict.target - verdict.tolerance[0], verdict.target + verdict.tolerance[1]
+    low, high = verdict.region
     if math.isinf(low):
         return f"at most {_typeset(high)}"
     if math.isinf(high):
@@ -195,13 +190,9 @@ class Anchors:
 
     def name(self, *texts: str) -> str:
         """Return an unused anchor of letters, digits and hyphens."""
-        wanted = "-".join(
-            re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:LONGEST_SLUG].strip("-") for text in texts
-        )
-        wanted = wanted.strip("-") or "part"
-        anchor, number = wanted, 1
-        while anchor in self._given:
-            number += 1
-            anchor = f"{wanted}-{number}"
+        words = (re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:LONGEST_SLUG].strip("-") for text in texts)
+        wanted = "-".join(words).strip("-") or "part"
+        names = itertools.chain((wanted,), (f"{wanted}-{number}" for number in itertools.count(2)))
+        anchor = next(name for name in names if name not in self._given)
         self._given.add(anchor)
         return anchor

@@ -10,6 +10,7 @@ import xarray as xr
 from manyheads._overview import Overview
 from manyheads.errors import UsageError
 from manyheads.study.store.run_store import RunStore
+from manyheads.study.verdicts import tally
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,8 +113,7 @@ class RunTree(xr.DataTree):
 
 
 def _tally(run: xr.DataTree) -> str:
-    outcomes = run["verdicts"].to_dataset()["outcome"].values.tolist()
-    return ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in dict.fromkeys(outcomes))
+    return tally(run["verdicts"].to_dataset()["outcome"].values.tolist())
 
 
 def _title(run: xr.DataTree) -> str:

@@ -170,9 +170,8 @@ def _series_panel(along: str, label: str, claims: Sequence[Claim]) -> Lines:
             curves.append(spread_curve(claimed, guide[None], f"slope {power:g}", "reference"))
     heights = np.concatenate([curve.y for curve in curves])
     power = all(claim.figure.quantity.startswith("exponent") for claim in claims)  # a straight line on logarithmic axes
-    log_x, log_y = (
-        spans_decades(values) or (power and bool((values > 0).all())) for values in (x, heights[np.isfinite(heights)])
-    )
+    drawn = (x, heights[np.isfinite(heights)])
+    log_x, log_y = (spans_decades(values) or (power and bool((values > 0).all())) for values in drawn)
     shows = tuple(claim.text for claim in claims)
     return Lines(_title(label), label_of(rows[along]), label, tuple(curves), log_x, log_y, BAND_NOTE, shows)
 
@@ -200,21 +199,16 @@ def _pairs(theory: xr.Dataset, trained: xr.Dataset) -> Iterator[Lines]:
                 log = "y" if spans_decades(moved.values[np.isfinite(moved.values)]) else ""
                 if log and not (measured.isel({own[0]: 0}) > 0).any():  # an initial state at zero
                     measured, law = moved, law.isel({own[0]: slice(1, None)})
-                yield lines(
-                    _title(label), own[0], label, {"trained": measured}, {"predicted": law}, log=log, note=BAND_NOTE
-                )
+                shown = {"trained": measured}, {"predicted": law}
+                yield lines(_title(label), own[0], label, *shown, log=log, note=BAND_NOTE)
 
 
 def _medians(theory: xr.Dataset, trained: xr.Dataset) -> Iterator[Listing]:
     """Yield a table of all single figures by cell: medians over replicates, predictions in brackets."""
     axes = _axes(trained)
-    names = [
-        str(name)
-        for name, values in trained.data_vars.items()
-        if set(values.dims) <= {"replicate", *axes}
-        and values.dtype.kind in "biuf"
-        and values.attrs.get("deterministic", True)
-    ]
+    figures = (values for values in trained.data_vars.values() if values.dtype.kind in "biuf")
+    figures = (values for values in figures if values.attrs.get("deterministic", True))
+    names = [str(values.name) for values in figures if set(values.dims) <= {"replicate", *axes}]
 
     def entry(name: str, cell: dict[str, Any]) -> str:
         values = trained[name].sel({axis: cell[axis] for axis in axes if axis in trained[name].dims})

@@ -64,11 +64,9 @@ def read_json(path: Path, what: str, largest: int = LARGEST_JSON) -> Any:
 @contextlib.contextmanager
 def open_bounded(path: Path, largest: int) -> Iterator[io.BufferedReader]:
     """Open a regular file of bounded size for reading; symbolic links are not followed."""
-    if path.is_symlink():
-        raise StoreDamaged(f"{path} is a symbolic link; a store holds none")
     # Non-blocking, or opening a pipe would wait for somebody to write into it.
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(path, flags)
+    descriptor = os.open(no_link(path), flags)
     try:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
@@ -86,6 +84,13 @@ def read_bounded(path: Path, largest: int = LARGEST_JSON) -> bytes:
     """Read a regular file of bounded size; raises what `open_bounded` does."""
     with open_bounded(path, largest) as file:
         return file.read(os.fstat(file.fileno()).st_size)
+
+
+def no_link(path: Path) -> Path:
+    """Return a path, and refuse a symbolic link."""
+    if path.is_symlink():
+        raise StoreDamaged(f"{path} is a symbolic link; a store holds none")
+    return path
 
 
 def list_files(folder: Path) -> dict[str, int]:
@@ -149,7 +154,7 @@ def is_abandoned(temporary: Path) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:
-        return False
+        pass
     return False
 
 
@@ -163,9 +168,7 @@ def _host() -> str:
 
 
 @contextlib.contextmanager
-def trusting_nothing(
-    path: Path, remedy: str, but: type[Exception] | tuple[type[Exception], ...] = StoreDamaged
-) -> Iterator[None]:
+def trusting_nothing(path: Path, remedy: str, but: Any = StoreDamaged) -> Iterator[None]:
     """Turn whatever goes wrong while stored data are interpreted into `StoreDamaged`; errors of kind `but` pass."""
     try:
         yield

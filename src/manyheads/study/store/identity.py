@@ -37,12 +37,10 @@ def plain(value: Any, where: str = "field", real: bool = False) -> Any:
     if isinstance(value, dict):
         return {str(name): plain(item, f"{where}[{name!r}]") for name, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            f.name: plain(getattr(value, f.name), f"{where}.{f.name}", _is_real(f)) for f in dataclasses.fields(value)
-        }
-    raise UsageError(
-        f"{where} is a {type(value).__name__}: a study's fields are numbers, text, tuples, paths, dataclasses"
-    )
+        fields = dataclasses.fields(value)
+        return {each.name: plain(getattr(value, each.name), f"{where}.{each.name}", _is_real(each)) for each in fields}
+    kind = type(value).__name__
+    raise UsageError(f"{where} is a {kind}: a study's fields are numbers, text, tuples, paths, dataclasses")
 
 
 def file_sha256(path: Path) -> str:
@@ -116,7 +114,7 @@ def identity(study: Study, seed: int) -> dict[str, Any]:
         "revision": study.revision,
         "configuration": {
             field.name: plain(getattr(study, field.name), field.name, _is_real(field))
-            for field in dataclasses.fields(study)  # type: ignore[arg-type]
+            for field in dataclasses.fields(study)
         },
         "inputs": dict(sorted(study.inputs().items())),
         "seed": seed,

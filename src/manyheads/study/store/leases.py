@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from manyheads._overview import printable
 from manyheads.errors import ManyheadsError
-from manyheads.study.store.disk import StoreDamaged, room_on_disk, temporary_beside
+from manyheads.study.store.disk import no_link, room_on_disk, temporary_beside
 
 BEAT, STALE = 15.0, 180.0  # seconds
 CLAIM = re.compile(r"unit-(\d{1,7})\.(\d{1,9})")
@@ -52,7 +52,6 @@ class Owner(NamedTuple):
     alive: bool
 
     def __str__(self) -> str:
-        """Return it for people."""
         return f"{printable(self.host)}, pid {self.pid}, last sign of life {self.seconds:.0f} s ago"
 
 
@@ -60,7 +59,7 @@ class Launch:
     """Work of this process on the run in a folder; `close` gives back what it still claims."""
 
     def __init__(self, path: Path):
-        self.folder = _folder(path)
+        self.folder = no_link(path / "leases")
         with room_on_disk(self.folder):
             self.folder.mkdir(exist_ok=True)
             host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:60]
@@ -79,7 +78,6 @@ class Launch:
         threading.Thread(target=self._beat, daemon=True).start()
 
     def __enter__(self) -> Launch:
-        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -96,9 +94,7 @@ class Launch:
 
     def claim(self, wanted: Iterable[int], most: int) -> list[Claim]:
         """Claim up to `most` of the wanted units that no living launch has claimed."""
-        highest: dict[int, int] = {}
-        for unit, generation in claims_in(self.folder):
-            highest[unit] = max(generation, highest.get(unit, 0))
+        highest = dict(sorted(claims_in(self.folder)))
         living: dict[int, bool] = {}  # by inode: a launch has many claims
         taken: list[Claim] = []
         now = self._now()
@@ -123,9 +119,8 @@ class Launch:
 
     def others(self) -> list[Owner]:
         """Return the other launches that live."""
-        return [
-            owner for owner in owners_of(self.folder.parent, self._now()) if owner.name != self.owner and owner.alive
-        ]
+        owners = owners_of(self.folder.parent, self._now())
+        return [owner for owner in owners if owner.name != self.owner and owner.alive]
 
     def refuse_others(self, what: str) -> None:
         """Refuse to change a run that somebody works on."""
@@ -196,15 +191,9 @@ def claims_in(folder: Path) -> Iterator[tuple[int, int]]:
 
 def owners_of(path: Path, now: float | None = None) -> list[Owner]:
     """Return all launches that a run's folder names, by this machine's clock if no other is given."""
-    folder = _folder(path)
+    folder = no_link(path / "leases")
     now = time.time() if now is None else now
     return [_read(folder / name, now) for name in _names(folder) if name.startswith(LAUNCH)]
-
-
-def _folder(path: Path) -> Path:
-    if (folder := path / "leases").is_symlink():
-        raise StoreDamaged(f"{folder} is a symbolic link; a store holds none")
-    return folder
 
 
 def _names(folder: Path) -> list[str]:
@@ -223,9 +212,8 @@ def _read(path: Path, now: float) -> Owner:
             name = str(about["owner"])
             return _read(path.parent / name, now) if re.fullmatch(rf"{LAUNCH}[\w-]+", name) else _dead(path)
         owner = Owner(str(about["owner"]), str(about["host"]), int(about["pid"]), max(0.0, seconds), seconds < STALE)
-        if about["kernel"] and about["kernel"] == _kernel() and _start_of(owner.pid) != about["start"]:
-            return owner._replace(alive=False)
-        return owner
+        gone = about["kernel"] and about["kernel"] == _kernel() and _start_of(owner.pid) != about["start"]
+        return owner._replace(alive=False) if gone else owner
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return _dead(path)
 

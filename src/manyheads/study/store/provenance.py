@@ -30,7 +30,7 @@ def command_of(study: Study) -> str:
     """Return the command that runs a study with this configuration: its name and every flag that is not the default."""
     name = study.name if study.name in STUDIES else class_path(type(study))
     words = ["manyheads", "study", "run", name]
-    for field in dataclasses.fields(study):  # type: ignore[arg-type]
+    for field in dataclasses.fields(study):
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         value = getattr(study, field.name)
         if value != default:

@@ -37,6 +37,7 @@ from manyheads.study.store.disk import (
     StoreDamaged,
     StoreFull,
     is_abandoned,
+    no_link,
     printable,
     read_json,
     read_signed,
@@ -149,9 +150,7 @@ class RunStore:
 
     def note_failure(self, unit: Unit, failure: Failure) -> None:
         """Keep the last failure of a unit, for `runs status`."""
-        folder = self.path / "failures"
-        if folder.is_symlink():
-            raise StoreDamaged(f"{folder} is a symbolic link; a store holds none")
+        folder = no_link(self.path / "failures")
         with room_on_disk(folder):
             folder.mkdir(exist_ok=True)
         write_json(folder / f"{self.layout.number(unit)}.json", {"unit": str(unit), "what": failure.what})
@@ -175,10 +174,7 @@ class RunStore:
         """Remove the leftovers of killed processes and return how many there were."""
         abandoned = self.leftovers()
         for path in abandoned:
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         return len(abandoned)
 
     def remove(self) -> None:
@@ -211,17 +207,12 @@ class RunStore:
             if not count or count != (claims or count):
                 raise ValueError(f"{count} verdicts on {claims or 'the'} claims of the study")
         for unit in self.layout.units(summary.replicates):  # one after the other: a forger may state 1e18 of them
-            if unit not in self:
-                raise StoreDamaged(
-                    f"{self.path}: {unit} is missing: the summary is of {summary.replicates} replicates; {remedy}"
-                )
+            self._require(unit, f"the summary is of {summary.replicates} replicates; {remedy}")
         return summary
 
-    def _require(self, unit: Unit) -> None:
+    def _require(self, unit: Unit, why: str = "the run states a unit that is not stored; run it again") -> None:
         if unit not in self:
-            raise StoreDamaged(
-                f"{self.path}: {unit} is missing: the run states a unit that is not stored; run it again"
-            )
+            raise StoreDamaged(f"{self.path}: {unit} is missing: {why}")
 
 
 def header_of(study: Study, seed: int) -> dict[str, Any]:
@@ -262,9 +253,8 @@ def _check(header: dict[str, Any]) -> Layout:
 
 def stored_source(header: dict[str, Any]) -> Source:
     """Return the publication that a stored header names, its texts as they may be shown."""
-    shown: dict[str, Any] = {
-        name: printable(text) if isinstance(text, str) else text for name, text in header["source"].items()
-    }
+    shown: dict[str, Any] = header["source"]
+    shown = {name: printable(text) if isinstance(text, str) else text for name, text in shown.items()}
     with trusting_nothing(Path("run.json"), "its source cannot be cited"):
         try:
             return Source(**shown)

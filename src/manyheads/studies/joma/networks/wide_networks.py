@@ -196,9 +196,8 @@ class WideNetworks(st.Study):
             ("first_time", "Time until the first neuron is won", "mean time", "scales as 1/(n + 1)"),
             ("some", "Layers in which the weaker token wins a neuron", "share of layers", "wins some neuron"),
         ):
-            found, law = (
-                {words: data[name].sel(setting=one) for one, words in ALONE.items()} for data in (trained, theory)
-            )
+            both = (trained[name], theory[name])
+            found, law = ({words: data.sel(setting=one) for one, words in ALONE.items()} for data in both)
             log, note = "xy" if name == "first_time" else "x", "Dashed: predicted. Bands range over replicates."
             yield st.lines(title, "width", label, found, law, log=log, x_label=NEURONS, note=note, shows=(claim,))
         yield st.lines(

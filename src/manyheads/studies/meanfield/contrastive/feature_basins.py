@@ -55,9 +55,7 @@ class FeatureBasins(st.Study):
     )
     dimension: int = st.setting(1000, "dimension n", least=4, small=50)
     runs: int = st.setting(96, "runs of a replicate for each growth rate", least=1, small=4)
-    angles: int = st.setting(
-        17, "initial angles between 0 and 90 degrees at which SGD selects a feature", least=2, small=3
-    )
+    angles: int = st.setting(17, "initial angles from 0 to 90 degrees at which SGD selects a feature", least=2, small=3)
     selections: int = st.setting(6, "runs from each angle", small=1)
     horizon: float = st.setting(120.0, "time at which the selected feature is read off", above=0, small=4.0)
     rounds: int = st.setting(

@@ -40,9 +40,7 @@ class HeadParticlesStudy(st.Study):
 
     heads: tuple[int, ...] = st.sweep((16, 64, 256), "heads H", small=(4, 16))
     drawn: int = st.setting(24_576, "heads that a replicate draws at every H, in systems of H", small=64)
-    reference: int = st.setting(
-        16_384, "heads at points of low discrepancy that stand for the limit, a power of two", small=512
-    )
+    reference: int = st.setting(16_384, "heads at points of low discrepancy for the limit, a power of two", small=512)
     prompts: int = st.setting(12, "fixed prompts trained on", least=1, small=3)
     length: int = st.setting(4, "labelled inputs of a prompt", least=1, small=3)
     learning_rate: float = st.setting(1.0, "step of gradient descent in the time of the limit")

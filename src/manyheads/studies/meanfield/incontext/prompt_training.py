@@ -52,9 +52,7 @@ class PromptTraining(st.Study):
     attention_speed: float = st.setting(4000.0, "speed of the attention relative to the neurons", small=100.0)
     records: int = st.setting(100, "recorded times", least=1, small=5)
     record_every: int = st.setting(16, "steps between recorded times", least=1, small=128)
-    reference: int = st.setting(
-        512, "neurons of the mean-field flow at points of low discrepancy, a power of two", small=128
-    )
+    reference: int = st.setting(512, "neurons of the mean-field flow, of low discrepancy, a power of two", small=128)
     step: float = st.setting(0.005, "largest Runge-Kutta step of the flow", small=0.05)
 
     def check(self) -> None:
@@ -149,9 +147,8 @@ class PromptTraining(st.Study):
             np.minimum([half_times(times, share) for share in each], times[-1])
             for each in (shares, theory["explained"].values[None])
         )
-        escapes, predicted = (
-            np.stack([each[:, leading].mean(1), each[:, ~leading].mean(1)], 1) for each in (half, expected)
-        )
+        groups = (leading, ~leading)
+        escapes, predicted = (np.stack([each[:, g].mean(1) for g in groups], 1) for each in (half, expected))
         growth = np.log(np.maximum(overlap[:, 1, leading] / overlap[:, 0, leading], 1e-6))
         law = theory["overlap"].values[:, leading]
         last = trained.isel(time=-1)

@@ -145,6 +145,5 @@ class CrudeHull(st.Study):
         most = trained.isel(count=-1, drop=True)
         spans = {words: most[f"span_{name}"] for name, words in SUMS.items()}
         title = "Error of the span against stable rank, most examples"
-        yield st.lines(
-            title, "rank", OUTSIDE, spans, x_label="stable rank", log="xy", shows=("With the most examples",)
-        )
+        shows = ("With the most examples",)
+        yield st.lines(title, "rank", OUTSIDE, spans, x_label="stable rank", log="xy", shows=shows)

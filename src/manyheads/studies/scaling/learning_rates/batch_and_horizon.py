@@ -49,12 +49,8 @@ class BatchAndHorizon(st.Study):
     task: str = st.setting("digits", "digits or text")
     shape: tuple[int, int, int] = st.setting((8, 4, 1), "N, H, L", small=(4, 2, 1))
     batches: tuple[int, ...] = st.sweep((4, 16, 64), "batch sizes", small=(2, 4), full=(4, 8, 16, 32, 64))
-    steps: tuple[int, ...] = st.sweep(
-        (75, 300, 1200), "numbers of steps", small=(16, 32), full=(75, 150, 300, 600, 1200)
-    )
-    lowest: float = st.setting(
-        1e-3, "lowest learning rate of the grid, which is widened at need", above=0, small=2.5e-3
-    )
+    steps: tuple[int, ...] = st.sweep((75, 300, 1200), "steps", small=(16, 32), full=(75, 150, 300, 600, 1200))
+    lowest: float = st.setting(1e-3, "lowest learning rate of the grid, widened at need", above=0, small=2.5e-3)
     ratio: float = st.setting(2.0, "ratio of two learning rates", above=1, small=4.0)
     points: int = st.setting(6, "number of learning rates", least=3, small=4)
 

@@ -53,9 +53,7 @@ class LearningRateTransfer(st.Study):
 
     def check(self) -> None:
         if "mup-half-logit" in self.parametrizations:
-            raise st.UsageError(
-                "parametrization 'mup-half-logit': no law of its optimal learning rate is known; choose others"
-            )
+            raise st.UsageError("parametrization 'mup-half-logit': no law of its best learning rate is known")
         Recipe(self.steps)
         task_of(self.task, 1)
         self.plan()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from manyheads.study.store.disk import StoreDamaged
+from manyheads.study.store.disk import StoreDamaged, no_link
 from manyheads.study.store.equality import differences
 from manyheads.study.store.records.schema import Schema
 from manyheads.study.store.records.segments import DAMAGED, SEALED, SUFFIX, Entry, SegmentReader
@@ -74,18 +74,13 @@ class Index:
 
         Files that a repair has renamed are left out.
         """
-        folder, segments = self.path / "segments", []
-        if folder.is_symlink():
-            raise StoreDamaged(f"{folder} is a symbolic link; a store holds none")
-        if folder.exists():
-            if not folder.is_dir():
-                raise StoreDamaged(f"{folder} is no folder; move it away")
-            for path in sorted(folder.iterdir()):
-                if path.name.endswith(DAMAGED):
-                    continue
-                if not path.name.endswith((SUFFIX, SUFFIX + SEALED)):
-                    raise StoreDamaged(f"{path} is no segment of a run; move it away")
-                segments.append(path)
+        folder = no_link(self.path / "segments")
+        if folder.exists() and not folder.is_dir():
+            raise StoreDamaged(f"{folder} is no folder; move it away")
+        found = sorted(folder.iterdir()) if folder.exists() else []
+        segments = [path for path in found if not path.name.endswith(DAMAGED)]
+        if strange := [path for path in segments if not path.name.endswith((SUFFIX, SUFFIX + SEALED))]:
+            raise StoreDamaged(f"{strange[0]} is no segment of a run; move it away")
         return segments, sorted(path for path in self.path.glob("table-*") if TABLE.fullmatch(path.name))
 
     def _refresh(self) -> Index:
@@ -112,20 +107,15 @@ class Index:
 
     def _load(self, wanted: set[int]) -> list[Pack]:
         places: dict[str, dict[int, Entry]] = {}
-        for unit in wanted:
-            entry = self.units[unit]
-            places.setdefault(entry.place, {})[unit] = entry
         rows: dict[str, list[int]] = {}
         for unit in sorted(wanted):
-            rows.setdefault(self.units[unit].schema, []).append(unit)
-        packs = {
-            name: Pack(
-                self.schemas[name],
-                np.asarray(numbers, np.int64),
-                np.empty((len(numbers), self.schemas[name].size), np.uint8),
-            )
-            for name, numbers in rows.items()
-        }
+            entry = self.units[unit]
+            places.setdefault(entry.place, {})[unit] = entry
+            rows.setdefault(entry.schema, []).append(unit)
+        packs = {}
+        for name, numbers in rows.items():
+            schema = self.schemas[name]
+            packs[name] = Pack(schema, np.asarray(numbers, np.int64), np.empty((len(numbers), schema.size), np.uint8))
         for place, entries in places.items():
             if place in self.tables:
                 for pack in self.tables[place].load():

@@ -89,9 +89,8 @@ class Schema:
 
     def coordinates(self) -> dict[str, tuple[tuple[str, ...], NDArray[Any], dict[str, Any]]]:
         """Return the coordinates as `xarray.Dataset` takes them."""
-        return {
-            field.name: (field.dims, field.values, field.attrs) for field in self.fields if field.values is not None
-        }
+        stated = ((each, each.values) for each in self.fields)
+        return {each.name: (each.dims, values, each.attrs) for each, values in stated if values is not None}
 
     def dataset(self, block: bytes | NDArray[np.uint8]) -> xr.Dataset:
         """Return one unit."""
@@ -107,13 +106,8 @@ def pack(dataset: xr.Dataset) -> tuple[dict[str, Any], bytes]:
     variables, blocks, coordinates = [], [], set(dataset.coords)
     for name, variable in dataset.variables.items():
         kind, values = _encoded(np.asarray(variable.values), str(name))
-        about: dict[str, Any] = {
-            "name": str(name),
-            "dims": list(variable.dims),
-            "type": kind,
-            "shape": list(values.shape),
-            "attrs": variable.attrs,
-        }
+        about: dict[str, Any] = {"name": str(name), "dims": list(variable.dims), "type": kind}
+        about |= {"shape": list(values.shape), "attrs": variable.attrs}
         if name in coordinates:
             about["values"] = base64.b64encode(values.tobytes()).decode()
         else:
@@ -149,14 +143,8 @@ def is_unit_number(unit: int) -> bool:
 
 def is_plain_name(name: str) -> bool:
     """Tell whether a name of a variable or dimension can be stored: printable, at most 200 bytes, no path."""
-    short = 0 < len(name.encode("utf-8", "surrogatepass")) <= 200
-    return (
-        short
-        and name != "zarr.json"
-        and name.isprintable()
-        and not set(name) & set("/\\")
-        and not name.startswith((".", "__"))
-    )
+    short = 0 < len(name.encode("utf-8", "surrogatepass")) <= 200 and name.isprintable()
+    return short and name != "zarr.json" and not set(name) & set("/\\") and not name.startswith((".", "__"))
 
 
 @functools.lru_cache(maxsize=256)
@@ -182,9 +170,8 @@ def _encoded(values: NDArray[Any], name: str) -> tuple[str, NDArray[Any]]:
         return kind, encoded.astype(dtype_of(kind))
     kind = values.dtype.name
     if kind not in NUMBERS:
-        raise MalformedResult(
-            f"variable {name!r} has dtype {values.dtype}; a store holds {', '.join(NUMBERS)} and text"
-        )
+        kinds = ", ".join(NUMBERS)
+        raise MalformedResult(f"variable {name!r} has dtype {values.dtype}; a store holds {kinds} and text")
     return kind, values if values.dtype.isnative and values.dtype == NUMBERS[kind] else values.astype(NUMBERS[kind])
 
 

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from manyheads._json import parse_bounded
 from manyheads._overview import printable
 from manyheads.errors import FileRefused
-from manyheads.study.store.disk import StoreDamaged, open_bounded, room_on_disk, trusting_nothing
+from manyheads.study.store.disk import StoreDamaged, no_link, open_bounded, room_on_disk, trusting_nothing
 from manyheads.study.store.records.schema import Schema, digest_of, identify, is_unit_number
 
 FORMAT = 2
@@ -108,19 +108,17 @@ class SegmentWriter:
     def close(self) -> None:
         """Sync and close."""
         with self.lock, room_on_disk(self.folder):
-            if self.file >= 0:
-                try:
+            try:
+                if self.file >= 0:
                     self._sync()
-                finally:
-                    self._close()
+            finally:
+                self._close()
 
     def __del__(self) -> None:
         self._close()
 
     def _open(self) -> None:
-        if self.folder.is_symlink():
-            raise StoreDamaged(f"{self.folder} is a symbolic link; a store holds none")
-        self.folder.mkdir(exist_ok=True)
+        no_link(self.folder).mkdir(exist_ok=True)
         name = f"{time.time_ns():020d}.{self.owner}.{uuid.uuid4().hex[:8]}{SUFFIX}"
         self.path, self.size, self.synced = self.folder / name, 0, time.monotonic()
         self.known: set[str] = set()
@@ -202,22 +200,17 @@ class SegmentReader:
                     size = self.schemas[entry.schema].size
                     digest = digest_of(self.run, unit, entry.schema, entry.environment, block)
                     if digest != entry.digest or len(block) != size:
-                        raise StoreDamaged(
-                            f"{self._path()}, byte {entry.offset}: unit {unit} has been altered (its sha256 differs); "
-                            f"{REMEDY}"
-                        )
+                        what = f"byte {entry.offset}: unit {unit} has been altered (its sha256 differs)"
+                        raise StoreDamaged(f"{self._path()}, {what}; {REMEDY}")
                     blocks[unit] = block
         return blocks
 
     def _path(self) -> Path:
         path = self.folder / self.key
-        return path if path.exists() else path.with_name(self.key + SEALED)
+        return path if path.exists() or path.is_symlink() else path.with_name(self.key + SEALED)
 
     def _opened(self) -> Any:
-        path = self.folder / self.key
-        if not path.exists() and not path.is_symlink():
-            path = path.with_name(self.key + SEALED)
-        return open_bounded(path, LARGEST_SEGMENT)
+        return open_bounded(self._path(), LARGEST_SEGMENT)
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
@@ -227,9 +220,8 @@ class SegmentReader:
             raise
         except Exception as error:
             what = printable(f"{type(error).__name__}: {error}")[:300]
-            raise StoreDamaged(
-                f"{self._path()}, line {self.line + 1} does not hold what this library writes ({what}); {REMEDY}"
-            ) from error
+            where = f"{self._path()}, line {self.line + 1}"
+            raise StoreDamaged(f"{where} does not hold what this library writes ({what}); {REMEDY}") from error
 
     def _entry(self, record: dict[str, Any], length: int) -> Entry:
         unit, schema, environment = record["unit"], record["schema"], record["environment"]
@@ -250,20 +242,17 @@ class SegmentReader:
         if kind == "start":
             refuse_other_format(record["format"], self._path())
             if record["run"] != self.run:
-                raise StoreDamaged(
-                    f"{self._path()} belongs to run {printable(record['run'])}, not to {self.run}; move it away"
-                )
-        elif kind == "schema":
-            schema = Schema(record["schema"])
-            if schema.id != record["id"]:
-                raise StoreDamaged(f"{self._path()}, line {self.line + 1}: the schema has been altered; {REMEDY}")
-            self.schemas[schema.id] = schema
-        elif kind == "environment":
-            if identify(record["environment"]) != record["id"]:
-                raise StoreDamaged(f"{self._path()}, line {self.line + 1}: the environment has been altered; {REMEDY}")
-            self.environments[record["id"]] = record["environment"]
-        else:
+                other = printable(record["run"])
+                raise StoreDamaged(f"{self._path()} belongs to run {other}, not to {self.run}; move it away")
+            return
+        if kind not in ("schema", "environment"):
             raise ValueError(f"a line of kind {kind!r}")
+        if identify(record[kind]) != record["id"]:
+            raise StoreDamaged(f"{self._path()}, line {self.line + 1}: the {kind} has been altered; {REMEDY}")
+        if kind == "schema":
+            self.schemas[record["id"]] = Schema(record["schema"])
+        else:
+            self.environments[record["id"]] = record["environment"]
 
 
 def refuse_other_format(version: Any, path: Path, remedy: str = REMEDY) -> None:
@@ -271,10 +260,8 @@ def refuse_other_format(version: Any, path: Path, remedy: str = REMEDY) -> None:
     if type(version) is not int:  # True == 1
         raise StoreDamaged(f"{path}: the format {printable(repr(version))} is no integer; {remedy}")
     if version > FORMAT:
-        raise FileRefused(
-            f"{path}: written by a newer manyheads (format {version}); this one reads format {FORMAT}: "
-            "upgrade manyheads"
-        )
+        newer = f"written by a newer manyheads (format {version}); this one reads format {FORMAT}"
+        raise FileRefused(f"{path}: {newer}: upgrade manyheads")
     if version < 1:
         raise StoreDamaged(f"{path}: there is no format {version}; {remedy}")
     if version < FORMAT:

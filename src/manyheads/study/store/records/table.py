@@ -41,6 +41,9 @@ OWN = {"unit_number": "int64", "unit_digest": "uint8", "unit_environment": "int3
 REMEDY = "'manyheads runs repair' keeps its good units"
 
 
+Environments = dict[str, dict[str, Any]]
+
+
 class Pack(NamedTuple):
     """Units of one schema: their numbers, in order, and their blocks as the rows of a matrix."""
 
@@ -49,9 +52,7 @@ class Pack(NamedTuple):
     matrix: NDArray[np.uint8]
 
 
-def write_table(
-    path: Path, run: str, packs: list[Pack], units: dict[int, Entry], environments: dict[str, dict[str, Any]]
-) -> Path:
+def write_table(path: Path, run: str, packs: list[Pack], units: dict[int, Entry], environments: Environments) -> Path:
     """Write a table into a run's folder, durable, under its final name."""
     temporary = temporary_beside(path / "table")
     order = sorted(environments)
@@ -83,7 +84,7 @@ class Table:
     def __init__(self, path: Path, run: str, checked: bool = True):
         self.path, self.run, self.checked = path, run, checked
         self.schemas: dict[str, Schema] = {}
-        self.environments: dict[str, dict[str, Any]] = {}
+        self.environments: Environments = {}
         self.units: dict[int, Entry] = {}
         with open_bounded(path, LARGEST_TABLE) as file, self._opened(file) as members:
             self._index(members, _members(members, os.fstat(file.fileno()).st_size))
@@ -157,14 +158,11 @@ class Table:
 
     def _right(self, pack: Pack) -> NDArray[np.bool_]:
         """Tell which units of a pack have their digest."""
-        entries = [self.units[unit] for unit in pack.numbers.tolist()]
-        return np.asarray(
-            [
-                digest_of(self.run, unit, entry.schema, entry.environment, row.data) == entry.digest
-                for unit, entry, row in zip(pack.numbers.tolist(), entries, pack.matrix, strict=True)
-            ],
-            bool,
-        )
+        rows = ((unit, self.units[unit], row) for unit, row in zip(pack.numbers.tolist(), pack.matrix, strict=True))
+        digests = [
+            (digest_of(self.run, unit, at.schema, at.environment, row.data), at.digest) for unit, at, row in rows
+        ]
+        return np.asarray([found == stated for found, stated in digests], bool)
 
     def _read_group(self, file: zipfile.ZipFile, group: str, schema: Schema) -> Pack:
         numbers = [unit for unit, entry in self.units.items() if entry.schema == schema.id]
