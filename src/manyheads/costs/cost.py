@@ -169,8 +169,9 @@ class Cost(Shown):
         if target.executed != self.convention.executed:
             have = "a program as it runs" if self.convention.executed else "a formula"
             raise ConventionError(
-                f"a count of {have} cannot be read as {target.name!r} ({target.describe()}): which are masked, "
-                "recomputed or idle products is not in it. Use closed forms, and 'executed' or 'executed-mac' for programs"
+                f"a count of {have} cannot be read as {target.name!r} ({target.describe()}): it does not say which "
+                "products are masked, recomputed or idle. Use the closed forms for that, and 'executed' or "
+                "'executed-mac' for programs"
             )
         return replace(self, convention=target)
 
