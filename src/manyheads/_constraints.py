@@ -107,7 +107,8 @@ class Constraint:
 
         def limit(bound: str) -> str:
             value = getattr(self, bound)
-            return f"{named[bound]}={value}" if bound in named else f"{value:g}"
+            written = f"{value:,}" if isinstance(value, int) and value >= 10**6 else f"{value:g}"
+            return f"{named[bound]}={value}" if bound in named else written
 
         if self.choices:
             more = f", {COUNTS[self.count]} or more" if kind.several and self.count > 1 else ""

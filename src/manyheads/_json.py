@@ -1,8 +1,9 @@
-"""Parsing of untrusted JSON: the number of values, hence the memory, is bounded beforehand."""
+"""JSON: values as it can hold them, and parsing of untrusted text, bounded in memory beforehand."""
 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 MOST_PARTS = 1_000_000  # a value takes up to 200 bytes of memory, and three in the file
@@ -19,3 +20,13 @@ def parse_bounded(data: bytes | bytearray) -> Any:
     """Parse JSON of a bounded number of values; ValueError or RecursionError if it is none."""
     check_parts(data)
     return json.loads(data)
+
+
+def json_ready(value: Any) -> Any:
+    """Return tables and rows of values as JSON can hold them: NumPy's as Python's, null for what is not finite."""
+    if isinstance(value, dict):
+        return {name: json_ready(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [json_ready(item) for item in value]
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -134,9 +134,14 @@ def test_a_study_is_shown_without_its_import_while_its_file_is_the_same(capsys, 
     name, kept = "attention/costs", tmp_path / "kept.json"
     monkeypatch.setattr("manyheads.cli.help.descriptions.DESCRIPTIONS", kept)
     for file, shown in ((hash_of_file(name), "as kept\n"), ("another", "\n      Heads of the attention block.\n")):
-        kept.write_text(json.dumps({name: {"file": file, "text": "as kept", "flags": []}}))
+        kept.write_text(json.dumps({name: {"file": file, "text": "as kept", "flags": [], "claims": []}}))
         assert main(["study", "show", name]) == 0
         assert shown in capsys.readouterr().out
+
+
+def test_a_study_is_shown_with_its_claims(capsys):
+    assert main(["study", "show", "joma/rebound"]) == 0
+    assert "  * Without attention, and under a linear activation, no entropy rebounds\n" in capsys.readouterr().out
 
 
 def test_no_color_is_respected(monkeypatch):

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from manyheads.cli.help.descriptions import DESCRIPTIONS, Description, descripti
 from manyheads.study.contract import CHECKS, Trial, check_identity, start_trial
 from manyheads.study.registry import STUDIES, load
 
+RECORDED = Path(__file__).parents[1] / "study" / "recorded"
 # Studies whose contract takes two or three CPU seconds, with compilation: those that `make test` holds to it.
 QUICK = {
     "bigram/transfer",
@@ -50,11 +52,18 @@ def test_the_registry_says_what_the_study_says_and_its_seed_and_fields_count(nam
     assert study.name == name
     assert study.claim == STUDIES[name].claim
     # None: the file of the study has changed since, and the description is computed when it is asked for.
-    now = description_to_keep(name)
-    description = Description(now["text"], [Flag(*flag) for flag in now["flags"]])
+    now = description_to_keep(name, claims_of(name))
+    description = Description(now["text"], [Flag(*flag) for flag in now["flags"]], now["claims"])
     assert kept_description(name) in (None, description), "python -m tests.studies.test_registered_studies renews it"
 
 
+def claims_of(name):
+    """Return the claims that are recorded of a study."""
+    verdicts = json.loads((RECORDED / f"{name.replace('/', '.')}.json").read_text())["verdicts"].values()
+    return next([each["claim"] for each in decided] for decided in verdicts if not isinstance(decided, str))
+
+
 if __name__ == "__main__":
-    lines = (f"{json.dumps(name)}: {json.dumps(description_to_keep(name), ensure_ascii=False)}" for name in STUDIES)
+    kept = {name: description_to_keep(name, claims_of(name)) for name in STUDIES}
+    lines = (f"{json.dumps(name)}: {json.dumps(each, ensure_ascii=False)}" for name, each in kept.items())
     DESCRIPTIONS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

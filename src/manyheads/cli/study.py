@@ -84,7 +84,7 @@ class List:
 
 @dataclass(frozen=True)
 class Show:
-    """Show the claim, source, flags and size of a study."""
+    """Show the claim, source, flags, size and claims of a study."""
 
     name: str  # A registered study, package.module:Class, or path/to/file.py:Class.
 
@@ -96,7 +96,9 @@ class Show:
     def run(self) -> int:
         """Print the description."""
         kept = kept_description(self.name)
-        print(wrap_lines(kept.text if kept else describe(load(self.name))))
+        claims = [f"  * {claim}" for claim in kept.claims] if kept else []
+        listed = ["", "claims, worded as at the smallest size", "", *claims] if claims else []
+        print(wrap_lines("\n".join([kept.text if kept else describe(load(self.name)), *listed])))
         return 0
 
 

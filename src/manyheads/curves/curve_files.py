@@ -17,6 +17,8 @@ from manyheads._extras import require
 from manyheads.errors import FileRefused, UsageError
 
 Array = NDArray[np.float64]
+Figures = dict[str, Array]
+Scalars = dict[str, float | None]
 
 FIGURES = ("entropy", "stable_rank")
 LEVELS = {"entropy": "uniform_entropy", "stable_rank": "random_stable_rank"}
@@ -203,10 +205,7 @@ def _read_table(path: Path) -> RunCurves:
 
 
 def _read_arrays(path: Path) -> RunCurves:
-    with (
-        _refusing(path, "no arrays of curves"),
-        np.load(path, allow_pickle=False) as archive,
-    ):
+    with _refusing(path, "no arrays of curves"), np.load(path, allow_pickle=False) as archive:
         given = {name: np.asarray(archive[name], np.float64) for name in archive.files if name in COLUMNS}
     if "step" not in given or given["step"].ndim != 1:
         raise FileRefused(f"{path} has no array 'step' (steps,): expected {', '.join(COLUMNS)}")
@@ -217,9 +216,7 @@ def _read_arrays(path: Path) -> RunCurves:
     return _curves(path, given["step"], figures, given.get("loss"), scalars)
 
 
-def _curves(
-    path: Path, steps: Array, figures: dict[str, Array], loss: Array | None, scalars: dict[str, float | None]
-) -> RunCurves:
+def _curves(path: Path, steps: Array, figures: Figures, loss: Array | None, scalars: Scalars) -> RunCurves:
     levels = {figure: level for figure, name in LEVELS.items() if (level := scalars[name]) is not None}
     if not np.isfinite(steps).all() or (steps != steps.astype(np.int64)).any():
         raise FileRefused(f"{path}: steps that are no whole numbers")

@@ -113,9 +113,8 @@ def cross_fitted_rise(curves: Float[ArrayLike, "replicates ... time"]) -> Float[
     for low in range(1, values.shape[-1] - 1):
         lowest = others[..., low] < others[..., :low].min(-1)
         high = low + np.where(np.isnan(others[..., low:]), -np.inf, others[..., low:]).argmax(-1)
-        rise, own = (
-            np.take_along_axis(each, high[..., None], -1)[..., 0] - each[..., low] for each in (others, values)
-        )
+        ends = (np.take_along_axis(each, high[..., None], -1)[..., 0] for each in (others, values))
+        rise, own = (end - each[..., low] for end, each in zip(ends, (others, values), strict=True))
         better = lowest & (rise > best)
         best, rises = np.where(better, rise, best), np.where(better, own, rises)
     return np.where(np.isnan(values[..., 0]), np.nan, rises)

@@ -28,6 +28,7 @@ from manyheads.statistics import Interval, proportion_interval, spearman
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Array = NDArray[np.float64]
 FEWEST = 8  # runs with a loss from which a rank correlation is given
 PART = EARLY[len(EARLY) // 2]  # part of a run after which its final loss is predicted
 WORDS = {"entropy": "attention entropy", "stable_rank": "stable rank of the lower MLP matrix"}
@@ -108,16 +109,10 @@ class CurveJudgement(Shown):
                 yield Curve(steps, (run.levels[figure],) * len(steps), "level", "reference")
 
         shown = self.runs[:6]
-        return draw_titled(
-            Multiples(
-                f"Curves of {len(shown)} of {len(self.runs)} runs",
-                "step",
-                "entropy [nat], stable rank",
-                tuple(tuple(tuple(curves(run, figure)) for figure in figures) for run in shown),
-                row_labels=tuple(run.name for run in shown),
-                column_labels=tuple(WORDS[figure] for figure in figures),
-            )
-        )
+        title = f"Curves of {len(shown)} of {len(self.runs)} runs"
+        plots = tuple(tuple(tuple(curves(run, figure)) for figure in figures) for run in shown)
+        labels = tuple(run.name for run in shown), tuple(WORDS[figure] for figure in figures)
+        return draw_titled(Multiples(title, "step", "entropy [nat], stable rank", plots, *labels))
 
     def _overview(self) -> Overview:
         rows = [
@@ -199,9 +194,7 @@ def _relations(runs: Sequence[RunCurves]) -> list[Relation]:
     return [each for each in found if each is not None]
 
 
-def _over_runs(
-    text: str, x: NDArray[np.float64], y: NDArray[np.float64], groups: NDArray[np.float64] | None = None
-) -> Relation | None:
+def _over_runs(text: str, x: Array, y: Array, groups: Array | None = None) -> Relation | None:
     """Return a rank correlation; within groups one degree of freedom is lost for each group beyond the first."""
     seen = np.isfinite(x) & np.isfinite(y)
     x, y = x[seen], y[seen]
@@ -219,7 +212,7 @@ def _over_runs(
     return Relation(text, value, Interval(math.tanh(centre - half), math.tanh(centre + half), 0.99), len(x))
 
 
-def _rise(curve: NDArray[np.float64]) -> float:
+def _rise(curve: Array) -> float:
     return float(drop_and_rise(forward_fill(curve)).rise)
 
 

@@ -135,7 +135,8 @@ class Extraction(st.Study):
             return TextTraining(text=self.text)
         study = replace(finished_study(self.finished), text=self.text)
         if self.layer >= study.depth:
-            raise st.UsageError(f"layer={self.layer} of a transformer of depth {study.depth}: they are numbered from 0")
+            deep = f"a transformer of depth {study.depth}"
+            raise st.UsageError(f"layer={self.layer} of {deep}: layers are numbered from 0")
         return study
 
     def _text_error(self, model: Transformer, found: Recovery) -> float:

@@ -22,7 +22,6 @@ from manyheads.study.execution.runner import open_run, run
 from manyheads.study.execution.units import Layout, Unit, compute
 from manyheads.study.panels import Drawn, Panel, panel_from_json
 from manyheads.study.reporting.html import section_of, write_report
-from manyheads.study.sources import Source
 from manyheads.study.store.equality import differences
 from manyheads.study.store.identity import fingerprint
 from manyheads.study.store.run_store import RunStore
@@ -112,12 +111,8 @@ def start_trial(study: Study, store: Path, replicates: int = 2, seed: int = 0) -
 
 
 def _check_declaration(study: Study) -> None:
-    parameters = getattr(type(study), "__dataclass_params__", None)
-    _require(parameters is not None and parameters.frozen, study, "is not a frozen dataclass")
-    _require(re.fullmatch(r"[a-z0-9-]+(/[a-z0-9-]+)?", study.name) is not None, study, f"has the name {study.name!r}")
     _require(bool(study.claim.strip()) and "\n" not in study.claim, study, "states no claim in one line")
-    _require(isinstance(study.source, Source), study, "names no source")
-    _require(isinstance(study.revision, int) and study.revision >= 1, study, "has no revision from 1 on")
+    _require(study.revision >= 1, study, "has no revision from 1 on")
     for field in dataclasses.fields(study):
         name = f"field {field.name!r}"
         _require(field.name not in RUN_FLAGS, study, f"{name} is a flag of every run: give it another name")

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from manyheads._arrays import takes_arrays
+from manyheads._json import json_ready
 from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class _Panel:
 
     def to_json(self) -> dict[str, Any]:
         """Return the panel as JSON can hold it; NaN becomes null."""
-        return {"kind": self.kind, **_plain(asdict(self))}  # type: ignore[call-overload]
+        return {"kind": self.kind, **json_ready(asdict(self))}  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)
@@ -236,15 +237,6 @@ def spans_decades(values: np.ndarray) -> bool:
 
 
 BAND_NOTE = "Lines are means over replicates, bands reach from the smallest to the largest replicate."
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    value = value.item() if hasattr(value, "item") else value  # a NumPy number
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _curves(data: Any) -> Any:

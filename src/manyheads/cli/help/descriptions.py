@@ -18,10 +18,11 @@ DESCRIPTIONS = Path(__file__).with_name("descriptions.json")  # renewed by tests
 
 
 class Description(NamedTuple):
-    """Text that shows a study, and its flags with the defaults as written."""
+    """Text that shows a study, its flags with the defaults as written, and its claims at the smallest size."""
 
     text: str
     flags: list[Flag]
+    claims: list[str]
 
 
 def kept_description(name: str) -> Description | None:
@@ -29,14 +30,15 @@ def kept_description(name: str) -> Description | None:
     kept = json.loads(DESCRIPTIONS.read_text(encoding="utf-8")).get(name)
     if not kept or kept["file"] != hash_of_file(name):
         return None
-    return Description(kept["text"], [Flag(*each) for each in kept["flags"]])
+    return Description(kept["text"], [Flag(*each) for each in kept["flags"]], kept["claims"])
 
 
-def description_to_keep(name: str) -> dict[str, Any]:
-    """Return what is kept of a registered study, with the hash of the file that defines it."""
+def description_to_keep(name: str, claims: list[str]) -> dict[str, Any]:
+    """Return what is kept of a registered study and its claims, with the hash of the file that defines it."""
     kind = load(name)
     flags = [flag._replace(default=written(flag.default)) for flag in flags_of(kind, default_of(kind))]
-    return {"file": hash_of_file(name), "text": describe(kind), "flags": [list(flag) for flag in flags]}
+    kept = {"text": describe(kind), "flags": [list(flag) for flag in flags], "claims": claims}
+    return {"file": hash_of_file(name)} | kept
 
 
 def hash_of_file(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import tyro
 
+from manyheads._json import json_ready
 from manyheads._overview import render_table
 from manyheads.cli.parsing import OptionalPath, Switch
 
@@ -107,20 +108,12 @@ def given_checkpoints(paths: tuple[Path, ...] | None) -> list[Source]:
 
 def as_json(found: xr.Dataset) -> dict[str, Any]:
     """Return a JSON-ready dictionary, null where a figure does not exist."""
-    return {
-        "attributes": dict(found.attrs),
-        "coordinates": {str(name): values.values.tolist() for name, values in found.coords.items()},
-        "figures": {
-            str(name): {"dims": list(values.dims), "values": _without_nan(values.values.tolist())}
-            for name, values in found.data_vars.items()
-        },
+    coordinates = {str(name): values.values.tolist() for name, values in found.coords.items()}
+    figures = {
+        str(name): {"dims": list(values.dims), "values": json_ready(values.values.tolist())}
+        for name, values in found.data_vars.items()
     }
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_nan(each) for each in value]
-    return None if value != value else value
+    return {"attributes": dict(found.attrs), "coordinates": coordinates, "figures": figures}
 
 
 def _as_text(found: xr.Dataset) -> str:

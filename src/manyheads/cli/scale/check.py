@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from manyheads._json import json_ready
 from manyheads.cli.flags import check_flags, flag
 from manyheads.cli.parsing import OptionalFloat, OptionalInt, OptionalPath, Switch
 from manyheads.cli.scale import budget
@@ -232,15 +233,11 @@ def _transfer_as_text(found: "TransferCheck | None") -> Iterator[str]:
         yield f"  {found.sentence()}"
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def _as_json(check: "CoordinateCheck", found: "TransferCheck | None") -> dict[str, Any]:
     growths = []
     for growth in check.growths:
         fit = growth.fit
-        ends = fit and [_finite(fit.interval.low), _finite(fit.interval.high)]
+        ends = fit and [fit.interval.low, fit.interval.high]
         kept = {name: value for name, value in asdict(growth).items() if name != "fit"}
         said = {"seeds_needed": growth.seeds_needed, "sentence": growth.sentence()}
         growths.append(kept | {"exponent": fit and fit.exponent, "interval": ends} | said)
@@ -251,8 +248,8 @@ def _as_json(check: "CoordinateCheck", found: "TransferCheck | None") -> dict[st
             "outcome": found.outcome,
             "sizes": list(found.sizes),
             "best_rates": found.learning_rates.tolist(),
-            # JSON has no infinity: an end that is not known is null.
-            "decades_over_factor_8": {"fitted": fitted, "interval": [_finite(low), _finite(high)]},
+            "decades_over_factor_8": {"fitted": fitted, "interval": [low, high]},
             "sentence": found.sentence(),
         }
-    return data
+    plain: dict[str, Any] = json_ready(data)  # JSON has no infinity: an end that is not known is null
+    return plain

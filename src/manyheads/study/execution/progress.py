@@ -18,26 +18,14 @@ def progress_bar(title: str, total: int, done: int = 0, show: bool | None = None
     if not (sys.stderr.isatty() if show is None else show):
         yield lambda _=1: None
         return
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("elapsed,"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
+        *("{task.description}", progress.BarColumn(), progress.MofNCompleteColumn()),
+        *(progress.TimeElapsedColumn(), "elapsed,", progress.TimeRemainingColumn(), "left"),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(title, total=total, completed=done)
         yield lambda count=1: bar.advance(task, count)
 

@@ -319,7 +319,8 @@ class Work:
         if gone and not self.leaving():
             reason = self.lost or "workers reported them, and the store lacks them: do all see the same folder?"
             raise WorkersLost(
-                f"{self.study.name}: {len(gone):,} of {len(self.asked):,} units gave no result ({reason}). {KEPT}"
+                f"{self.study.name}: {len(gone):,} of {len(self.asked):,} units came without a result "
+                f"({reason}). {KEPT}"
             )
 
 

@@ -15,16 +15,17 @@ from matplotlib.figure import Figure
 from manyheads.study.panels import Curve, Drawn, Lines, Multiples, Picture, Scatter
 from manyheads.study.reporting.labels import label_above, label_lines, legend_rows
 from manyheads.study.reporting.style import (
-    AXIS,
     COLOURS,
     DIVERGING,
     INK,
+    LINES,
     SMALL,
     SOFT,
     STYLE,
     colour_of,
     marker_of,
     number_text,
+    role_colour,
     typeset,
 )
 
@@ -60,14 +61,7 @@ def draw(panel: Drawn) -> Figure:
 
     with mpl.rc_context(STYLE):
         figure = NotebookFigure(figsize=_size(panel), layout="constrained")
-        if isinstance(panel, Multiples):
-            _draw_multiples(figure, panel)
-        elif isinstance(panel, Scatter):
-            _draw_scatter(figure, panel)
-        elif isinstance(panel, Lines):
-            _draw_lines(figure.add_subplot(), panel)
-        else:
-            _draw_picture(figure, figure.add_subplot(), panel)
+        DRAWINGS[type(panel)](figure, panel)
     return figure
 
 
@@ -90,7 +84,8 @@ def _size(panel: Drawn) -> tuple[float, float]:
     return (width, 1.1 + min(6.0, max(1.6, 0.3 * rows if rows <= 12 else (width - 2.0) * rows / columns)))
 
 
-def _draw_lines(axes: Axes, panel: Lines) -> None:
+def _draw_lines(figure: Figure, panel: Lines) -> None:
+    axes = figure.add_subplot()
     for curve in panel.curves:
         _draw_curve(axes, curve, named=bool(panel.x_ticks))
     if sum(len(curve.x) for curve in panel.curves) > MOST_POINTS:
@@ -143,8 +138,7 @@ def _draw_multiples(figure: Figure, panel: Multiples) -> None:
         low, high = grid[0, 0].get_ylim()
         grid[0, 0].set_ylim(low, high + 0.2 * (high - low))
     write_plainly(grid[0, 0].yaxis)
-    figure.supxlabel(_axis_label(panel.x_label, 2 * X_LABEL), fontsize=9.5, color=INK)
-    figure.supylabel(_axis_label(panel.y_label, X_LABEL), fontsize=9.5, color=INK)
+    _label_figure(figure, panel)
     if legend:
         names = sorted(legend, key=_by_number)
         label_above(figure, [legend[name] for name in names], names, WIDE)
@@ -163,15 +157,8 @@ def _draw_scatter(figure: Figure, panel: Scatter) -> None:
         if place >= len(panel.labels):
             axes.set_visible(False)
             continue
-        points = axes.scatter(
-            panel.x[place],
-            panel.y[place],
-            s=1.5 if many else 5.0,
-            c=panel.values[place],
-            linewidths=0,
-            rasterized=pixels,
-            **scale,
-        )
+        drawn: dict[str, Any] = {"s": 1.5 if many else 5.0, "linewidths": 0, "rasterized": pixels}
+        points = axes.scatter(panel.x[place], panel.y[place], c=panel.values[place], **drawn, **scale)
         if ticks is None or pixels:  # light in dark mode too, where neither a scale of colours nor pixels change
             axes.add_patch(Rectangle((0, 0), 1, 1, transform=axes.transAxes, facecolor=PLATE, linewidth=0, zorder=-1))
             axes.grid(color="white")
@@ -180,10 +167,14 @@ def _draw_scatter(figure: Figure, panel: Scatter) -> None:
         axes.tick_params(length=2)
         for axis in (axes.xaxis, axes.yaxis):
             write_plainly(axis)
-    figure.supxlabel(_axis_label(panel.x_label, 2 * X_LABEL), fontsize=9.5, color=INK)
-    figure.supylabel(_axis_label(panel.y_label, X_LABEL), fontsize=9.5, color=INK)
+    _label_figure(figure, panel)
     _draw_bar(figure, points, list(grid.flat), panel.value_label, ticks)
     figure.axes[-1].collections[-1].set_rasterized(pixels)  # the bar has the colours of the points, in dark mode too
+
+
+def _label_figure(figure: Figure, panel: Multiples | Scatter) -> None:
+    figure.supxlabel(_axis_label(panel.x_label, 2 * X_LABEL), fontsize=9.5, color=INK)
+    figure.supylabel(_axis_label(panel.y_label, X_LABEL), fontsize=9.5, color=INK)
 
 
 def _scatter_scale(panel: Scatter, every: list[float]) -> tuple[dict[str, Any], list[float] | None]:
@@ -293,11 +284,11 @@ def _draw_curve(axes: Axes, curve: Curve, width: float = 1.7, named: bool = Fals
     Over `named` places points count, bars are their ranges, and a faint line leads from one to the next of its kind.
     """
     predicted, reference = curve.role == "predicted", curve.role == "reference"
-    colour = AXIS if reference else colour_of(curve.group, deep=predicted)
+    colour = role_colour(curve.role, curve.group)
     axes.plot(
         curve.x,
         curve.y,
-        linestyle={"trained": "-", "predicted": (0, (4, 2)), "reference": (0, (1, 1.5))}[curve.role],
+        linestyle=LINES[curve.role],
         marker=marker_of(curve.group) if curve.role == "trained" else "_" if named and predicted else "",
         markersize=11 if named and predicted else 5 if named else 3.8,
         markerfacecolor=colour,
@@ -321,16 +312,18 @@ def _marked(curve: Curve) -> tuple[int, int]:
     return curve.group * step // 5 % step, step
 
 
-def _draw_picture(figure: Figure, axes: Axes, panel: Picture) -> None:
+def _draw_picture(figure: Figure, panel: Picture) -> None:
+    axes = figure.add_subplot()
     axes.grid(False)
     low, high = panel.limits or (None, None)
     colours = _colours(panel.diverging, "viridis")
     image = axes.imshow(panel.values, aspect="auto", cmap=colours, interpolation="nearest", vmin=low, vmax=high)
     for ticks, axis in ((panel.x_ticks, axes.xaxis), (panel.y_ticks, axes.yaxis)):
-        if ticks:
-            shown = [(place, text) for place, text in enumerate(ticks) if text]  # no mark where there is no word
-            places, texts = [place for place, _ in shown], [text for _, text in shown]
-            axis.set_ticks(places, labels=texts, fontsize=SMALL)
+        if words := {place: text for place, text in enumerate(ticks) if text}:  # no mark where there is no word
+            axis.set_ticks(list(words), labels=list(words.values()), fontsize=SMALL)
     axes.set_xlabel(_axis_label(panel.x_label, X_LABEL))
     axes.set_ylabel(_axis_label(panel.y_label, Y_LABEL))
     _draw_bar(figure, image, axes, panel.value_label)
+
+
+DRAWINGS: Any = {Lines: _draw_lines, Multiples: _draw_multiples, Picture: _draw_picture, Scatter: _draw_scatter}

@@ -7,7 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from manyheads.study.panels import Curve, Lines
-from manyheads.study.reporting.style import AXIS, INK, SMALL, colour_of
+from manyheads.study.reporting.style import INK, LINES, SMALL, role_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,13 +74,9 @@ def _may_be_direct(panel: Lines) -> bool:
 
 def _last(panel: Lines, curve: Curve) -> tuple[float, float] | None:
     """Return the right-most point of a curve that its axes can show."""
-    floors = tuple(0.0 if log else -math.inf for log in (panel.log_x, panel.log_y))
-    shown = [
-        (x, y)
-        for x, y in zip(curve.x, curve.y, strict=True)
-        if math.isfinite(x) and math.isfinite(y) and x > floors[0] and y > floors[1]
-    ]
-    return max(shown, default=None)
+    low, bottom = (0.0 if log else -math.inf for log in (panel.log_x, panel.log_y))
+    points = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if math.isfinite(x) and math.isfinite(y)]
+    return max(((x, y) for x, y in points if x > low and y > bottom), default=None)
 
 
 def _ends(axes: Axes, panel: Lines) -> list[End]:
@@ -97,27 +93,11 @@ def _ends(axes: Axes, panel: Lines) -> list[End]:
 
 def _label_ends(axes: Axes, ends: list[End]) -> None:
     for end, height in zip(ends, _spread([end.height for end in ends]), strict=True):
-        role = end.curve.role
-        axes.annotate(
-            end.curve.label,
-            xy=(end.x, end.y),
-            xytext=(1.075, height),
-            textcoords="axes fraction",
-            va="center",
-            ha="left",
-            fontsize=SMALL,
-            color=INK,
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": AXIS if role == "reference" else colour_of(end.curve.group, deep=role == "predicted"),
-                "linestyle": {"trained": "-", "predicted": (0, (4, 2)), "reference": (0, (1, 1.5))}[role],
-                "linewidth": 1.2,
-                "shrinkA": 1.5,
-                "shrinkB": 2.5,
-                "relpos": (0.0, 0.5),
-            },
-        )
+        arrow = {"arrowstyle": "-", "linewidth": 1.2, "shrinkA": 1.5, "shrinkB": 2.5, "relpos": (0.0, 0.5)}
+        arrow |= {"color": role_colour(end.curve.role, end.curve.group), "linestyle": LINES[end.curve.role]}
+        place: dict[str, Any] = {"xy": (end.x, end.y), "xytext": (1.075, height), "textcoords": "axes fraction"}
+        place |= {"va": "center", "ha": "left", "fontsize": SMALL, "color": INK, "annotation_clip": False}
+        axes.annotate(end.curve.label, **place, arrowprops=arrow)
 
 
 def _spread(heights: list[float]) -> list[float]:

@@ -18,6 +18,7 @@ INK, SOFT, AXIS, GRID = "#1f2934", "#4f5b67", "#8593a1", "#e4e7eb"
 VARIABLES = {INK: "ink", SOFT: "soft", AXIS: "axis", GRID: "grid"}
 VARIABLES |= {colour: f"c{place}" for place, colour in enumerate(COLOURS)}
 VARIABLES |= {colour: f"d{place}" for place, colour in enumerate(DEEP)}
+LINES: Any = {"trained": "-", "predicted": (0, (4, 2)), "reference": (0, (1, 1.5))}  # by role
 SMALL = 8.5  # points; the smallest text
 STYLE: Any = {
     "font.size": 9.5,
@@ -49,6 +50,11 @@ STYLE: Any = {
 def colour_of(group: int, *, deep: bool = False) -> str:
     """Return the colour of a group of curves."""
     return (DEEP if deep else COLOURS)[group % len(COLOURS)]
+
+
+def role_colour(role: str, group: int) -> str:
+    """Return the colour of a curve: references grey, predictions darker than what they predict."""
+    return AXIS if role == "reference" else colour_of(group, deep=role == "predicted")
 
 
 def marker_of(group: int) -> str:

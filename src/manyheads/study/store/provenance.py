@@ -19,11 +19,8 @@ from manyheads.study.registry import FILES, STUDIES
 def class_path(cls: type) -> str:
     """Return ``module:Class``, from which a class is imported again; a script's class is named by the script's file."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
-    if cls.__module__ == "__main__" and script:
-        return f"{script}:{cls.__qualname__}"
-    if cls.__module__ in FILES:
-        return f"{FILES[cls.__module__]}:{cls.__qualname__}"
-    return f"{cls.__module__}:{cls.__qualname__}"
+    place = script if cls.__module__ == "__main__" and script else FILES.get(cls.__module__, cls.__module__)
+    return f"{place}:{cls.__qualname__}"
 
 
 def command_of(study: Study) -> str:
@@ -59,13 +56,8 @@ def versions() -> dict[str, str]:
 
     import manyheads
 
-    return {
-        "manyheads": manyheads.__version__,
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-        "numpy": numpy.__version__,
-        "scipy": scipy.__version__,
-    }
+    named = {each.__name__: each.__version__ for each in (manyheads, jax, numpy, scipy)}
+    return {"manyheads": named.pop("manyheads"), "python": platform.python_version()} | named
 
 
 def environment_of(study: Study) -> dict[str, str]:
