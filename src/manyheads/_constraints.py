@@ -107,8 +107,9 @@ class Constraint:
 
         def limit(bound: str) -> str:
             value = getattr(self, bound)
-            written = f"{value:,}" if isinstance(value, int) and value >= 10**6 else f"{value:g}"
-            return f"{named[bound]}={value}" if bound in named else written
+            if bound in named:
+                return f"{named[bound]}={value}"
+            return f"{value:,}" if isinstance(value, int) and value >= 10**6 else f"{value:g}"
 
         if self.choices:
             more = f", {COUNTS[self.count]} or more" if kind.several and self.count > 1 else ""

@@ -418,7 +418,7 @@ def test_reasons_of_refusal_are_those_of_the_primitive(monkeypatch):
     with pytest.raises(UnknownCost, match="outside of the program"):
         longest_chain(lambda x: jax.pure_callback(np.sin, X, x), X)
     assert longest_chain(lambda m, v: m @ (m @ v), stored, jnp.ones((4, 4))) == 2
-    monkeypatch.setattr(counter, "LONGEST_WALK", 3)
+    monkeypatch.setattr(counter.jaxpr, "LONGEST_WALK", 3)
     triangle = lambda x: lax.fori_loop(0, 5, lambda i, y: lax.fori_loop(0, i, lambda _, z: square(z), y), x)  # noqa: E731
     assert "the counter of a loop around it" in count(triangle, X).unknown[0]
 

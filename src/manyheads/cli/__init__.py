@@ -18,6 +18,14 @@ from manyheads.cli.interrupts import heeded_interrupts
 
 DONE, CHECK_FAILED, WRONG_USE, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 
+ABOUT = (
+    "Theories of multi-head attention as code: predictions beside trained networks, exact costs, extraction of "
+    "weights, and scaling of hyperparameters."
+)
+MORE = (
+    "'manyheads --completion bash' (zsh, fish) prints a script that completes words.",
+    "In the environment NO_COLOR=1 switches colours off, and MANYHEADS_TRACEBACK=1 adds the traceback of an error.",
+)
 LIBRARIES = ("jax", "equinox", "numpy", "scipy", "xarray", "zarr", "numba", "torch", "transformers", "distributed")
 
 
@@ -222,25 +230,9 @@ def _help(group: tuple[str, ...]) -> str:
     from manyheads.cli.help.wrapping import two_columns, wrap
 
     rows = [(" ".join(name), command.summary) for name, command in COMMANDS.items() if name[: len(group)] == group]
-    return "\n".join(
-        [
-            wrap(f"usage: manyheads {' '.join([*group, 'COMMAND'])} [--help] ...", "  ", ""),
-            "",
-            wrap(
-                "Theories of multi-head attention as code: predictions beside trained networks, "
-                "exact costs, extraction of weights, and scaling of hyperparameters."
-            ),
-            "",
-            two_columns(rows, "  "),
-            "",
-            wrap(f"'manyheads {rows[0][0]} --help' shows the flags of a command."),
-            wrap("'manyheads --completion bash' (zsh, fish) prints a script that completes words."),
-            wrap(
-                "In the environment NO_COLOR=1 switches colours off, and MANYHEADS_TRACEBACK=1 "
-                "adds the traceback of an error."
-            ),
-        ]
-    )
+    usage = wrap(f"usage: manyheads {' '.join([*group, 'COMMAND'])} [--help] ...", "  ", "")
+    first = f"'manyheads {rows[0][0]} --help' shows the flags of a command."
+    return "\n".join([usage, "", wrap(ABOUT), "", two_columns(rows, "  "), "", *map(wrap, (first, *MORE))])
 
 
 def _share_compiled_programs() -> None:

@@ -38,6 +38,9 @@ NAMES = """
 NAME is a registered study ('manyheads study list'), package.module:Class, or path/to/file.py:Class \
 (file.py alone if it defines one study)."""
 
+_PATTERNS = tyro.conf.arg(metavar="[PATTERN ...]", help_behavior_hint="")
+Patterns = Annotated[Union[None, tuple[str, ...]], tyro.conf.Positional, _PATTERNS]
+
 
 @dataclass(frozen=True)
 class List:
@@ -46,12 +49,7 @@ class List:
     A pattern is a wing (joma), a part of a name or of a claim (entropy), or a name with * and ?.
     """
 
-    patterns: Annotated[
-        Union[None, tuple[str, ...]],
-        tyro.conf.Positional,
-        tyro.conf.arg(metavar="[PATTERN ...]", help_behavior_hint=""),
-    ] = None
-    """Studies that match any of them."""
+    patterns: Patterns = None  # Studies that match any of them.
     json: Switch = False  # Print JSON instead of a table.
 
     def run(self) -> int:
@@ -217,14 +215,11 @@ def parse_study(arguments: Sequence[str], program: str, usage: str, options: Any
     if wanted:
         _print_help(f"{program} {name}", name, kind.claim, flags_of_study, listed)
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
-    flags: Any = dataclasses.make_dataclass(
-        "Flags",
-        [
-            ("study", Annotated[kind, tyro.conf.arg(name="")], dataclasses.field(default=default)),
-            ("options", Annotated[(type(options), *config)], dataclasses.field(default=options)),
-        ],
-        frozen=True,
-    )
+    both: list[Any] = [
+        ("study", Annotated[kind, tyro.conf.arg(name="")], dataclasses.field(default=default)),
+        ("options", Annotated[(type(options), *config)], dataclasses.field(default=options)),
+    ]
+    flags: Any = dataclasses.make_dataclass("Flags", both, frozen=True)
     names = [flag.name for flag in (*flags_of_study, *every)]
     names += [f"--no-{flag.name[2:]}" for flag in flags_of_study if isinstance(flag.default, bool)]
     parsed = parse_flags(flags, arguments[1:], f"{program} {name}", known=names)

@@ -10,25 +10,10 @@ import numpy as np
 from jax.extend import core
 
 from manyheads._arrays import COMPLEX, as_native
-from manyheads.costs import primitives
+from manyheads.costs import jaxpr, primitives
 from manyheads.costs.conventions import find_convention
 from manyheads.costs.cost import LOOP, Cost, Item
-from manyheads.costs.jaxpr import (
-    LONGEST_WALK,
-    Known,
-    Liveness,
-    Mask,
-    bind,
-    called_program,
-    evaluate_known,
-    inner_programs,
-    known_results,
-    known_value,
-    look_up,
-    repeated_program,
-    scan_layout,
-    while_trips,
-)
+from manyheads.costs.jaxpr import Known, Liveness, Mask
 from manyheads.costs.tally import Tally
 from manyheads.errors import UsageError, check_call, check_integer
 
@@ -64,11 +49,11 @@ class _Counter:
 
     def program(self, program: core.Jaxpr, consts: Sequence[Any], operands: Sequence[Known], wanted: Mask) -> _Work:
         work = _Work()
-        environment = bind(program, consts, operands)
+        environment = jaxpr.bind(program, consts, operands)
         for eqn, mask in self.liveness.needed(program, wanted).equations:
-            known = [look_up(environment, var) for var in eqn.invars]
+            known = [jaxpr.look_up(environment, var) for var in eqn.invars]
             self.equation(work, eqn, mask, known)
-            environment.update(zip(eqn.outvars, known_results(eqn, known), strict=True))
+            environment.update(zip(eqn.outvars, jaxpr.known_results(eqn, known), strict=True))
         return work
 
     def equation(self, work: _Work, eqn: Any, mask: Mask, known: list[Known]) -> None:
@@ -87,12 +72,12 @@ class _Counter:
             self._cond(work, eqn, mask, known)
         elif (amounts := primitives.arithmetic(eqn)) is not None:
             work.add(amounts[0], 0, *amounts[1:])
-        elif (called := called_program(eqn)) is not None:
+        elif (called := jaxpr.called_program(eqn)) is not None:
             work.absorb(self.program(*called, known, mask))
         elif (solved := primitives.factorization(eqn)) is not None:
             work.add(*solved)
             self._note_complex(work, eqn)
-        elif (repeated := repeated_program(eqn)) is not None:
+        elif (repeated := jaxpr.repeated_program(eqn)) is not None:
             program, times = repeated  # that of a kernel has references for operands, and no results
             operands = known if program.outvars else [None] * len(program.invars)
             work.absorb(self.program(program, (), operands, mask[: len(program.outvars)]), times)
@@ -102,7 +87,7 @@ class _Counter:
 
     def _scan(self, work: _Work, eqn: Any, mask: Mask, known: list[Known]) -> None:
         params = eqn.params
-        consts, carries = scan_layout(eqn)
+        consts, carries = jaxpr.scan_layout(eqn)
         body = params["jaxpr"]
         mask = self.liveness.loop_results(body.jaxpr, mask, consts, carries)
         # Carries and slices differ from one iteration to the next: only constants stay known.
@@ -115,13 +100,13 @@ class _Counter:
                 mask: Mask, trips: int) -> None:  # fmt: skip
         """Add the body of a loop `trips` times; follow its counters where a loop inside ends by them."""
         step = self.program(body.jaxpr, body.consts, [*fixed, *[None] * len(carry), *slices], mask)
-        if not step.unknown or all(value is None for value in carry) or trips > LONGEST_WALK:
+        if not step.unknown or all(value is None for value in carry) or trips > jaxpr.LONGEST_WALK:
             work.absorb(step, trips)
             return
         for _ in range(trips):
             inside = [*fixed, *carry, *slices]
             work.absorb(self.program(body.jaxpr, body.consts, inside, mask))
-            carry = evaluate_known(body.jaxpr, body.consts, inside)[: len(carry)]
+            carry = jaxpr.evaluate_known(body.jaxpr, body.consts, inside)[: len(carry)]
 
     def _while(self, work: _Work, eqn: Any, mask: Mask, known: list[Known]) -> None:
         params = eqn.params
@@ -131,7 +116,7 @@ class _Counter:
         carries = [None] * (len(known) - first - second)
         test = self.program(condition.jaxpr, condition.consts, [*known[:first], *carries], (True,))
         step = self.program(body.jaxpr, body.consts, [*known[first : first + second], *carries], mask)
-        trips, reason = while_trips(eqn, known, self.liveness)
+        trips, reason = jaxpr.while_trips(eqn, known, self.liveness)
         costs = any((*step.total(), *test.total())) or step.unknown or test.unknown
         if trips is None and not costs:
             return  # a loop that costs nothing costs nothing however often it runs
@@ -185,8 +170,8 @@ class _Counter:
                         found[id(var.val)] = var
                 elif var in values:
                     found[id(values[var])] = var
-            called = called_program(eqn)
-            inner = [(*called, mask)] if called else [(*part, None) for part in inner_programs(eqn)]
+            called = jaxpr.called_program(eqn)
+            inner = [(*called, mask)] if called else [(*part, None) for part in jaxpr.inner_programs(eqn)]
             for part, constants, results in inner:
                 found |= self._constants(part, constants, results or (True,) * len(part.outvars))
         return found
@@ -278,7 +263,7 @@ def _refuse_torch(*values: Any) -> None:
 def _integer_value(leaf: Any) -> Known:
     """Return the value of an integer among the arguments, None for other leaves."""
     concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and not leaf.ndim
-    return known_value(np.asarray(leaf) if concrete and getattr(leaf.dtype, "kind", "") in tuple("iub") else leaf)
+    return jaxpr.known_value(np.asarray(leaf) if concrete and getattr(leaf.dtype, "kind", "") in tuple("iub") else leaf)
 
 
 def _is_traced(leaf: Any) -> bool:

@@ -147,13 +147,9 @@ def convolution_macs(eqn: Any) -> int:
     numbers = params["dimension_numbers"]
     pairs = 1
     for axis, stride in enumerate(params["window_strides"]):
-        pairs *= _valid_taps(
-            outputs=out[numbers.out_spec[2 + axis]],
-            taps=right[numbers.rhs_spec[2 + axis]],
-            inputs=left[numbers.lhs_spec[2 + axis]],
-            steps=(stride, params["rhs_dilation"][axis], params["lhs_dilation"][axis]),
-            padding=params["padding"][axis][0],
-        )
+        outputs, taps = out[numbers.out_spec[2 + axis]], right[numbers.rhs_spec[2 + axis]]
+        steps = stride, params["rhs_dilation"][axis], params["lhs_dilation"][axis]
+        pairs *= _valid_taps(outputs, taps, left[numbers.lhs_spec[2 + axis]], steps, params["padding"][axis][0])
     return pairs * out[numbers.out_spec[0]] * out[numbers.out_spec[1]] * right[numbers.rhs_spec[1]]
 
 

@@ -10,6 +10,7 @@ With one token in the context w = 1 and x_{t+1} is a monotone function of x_t al
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -149,27 +150,22 @@ class DemoChaos(st.Study):
     def _attractor(self, theory: st.Data) -> Scatter:
         orbit = theory["orbit"].values
         position = np.arange(len(orbit) - 1) % 2 + 1.0
-        points = [(tuple(each.round(4).tolist()),) for each in (orbit[:-1], orbit[1:], position)]
+        x, y, values = ((tuple(each.round(4).tolist()),) for each in (orbit[:-1], orbit[1:], position))
         note = f"{len(orbit):,} tokens of the mean field, in the limit of infinitely many neurons."
         axes = "overlap of token t", "overlap of token t + 1"
         label = "position of token t in the context"
-        return Scatter("The attractor: each token against the next one", *axes, *points, label, note=note)
+        return Scatter("The attractor: each token against the next one", *axes, x, y, values, label, note=note)
 
     def _bifurcations(self, theory: st.Data) -> Scatter:
         visited, largest = theory["visited"].values, theory["scanned"].values
         gains, exponents = (np.repeat(each, visited.shape[1]) for each in (theory["gain"].values, largest))
-        points = [(tuple(each.round(4).tolist()),) for each in (gains, visited.ravel(), exponents)]
+        x, y, values = ((tuple(each.round(4).tolist()),) for each in (gains, visited.ravel(), exponents))
         axes = "attention inverse temperature γ", "overlap with the feature"
-        return Scatter(
-            "Bifurcation diagram of attention",
-            *axes,
-            *points,
-            "largest Lyapunov exponent (nat/step)",
-            note=f"The last {visited.shape[1]} tokens at each of {len(visited)} gains. The largest exponent is above "
-            f"{CHAOTIC:g} at {(largest > CHAOTIC).mean():.0%} of them.",
-            limits=(-0.5, 0.5),
-            diverging=True,
-        )
+        note = f"The last {visited.shape[1]} tokens at each of {len(visited)} gains. The largest exponent is above "
+        note += f"{CHAOTIC:g} at {(largest > CHAOTIC).mean():.0%} of them."
+        scale: dict[str, Any] = {"note": note, "limits": (-0.5, 0.5), "diverging": True}
+        label = "largest Lyapunov exponent (nat/step)"
+        return Scatter("Bifurcation diagram of attention", *axes, x, y, values, label, **scale)
 
 
 def smallest_network() -> OneBitNetwork:

@@ -33,11 +33,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # What the command line asks of every run; a study's own flags stand beside them.
+OF_WORK = "same_versions", "work_only", "offset", "expect", "array", "sbatch", "prologue", "finish", "until_decided"
 RUN_FLAGS = frozenset(
     {
-        *("replicates", "seed", "store", "workers", "executor", "full", "strict", "json", "dry_run"),
-        *("same_versions", "work_only", "offset", "expect", "array", "sbatch", "prologue", "finish"),
-        *("until_decided", "most_replicates"),
+        *OF_WORK,
+        "replicates",
+        "most_replicates",
+        "seed",
+        "store",
+        "workers",
+        "executor",
+        "full",
+        "strict",
+        "json",
+        "dry_run",
     }
 )
 
@@ -267,19 +276,10 @@ def _sentences(panels: tuple[Panel, ...]) -> set[str]:
     return {sentence.strip() for text in texts for sentence in re.split(r"(?<=[.;:])\s", text) if sentence.strip()}
 
 
-CHECKS: tuple[Callable[[Trial], None], ...] = (
-    check_identity,
-    check_purity,
-    check_prediction,
-    check_labels,
-    check_resumption,
-    check_verdicts,
-    check_use_of_prediction,
-    check_falsifiability,
-    check_preregistration,
-    check_panels,
-    check_captions,
+CHECKS: tuple[Callable[[Trial], None], ...] = tuple(
+    check for name, check in vars().copy().items() if name.startswith("check_") and check is not check_study
 )
+"""The promises in the order of this file."""
 
 
 def _distortions(trained: xr.Dataset) -> Iterator[xr.Dataset]:

@@ -234,13 +234,9 @@ class Verdict(Shown):
         low, high = (to(end) for end in self.interval)
         low, high = back(low - more * abs(middle - low)), back(high + more * abs(high - middle))
         interval = Interval(max(low, self.bounds[0]), min(high, self.bounds[1]), LEVEL)
-        return replace(
-            self,
-            outcome=decide(self.figure, interval, self.target, self.tolerance),
-            interval=(interval.low, interval.high),
-            replicates_needed=None,
-            note="; ".join(filter(None, (self.note, f"interval valid at any number of replicates from {first} on"))),
-        )
+        outcome, ends = decide(self.figure, interval, self.target, self.tolerance), (interval.low, interval.high)
+        note = "; ".join(filter(None, (self.note, f"interval valid at any number of replicates from {first} on")))
+        return replace(self, outcome=outcome, interval=ends, replicates_needed=None, note=note)
 
     @classmethod
     def exact(

@@ -244,12 +244,9 @@ def _as_json(check: "CoordinateCheck", found: "TransferCheck | None") -> dict[st
     data: dict[str, Any] = {"coordinate_check": {"outcome": check.outcome, "growths": growths}}
     if found is not None:
         fitted, low, high = found.decades
-        data["transfer_check"] = {
-            "outcome": found.outcome,
-            "sizes": list(found.sizes),
-            "best_rates": found.learning_rates.tolist(),
-            "decades_over_factor_8": {"fitted": fitted, "interval": [low, high]},
-            "sentence": found.sentence(),
-        }
+        rates = {"best_rates": found.learning_rates.tolist()}
+        decades = {"decades_over_factor_8": {"fitted": fitted, "interval": [low, high]}}
+        stated = {"outcome": found.outcome, "sizes": list(found.sizes)}
+        data["transfer_check"] = stated | rates | decades | {"sentence": found.sentence()}
     plain: dict[str, Any] = json_ready(data)  # JSON has no infinity: an end that is not known is null
     return plain

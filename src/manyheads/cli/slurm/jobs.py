@@ -110,21 +110,14 @@ def write_script(folder: Path, text: str) -> Path:
 def submit(script: Path, *options: str) -> str:
     """Hand a script to sbatch and return the number of the job; `SubmissionFailed` if that fails."""
     try:
-        done = subprocess.run(
-            ["sbatch", "--parsable", *options, str(script)],
-            capture_output=True,
-            text=True,
-            timeout=SBATCH_TIMEOUT,
-            check=False,
-        )
+        words = ["sbatch", "--parsable", *options, str(script)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=SBATCH_TIMEOUT, check=False)
     except FileNotFoundError as error:
-        raise SubmissionFailed(
-            f"sbatch is not on the path; the script is kept: submit {script} from a host that has it"
-        ) from error
+        remedy = f"the script is kept: submit {script} from a host that has it"
+        raise SubmissionFailed(f"sbatch is not on the path; {remedy}") from error
     except subprocess.TimeoutExpired as error:
-        raise SubmissionFailed(
-            f"sbatch did not answer within {SBATCH_TIMEOUT} s; 'squeue' tells whether it took {script}"
-        ) from error
+        remedy = f"'squeue' tells whether it took {script}"
+        raise SubmissionFailed(f"sbatch did not answer within {SBATCH_TIMEOUT} s; {remedy}") from error
     job = done.stdout.strip().partition(";")[0]
     if done.returncode or not job.isdigit():
         raise SubmissionFailed(f"sbatch refused {script}: {printable(done.stderr.strip() or done.stdout.strip())}")

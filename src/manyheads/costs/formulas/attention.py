@@ -1,5 +1,7 @@
 """The attention core: scores, softmax, mixture of values."""
 
+from dataclasses import replace
+
 from manyheads.costs.conventions import Convention
 from manyheads.costs.cost import Cost
 from manyheads.costs.formulas.passes import Part, cost_of, pass_items
@@ -12,16 +14,10 @@ def attention_part(shape: AttentionShape) -> Part:
     keys = shape.keys or shape.queries
     pairs = shape.batch * shape.heads * pair(shape.queries, keys, shape.causal, shape.window)
     per_score = ELEMENTWISE_SCORE["forward"] + (ELEMENTWISE_SCORE["mask"] if shape.causal else 0)
-    return Part(
-        "attention core",
-        macs=(shape.head_dim + (shape.value_dim or shape.head_dim)) * pairs,
-        forward=per_score * pairs,
-        exp=ELEMENTWISE_SCORE["transcendental"] * pairs,
-        backward=ELEMENTWISE_SCORE["backward"] * pairs,
-        scores=pairs,
-        scores_macs=shape.head_dim * pairs,
-        again="block",
-    )
+    macs = (shape.head_dim + (shape.value_dim or shape.head_dim)) * pairs
+    exp, backward = (ELEMENTWISE_SCORE[name] * pairs for name in ("transcendental", "backward"))
+    part = Part("attention core", macs, per_score * pairs, exp, backward, again="block")
+    return replace(part, scores=pairs, scores_macs=shape.head_dim * pairs)
 
 
 def attention_cost(shape: AttentionShape, training: bool = False, convention: str | Convention = "exact") -> Cost:

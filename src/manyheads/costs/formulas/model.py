@@ -75,13 +75,8 @@ def norm_part(
     forward, backward = ELEMENTWISE_NORM[shape.norm]
     values = call.tokens * shape.width
     roots = call.tokens * norms if shape.norm != "none" else 0
-    return Part(
-        name,
-        forward=Tally.of(values * (norms * forward + residuals)),
-        exp=Tally.of(roots),
-        backward=Tally.of(values * (norms * backward + residuals)),
-        again="block" if residuals else "",
-    )
+    there, back = (Tally.of(values * (norms * each + residuals)) for each in (forward, backward))
+    return Part(name, forward=there, exp=Tally.of(roots), backward=back, again="block" if residuals else "")
 
 
 def block_parts(shape: ModelShape, call: Call) -> tuple[Part, ...]:

@@ -179,8 +179,8 @@ class OrderBlindness(st.Study):
             shows=("recurrent network",),
         )
         size = self.lengths[0]
-        seen = dict.fromkeys(("token", "attending"), slice(size))
-        first = trained.sel(model="transformer", length=size).isel(replicate=0, **seen)
+        first = trained.sel(model="transformer", length=size).isel(replicate=0)
+        first = first.isel(token=slice(size), attending=slice(size))
         tokens = first["sequence"].values.astype(int)
         names = tuple("→" if token == self.symbols else chr(ord("a") + token) for token in tokens)
         yield Picture(

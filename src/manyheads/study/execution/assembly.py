@@ -168,17 +168,9 @@ def _concatenate(parts: Sequence[xr.Dataset], dimension: str) -> xr.Dataset:
                 f"along {dimension!r}, dimension {differing[0]!r} has {sizes[0]} entries in part {position} and "
                 f"{sizes[1]} in part 0: give it a coordinate or equal sizes"
             )
-    texts = {name: "" for name, (_, kind) in first.items() if kind == "text"}
-    return xr.concat(
-        parts,
-        dim=dimension,
-        data_vars="all",
-        coords="minimal",
-        compat="override",
-        join="outer",
-        combine_attrs="override",
-        fill_value=texts | {name: np.nan for name in first if name not in texts},
-    )
+    blank = {name: "" if kind == "text" else np.nan for name, (_, kind) in first.items()}
+    how: dict[str, Any] = {"coords": "minimal", "compat": "override", "join": "outer", "combine_attrs": "override"}
+    return xr.concat(parts, dim=dimension, data_vars="all", fill_value=blank, **how)
 
 
 def _declared(part: xr.Dataset) -> dict[Any, tuple[tuple[Any, ...], str]]:
@@ -215,5 +207,5 @@ def verdict_table(verdicts: Sequence[Verdict]) -> xr.Dataset:
     kinds: dict[str, type] = dict.fromkeys(("claim", "expected", "outcome"), str)
     kinds |= dict.fromkeys(("figure", "low", "high", "target", "tolerance_below", "tolerance_above"), float)
     columns = zip((kinds | {"basis": str}).items(), zip(*rows, strict=True), strict=True)
-    table = {name: ("claim", np.asarray(values, dtype=kind)) for (name, kind), values in columns}
+    table: dict[str, Any] = {name: ("claim", np.asarray(values, kind)) for (name, kind), values in columns}
     return xr.Dataset(table, coords={"claim": table.pop("claim")})

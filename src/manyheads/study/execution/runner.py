@@ -263,14 +263,9 @@ def _announcement(study: Study, count: int, missing: Sequence[Unit], runs: RunSt
 
 def _other_versions(runs: RunStore) -> str:
     """Return the versions of stored units that are not those of this process."""
-    here = versions()
-    found = {
-        f"{name} {printable(stored.get(name, 'unknown'))}"
-        for stored in runs.environments()
-        for name in here
-        if stored.get(name) != here[name]
-    }
-    return ", ".join(sorted(found))
+    here, stored = versions(), runs.environments()
+    other = {(name, each.get(name, "unknown")) for each in stored for name in here if each.get(name) != here[name]}
+    return ", ".join(sorted(f"{name} {printable(version)}" for name, version in other))
 
 
 def open_run(path: str | os.PathLike[str]) -> RunTree:

@@ -19,11 +19,8 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """Return the summary as JSON can hold it."""
-        return {
-            "replicates": self.replicates,
-            "verdicts": [verdict.to_json() for verdict in self.verdicts],
-            "panels": [panel.to_json() for panel in self.panels],
-        }
+        parts = {name: [each.to_json() for each in getattr(self, name)] for name in ("verdicts", "panels")}
+        return {"replicates": self.replicates} | parts
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Summary:
@@ -32,7 +29,5 @@ class Summary:
         if type(replicates) is not int or replicates < 1:
             raise ValueError(f"{replicates!r} replicates")
         return cls(
-            replicates,
-            tuple(Verdict.from_json(verdict) for verdict in data["verdicts"]),
-            tuple(panel_from_json(panel) for panel in data["panels"]),
+            replicates, tuple(map(Verdict.from_json, data["verdicts"])), tuple(map(panel_from_json, data["panels"]))
         )

@@ -27,21 +27,11 @@ if TYPE_CHECKING:
 PREDICTION_STREAM = 0xFFFF_FFFF  # replicates are counted from zero, so this stream meets none of theirs
 
 
-RESERVED = frozenset(
-    {
-        *("cell", "replicate", "prediction", "wall_seconds", "cpu_seconds"),
-        *("unit", "unit_number", "unit_digest", "unit_environment", "unit_time"),  # of a table
-    }
-)
+OF_A_TABLE = {"unit", "unit_number", "unit_digest", "unit_environment", "unit_time"}
+RESERVED = frozenset({"cell", "replicate", "prediction", "wall_seconds", "cpu_seconds"} | OF_A_TABLE)
 # xarray would take them for instructions when a unit is written or read back, or the store states them itself.
-CODED_ATTRIBUTES = CODED | {
-    "_FillValue",
-    "coordinates",
-    "labels",
-    "manyheads_unit",
-    "manyheads_units",
-    "manyheads_schema",
-}
+OF_A_STORE = {"_FillValue", "coordinates", "labels", "manyheads_unit", "manyheads_units", "manyheads_schema"}
+CODED_ATTRIBUTES = CODED | OF_A_STORE
 
 
 @dataclass(frozen=True)

@@ -138,18 +138,12 @@ def write_report(sections: Sequence[Section], out: Path, title: str, introductio
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     anchors = Anchors()
     shown = [_rendered(section, position, anchors) for position, section in enumerate(sections)]
-    text = environment.get_template("report.html").render(
-        title=title,
-        introduction=introduction,
-        headline=headline(every) if (every := [one for section in sections for one in section.verdicts]) else "",
-        sections=shown,
-        claims=len(every),
-        outcomes={each.outcome for each in every} | {"unexpected" for each in every if overview.is_unexpected(each)},
-        script=script,
-        script_hash=f"sha256-{digest}",
-        style=style,
-    )
-    write_text(out, text)
+    every = [one for section in sections for one in section.verdicts]
+    outcomes = {each.outcome for each in every} | {"unexpected" for each in every if overview.is_unexpected(each)}
+    head = {"title": title, "introduction": introduction, "headline": headline(every) if every else ""}
+    page = {"sections": shown, "claims": len(every), "outcomes": outcomes}
+    code = {"script": script, "script_hash": f"sha256-{digest}", "style": style}
+    write_text(out, environment.get_template("report.html").render(head | page | code))
     return out
 
 
@@ -184,16 +178,9 @@ def _panel(panel: Panel, prefix: str) -> dict[str, object]:
 
 
 def _claim(verdict: Verdict, anchor: str) -> dict[str, object]:
-    return {
-        "anchor": anchor,
-        "verdict": verdict,
-        "strip": overview.strip_of(verdict),
-        "unexpected": overview.is_unexpected(verdict),
-        "figure": overview.figure_text(verdict),
-        "interval": overview.interval_text(verdict),
-        "region": overview.region_text(verdict),
-        "quantity": overview.quantity_text(verdict),
-    }
+    texts = {name: getattr(overview, f"{name}_text")(verdict) for name in ("figure", "interval", "region", "quantity")}
+    drawn = {"strip": overview.strip_of(verdict), "unexpected": overview.is_unexpected(verdict)}
+    return {"anchor": anchor, "verdict": verdict} | drawn | texts
 
 
 def _is_number(text: str) -> bool:

@@ -21,30 +21,15 @@ VARIABLES |= {colour: f"d{place}" for place, colour in enumerate(DEEP)}
 LINES: Any = {"trained": "-", "predicted": (0, (4, 2)), "reference": (0, (1, 1.5))}  # by role
 SMALL = 8.5  # points; the smallest text
 STYLE: Any = {
-    "font.size": 9.5,
-    "axes.titlesize": 9.5,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": AXIS,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.7,
-    "xtick.color": AXIS,
-    "ytick.color": AXIS,
-    "xtick.labelcolor": SOFT,
-    "ytick.labelcolor": SOFT,
-    "xtick.labelsize": SMALL,
-    "ytick.labelsize": SMALL,
-    "text.color": INK,
-    "legend.frameon": False,
-    "legend.fontsize": SMALL,
-    "figure.facecolor": "white",
+    "font.size": 9.5, "axes.titlesize": 9.5, "axes.labelcolor": INK, "axes.edgecolor": AXIS, "axes.linewidth": 0.8,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": GRID, "grid.linewidth": 0.7,
+    "xtick.color": AXIS, "ytick.color": AXIS, "xtick.labelcolor": SOFT, "ytick.labelcolor": SOFT,
+    "xtick.labelsize": SMALL, "ytick.labelsize": SMALL, "text.color": INK,
+    "legend.frameon": False, "legend.fontsize": SMALL, "figure.facecolor": "white",
     "text.parse_math": False,  # a dollar in a label is a dollar
     "svg.fonttype": "none",  # text stays text: it can be read aloud, searched and copied
     "svg.hashsalt": "manyheads",
-}
+}  # fmt: skip
 
 
 def colour_of(group: int, *, deep: bool = False) -> str:

@@ -109,16 +109,10 @@ def _paths_in(value: Any) -> set[Path]:
 
 def identity(study: Study, seed: int) -> dict[str, Any]:
     """Return all that a run's numbers depend on, ready for JSON: name, revision, configuration, inputs, seed."""
-    return {
-        "study": study.name,
-        "revision": study.revision,
-        "configuration": {
-            field.name: plain(getattr(study, field.name), field.name, _is_real(field))
-            for field in dataclasses.fields(study)
-        },
-        "inputs": dict(sorted(study.inputs().items())),
-        "seed": seed,
-    }
+    fields = dataclasses.fields(study)
+    settings = {each.name: plain(getattr(study, each.name), each.name, _is_real(each)) for each in fields}
+    stated = {"study": study.name, "revision": study.revision, "configuration": settings}
+    return stated | {"inputs": dict(sorted(study.inputs().items())), "seed": seed}
 
 
 def fingerprint(study: Study, seed: int) -> str:

@@ -72,13 +72,8 @@ def _environment(kind: type[Study]) -> dict[str, str]:
     import jax
     import xarray
 
-    return versions() | {
-        "jaxlib": version("jaxlib"),
-        "xarray": xarray.__version__,
-        "device": jax.default_backend(),
-        "machine": platform.machine(),
-        "code": code_of(kind),
-    }
+    more = {"jaxlib": version("jaxlib"), "xarray": xarray.__version__, "device": jax.default_backend()}
+    return versions() | more | {"machine": platform.machine(), "code": code_of(kind)}
 
 
 def code_of(kind: type[Study]) -> str:

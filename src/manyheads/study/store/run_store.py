@@ -217,17 +217,10 @@ class RunStore:
 
 def header_of(study: Study, seed: int) -> dict[str, Any]:
     """Return what a new run's `run.json` states."""
-    return identity(study, seed) | {
-        "format": FORMAT,
-        "settings": NUMBERS,
-        "class": class_path(type(study)),
-        "command": command_of(study),
-        "claim": study.claim,
-        "source": dataclasses.asdict(study.source),
-        "layout": Layout.of(study).to_json(),
-        "versions": versions(),
-        CLAIMS: None,  # known when it is compared
-    }
+    written = {"format": FORMAT, "settings": NUMBERS, "layout": Layout.of(study).to_json(), "versions": versions()}
+    said = {"class": class_path(type(study)), "command": command_of(study), "claim": study.claim}
+    # The number of claims is known when they are compared.
+    return identity(study, seed) | written | said | {"source": dataclasses.asdict(study.source), CLAIMS: None}
 
 
 def _check(header: dict[str, Any]) -> Layout:

@@ -32,18 +32,13 @@ def status(runs: RunStore, replicates: int | None = None) -> dict[str, Any]:
                 counts = cells[_row(layout.unit(number))]
                 counts[kind] += 1
                 counts["missing"] -= kind != "failed"
-    return {
-        "run": str(runs.path),
-        "units": len(stored),
-        "replicates": replicates,
-        "cells": cells,
-        "launches": [
-            {"host": owner.host, "pid": owner.pid, "seconds": round(owner.seconds, 1), "alive": owner.alive}
-            for owner in owners_of(runs.path)
-        ],
-        "environments": runs.environments(),
-        "failures": {str(layout.unit(number)): what for number, what in failed.items()},
-    }
+    launches = [
+        {"host": owner.host, "pid": owner.pid, "seconds": round(owner.seconds, 1), "alive": owner.alive}
+        for owner in owners_of(runs.path)
+    ]
+    failures = {str(layout.unit(number)): what for number, what in failed.items()}
+    found = {"run": str(runs.path), "units": len(stored), "replicates": replicates, "cells": cells}
+    return found | {"launches": launches, "environments": runs.environments(), "failures": failures}
 
 
 def describe(found: dict[str, Any]) -> str:

@@ -23,13 +23,8 @@ from manyheads.errors import ManyheadsError
 if TYPE_CHECKING:
     import xarray as xr
 
-NUMBERS = {
-    name: np.dtype(name).newbyteorder("<")
-    for name in (
-        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("float16", "float32", "float64", "complex64", "complex128"),
-    )
-}
+_NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
+NUMBERS = {name: np.dtype(name).newbyteorder("<") for name in _NAMES.split()}
 TEXT = "utf8-"  # followed by the bytes of the longest text, a power of two
 LEAST_TEXT = 16  # so that a longer word does not make another schema
 LARGEST_BLOCK = 1 << 27  # bytes of a unit
