@@ -194,9 +194,8 @@ class Extract:
 
         given = load_function(self.oracle)
         if not is_module(given):
-            self._refuse_given(
-                OF_CHECKPOINTS, f"for checkpoint folders only, and for models, which {self.oracle} is not"
-            )
+            why = f"for checkpoint folders only, and for models, which {self.oracle} is not"
+            self._refuse_given(OF_CHECKPOINTS, why)
             if self.dim is None and getattr(given, "dim", None) is None:
                 raise UsageError(f"{self.oracle} has no attribute dim: give the token dimension with --dim")
         found = open_oracle(given, self.dim, self.layer, self.dtype, self.through)

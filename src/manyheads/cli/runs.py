@@ -32,10 +32,11 @@ class List:
         if self.json:
             print(json.dumps(rows, indent=1))
             return 0
-        units = [
-            f"{row['units']:>4} unit{'s' if row['units'] != 1 else ' '}   {printable(row['state'])}" for row in rows
-        ]
-        print(two_columns(zip((printable(row["run"]) for row in rows), units, strict=True)))
+        shown = []
+        for row in rows:
+            units = f"{row['units']:>4} unit{'s' if row['units'] != 1 else ' '}"
+            shown.append((printable(row["run"]), f"{units}   {printable(row['state'])}"))
+        print(two_columns(shown))
         return 0
 
 
@@ -148,9 +149,8 @@ class Repair:
 def _no_linked_run(store: Path) -> Path:
     """Return the root of a store; a link to one run is refused, since it says nothing of what would be removed."""
     if store.is_symlink() and (store / "run.json").exists():
-        raise FileRefused(
-            f"{store} is a symbolic link to a run; runs are removed by their own folder only: give {store.resolve()}"
-        )
+        remedy = f"runs are removed by their own folder only: give {store.resolve()}"
+        raise FileRefused(f"{store} is a symbolic link to a run; {remedy}")
     return existing(store)
 
 

@@ -111,9 +111,7 @@ class Options:
     until_decided: Switch = flag(
         False, "Add replicates until all claims are decided. Intervals are valid at any number of replicates"
     )
-    most_replicates: OptionalInt = flag(
-        None, "With --until-decided, stop at so many. Eight times --replicates if absent"
-    )
+    most_replicates: OptionalInt = flag(None, "With --until-decided, stop at so many. 8 times --replicates if absent")
     executor: Annotated[Optional[str], ABSENT] = flag(None, "Cluster of dask: dask:tcp://HOST:PORT")
     full: Switch = flag(False, "Size of the publication instead of minutes on two cores")
     strict: Switch = flag(
@@ -161,9 +159,8 @@ class Run:
             raise UsageError("--until-decided --work-only: a process that only works decides nothing; leave one out")
         most = last_replicates(options.replicates, options.until_decided, options.most_replicates)
         if options.expect not in (None, found := fingerprint(self.study, options.seed)):
-            raise UsageError(
-                f"--expect {options.expect}: this run is {found} here; a flag, an input or the study differs"
-            )
+            why = f"this run is {found} here; a flag, an input or the study differs"
+            raise UsageError(f"--expect {options.expect}: {why}")
         if options.same_versions:
             require_same_versions(self.study, options.seed, options.store)
         if options.dry_run:

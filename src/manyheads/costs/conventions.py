@@ -94,10 +94,8 @@ class Convention:
         check_fields(self, "convention: ")
         answers = {value == "executed" for value in (self.causal, self.recompute, self.embedding, self.backward)}
         if len(answers) > 1 or (self.executed and self.softmax):
-            raise UsageError(
-                "convention: 'executed' stands in causal, recompute, embedding and backward together, with softmax=0, "
-                "or in none of them"
-            )
+            fields = "causal, recompute, embedding and backward"
+            raise UsageError(f"convention: 'executed' stands in {fields} together, with softmax=0, or in none of them")
 
     @property
     def executed(self) -> bool:

@@ -16,6 +16,7 @@ LONGEST_WALK = 1_000
 # A known integer or Boolean scalar, or None.
 Known = Any
 Mask = tuple[bool, ...]
+Consts = Sequence[Any]
 
 
 def inner_programs(eqn: Any) -> list[tuple[core.Jaxpr, tuple[Any, ...]]]:
@@ -192,13 +193,8 @@ _SAME_VALUE = {"broadcast_in_dim", "convert_element_type", "copy", "device_put",
 
 def known_value(value: Any) -> Known:
     """Return an integer or Boolean scalar as NumPy holds it, anything else as None."""
-    if (
-        isinstance(value, (bool, int, np.generic, np.ndarray))
-        and np.ndim(value) == 0
-        and np.asarray(value).dtype.kind in "iub"
-    ):
-        return np.asarray(value)[()]
-    return None
+    scalar = isinstance(value, (bool, int, np.generic, np.ndarray)) and np.ndim(value) == 0
+    return np.asarray(value)[()] if scalar and np.asarray(value).dtype.kind in "iub" else None
 
 
 def known_results(eqn: Any, operands: Sequence[Known]) -> list[Known]:
@@ -210,8 +206,7 @@ def known_results(eqn: Any, operands: Sequence[Known]) -> list[Known]:
     if len(eqn.outvars) != 1 or any(operand is None for operand in operands) or not operands:
         return unknown
     aval = eqn.outvars[0].aval
-    kind = getattr(getattr(aval, "dtype", None), "kind", "")
-    if getattr(aval, "shape", None) != () or kind not in "iub" or not kind:
+    if getattr(aval, "shape", None) != () or getattr(getattr(aval, "dtype", None), "kind", "") not in tuple("iub"):
         return unknown
     if name in _SAME_VALUE:
         value = operands[0]
@@ -224,12 +219,10 @@ def known_results(eqn: Any, operands: Sequence[Known]) -> list[Known]:
     return [np.asarray(value).astype(aval.dtype)[()]]
 
 
-def evaluate_known(
-    program: core.Jaxpr, consts: Sequence[Any], operands: Sequence[Known], equations: Any = None
-) -> list[Known]:
-    """Run a program on the integer scalars that are known; `equations` may be the part of it that is needed."""
+def evaluate_known(program: core.Jaxpr, consts: Consts, operands: Sequence[Known], part: Any = None) -> list[Known]:
+    """Run a program, or the part of its equations that is needed, on the integer scalars that are known."""
     environment = bind(program, consts, operands)
-    for eqn in program.eqns if equations is None else equations:
+    for eqn in program.eqns if part is None else part:
         results = known_results(eqn, [look_up(environment, var) for var in eqn.invars])
         environment.update(zip(eqn.outvars, results, strict=True))
     return [look_up(environment, var) for var in program.outvars]

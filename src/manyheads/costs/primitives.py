@@ -86,11 +86,8 @@ def describe_uncounted(eqn: Any) -> tuple[str, bool]:
         if plain in names:
             return f"{name} {reason}", names not in (NOTED, SELECTED_SUMS, COLLECTIVES)
     if name == "ragged_dot_general":
-        most = f"at most {ragged_macs(eqn):,} multiply-adds"
-        return (
-            f"{name} multiplies as many rows as its group sizes add up to, and their values are not read: {most}",
-            True,
-        )
+        why = "multiplies as many rows as its group sizes add up to, and their values are not read"
+        return f"{name} {why}: at most {ragged_macs(eqn):,} multiply-adds", True
     if name.startswith(SPARSE):
         return f"{name} works on a sparse array: how many operations its stored elements take is not derived", True
     if name.startswith("dot_product_attention"):

@@ -42,10 +42,8 @@ class Tally:
             return self.exact
         if causal == "halved":
             if self.doubled_halved % 2:
-                raise ConventionError(
-                    f"halved count: {self.doubled_halved}/2 is no integer; "
-                    "ask for causal='exact', or for multiply_add=2"
-                )
+                remedy = "ask for causal='exact', or for multiply_add=2"
+                raise ConventionError(f"halved count: {self.doubled_halved}/2 is no integer; {remedy}")
             return self.doubled_halved // 2
         return self.dense
 

@@ -173,14 +173,9 @@ def block_oracle(model: Transformer, layer: int) -> BlockOracle:
 
     if config.norm != "pre" or config.biases or blocks.attention_gain is None:
         raise st.UsageError("expected a pre-norm transformer with gains and without biases, as the demo's")
-    attention = MultiHeadAttention(
-        scaled("query", blocks.query),
-        scaled("key", blocks.key),
-        scaled("value", blocks.value),
-        float(scaling.branch) * scaled("output", blocks.output),
-        scale=float(scaling.logit(config.shape.key_dim)),
-        causal=True,
-    )
+    query, key, value, output = (scaled(role, getattr(blocks, role)) for role in ("query", "key", "value", "output"))
+    scale = float(scaling.logit(config.shape.key_dim))
+    attention = MultiHeadAttention(query, key, value, float(scaling.branch) * output, scale=scale, causal=True)
     gain = scaled("norm", blocks.attention_gain)
     return BlockOracle(attention.merged(), gain, Normalization(config.centred, config.epsilon))
 

@@ -53,9 +53,8 @@ class DemoGrowth(st.Study):
 
     def problem(self) -> Problem:
         """Return the training problem of the limit and of the blocks."""
-        return _problem(
-            self.text, self.pieces, self.length, self.vocabulary, self.steps, self.learning_rate, self.richness
-        )
+        training = self.steps, self.learning_rate, self.richness
+        return _problem(self.text, self.pieces, self.length, self.vocabulary, *training)
 
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(key_dim=self.key_dims)

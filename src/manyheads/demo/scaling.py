@@ -143,11 +143,9 @@ class DemoScaling(st.Study):
             f"{large}, the table": self._at(trained, self.target, "scaled"),
             f"{large}, plain": self._at(trained, self.target, "plain"),
         }
+        steps, parts = trained["step"].values, list(enumerate(drawn.items()))
         curves = tuple(
-            tuple(
-                spread_curve(trained["step"].values, part[name].values, label, group=group)
-                for group, (label, part) in enumerate(drawn.items())
-            )
+            tuple(spread_curve(steps, part[name].values, label, group=group) for group, (label, part) in parts)
             for name in DRAWN
         )
         means = (self._growth(trained, "residual", name).mean() for name in ("scaled", "plain"))

@@ -52,16 +52,10 @@ def _pattern(cell: xr.Dataset) -> Picture:
     sharpness = first["entropy"].isel(step=-1).values  # (L, H)
     layer, head = np.unravel_index(sharpness.argmin(), sharpness.shape)
     names = tuple(first["snippet"].values.tolist())
-    return Picture(
-        f"Attention of the head of lowest entropy: layer {layer}, head {head}",
-        "key",
-        "query",
-        tuple(tuple(map(float, row)) for row in first["pattern"].values[layer, head]),
-        value_label="attention",
-        x_ticks=names,
-        y_ticks=names,
-        note="From the validation text, after training, first seed. · is a space, ¶ a line end.",
-    )
+    title = f"Attention of the head of lowest entropy: layer {layer}, head {head}"
+    values = tuple(tuple(map(float, row)) for row in first["pattern"].values[layer, head])
+    note = "From the validation text, after training, first seed. · is a space, ¶ a line end."
+    return Picture(title, "key", "query", values, "attention", names, names, note)
 
 
 def _sample(cell: xr.Dataset) -> Listing:

@@ -33,22 +33,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # What the command line asks of every run; a study's own flags stand beside them.
-OF_WORK = "same_versions", "work_only", "offset", "expect", "array", "sbatch", "prologue", "finish", "until_decided"
-RUN_FLAGS = frozenset(
-    {
-        *OF_WORK,
-        "replicates",
-        "most_replicates",
-        "seed",
-        "store",
-        "workers",
-        "executor",
-        "full",
-        "strict",
-        "json",
-        "dry_run",
-    }
-)
+OF_WORK = {"same_versions", "work_only", "offset", "expect", "array", "sbatch", "prologue", "finish", "until_decided"}
+OF_ALL = {"replicates", "most_replicates", "seed", "store", "workers", "executor", "full", "strict", "json", "dry_run"}
+RUN_FLAGS = frozenset(OF_WORK | OF_ALL)
 
 
 class ContractBroken(ManyheadsError, AssertionError):

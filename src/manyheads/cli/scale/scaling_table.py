@@ -27,10 +27,10 @@ LATENT = (
     "latent attention: its low-rank factors are in no row here; torch_groups and the audit give them theirs, at the "
     "ranks of the base where a base of N,H,L leaves them out"
 )
+OF_MLP = "rows with F follow it, and outputs are bounded, not constant, while the ratio changes"
+OF_KEYS = "rows with K follow it, as derived and measured at one width"
 POST_NORM = "post-norm: width and key dimension are scaled; depth is outside the theory, and stays the base's"
-TUNE_APART = (
-    "tune AdamW's learning rate at the base too, apart from Muon's: a sweep of both at one ratio stops too early"
-)
+TUNE_APART = "tune AdamW's learning rate at the base too, apart from Muon's: sweeping both at one ratio stops too early"
 TUNE_GAINS = (
     "norms behind queries and keys: give their gains a rate of their own (--rates query_gain=RATE key_gain=RATE), "
     "tuned at a base of N >= 16, where the loss depends on it"
@@ -110,29 +110,22 @@ def _compare(base: Notes | None, target: Notes | None, parametrization: "Paramet
     """Return remarks on properties of the configurations that the table does not show."""
     from manyheads.scaling import forward_multipliers
 
-    remarks = [
-        f"{which}: {note}" for which, read in (("base", base), ("target", target)) if read for note in read.assumed
-    ]
+    both = {"base": base, "target": target}
+    remarks = [f"{which}: {note}" for which, read in both.items() if read for note in read.assumed]
     known = target or base
     remarks += [POST_NORM] if known and known.post_norm else []
     if known and known.tied:
         output = forward_multipliers(parametrization, shape).output
-        if output == 1:
-            outputs = "leave the outputs as they are"
-        elif parametrization.form == "effective":
-            outputs = f"multiply the outputs by {_number(output)}"
-        else:
-            outputs = "give the outputs the unembedding's multiplier"
+        scaled = f"multiply the outputs by {_number(output)}"
+        outputs = scaled if parametrization.form == "effective" else "give the outputs the unembedding's multiplier"
+        outputs = "leave the outputs as they are" if output == 1 else outputs
         remarks.append(f"tied embeddings: scale the one matrix as the embedding, and {outputs}")
     if base and target and base.mlp_ratio != target.mlp_ratio:
-        remarks.append(
-            f"hidden width of the MLP: {base.mlp_ratio:g} d at the base and {target.mlp_ratio:g} d here; rows with F "
-            "follow it, and outputs are bounded, not constant, while the ratio changes"
-        )
+        widths = f"{base.mlp_ratio:g} d at the base and {target.mlp_ratio:g} d here"
+        remarks.append(f"hidden width of the MLP: {widths}; {OF_MLP}")
     if base and target and base.group != target.group:
         remarks.append(
-            f"grouped keys: {base.group} query heads share one at the base and {target.group} here; rows with K follow "
-            "it, as derived and measured at one width"
+            f"grouped keys: {base.group} query heads share one at the base and {target.group} here; {OF_KEYS}"
         )
     return remarks + ([LATENT] if known and known.latent else [])
 

@@ -68,9 +68,7 @@ def mlp_parts(shape: ModelShape, call: Call) -> tuple[Part, ...]:
     )
 
 
-def norm_part(
-    shape: ModelShape, call: Call, name: str = "norms and residual", norms: int = 2, residuals: int = 2
-) -> Part:
+def norm_part(shape: ModelShape, call: Call, name: str, norms: int, residuals: int) -> Part:
     """Return norms (one rsqrt a row) and residual additions (one a value, in both passes)."""
     forward, backward = ELEMENTWISE_NORM[shape.norm]
     values = call.tokens * shape.width
@@ -84,7 +82,7 @@ def block_parts(shape: ModelShape, call: Call) -> tuple[Part, ...]:
     inward, outward = projection_parts(shape, call)
     core = attention_part(shape.attention(call.queries, call.keys, call.batch))
     branches = 2 if shape.mlp_hidden else 1
-    norms = norm_part(shape, call, norms=branches, residuals=branches)
+    norms = norm_part(shape, call, "norms and residual", branches, branches)
     if not shape.mlp_hidden:  # then the output projection ends the block
         outward = replace(outward, again="last")
     return (inward, core, outward, *mlp_parts(shape, call), norms)

@@ -28,6 +28,5 @@ class Summary:
         replicates = data["replicates"]
         if type(replicates) is not int or replicates < 1:
             raise ValueError(f"{replicates!r} replicates")
-        return cls(
-            replicates, tuple(map(Verdict.from_json, data["verdicts"])), tuple(map(panel_from_json, data["panels"]))
-        )
+        verdicts, panels = map(Verdict.from_json, data["verdicts"]), map(panel_from_json, data["panels"])
+        return cls(replicates, tuple(verdicts), tuple(panels))

@@ -158,11 +158,11 @@ class Table:
 
     def _right(self, pack: Pack) -> NDArray[np.bool_]:
         """Tell which units of a pack have their digest."""
-        rows = ((unit, self.units[unit], row) for unit, row in zip(pack.numbers.tolist(), pack.matrix, strict=True))
-        digests = [
-            (digest_of(self.run, unit, at.schema, at.environment, row.data), at.digest) for unit, at, row in rows
-        ]
-        return np.asarray([found == stated for found, stated in digests], bool)
+        right = []
+        for unit, row in zip(pack.numbers.tolist(), pack.matrix, strict=True):
+            entry = self.units[unit]
+            right.append(digest_of(self.run, unit, entry.schema, entry.environment, row.data) == entry.digest)
+        return np.asarray(right, bool)
 
     def _read_group(self, file: zipfile.ZipFile, group: str, schema: Schema) -> Pack:
         numbers = [unit for unit, entry in self.units.items() if entry.schema == schema.id]
