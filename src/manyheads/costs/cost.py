@@ -139,8 +139,8 @@ class Cost(Shown):
 
     def _column(self, name: str) -> int:
         self._refuse_unknown()
-        counted = (item for item in self.items if item.counted(self.convention))
-        return sum(getattr(item, name).elementwise(self.convention.causal) for item in counted)
+        counted = (getattr(item, name) for item in self.items if item.counted(self.convention))
+        return sum(amount.elementwise(self.convention.causal) for amount in counted)
 
     def _refuse_unknown(self) -> None:
         if self.unknown:

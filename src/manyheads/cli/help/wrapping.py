@@ -81,10 +81,9 @@ def two_columns(rows: Iterable[Sequence[str]], indent: str = "") -> str:
     beside = not watched or room - len(margin) >= min(30, max((len(text) for _, text in rows), default=0))
     lines = []
     for name, text in rows:
-        if not watched:
-            lines.append(f"{indent}{name:<{width}}   {text}")
-        elif beside:
-            lines.append(_fill(text, room, f"{indent}{name:<{width}}   ", margin))
+        head = f"{indent}{name:<{width}}   "
+        if beside:
+            lines.append(_fill(text, room, head, margin) if watched else head + text)
         else:
             lines += [f"{indent}{name}", _fill(text.strip(), room, f"{indent}    ", f"{indent}    ")]
     return "\n".join(lines)
@@ -110,6 +109,5 @@ def is_watched() -> bool:
 
 
 def _fill(text: str, width: int, first: str, indent: str) -> str:
-    return textwrap.fill(
-        text, width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
+    wrapper = textwrap.TextWrapper(width, first, indent, break_long_words=False, break_on_hyphens=False)
+    return wrapper.fill(text)

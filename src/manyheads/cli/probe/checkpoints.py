@@ -20,17 +20,10 @@ if TYPE_CHECKING:
 
 SHOWN = 6  # checkpoints of a series that fit beside one another in a terminal
 COLUMNS = {
-    "frobenius": "Frobenius",
-    "spectral": "spectral",
-    "spectral_random": "(random)",
-    "beyond_edge": "beyond",
-    "stable_rank": "stable rank",
-    "stable_rank_random": "(random)",
-    "effective_rank": "effective",
-    "participation_ratio": "participation",
-    "coherence": "coherence",
-    "coherence_random": "(random)",
-}
+    "frobenius": "Frobenius", "spectral": "spectral", "spectral_random": "(random)", "beyond_edge": "beyond",
+    "stable_rank": "stable rank", "stable_rank_random": "(random)", "effective_rank": "effective",
+    "participation_ratio": "participation", "coherence": "coherence", "coherence_random": "(random)",
+}  # fmt: skip
 Paths = Annotated[
     Union[None, tuple[Path, ...]], tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT ...", help_behavior_hint="")
 ]

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Literal, Union
+from typing import Annotated, Any, Literal, Union
 
 import tyro
 
@@ -62,18 +62,17 @@ class Preflight(TunedBase):
         if not 0 < low < high < np.inf or count < 3:
             given = f"--rate-factors {low:g} {high:g} {count}"
             raise UsageError(f"{given}: give two factors, the lower first, and 3 points")
+        same: dict[str, Any] = {name: getattr(self, name) for name in ("steps", "train", "limit")}
         found = preflight(
             load_function(self.target),
             base,
             axes={axes[0]: self.sizes} if self.sizes else axes,
             parametrization=self.parametrization(base),
             hyperparameters=None if self.learning_rate is None else self.hyperparameters(),
-            steps=self.steps,
             seeds=range(self.seed, self.seed + self.seeds),
             rate_factors=np.geomspace(low, high, count).tolist() if self.transfer else (),
-            train=self.train,
-            limit=self.limit,
             announce=lambda text: announce(text, True),
+            **same,
         )
         figures = json.dumps(found.as_dict(), indent=1)
         print(figures if self.json else found)

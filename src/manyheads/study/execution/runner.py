@@ -292,13 +292,12 @@ def open_run(path: str | os.PathLike[str]) -> RunTree:
         return _open(RunStore(path))
     from manyheads.study.reporting.run_tree import RunTree
 
-    stores = find_runs(path)
-    finished = {store.path.relative_to(path).as_posix(): store for store in stores if store.summary() is not None}
+    stores = {store.path.relative_to(path).as_posix(): store for store in find_runs(path)}
+    finished = {name: _open(store) for name, store in stores.items() if store.summary() is not None}
     if not finished:
         raise FileRefused(f"{path}: no run is finished yet; 'manyheads study run' finishes one")
-    opened = RunTree.from_dict({name: _open(store) for name, store in finished.items()})
-    left = sorted({store.path.relative_to(path).as_posix() for store in stores} - set(finished))
-    opened.attrs |= {"path": str(path), "unfinished": left}
+    opened = RunTree.from_dict(finished)
+    opened.attrs |= {"path": str(path), "unfinished": sorted(set(stores) - set(finished))}
     return opened
 
 

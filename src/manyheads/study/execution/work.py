@@ -137,6 +137,7 @@ def _code(environment: dict[str, str]) -> tuple[str, str]:
     return environment["manyheads"], environment["code"]
 
 
+@dataclass(eq=False)
 class Work:
     """The missing units of a run, worked through by this launch together with all others until nothing is left.
 
@@ -146,28 +147,22 @@ class Work:
     others.
     """
 
-    def __init__(
-        self,
-        runs: RunStore,
-        study: Study,
-        seed: int,
-        replicates: int,
-        executor: Executor | None = None,
-        *,
-        offset: int = 0,
-        wait: bool = True,
-        keep_going: bool = False,
-        leaving: Callable[[], bool] = lambda: False,
-    ):
-        self.runs, self.study, self.seed, self.replicates = runs, study, seed, replicates
-        self.executor, self.offset, self.wait = executor, offset, wait
-        self.keep_going, self.leaving = keep_going, leaving
-        self.flying: dict[Future[Done], list[Claim]] = {}
-        self.told: set[int] = set()  # units whose storing a worker has reported
-        self.asked: set[int] = set()
-        self.failed: tuple[Unit, Failure] | None = None
-        self.lost = ""
-        self.pace = 0.0  # seconds a unit
+    runs: RunStore
+    study: Study
+    seed: int
+    replicates: int
+    executor: Executor | None = None
+    offset: int = 0
+    wait: bool = True
+    keep_going: bool = False
+    leaving: Callable[[], bool] = lambda: False
+
+    flying: dict[Future[Done], list[Claim]] = field(init=False, default_factory=dict)
+    told: set[int] = field(init=False, default_factory=set)  # units whose storing a worker has reported
+    asked: set[int] = field(init=False, default_factory=set)
+    failed: tuple[Unit, Failure] | None = field(init=False, default=None)
+    lost: str = field(init=False, default="")
+    pace: float = field(init=False, default=0.0)  # seconds a unit
 
     def run(self, advance: Callable[[int], None] = lambda _: None) -> int:
         """Compute until nothing is missing and return how many units this launch computed.
@@ -244,19 +239,17 @@ class Work:
     def _give(self, task: Task, claims: list[Claim]) -> None:
         units = [(claim.unit, self.runs.layout.unit(claim.unit)) for claim in claims]
         self.asked |= {claim.unit for claim in claims}
-        future: Future[Done]
-        if self.executor is None:
-            future = Future()
-            future.set_result(work(task, units))
-        else:
-            try:
-                if _is_disconnected(self.executor):
-                    raise BrokenExecutor(DISCONNECTED)
+        future: Future[Done] = Future()
+        try:
+            if self.executor is None:
+                future.set_result(work(task, units))
+            elif _is_disconnected(self.executor):
+                raise BrokenExecutor(DISCONNECTED)
+            else:
                 future = self.executor.submit(work, task, units)
-            except BrokenExecutor as error:
-                self.lost = str(error)
-                return
-        self.flying[future] = claims
+            self.flying[future] = claims
+        except BrokenExecutor as error:
+            self.lost = str(error)
 
     def _collect(self, launch: Launch) -> None:
         """Wait for a batch and take what it tells."""

@@ -13,21 +13,9 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 
 from manyheads.study.panels import Curve, Drawn, Lines, Multiples, Picture, Scatter
+from manyheads.study.reporting import style
 from manyheads.study.reporting.labels import label_above, label_lines, legend_rows
-from manyheads.study.reporting.style import (
-    COLOURS,
-    DIVERGING,
-    INK,
-    LINES,
-    SMALL,
-    SOFT,
-    STYLE,
-    colour_of,
-    marker_of,
-    number_text,
-    role_colour,
-    typeset,
-)
+from manyheads.study.reporting.style import INK, SMALL, SOFT, STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,7 +86,7 @@ def _draw_lines(figure: Figure, panel: Lines) -> None:
     elif panel.log_x and _has_positive(curve.x for curve in panel.curves):
         axes.set_xscale("log")
         if sizes := _few_sizes(panel):
-            axes.set_xticks(sizes, labels=[number_text(size) for size in sizes])
+            axes.set_xticks(sizes, labels=[style.number_text(size) for size in sizes])
             axes.set_xticks([], minor=True)
         else:
             write_plainly(axes.xaxis)
@@ -182,9 +170,9 @@ def _scatter_scale(panel: Scatter, every: list[float]) -> tuple[dict[str, Any], 
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
     kinds = sorted(set(every))
-    if 1 < len(kinds) <= len(COLOURS) and all(value == int(value) for value in kinds):
+    if 1 < len(kinds) <= len(style.COLOURS) and all(value == int(value) for value in kinds):
         edges = [kinds[0] - 0.5, *((a + b) / 2 for a, b in itertools.pairwise(kinds)), kinds[-1] + 0.5]
-        return {"cmap": ListedColormap(COLOURS[: len(kinds)]), "norm": BoundaryNorm(edges, len(kinds))}, kinds
+        return {"cmap": ListedColormap(style.COLOURS[: len(kinds)]), "norm": BoundaryNorm(edges, len(kinds))}, kinds
     low, high = panel.limits or (min(every, default=0.0), max(every, default=1.0))
     return {"cmap": _colours(panel.diverging, _without_yellow()), "vmin": low, "vmax": high}, None
 
@@ -207,7 +195,7 @@ def _colours(diverging: bool, sequential: Any) -> Any:
     """Return the scale of colours: one with a middle, or the other one."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list("diverging", DIVERGING) if diverging else sequential
+    return LinearSegmentedColormap.from_list("diverging", style.DIVERGING) if diverging else sequential
 
 
 def _draw_bar(figure: Figure, drawn: Any, axes: Any, label: str, ticks: list[float] | None = None) -> None:
@@ -248,17 +236,17 @@ def write_plainly(axis: Axis) -> None:
 
     class Powers(LogFormatter):
         def __call__(self, x: float, pos: int | None = None) -> str:
-            return number_text(x) if super().__call__(x, pos) else ""
+            return style.number_text(x) if super().__call__(x, pos) else ""
 
     class Plain(ScalarFormatter):
         def get_offset(self) -> str:
-            return typeset(super().get_offset())
+            return style.typeset(super().get_offset())
 
     low, high = sorted(axis.get_view_interval())
     if isinstance(axis.get_major_locator(), LogLocator) and 0 < low < high < SHORT * low:
         axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda x, pos: number_text(x)))
+        axis.set_major_formatter(FuncFormatter(lambda x, pos: style.number_text(x)))
     elif isinstance(axis.get_major_locator(), LogLocator):
         axis.set_major_formatter(Powers())
         axis.set_minor_formatter(Powers(labelOnlyBase=False))
@@ -284,15 +272,15 @@ def _draw_curve(axes: Axes, curve: Curve, width: float = 1.7, named: bool = Fals
     Over `named` places points count, bars are their ranges, and a faint line leads from one to the next of its kind.
     """
     predicted, reference = curve.role == "predicted", curve.role == "reference"
-    colour = role_colour(curve.role, curve.group)
+    colour = style.role_colour(curve.role, curve.group)
     axes.plot(
         curve.x,
         curve.y,
-        linestyle=LINES[curve.role],
-        marker=marker_of(curve.group) if curve.role == "trained" else "_" if named and predicted else "",
+        linestyle=style.LINES[curve.role],
+        marker=style.marker_of(curve.group) if curve.role == "trained" else "_" if named and predicted else "",
         markersize=11 if named and predicted else 5 if named else 3.8,
         markerfacecolor=colour,
-        markeredgecolor=colour_of(curve.group, deep=True),
+        markeredgecolor=style.colour_of(curve.group, deep=True),
         markeredgewidth=2 if named and predicted else 0.7,
         markevery=_marked(curve),
         color=(colour, 0.35) if named and not reference else colour,

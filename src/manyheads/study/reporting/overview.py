@@ -47,14 +47,10 @@ def strip_of(verdict: Verdict) -> Strip:
     scale = _scale(verdict)
     low, high = (scale(end) for end in verdict.interval)
     figure = scale(verdict.figure)
-    return Strip(
-        region=(_percent(scale(verdict.region[0])), _percent(scale(verdict.region[1]))),
-        interval=(_percent(low), _percent(high)),
-        figure=None if math.isnan(figure) else _percent(figure),
-        target=_percent(scale(verdict.target)),
-        cut=(low < -REACH, high > REACH),
-        exact=verdict.interval[0] == verdict.interval[1],
-    )
+    start, end = (_percent(scale(each)) for each in verdict.region)
+    region, interval = (start, end), (_percent(low), _percent(high))
+    shown, exact = None if math.isnan(figure) else _percent(figure), verdict.interval[0] == verdict.interval[1]
+    return Strip(region, interval, shown, _percent(scale(verdict.target)), (low < -REACH, high > REACH), exact)
 
 
 def _scale(verdict: Verdict) -> Callable[[float], float]:

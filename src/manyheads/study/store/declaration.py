@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from manyheads.errors import UsageError, check_integer
 from manyheads.study.base import Study
@@ -11,14 +12,13 @@ from manyheads.study.execution.units import RESERVED
 from manyheads.study.sources import Source
 from manyheads.study.store.records.schema import MOST_UNITS
 
-DECLARED: dict[str, tuple[type, ...]] = {
-    "name": (str,),
-    "claim": (str,),
-    "source": (Source,),
-    "revision": (int,),
-    "predictions": (int, type(None)),
-    "vectorized": (bool,),
-    "chunk": (int,),
+DECLARED: dict[str, Any] = {
+    "name": str,
+    "claim": str,
+    "source": Source,
+    "revision": int,
+    "vectorized": bool,
+    "chunk": int,
 }
 """Class variables of a study, and their types."""
 
@@ -27,12 +27,13 @@ def check_run(study: Study, replicates: int, seed: int) -> tuple[int, int]:
     """Refuse what cannot be a run, and return the two numbers as Python's own."""
     if not isinstance(study, Study):
         raise UsageError(f"expected an instance of a frozen dataclass that derives from Study, got {study!r}")
-    for declared, kinds in DECLARED.items():
+    for declared, kind in DECLARED.items():
         if not hasattr(study, declared):
             raise UsageError(f"{type(study).__name__} has no class variable {declared!r}: every study declares it")
-        if type(value := getattr(study, declared)) not in kinds:
-            expected = " or ".join(kind.__name__ for kind in kinds)
-            raise UsageError(f"{type(study).__name__}.{declared} is {value!r}: expected {expected}")
+        if type(value := getattr(study, declared)) is not kind:
+            raise UsageError(f"{type(study).__name__}.{declared} is {value!r}: expected {kind.__name__}")
+    if type(study.predictions) not in (int, type(None)):
+        raise UsageError(f"{type(study).__name__}.predictions is {study.predictions!r}: expected int or NoneType")
     if not isinstance(cells := study.cells(), tuple) or not all(isinstance(each, Cell) for each in cells):
         raise UsageError(f"{study.name}: cells() returns {cells!r}: expected a tuple of Cell")
     if type(study).claims is Study.claims and type(study).compare is Study.compare:
@@ -45,11 +46,9 @@ def check_run(study: Study, replicates: int, seed: int) -> tuple[int, int]:
     count = len(cells)
     if not 0 < study.chunk <= MOST_UNITS:
         raise UsageError(f"{study.name}: chunk={study.chunk}: expected 1 to {MOST_UNITS:,}")
-    if replicates * count > MOST_UNITS:
-        raise UsageError(
-            f"replicates={replicates} in {count} cells are {replicates * count:,} units; a store holds at most "
-            f"{MOST_UNITS:,}: ask for {MOST_UNITS // count:,} or fewer"
-        )
+    if (units := replicates * count) > MOST_UNITS:
+        most = f"a store holds at most {MOST_UNITS:,}: ask for {MOST_UNITS // count:,} or fewer"
+        raise UsageError(f"replicates={replicates} in {count} cells are {units:,} units; {most}")
     if study.predictions is not None and not 2 <= study.predictions <= MOST_UNITS:
         raise UsageError(f"{study.name}: predictions={study.predictions}: None, or 2 to {MOST_UNITS:,} draws")
     _check_cells(study)

@@ -32,20 +32,8 @@ from manyheads.study.base import Study
 from manyheads.study.execution.summary import Summary
 from manyheads.study.execution.units import Failure, Layout, Unit
 from manyheads.study.sources import Source
-from manyheads.study.store.disk import (
-    LARGEST_HEADER,
-    StoreDamaged,
-    StoreFull,
-    is_abandoned,
-    no_link,
-    printable,
-    read_json,
-    read_signed,
-    room_on_disk,
-    trusting_nothing,
-    write_json,
-    write_signed,
-)
+from manyheads.study.store import disk
+from manyheads.study.store.disk import StoreDamaged, StoreFull, no_link, printable, trusting_nothing
 from manyheads.study.store.identity import fingerprint, fingerprint_of, identity
 from manyheads.study.store.leases import Launch
 from manyheads.study.store.provenance import class_path, command_of, versions
@@ -72,7 +60,7 @@ class RunStore:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         remedy = "move this file away and run the same command again: stored units are kept"
-        self.header = read_signed(self.path / "run.json", "no run is stored here", remedy, LARGEST_HEADER)
+        self.header = disk.read_signed(self.path / "run.json", "no run is stored here", remedy, disk.LARGEST_HEADER)
         refuse_other_format(self.header.get("format", 1), self.path / "run.json", remedy)
         with trusting_nothing(self.path / "run.json", remedy):
             self.layout = _check(self.header)
@@ -94,9 +82,9 @@ class RunStore:
                 _check(json.loads(json.dumps(header)))
             except (TypeError, ValueError) as error:
                 raise UsageError(f"{study.name}: the declaration cannot be stored: {error}") from error
-            with room_on_disk(path):
+            with disk.room_on_disk(path):
                 path.mkdir(parents=True, exist_ok=True)
-                write_signed(path / "run.json", header)
+                disk.write_signed(path / "run.json", header)
         run = cls(path)
         asked = identity(study, seed) | {"settings": NUMBERS}
         other = [name for name, value in asked.items() if run.header.get(name) != value]
@@ -151,16 +139,16 @@ class RunStore:
     def note_failure(self, unit: Unit, failure: Failure) -> None:
         """Keep the last failure of a unit, for `runs status`."""
         folder = no_link(self.path / "failures")
-        with room_on_disk(folder):
+        with disk.room_on_disk(folder):
             folder.mkdir(exist_ok=True)
-        write_json(folder / f"{self.layout.number(unit)}.json", {"unit": str(unit), "what": failure.what})
+        disk.write_json(folder / f"{self.layout.number(unit)}.json", {"unit": str(unit), "what": failure.what})
 
     def failures(self) -> dict[int, str]:
         """Return the last failures of units that are not stored."""
         stored, found = self.numbers(), {}
         for path in sorted((self.path / "failures").glob("*.json")):
             if path.stem.isdecimal() and int(path.stem) not in stored:
-                what = read_json(path, "no failure")
+                what = disk.read_json(path, "no failure")
                 found[int(path.stem)] = str(what.get("what", "")) if isinstance(what, dict) else ""
         return found
 
@@ -168,7 +156,7 @@ class RunStore:
         """Return temporary files and folders of processes that are gone from this machine."""
         # Level by level: a walk of the whole tree would enter folders that another process is renaming.
         found = [path for below in ("", "leases/", "failures/") for path in self.path.glob(f"{below}.*.tmp")]
-        return [path for path in found if is_abandoned(path)]
+        return [path for path in found if disk.is_abandoned(path)]
 
     def sweep(self) -> int:
         """Remove the leftovers of killed processes and return how many there were."""
@@ -189,18 +177,18 @@ class RunStore:
         """Store what the comparison gave, with its sha256, in one atomic step."""
         if self.header.get(CLAIMS) != (count := len(summary.verdicts)):  # a claim was added, or `compare` makes them
             self.header[CLAIMS] = count
-            write_signed(self.path / "run.json", self.header)
+            disk.write_signed(self.path / "run.json", self.header)
         data = summary.to_json()
         with trusting_nothing(self.path / "summary.json", "the study's claims cannot be stored"):
             Summary.from_json(data)
-        write_signed(self.path / "summary.json", data)
+        disk.write_signed(self.path / "summary.json", data)
 
     def summary(self) -> Summary | None:
         """Return what the last comparison gave, None before there was one."""
         path, remedy = self.path / "summary.json", "run the same command again to renew it"
         if not path.exists() and not path.is_symlink():
             return None
-        data = read_signed(path, "the summary cannot be read", remedy)
+        data = disk.read_signed(path, "the summary cannot be read", remedy)
         with trusting_nothing(path, remedy):
             summary = Summary.from_json(data)
             claims, count = self.header.get(CLAIMS), len(summary.verdicts)
