@@ -48,11 +48,9 @@ class WeightMovement(st.Study):
         self.problem(1.0, 1)
 
     def network(self) -> Network:
-        """Return a network of the ensemble."""
         return Network(self.key_dim, self.heads, activation=None if self.activation == "none" else self.activation)
 
     def problem(self, depth_exponent: float, depth: int) -> Problem:
-        """Return what is trained."""
         return mean_field.problem_of(self, depth=depth, depth_exponent=depth_exponent)
 
     def cells(self) -> tuple[st.Cell, ...]:

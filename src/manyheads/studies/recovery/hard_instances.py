@@ -43,9 +43,7 @@ class HardInstances(st.Study):
     claim = "A restarted student fits ordinary layers and fails on parity and wave layers"
     revision = 4
     source = CHEN_LI.at("lower bounds: that hard instances exist; the two that are tried here are derived here")
-    unread_prediction = (
-        "the Fourier weights say why a layer is hard; what a student leaves unexplained has no closed form"
-    )
+    unread_prediction = "the Fourier weights say why a layer is hard; a student's error has no closed form"
 
     parity: tuple[int, int] = st.setting((16, 4), "Token dimension and heads of the parity layer", small=(6, 2))
     wave: tuple[int, int, int] = st.setting(

@@ -26,8 +26,6 @@ from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.study.verdicts import Expected
 from manyheads.theory.papers import CHEN_LI
 
-Array = NDArray[np.float64]
-
 LOST = 0.5  # share of an attention matrix outside the span at which it counts as lost
 REFINEMENT = RefinementSettings(sequences=1000, steps=3, inner=12)
 KEPT = ("coherence", "rank", "lattice")
@@ -143,7 +141,7 @@ class Thresholds(st.Study):
         yield st.table("Thresholds", rows, "Medians over the replicates in which the span is lost.")
 
 
-def lose_span(layer: AttentionLayer, x: Array) -> float:
+def lose_span(layer: AttentionLayer, x: NDArray[np.float64]) -> float:
     """Return the error of the span after the practical stages; one where they refuse."""
     data = open_shards((x, evaluate_layer(layer, x)))
     try:

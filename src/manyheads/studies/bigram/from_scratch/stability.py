@@ -21,8 +21,7 @@ from manyheads.theory.papers import REN
 
 PENALTIES = {"none": "no penalty", "theory": "the authors' penalty", "noise": "calibrated to the noise"}
 INIT, RECORDS = 0.4, 24  # of the solution, for stage two; records of a run
-GRAIN = 1.03  # factor to which the threshold is found
-THRESHOLD = "smallest growth per step that diverges"
+GRAIN, THRESHOLD = 1.03, "smallest growth per step that diverges"  # found to this factor
 
 
 class Stability(st.Study):
@@ -53,10 +52,8 @@ class Stability(st.Study):
             raise st.UsageError(f"lengths={self.lengths}: give {2 * self.sparsity + 3} or more")
 
     def cells(self) -> tuple[st.Cell, ...]:
-        """Return SGD along both axes, and stage two with every penalty."""
-        pairs = [(batch, self.lengths[0]) for batch in self.batches]
-        pairs += [(self.batches[0], length) for length in self.lengths[1:]]
-        rows = [("divergence", "none", *pair) for pair in pairs]
+        rows = [("divergence", "none", batch, self.lengths[0]) for batch in self.batches]
+        rows += [("divergence", "none", self.batches[0], length) for length in self.lengths[1:]]
         rows += [("stage-two", name, self.penalty_batch, self.penalty_length) for name in PENALTIES]
         return tuple(st.Cell(part=p, penalty=name, batch=b, length=t) for p, name, b, t in rows)
 

@@ -17,15 +17,13 @@ from manyheads.theory.meanfield.contrastive.stationary_states import stationary_
 from manyheads.theory.meanfield.contrastive.task import ContrastiveTask, sparse_feature
 from manyheads.theory.papers import MENG
 
-START = (0.6, 0.6)  # Q, q
-NODES = Nodes(32, 12, 32)
+START, NODES = (0.6, 0.6), Nodes(32, 12, 32)  # Q and q at the start
 
 
 def one_feature(noise: float, learning_rate: float, correlation: float) -> ContrastiveTask:
     """Return the task of one feature, a sign."""
-    return ContrastiveTask(
-        (sparse_feature(),), augmentation_std=noise, correlation=correlation, learning_rate=learning_rate
-    )
+    feature = (sparse_feature(),)
+    return ContrastiveTask(feature, augmentation_std=noise, correlation=correlation, learning_rate=learning_rate)
 
 
 def stationary_cosine(task: ContrastiveTask, nodes: Nodes = NODES) -> float:
