@@ -80,22 +80,17 @@ class Count:
         return 0
 
     def _as_json(self, cost: "Cost", extra: dict[str, Any]) -> str:
-        data = {**extra, **cost.as_dict()}
-        if self.compare:
-            from manyheads.costs.comparison import compare_conventions
+        from manyheads.costs.comparison import compare_conventions
 
-            data["conventions"] = compare_conventions(cost)
-        return json.dumps(data, indent=2)
+        compared = {"conventions": compare_conventions(cost)} if self.compare else {}
+        return json.dumps({**extra, **cost.as_dict(), **compared}, indent=2)
 
     def _as_text(self, cost: "Cost", extra: dict[str, Any]) -> str:
         from manyheads.costs.comparison import render_comparison
 
-        texts = [next(filter(fits, (cost.table(), cost.table(shares=False))), cost.table())]
-        if listed := {name: value for name, value in extra.items() if name != "notes"}:  # they stand in the table
-            texts.append(_list_figures(listed))
-        if self.compare:
-            texts.append(render_comparison(cost))
-        return "\n\n".join(texts)
+        table = next(filter(fits, (cost.table(), cost.table(shares=False))), cost.table())
+        listed = _list_figures({name: value for name, value in extra.items() if name != "notes"})  # notes stand above
+        return "\n\n".join(filter(None, (table, listed, render_comparison(cost) if self.compare else "")))
 
     # Models
 

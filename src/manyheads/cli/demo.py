@@ -9,6 +9,15 @@ from pathlib import Path
 
 from manyheads.cli.parsing import OptionalInt, OptionalPath
 
+INTRODUCTION = (
+    "Every claim below is tested on networks trained in this run. A claim holds if the 99% interval of its figure lies "
+    "inside the range on the right, is refuted if it lies outside, and is inconclusive otherwise."
+)
+NEXT = """Next:
+  manyheads demo --text YOUR.txt --out demo-mine   the demo on another text
+  manyheads study run attention/order-blindness    recall of order, larger and with more seeds
+  manyheads count --layers 12 --width 768 --heads 12 --vocabulary 50257 --compare"""
+
 
 @dataclass(frozen=True)
 class Demo:
@@ -26,9 +35,8 @@ class Demo:
         from manyheads.data import load_text
         from manyheads.demo.chapters import CHAPTERS, Scene
         from manyheads.study.execution.executors import open_executor
-        from manyheads.study.execution.runner import run
+        from manyheads.study.execution.runner import finish
         from manyheads.study.reporting.html import section_of, write_report
-        from manyheads.study.store.run_store import RunStore
 
         start = time.monotonic()
         text = load_text(self.text)  # refused here if it cannot be read, before any work
@@ -39,21 +47,12 @@ class Demo:
                 print(f"\n{number} of {len(CHAPTERS)}  {chapter.title}", file=sys.stderr, flush=True)
                 study = chapter.study(scene)
                 replicates = chapter.replicates if self.replicates is None else self.replicates
-                tree = run(study, replicates, self.seed, executor, self.out / "runs", progress=True)
-                store = RunStore(tree.attrs["path"])
-                scene.finished[study.name] = store.path
-                section = section_of(store, chapter.title, chapter.lead)
-                sections.append(section)
-                print_verdicts(section.verdicts)
-        introduction = (
-            f"The text is {text.name}, {len(text.content):,} characters. Every claim below is tested on networks "
-            "trained in this run. A claim holds if the 99% interval of its figure lies inside the range on the right, "
-            "is refuted if it lies outside, and is inconclusive otherwise."
-        )
+                done = finish(study, replicates, self.seed, executor, self.out / "runs", progress=True)
+                scene.finished[study.name] = done.store.path
+                sections.append(section_of(done.store, chapter.title, chapter.lead))
+                print_verdicts(done.verdicts)
+        introduction = f"The text is {text.name}, {len(text.content):,} characters. {INTRODUCTION}"
         report = write_report(sections, self.out / "report.html", "manyheads: the demo", introduction)
         print(f"\nreport   {report.resolve()}\nstore    {(self.out / 'runs').resolve()}")
-        print(f"took     {time.monotonic() - start:.0f} s\n\nNext:")
-        print("  manyheads demo --text YOUR.txt --out demo-mine   the demo on another text")
-        print("  manyheads study run attention/order-blindness    recall of order, larger and with more seeds")
-        print("  manyheads count --layers 12 --width 768 --heads 12 --vocabulary 50257 --compare")
+        print(f"took     {time.monotonic() - start:.0f} s\n\n{NEXT}")
         return 0

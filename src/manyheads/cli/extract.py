@@ -272,10 +272,8 @@ def _say_leak(leak: Mapping[str, Any] | None, stages: Mapping[str, Any]) -> Iter
     if leak is None:
         yield f"leak     {UNCOUNTED}"
         return
-    yield (
-        f"counting {leak['counting']:,.3g} calls of {leak['length']} tokens show as many numbers as the layer has free "
-        f"parameters, {leak['parameters']:,}"
-    )
+    calls = f"{leak['counting']:,.3g} calls of {leak['length']} tokens"
+    yield f"counting {calls} show as many numbers as the layer has free parameters, {leak['parameters']:,}"
     yield f"leak     {describe_queries(leak)}"
     for one in leak["defences"]:
         cheapest = "no attack measured"
@@ -301,10 +299,8 @@ def _as_text(summary: Mapping[str, Any]) -> Iterator[str]:
     ratio = summary["numbers_per_parameter"]
     each = "" if ratio is None else f", {ratio:.3g} for each free parameter"
     yield f"asked    {asked['calls']:,} calls, {asked['tokens']:,} tokens; {asked['numbers']:,} numbers read{each}"
-    yield (
-        f"took     {summary['seconds']:.1f} s; {summary['cpu_seconds']:.1f} CPU s, of which "
-        f"{asked['oracle_seconds']:.1f} in the oracle"
-    )
+    processor = f"{summary['cpu_seconds']:.1f} CPU s, of which {asked['oracle_seconds']:.1f} in the oracle"
+    yield f"took     {summary['seconds']:.1f} s; {processor}"
     yield f"method   {summary['method']}: {summary['reason']}"
     if errors := summary["against_weights"]:
         yield f"truth    {', '.join(f'{name} {value:.2g}' for name, value in errors.items())}"

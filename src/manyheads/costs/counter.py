@@ -240,10 +240,8 @@ def count(fn: Callable[..., Any], *args: Any, trips: int | None = None) -> Cost:
     known = [_integer_value(leaves[index]) for index in traced]
     counter = _Counter(trips)
     work = counter.program(closed.jaxpr, closed.consts, known, wanted)
-    items = [
-        Item(row, macs=Tally.of(m), elementwise=Tally.of(e), transcendental=Tally.of(t))
-        for row, (m, e, t) in work.rows.items()
-    ]
+    amounts = {row: map(Tally.of, counted) for row, counted in work.rows.items()}
+    items = [Item(row, "forward", macs, elementwise=e, transcendental=t) for row, (macs, e, t) in amounts.items()]
     items.append(Item("inputs and outputs", bytes=counter.traffic(closed, wanted)))
     return Cost(tuple(items), find_convention("executed"), tuple(work.notes), tuple(work.unknown))
 

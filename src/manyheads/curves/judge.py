@@ -115,10 +115,9 @@ class CurveJudgement(Shown):
         return draw_titled(Multiples(title, "step", "entropy [nat], stable rank", plots, *labels))
 
     def _overview(self) -> Overview:
-        rows = [
-            (v.run, WORDS[v.figure], v.layer, v.shape.label if v.shape else None, v.drop, v.rise, v.level)
-            for v in self.layers
-        ]
+        labels = [v.shape.label if v.shape else None for v in self.layers]
+        named = zip(self.layers, labels, strict=True)
+        rows = [(v.run, WORDS[v.figure], v.layer, label, v.drop, v.rise, v.level) for v, label in named]
         columns = ("run", "figure", "layer", "shape", "drop", "rise", "level")
         return Overview(f"Curves of {len(self.runs)} runs", columns, rows, tuple(self.sentences()))
 

@@ -18,6 +18,10 @@ from manyheads.theory.joma.text.record import reference_levels
 from manyheads.theory.joma.theorems.rebound import REBOUND
 
 STATISTICS = ("validation_loss", "entropy", "stable_rank")
+PICTURES = (
+    ("Attention entropy, by layer", "entropy [nat]", "uniform attention", "uniform"),
+    ("Stable rank of the lower MLP matrix, by layer", "stable rank", "a random matrix", "random_rank"),
+)
 THEORY = {
     "attention entropy": "It decreases while the most salient token is learned and increases as the others follow: "
     "with rates that grow with salience the limit is approached from below.",
@@ -62,15 +66,11 @@ class DemoRebound(st.Study):
         for layer in range(self._training().depth):
             found = replicated_drop_and_rise(entropy.isel(layer=layer).values)
             ranks = replicated_drop_and_rise(rank.isel(layer=layer).values / float(theory["random_rank"]))
+            both, of_rank = np.minimum(ranks.drop, ranks.rise), "stable rank of the lower MLP matrix drops and rebounds"
             for words, figure, expected, unit in (
                 ("attention entropy drops", found.drop, "holds", "nat"),
                 ("attention entropy rebounds", found.rise, "holds", "nat"),
-                (
-                    "stable rank of the lower MLP matrix drops and rebounds",
-                    np.minimum(ranks.drop, ranks.rise),
-                    "refuted",
-                    "of the random level",
-                ),
+                (of_rank, both, "refuted", "of the random level"),
             ):
                 yield st.Claim(
                     f"Layer {layer}: the {words}",
@@ -84,24 +84,17 @@ class DemoRebound(st.Study):
                 )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        for values, words, label, name, level in zip(
-            _curves(trained),
-            ("Attention entropy, by layer", "Stable rank of the lower MLP matrix, by layer"),
-            ("entropy [nat]", "stable rank"),
-            ("uniform attention", "a random matrix"),
-            (theory["uniform"], theory["random_rank"]),
-            strict=True,
-        ):
-            ends = values["step"].isel(step=[0, -1])
+        for values, (words, label, name, level) in zip(_curves(trained), PICTURES, strict=True):
+            ends, level = values["step"].isel(step=[0, -1]), float(theory[level])
             yield st.lines(
                 words,
                 "step",
                 label,
                 {f"layer {layer}": values.isel(layer=layer) for layer in range(values.sizes["layer"])},
-                reference={name: 0 * ends + float(level)},
+                reference={name: 0 * ends + level},
                 x_label="step",
                 note="Mean over heads and seeds, bands from the smallest to the largest seed; dotted, "
-                f"{name}: {float(level):.2f}.",
+                f"{name}: {level:.2f}.",
             )
         yield st.Listing("Statements of the theory of joint dynamics", ("of", "statement"), tuple(THEORY.items()))
 

@@ -147,17 +147,15 @@ class DemoGrowth(st.Study):
             st.Curve(plain, without, TRAJECTORIES["_without"], "reference", 2),
         )
         blocks = [spread_curve(steps, each.reshape(-1, self.steps), "trained blocks") for each in every]
+        note = (
+            f"Mean of {every.shape[1] * every.shape[2]} blocks of a size, bands range over all of them. The prediction "
+            "is computed without training and without fit, and is independent of N and of the number of heads. "
+            "Response functions: how fields react to earlier changes, in mean-field theory."
+        )
+        plots = (tuple((curve, *trajectories) for curve in blocks),)
+        labels = tuple(f"key dimension N = {size}" for size in self.key_dims)
         return Multiples(
-            "Training loss",
-            "updates",
-            "cross-entropy [nat/character]",
-            (tuple((curve, *trajectories) for curve in blocks),),
-            row_labels=("",),
-            column_labels=tuple(f"key dimension N = {size}" for size in self.key_dims),
-            log_y=True,
-            note=f"Mean of {every.shape[1] * every.shape[2]} blocks of a size, bands range over all of them. The "
-            "prediction is computed without training and without fit, and is independent of N and of the number of "
-            "heads. Response functions: how fields react to earlier changes, in mean-field theory.",
+            "Training loss", "updates", "cross-entropy [nat/character]", plots, ("",), labels, (), True, note
         )
 
     def _distances(self, single: xr.DataArray, near: xr.DataArray, far: xr.DataArray) -> st.Lines:

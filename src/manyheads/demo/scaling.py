@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from manyheads.scaling.parametrization.table import Table
 
 DRAWN = {"outputs": "the outputs", "residual": "the residual stream", "logits": "the attention logits"}
+WORDS = {"the table": "scaled", "plain": "plain"}
 COLUMNS = {"initial": "init std", "learning_rate": "learning rate", "epsilon": "Adam's epsilon"}
 
 
@@ -137,12 +138,9 @@ class DemoScaling(st.Study):
         return st.log(large / small).isel(step=-1) / np.log(2)
 
     def _draw_motions(self, trained: xr.Dataset) -> Multiples:
-        small, large = _listed(self.base), _listed(self.target)
-        drawn = {
-            f"{small}, the demo's": self._at(trained, self.base, "scaled"),
-            f"{large}, the table": self._at(trained, self.target, "scaled"),
-            f"{large}, plain": self._at(trained, self.target, "plain"),
-        }
+        large = _listed(self.target)
+        drawn = {f"{_listed(self.base)}, the demo's": self._at(trained, self.base, "scaled")}
+        drawn |= {f"{large}, {word}": self._at(trained, self.target, of) for word, of in WORDS.items()}
         steps, parts = trained["step"].values, list(enumerate(drawn.items()))
         curves = tuple(
             tuple(spread_curve(steps, part[name].values, label, group=group) for group, (label, part) in parts)
@@ -150,20 +148,14 @@ class DemoScaling(st.Study):
         )
         means = (self._growth(trained, "residual", name).mean() for name in ("scaled", "plain"))
         scaled, plain = (f"{float(np.exp2(mean)):.2f}" for mean in means)
-        return Multiples(
-            "RMS updates",
-            "step",
-            "rms change",
-            (curves,),
-            row_labels=("",),
-            column_labels=tuple(DRAWN.values()),
-            log_y=True,
-            note="Root mean square change since the initialization, on a batch outside the training; bands range from "
-            "the smallest to the largest seed. At the last step the update of the larger model's residual stream is "
-            f"{scaled} times the demo's with the table, and {plain} times without: standard "
-            "init, the demo's learning rate and epsilon for all weights, unscaled branches.",
-            shows=("Scaled by the table",),
+        note = (
+            "Root mean square change since the initialization, on a batch outside the training; bands range from the "
+            "smallest to the largest seed. At the last step the update of the larger model's residual stream is "
+            f"{scaled} times the demo's with the table, and {plain} times without: standard init, the demo's learning "
+            "rate and epsilon for all weights, unscaled branches."
         )
+        labels, shows = tuple(DRAWN.values()), ("Scaled by the table",)
+        return Multiples("RMS updates", "step", "rms change", (curves,), ("",), labels, (), True, note, shows)
 
 
 def _doublings(power: Power) -> float:

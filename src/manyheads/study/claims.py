@@ -202,10 +202,9 @@ class Claim:
     def _refuse_sample_options(self, what: str) -> None:
         """Refuse options that only widen the interval of samples, where they would be ignored."""
         if self.prediction_error or self.resolution or self.scale != "linear":
-            raise UsageError(
-                f"claim {self.text!r}: it measures {what}, so prediction_error, resolution and scale would be ignored; "
-                "include them in the interval or the tolerance"
-            )
+            ignored = "so prediction_error, resolution and scale would be ignored"
+            remedy = "include them in the interval or the tolerance"
+            raise UsageError(f"claim {self.text!r}: it measures {what}, {ignored}; {remedy}")
 
 
 def _is_number(value: object, least: float = -math.inf) -> bool:

@@ -47,14 +47,12 @@ def candidates(words: Sequence[str], commands: Mapping[tuple[str, ...], Any]) ->
 def _flags(name: tuple[str, ...], given: Sequence[str], place: str) -> list[str]:
     """Return the flags of a command; for a run also those of its study."""
     module, _, attribute = place.partition(":")
-    if name != ("study", "run"):
-        found = flags_of(getattr(importlib.import_module(module), attribute))
-    else:
+    found = flags_of(getattr(importlib.import_module(module), attribute)) if name != ("study", "run") else []
+    if name == ("study", "run"):
         from manyheads.cli.help.descriptions import kept_description
         from manyheads.cli.study import Options
         from manyheads.study.registry import load
 
         kept = kept_description(given[0]) if given else None
-        own = kept.flags if kept else flags_of(load(given[0])) if given else []
-        found = [*flags_of(Options), *own]
+        found = flags_of(Options) + (kept.flags if kept else flags_of(load(given[0])) if given else [])
     return ["--help", *(flag.name for flag in found)]

@@ -102,9 +102,7 @@ def _table(last: xr.Dataset, readings: list[Reading]) -> str:
     ranks = {each.layer: each for each in reversed(readings) if each.figure == "stable rank"}
     head = ["layer", "entropy", "(uniform)", "shape", "max logit", "first token", "rank of MLP", "(Gaussian)", "shape"]
     rows = []
-    for each in readings:
-        if each.figure != "entropy":
-            continue
+    for each in (one for one in readings if one.figure == "entropy"):
         layer, rank = last.sel(layer=each.layer), ranks.get(each.layer)
         logit = layer.max_logit.max().item() if "max_logit" in layer else float("nan")
         cells = [str(each.layer), _path(each), number(each.level), _shape(each)]

@@ -113,17 +113,12 @@ def _as_text(found: xr.Dataset) -> str:
     """Return tables of the matrices and of the circuits of heads."""
     from manyheads.study.store.disk import printable
 
+    one, said = found.sizes["checkpoint"] == 1, found.attrs
     texts = [_series(found, name) for name in ("stable_rank", "spectral", "coherence")]
-    if found.sizes["checkpoint"] == 1:
-        texts = [_matrices(found.isel(checkpoint=0))]
-    if "head_stable_rank" in found:
-        texts.append(_circuits(found.isel(checkpoint=-1)))
-    if found.attrs["not_measured"]:
-        texts.append(f"not measured: {found.attrs['not_measured']}")
-    if found.attrs["roles"].startswith("none"):
-        texts.append(f"roles: {found.attrs['roles']}")
-    elif found.attrs["heads"].startswith("none"):
-        texts.append(f"heads: {found.attrs['heads']}")
+    texts = [_matrices(found.isel(checkpoint=0))] if one else texts
+    texts += [_circuits(found.isel(checkpoint=-1))] if "head_stable_rank" in found else []
+    texts += [f"not measured: {said['not_measured']}"] if said["not_measured"] else []
+    texts += [f"{name}: {said[name]}" for name in ("roles", "heads") if said[name].startswith("none")][:1]
     return "\n".join(map(printable, "\n\n".join(texts).splitlines()))
 
 

@@ -75,10 +75,9 @@ def _fixed_batch(path: Path) -> tuple[xr.Dataset, xr.Dataset | None]:
 
     tree = open_recording(path)
     if "attention_fixed" not in tree.children:
-        raise UsageError(
-            f"{path} holds no figures of a fixed batch: those of the training's own batches move with the batches, so "
-            "record with AttentionRecorder(model, batch={...}, store=...)"
-        )
+        why = "those of the training's own batches move with the batches"
+        remedy = "record with AttentionRecorder(model, batch={...}, store=...)"
+        raise UsageError(f"{path} holds no figures of a fixed batch: {why}, so {remedy}")
     curves = tree["attention_fixed"].to_dataset()
     updates = tree["updates"].to_dataset() if "updates" in tree.children else None
     weights = tree["weights"].to_dataset() if "weights" in tree.children else curves

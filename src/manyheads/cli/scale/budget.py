@@ -42,19 +42,15 @@ def refuse_memory(task: "Task", shapes: "tuple[Shape, ...]", batch: int, losses:
     if memory is None or jax.default_backend() != "cpu":  # an accelerator raises an error of its own
         return
     bytes_of = {shape: OVERHEAD * training_bytes(task.config(shape), "adam", task.batches) for shape in shapes}
-    shape = max(bytes_of, key=bytes_of.__getitem__)
+    shape, here = max(bytes_of, key=bytes_of.__getitem__), f"this machine has {memory / 1e9:,.0f} GB"
     if bytes_of[shape] > memory:
-        raise UsageError(
-            f"--batch {batch}: to train {listed((shape,))} takes about {bytes_of[shape] / 1e9:,.0f} GB, and this "
-            f"machine has {memory / 1e9:,.0f} GB; give a smaller --batch, or smaller --sizes"
-        )
+        takes = f"to train {listed((shape,))} takes about {bytes_of[shape] / 1e9:,.0f} GB"
+        raise UsageError(f"--batch {batch}: {takes}, and {here}; give a smaller --batch, or smaller --sizes")
     steps, rates = losses or (0, 0)
     kept = 12 * steps * rates  # in single and then in double precision
     if kept > memory:
-        raise UsageError(
-            f"--train {steps} and --learning-rates with {rates} points: their losses take {kept / 1e9:,.0f} GB, and "
-            f"this machine has {memory / 1e9:,.0f} GB; give fewer"
-        )
+        take = f"their losses take {kept / 1e9:,.0f} GB"
+        raise UsageError(f"--train {steps} and --learning-rates with {rates} points: {take}, and {here}; give fewer")
 
 
 def count_work(shapes: "tuple[Shape, ...]", tokens: int, steps: int, trainings: int) -> float:
@@ -71,10 +67,8 @@ def tell_time(work: float, sizes: int) -> str:
     matrix = np.ones((512, 512), np.float32)
     seconds = min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=3))
     rate, compiling = 2 * 512**3 / seconds, COMPILING * sizes
-    return (
-        f"{compiling + work / rate:.0f} s: {compiling} s to compile {sizes} sizes, the first time, and "
-        f"{work:.1e} FLOPs at {rate / 1e9:.0f} GFLOP/s"
-    )
+    first = f"{compiling + work / rate:.0f} s: {compiling} s to compile {sizes} sizes, the first time"
+    return f"{first}, and {work:.1e} FLOPs at {rate / 1e9:.0f} GFLOP/s"
 
 
 def refuse_work(shapes: "tuple[Shape, ...]", tokens: int, flag: str, steps: int, trainings: int) -> None:

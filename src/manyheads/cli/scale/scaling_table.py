@@ -173,26 +173,22 @@ def _tuned(own: Any) -> dict[str, Any]:
 
 
 def print_table(
-    parametrization: "Parametrization",
-    table: "Table",
-    hyperparameters: "BaseHyperparameters",
-    remarks: "Sequence[str]",
-    factors: bool,
+    p: "Parametrization", table: "Table", tuned: "BaseHyperparameters", remarks: "Sequence[str]", factors: bool
 ) -> None:
     """Print the table: classes with equal numbers in one row, power laws beside the numbers."""
     from rich.table import Table as Drawn
 
     from manyheads.scaling.parametrization.muon import FACTORS
 
-    p, base, shape = parametrization, table.base, table.shape
+    base, shape = table.base, table.shape
     muon = p.optimizer == "muon"
-    adam, decays = p.optimizer != "sgd", hyperparameters.weight_decay > 0 or muon
+    adam, decays = p.optimizer != "sgd", tuned.weight_decay > 0 or muon
     given = {"multiplier": p.form == "multiplier", "epsilon": adam, "weight_decay": decays}
     names = {name: label for name, label in LABELS.items() if given.get(name, True)}
     columns = (["optimizer"] if muon else []) + list(names.values())
     drawn, stacked = Drawn("weights", *columns, box=None, padding=(0, 3, 0, 0)), list[str]()
-    for rows in _rows_of_one_rate(table, hyperparameters):
-        at = _absolute(rows[0], hyperparameters)
+    for rows in _rows_of_one_rate(table, tuned):
+        at = _absolute(rows[0], tuned)
         cells = [OPTIMIZER_NAMES[rows[0].rule]] if muon else []
         for name in names:
             times = name in ("initial", "multiplier") or (factors and name == "learning_rate")
@@ -210,11 +206,9 @@ def print_table(
     )
     print(f"{wrap_output(about)}\n")
     console = _console()
-    if console.width < _console(WIDE).measure(drawn).maximum - 3:  # of the padding behind the last column
-        for line in stacked:
-            console.print(line)
-    else:
-        console.print(drawn)
+    narrow = console.width < _console(WIDE).measure(drawn).maximum - 3  # of the padding behind the last column
+    for shown in stacked if narrow else (drawn,):
+        console.print(shown)
     below = (
         f"× and powers of N, H and L{' and γ' if p.richness != 1 else ''} are relative to the base\n"
         f"logits     {_number(scale)} q·k\nbranches   × {_number(table.branch)}, for attention and MLP alike\n\n"

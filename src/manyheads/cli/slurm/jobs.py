@@ -60,10 +60,8 @@ def sbatch_options(text: str) -> list[str]:
         if name == "array" or word.startswith("-a"):
             raise UsageError(f"--sbatch {word!r}: the number of tasks is given by --array")
         if not known:
-            raise UsageError(
-                f"--sbatch {word!r}: unknown or not allowed: give options of sbatch by their full names, each as one "
-                "word, such as --partition=cpu or -c4"
-            )
+            remedy = "give options of sbatch by their full names, each as one word, such as --partition=cpu or -c4"
+            raise UsageError(f"--sbatch {word!r}: unknown or not allowed: {remedy}")
     return words
 
 

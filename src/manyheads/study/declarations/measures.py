@@ -39,6 +39,7 @@ def log(values: xr.DataArray | float) -> xr.DataArray:
         return xr.DataArray(np.log(values))
 
 
+Fit = Callable[..., ExponentFit]
 Dims = str | Collection[Hashable] | None
 
 
@@ -80,12 +81,7 @@ def exponent_of_mean(values: xr.DataArray, along: str, letter: str = "", what: s
 
 
 def _exponent(
-    fit: Callable[..., ExponentFit],
-    values: xr.DataArray,
-    along: str,
-    letter: str,
-    what: str,
-    predicted: xr.DataArray | None = None,
+    fit: Fit, values: xr.DataArray, along: str, letter: str, what: str, predicted: xr.DataArray | None = None
 ) -> Figure:
     rows = values.transpose(..., along).dropna(along, how="all")
     try:

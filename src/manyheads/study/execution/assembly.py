@@ -164,10 +164,10 @@ def _concatenate(parts: Sequence[xr.Dataset], dimension: str) -> xr.Dataset:
         differing = [name for name in common if part.sizes[name] != parts[0].sizes[name]]
         if differing and differing != [dimension]:
             sizes = [each.sizes[differing[0]] for each in (part, parts[0])]
-            raise MalformedResult(
-                f"along {dimension!r}, dimension {differing[0]!r} has {sizes[0]} entries in part {position} and "
-                f"{sizes[1]} in part 0: give it a coordinate or equal sizes"
+            what = (
+                f"{sizes[0]} entries in part {position} and {sizes[1]} in part 0: give it a coordinate or equal sizes"
             )
+            raise MalformedResult(f"along {dimension!r}, dimension {differing[0]!r} has {what}")
     blank = {name: "" if kind == "text" else np.nan for name, (_, kind) in first.items()}
     how: dict[str, Any] = {"coords": "minimal", "compat": "override", "join": "outer", "combine_attrs": "override"}
     return xr.concat(parts, dim=dimension, data_vars="all", fill_value=blank, **how)

@@ -311,10 +311,8 @@ class Work:
         gone = [number for number in missing if number in self.asked]
         if gone and not self.leaving():
             reason = self.lost or "workers reported them, and the store lacks them: do all see the same folder?"
-            raise WorkersLost(
-                f"{self.study.name}: {len(gone):,} of {len(self.asked):,} units came without a result "
-                f"({reason}). {KEPT}"
-            )
+            units = f"{len(gone):,} of {len(self.asked):,} units came without a result"
+            raise WorkersLost(f"{self.study.name}: {units} ({reason}). {KEPT}")
 
 
 def _is_disconnected(executor: Executor | None) -> bool:

@@ -273,21 +273,14 @@ def _draw_curve(axes: Axes, curve: Curve, width: float = 1.7, named: bool = Fals
     """
     predicted, reference = curve.role == "predicted", curve.role == "reference"
     colour = style.role_colour(curve.role, curve.group)
-    axes.plot(
-        curve.x,
-        curve.y,
-        linestyle=style.LINES[curve.role],
-        marker=style.marker_of(curve.group) if curve.role == "trained" else "_" if named and predicted else "",
-        markersize=11 if named and predicted else 5 if named else 3.8,
-        markerfacecolor=colour,
-        markeredgecolor=style.colour_of(curve.group, deep=True),
-        markeredgewidth=2 if named and predicted else 0.7,
-        markevery=_marked(curve),
-        color=(colour, 0.35) if named and not reference else colour,
-        linewidth=min(width, 1.2) if reference or named else width,
-        zorder=3 if predicted else 2,
-        label=curve.label or None,
-    )
+    over = named and predicted
+    line: dict[str, Any] = {"linestyle": style.LINES[curve.role], "zorder": 3 if predicted else 2}
+    line |= {"color": (colour, 0.35) if named and not reference else colour, "label": curve.label or None}
+    line["linewidth"] = min(width, 1.2) if reference or named else width
+    mark: dict[str, Any] = {"markerfacecolor": colour, "markeredgecolor": style.colour_of(curve.group, deep=True)}
+    mark["marker"] = style.marker_of(curve.group) if curve.role == "trained" else "_" if over else ""
+    mark |= {"markersize": 11 if over else 5 if named else 3.8, "markeredgewidth": 2 if over else 0.7}
+    axes.plot(curve.x, curve.y, markevery=_marked(curve), **line, **mark)
     if curve.low and named:
         axes.vlines(curve.x, curve.low, curve.high, color=colour, linewidth=width)
     elif curve.low:

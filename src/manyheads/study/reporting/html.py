@@ -69,7 +69,7 @@ def report(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = No
     """
     runs = find_runs(path)
     finished = [run for run in runs if run.summary() is not None]
-    sections = [section_of(run, title) for run, title in zip(finished, _titles(finished), strict=True)]
+    sections = list(map(section_of, finished, _titles(finished)))
     if not sections:
         raise FileRefused(f"{path}: no run is finished yet; 'manyheads study run' finishes one")
     waiting = len(runs) - len(sections)

@@ -16,11 +16,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-COLUMNS = (
-    *("claim", "outcome", "expected", "figure", "low", "high"),
-    *("target", "tolerance_below", "tolerance_above", "basis"),
-)
-SHOWN = 6  # columns of a table for people
+SHOWN = ("claim", "outcome", "expected", "figure", "low", "high")  # columns of a table for people
+COLUMNS = (*SHOWN, "target", "tolerance_below", "tolerance_above", "basis")
 
 
 class RunTree(xr.DataTree):
@@ -84,19 +81,16 @@ class RunTree(xr.DataTree):
             settings = ", ".join(f"{name}={value}" for name, value in json.loads(self.attrs["configuration"]).items())
             cells = ", ".join(f"{name} {size}" for name, size in list(self["trained"].sizes.items())[:2])
             about = (f"trained: {cells}; {settings}", f"stored in {self.attrs['path']}")
-            return Overview(_title(self), COLUMNS[:SHOWN], [row[:SHOWN] for _, row in self._rows()], about)
+            return Overview(_title(self), SHOWN, [row[: len(SHOWN)] for _, row in self._rows()], about)
         rows = [(path, len(run["verdicts"]["claim"]), _tally(run)) for path, run in runs.items()]
         left = self.attrs.get("unfinished", ())
         notes = (f"unfinished, left out: {', '.join(left)}",) if len(left) else ()
         return Overview("1 run" if len(rows) == 1 else f"{len(rows)} runs", ("run", "claims", "outcomes"), rows, notes)
 
     def _rows(self) -> list[tuple[str, tuple[Any, ...]]]:
-        rows = []
-        for path, run in self.runs.items():
-            table = run["verdicts"].to_dataset()
-            columns = [table[name].values.tolist() for name in COLUMNS]
-            rows += [(path, row) for row in zip(*columns, strict=True)]
-        return rows
+        tables = {path: run["verdicts"].to_dataset() for path, run in self.runs.items()}
+        columns = {path: [table[name].values.tolist() for name in COLUMNS] for path, table in tables.items()}
+        return [(path, row) for path in columns for row in zip(*columns[path], strict=True)]
 
     def _one(self) -> RunTree:
         """Return the run of a tree that holds one."""

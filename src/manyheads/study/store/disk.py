@@ -150,11 +150,10 @@ def is_abandoned(temporary: Path) -> bool:
     if not process.isdigit() or host != _host() or int(process) == os.getpid():
         return False
     try:
-        os.kill(int(process), 0)
+        with contextlib.suppress(PermissionError):
+            os.kill(int(process), 0)
     except ProcessLookupError:
         return True
-    except PermissionError:
-        pass
     return False
 
 

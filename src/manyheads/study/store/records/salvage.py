@@ -7,7 +7,7 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from manyheads.study.store.disk import StoreDamaged, open_bounded, trusting_nothing
 from manyheads.study.store.records import segments as lines
@@ -17,12 +17,8 @@ from manyheads.study.store.records.table import Table
 UNKNOWN = {"recorded": "lost in a damaged file"}  # environment of a unit whose values are good
 
 
-class Salvaged(NamedTuple):
-    """Good units of a file, numbers that it names, and how many damaged lines name none (None: nothing is known)."""
-
-    frames: list[lines.Frame]
-    named: set[int]
-    nameless: int | None
+# Good units of a file, numbers that it names, and how many damaged lines name none (None: nothing is known).
+Salvaged = tuple[list[lines.Frame], set[int], int | None]
 
 
 class Known:
@@ -59,16 +55,17 @@ class Known:
             table = Table(file, self.run, checked=False)
             packs = table.good()
         except StoreDamaged:
-            return Salvaged([], set(), None)
-        frames = [
-            lines.Frame(unit, table.environments[table.units[unit].environment], pack.schema.data, row.tobytes())
-            for pack in packs
-            for unit, row in zip(pack.numbers.tolist(), pack.matrix, strict=True)
-        ]
-        return Salvaged(frames, set(table.units), 0)
+            return [], set(), None
+        frames = []
+        for pack in packs:
+            for unit, row in zip(pack.numbers.tolist(), pack.matrix, strict=True):
+                environment = table.environments[table.units[unit].environment]
+                frames.append(lines.Frame(unit, environment, pack.schema.data, row.tobytes()))
+        return frames, set(table.units), 0
 
     def _of_segment(self, file: Path) -> Salvaged:
-        frames, named, nameless = [], set(), 0
+        frames: list[lines.Frame] = []
+        named, nameless = set(), 0
         for record in _records(file):
             unit = record.get("unit")
             if record.get("kind") in ("start", "schema", "environment"):
@@ -83,7 +80,7 @@ class Known:
                 if digest == record["digest"] and len(block) == schema.size:
                     environment = self.environments.get(record["environment"], UNKNOWN)
                     frames.append(lines.Frame(unit, environment, schema.data, block))
-        return Salvaged(frames, named, nameless)
+        return frames, named, nameless
 
 
 def is_table(file: Path) -> bool:
