@@ -136,8 +136,8 @@ class Count:
         except ConfigInvalid as refused:
             if "manyheads count config.json" not in refused.remedy:
                 raise
-            given = self.training or self.decode or self.generate is not None or self.compare or self.recompute
-            if given or self.convention or self.dtype:
+            given = (self.training, self.decode, self.compare, self.recompute, self.convention, self.dtype)
+            if any(given) or self.generate is not None:
                 raise UsageError(f"{refused.found}: give --length and --batch alone") from refused
             return True
         return False

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from manyheads.study.verdicts import Verdict
 
 TABLE = 100  # columns that a table of verdicts takes
-SHOW_USAGE = """usage: manyheads study show NAME
-
-Show the claim, source, flags and size of a study.
-"""
+SHOW_USAGE = "usage: manyheads study show NAME\n\nShow the claim, source, flags and size of a study.\n"
 RUN_USAGE = """usage: manyheads study run NAME [flags of the study] [flags of the run]
 
 Run a study, or resume an interrupted run, and print its verdicts.
@@ -74,10 +71,9 @@ class List:
     def _matches(self, name: str) -> bool:
         """Tell whether any pattern fits, all names if there is none."""
         wing, claim = name.partition("/")[0], STUDIES[name].claim.lower()
-        return not self.patterns or any(
-            fnmatch(name, each) if set(each) & set("*?[") else each in (wing, name) or each.lower() in f"{name} {claim}"
-            for each in self.patterns
-        )
+        plain = {each for each in self.patterns or () if not set(each) & set("*?[")}
+        parts = any(each in (wing, name) or each.lower() in f"{name} {claim}" for each in plain)
+        return not self.patterns or parts or any(fnmatch(name, each) for each in set(self.patterns) - plain)
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,9 @@ Stage = Literal["forward", "backward", "idle", "scores-again", "block-again", "l
 
 # The stages that each answer about recomputation counts. "last" is the product that ends a block: its result is an
 # output that was stored anyway, so an implementation that recomputes only what it needs leaves it out.
-RECOMPUTED: dict[str, frozenset[str]] = {
-    "none": frozenset(),
-    "scores": frozenset({"scores-again"}),
-    "block": frozenset({"block-again", "last-again"}),
-    "block-needed": frozenset({"block-again"}),
-    "block+scores": frozenset({"block-again", "last-again", "scores-again"}),
-    "executed": frozenset(),
-}
+BLOCK, SCORES = ("block-again", "last-again"), ("scores-again",)
+RECOMPUTED: dict[str, tuple[str, ...]] = {"none": (), "scores": SCORES, "block": BLOCK, "executed": ()}
+RECOMPUTED |= {"block-needed": BLOCK[:1], "block+scores": BLOCK + SCORES}
 LOOP = "a while loop"  # with which the reasons begin that a trip count removes
 FIGURES = ("flops", "elementwise", "transcendental", "bytes")
 BYTES = {
@@ -257,12 +252,10 @@ class Cost(Shown):
         total = _figures(self.lower_bound())
         least = "at least " if self.unknown else ""
         rows = sorted(self._rows(), key=lambda row: -row[1])
-        return Overview(
-            f"Cost: {least}{total['flops']:,} {self._unit}, {total['bytes']:,} bytes ({self.convention.name})",
-            ("item", self._unit, f"% of {self._unit}", "bytes"),
-            [(name, count, _share(count, total["flops"]), moved) for name, count, *_, moved in rows],
-            (f"convention {self.convention.name}: {self.convention.describe()}", *self.notes),
-        )
+        title = f"Cost: {least}{total['flops']:,} {self._unit}, {total['bytes']:,} bytes ({self.convention.name})"
+        columns, convention = ("item", self._unit, f"% of {self._unit}", "bytes"), self.convention
+        shown = [(name, count, _share(count, total["flops"]), moved) for name, count, *_, moved in rows]
+        return Overview(title, columns, shown, (f"convention {convention.name}: {convention.describe()}", *self.notes))
 
 
 def _figures(cost: Cost) -> dict[str, int]:

@@ -204,9 +204,8 @@ def arithmetic(eqn: Any) -> tuple[str, int, int] | None:
     name = eqn.primitive.name
     if name in FREE:
         return "elementwise", 0, 0
-    known = ELEMENTWISE | TRANSCENDENTAL | REDUCTIONS | SCATTERS
     windows = ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min")
-    if name not in known and name not in windows:
+    if name not in ELEMENTWISE | TRANSCENDENTAL | REDUCTIONS | SCATTERS and name not in windows:
         return None
     if not any(inexact(var) for var in (*eqn.invars, *eqn.outvars)):
         return "elementwise", 0, 0

@@ -84,8 +84,8 @@ class DemoRebound(st.Study):
                 )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        for values, (words, label, name, level) in zip(_curves(trained), PICTURES, strict=True):
-            ends, level = values["step"].isel(step=[0, -1]), float(theory[level])
+        for values, (words, label, name, variable) in zip(_curves(trained), PICTURES, strict=True):
+            ends, level = values["step"].isel(step=[0, -1]), float(theory[variable])
             yield st.lines(
                 words,
                 "step",

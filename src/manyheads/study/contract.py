@@ -187,11 +187,9 @@ def check_use_of_prediction(trial: Trial) -> None:
         read = False
     except (KeyError, AttributeError, ValueError, IndexError):
         read = True
-    _require(
-        read or bool(study.unread_prediction.strip()),
-        study,
-        "its comparison never reads the prediction: compute a target from it, or say why not in `unread_prediction`",
-    )
+    remedy = "compute a target from it, or say why not in `unread_prediction`"
+    said = read or bool(study.unread_prediction.strip())
+    _require(said, study, f"its comparison never reads the prediction: {remedy}")
     _require(not (read and study.unread_prediction), study, "`unread_prediction` is set, yet the prediction is read")
 
 

@@ -1,10 +1,7 @@
 """Pictures as data: what a report shows is described here, stored as JSON, and drawn elsewhere.
 
 A panel may name the claims that it shows (`shows`, words of their texts): a run then writes what was decided on them
-into its title, so that no title asserts what the data do not say.
-
-A study returns panels; the store keeps them; `manyheads.study.reporting.drawing` turns them into SVG. So a report
-needs no code of the study, and a test can look at what would be drawn.
+into its title, so that no title asserts what the data do not say. A report needs no code of the study.
 """
 
 from __future__ import annotations
@@ -94,8 +91,7 @@ class Lines(_Panel):
 class Picture(_Panel):
     """A matrix as an image: `values` is row by row, ticks are one label a row or column or none at all.
 
-    `limits` are the values at the ends of the scale of colours; the smallest and the largest value if absent. With
-    `diverging` the scale has one colour below its middle and another one above.
+    `limits` are the ends of the scale of colours, by default those of the values; a `diverging` one has a middle.
     """
 
     kind: ClassVar[str] = "picture"

@@ -52,8 +52,8 @@ def record(values: Any, cells: Sequence[Cell] = ()) -> Any:
 def on_grid(trained: xr.Dataset, theory: xr.Dataset) -> xr.Dataset:
     """Return trained systems over (replicate, axes of the grid, own dimensions) instead of over cells.
 
-    Where the grid is no product of its axes, numbers are NaN and texts empty: `.dropna(axis)`. The axes are named in
-    the attribute `axes`, and labelled as the prediction labels them. Where it is one, arrays are views.
+    Where the grid is no product of its axes, numbers are NaN and texts empty; where it is one, arrays are views. The
+    axes are named in the attribute `axes`, and labelled as the prediction labels them.
     """
     import numpy as np
     import xarray as xr

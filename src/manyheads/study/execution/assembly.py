@@ -130,9 +130,8 @@ def _of_replicates(joined: xr.Dataset) -> xr.Dataset:
 def join_cells(cells: Sequence[Cell], parts: Sequence[xr.Dataset]) -> xr.Dataset:
     """Stack cells along `cell`, with the cell's values as coordinates along it.
 
-    A dimension with labels (say `layer`) may have fewer of them in some cells: where the label does not exist numbers
-    and booleans, which become floating-point for it, are NaN, and texts are empty. Dimensions without labels must
-    agree.
+    Where a cell lacks a label of a dimension, numbers and booleans are NaN, and texts are empty; dimensions without
+    labels must agree.
     """
     return _of_cells(cells, _concatenate([part.expand_dims("cell") for part in parts], "cell"))
 

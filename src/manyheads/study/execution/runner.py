@@ -147,7 +147,7 @@ def finish(
     while verdicts is None or (most and replicates < most and any(each.outcome == "inconclusive" for each in verdicts)):
         if verdicts:
             replicates = min(most or 0, replicates + max(1, replicates // 8))
-        _compute_missing(study, runs, replicates, seed, executor, progress)
+        _compute_missing(Work(runs, study, seed, replicates, executor), progress)
         predicted, trained = assemble(runs, replicates)
         with _comparison_errors(study):
             claims = evaluated_claims(study, predicted, trained)
@@ -161,16 +161,15 @@ def finish(
     return Finished(runs, predicted, trained, verdicts)
 
 
-def _compute_missing(
-    study: Study, runs: RunStore, replicates: int, seed: int, executor: Executor | None, progress: bool | None
-) -> None:
+def _compute_missing(work: Work, progress: bool | None) -> None:
     """Compute the units that a run of so many replicates lacks."""
-    missing, count = runs.missing(replicates), runs.layout.count(replicates)
-    if missing:
+    runs = work.runs
+    missing, count = runs.missing(work.replicates), runs.layout.count(work.replicates)
+    if missing and work.wait:
         runs.verify()  # before any work: a damaged run is left as it is
-    announce(_announcement(study, count, [runs.layout.unit(number) for number in missing], runs), progress)
-    with progress_bar(study.name, count, count - len(missing), progress) as advance:
-        Work(runs, study, seed, replicates, executor).run(advance)
+    announce(_announcement(work.study, count, [runs.layout.unit(number) for number in missing], runs), progress)
+    with progress_bar(work.study.name, count, count - len(missing), progress) as advance:
+        work.run(advance)
 
 
 def prepare(study: Study, replicates: int, seed: int, store: str | os.PathLike[str] = "runs") -> RunStore:
@@ -196,11 +195,8 @@ def contribute(
     two seconds, and True leaves the rest to others. UnitFailed at the end if units raised unexpected exceptions.
     """
     runs = prepare(study, replicates, seed, store)
-    count, missing = runs.layout.count(replicates), runs.missing(replicates)
-    announce(_announcement(study, count, [runs.layout.unit(number) for number in missing], runs), progress)
-    with progress_bar(study.name, count, count - len(missing), progress) as advance:
-        given = runs, study, seed, replicates, executor
-        Work(*given, offset=offset, wait=False, keep_going=True, leaving=leaving).run(advance)
+    work = Work(runs, study, seed, replicates, executor, offset, wait=False, keep_going=True, leaving=leaving)
+    _compute_missing(work, progress)
     return len(runs.missing(replicates))
 
 

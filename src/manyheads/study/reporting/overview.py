@@ -1,7 +1,7 @@
 """Overview of claims: the head line, the place of each interval on the axis of a forest plot, and anchors.
 
-The axis of the plot has no unit: the range in which a claim holds is mapped to [-1, 1]. Where that range has one end
-only, the allowed distance from the target is the unit, or, without one, the farthest distance of the interval.
+The axis of the plot has no unit: the range in which a claim holds is mapped to [-1, 1]. Where it has one end only, the
+unit is the allowed distance from the target, or, without one, the farthest distance of the interval.
 """
 
 from __future__ import annotations

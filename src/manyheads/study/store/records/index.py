@@ -47,8 +47,8 @@ class Index:
     def compact(self) -> int:
         """Move all units into one table and return how many there are.
 
-        Segments are renamed before they are read, and whoever writes looks after each unit whether its file still has
-        its name: a unit is in what was read, or it is written again. A crash leaves units twice, which readers accept.
+        Segments are renamed before they are read, and whoever writes looks afterwards whether its file has still its
+        name: a unit was read, or it is written again. A crash leaves units twice, which readers accept.
         """
         for path in self.files()[0]:
             if path.suffix == SUFFIX:
