@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from tests.acceptance._lane import Measured
+from tests.study.bits import unequal_bits
 from tests.study.toys import Still
 
 from manyheads.study.cells import grid
 from manyheads.study.execution.assembly import assemble
-from manyheads.study.store.equality import unequal_bits
 from manyheads.study.store.records.schema import pack
 from manyheads.study.store.records.segments import Frame, SegmentWriter
 from manyheads.study.store.run_store import RunStore

@@ -20,8 +20,7 @@ class Report:
         """Write the report and print its path."""
         from manyheads.study.reporting.html import report
 
-        written = report(existing(self.store), self.out)
-        print(written)
+        print(written := report(existing(self.store), self.out))
         if self.open:
             import webbrowser
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import xarray as xr
+from tests.study.bits import unequal_bits
 from tests.study.toys import Still
 
 from manyheads.study.cells import grid
 from manyheads.study.execution.assembly import _joined, _reader, assemble
-from manyheads.study.store.equality import unequal_bits
 from manyheads.study.store.records.schema import MalformedResult, pack
 from manyheads.study.store.records.segments import Frame, SegmentWriter
 from manyheads.study.store.run_store import RunStore

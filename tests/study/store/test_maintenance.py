@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import xarray as xr
+from tests.study.bits import unequal_bits
 from tests.study.toys import Averages, Walk
 
 from manyheads.errors import ExtraMissing, FileRefused, UsageError
@@ -15,7 +16,7 @@ from manyheads.study.execution import export as exporting
 from manyheads.study.execution.export import export
 from manyheads.study.execution.runner import require_same_versions
 from manyheads.study.store.disk import write_signed
-from manyheads.study.store.equality import differences, unequal_bits
+from manyheads.study.store.equality import differences
 from manyheads.study.store.leases import AtWork, Launch
 from manyheads.study.store.records.segments import Frame, SegmentWriter
 from manyheads.study.store.repair import repair

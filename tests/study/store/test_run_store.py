@@ -17,11 +17,12 @@ import xarray as xr
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.study.bits import unequal_bits
 from tests.study.toys import Averages, Walk
 
 from manyheads.errors import FileRefused
 from manyheads.study import open_run, run
-from manyheads.study.store.equality import differences, unequal_bits
+from manyheads.study.store.equality import differences
 from manyheads.study.store.records.schema import pack
 from manyheads.study.store.records.segments import Frame, SegmentWriter
 from manyheads.study.store.run_store import RunStore, StoreDamaged, StoreFull, find_runs

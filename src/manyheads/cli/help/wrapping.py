@@ -19,13 +19,7 @@ def terminal_width(widest: int = WIDEST) -> int:
 
 
 def wrap(text: str, indent: str = "", first: str | None = None) -> str:
-    """Wrap one paragraph; words longer than a line, such as paths, stay whole.
-
-    Examples
-    --------
-    >>> wrap("one line", "    ")
-    '    one line'
-    """
+    """Wrap one paragraph; words longer than a line, such as paths, stay whole."""
     return _fill(text, terminal_width(), indent if first is None else first, indent)
 
 
@@ -90,13 +84,7 @@ def two_columns(rows: Iterable[Sequence[str]], indent: str = "") -> str:
 
 
 def command_line(line: str, indent: str = "  ") -> str:
-    r"""Return a command, continued after a backslash where it is longer than the terminal is wide.
-
-    Examples
-    --------
-    >>> command_line("manyheads runs list")
-    '  manyheads runs list'
-    """
+    """Return a command, continued after a backslash where it is longer than the terminal is wide."""
     if len(indent) + len(line) <= terminal_width():
         return f"{indent}{line}"
     lines = _fill(line, terminal_width() - 2, indent, f"{indent}    ").splitlines()

@@ -34,16 +34,6 @@ def differences(first: xr.Dataset | xr.DataTree, second: xr.Dataset | xr.DataTre
     return sorted(name for name in {*ours, *theirs} if not _same(ours.get(name), theirs.get(name)))
 
 
-def unequal_bits(first: xr.Dataset, second: xr.Dataset) -> list[str]:
-    """Return the names of all variables that differ in anything, measured times and attributes included."""
-    names = sorted(str(name) for name in {*first.variables, *second.variables})
-    ours, theirs = dict(first.variables), dict(second.variables)
-    found = [name for name in names if not _same(ours.get(name), theirs.get(name))]
-    found += [name for name in names if name not in found and ours[name].attrs != theirs[name].attrs]
-    coordinates = set(first.coords) ^ set(second.coords)
-    return found + sorted(map(str, coordinates)) + ([] if first.attrs == second.attrs else ["attributes"])
-
-
 def _deterministic(dataset: xr.Dataset) -> dict[str, xr.Variable]:
     return {str(name): value for name, value in dataset.variables.items() if value.attrs.get("deterministic", True)}
 
