@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 import manyheads.study as st
 from manyheads.study.panels import Scatter
@@ -175,10 +176,12 @@ def smallest_network() -> OneBitNetwork:
     return OneBitNetwork(plus, minus, minus, plus, positional, positional_weight=POSITIONAL_WEIGHT)
 
 
-def next_spin(now: np.ndarray, before: np.ndarray, bit: float, beta: float, gain: float) -> np.ndarray:
+def next_spin(
+    now: NDArray[np.float64], before: NDArray[np.float64], bit: float, beta: float, gain: float
+) -> NDArray[np.float64]:
     """Return the mean spin of the next token by the closed form above; `bit` is p of the token `now`."""
 
-    def overlap(spins: np.ndarray, spin_sign: float, bit: float) -> np.ndarray:
+    def overlap(spins: NDArray[np.float64], spin_sign: float, bit: float) -> NDArray[np.float64]:
         return spin_sign * (1 - POSITIONAL_WEIGHT) * spins + POSITIONAL_WEIGHT * bit
 
     query, key, key_before = overlap(now, -1, bit), overlap(now, -1, -bit), overlap(before, -1, bit)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 import manyheads.study as st
 from manyheads.attention import AttentionLayer, MultiHeadAttention
@@ -156,10 +157,10 @@ class BlockOracle:
     """Attention of a block in float64, x + layer(gain * norm(x)), as an oracle."""
 
     layer: AttentionLayer
-    gain: np.ndarray
+    gain: NDArray[np.float64]
     norm: Normalization
 
-    def __call__(self, x: np.ndarray) -> np.ndarray:
+    def __call__(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Compute the outputs of sequences (n, k, d)."""
         return x + evaluate_layer(self.layer, self.gain * self.norm(x))
 
@@ -168,7 +169,7 @@ def block_oracle(model: Transformer, layer: int) -> BlockOracle:
     """Return the attention of one block of a trained pre-norm transformer without biases, widened to float64."""
     blocks, scaling, config = model.weights.blocks, model.scaling, model.config
 
-    def scaled(role: str, weight: Any) -> np.ndarray:
+    def scaled(role: str, weight: Any) -> NDArray[np.float64]:
         return float(scaling.multiplier[role]) * np.asarray(weight[layer], np.float64)
 
     if config.norm != "pre" or config.biases or blocks.attention_gain is None:

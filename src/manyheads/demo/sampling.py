@@ -28,11 +28,8 @@ def continue_text(model: Transformer, prompt: jax.Array, key: jax.Array, count: 
 def find_prose(vocabulary: Vocabulary, tokens: np.ndarray, length: int) -> np.ndarray:
     """Find the window with the most letters among 500, since a text may begin with a table."""
     starts = np.linspace(0, len(tokens) - length, 500).astype(int)
-    return max((tokens[start : start + length] for start in starts), key=lambda window: _letters(vocabulary, window))
-
-
-def _letters(vocabulary: Vocabulary, window: np.ndarray) -> int:
-    return sum(symbol.isalpha() for symbol in vocabulary.decode(window))
+    windows = (tokens[start : start + length] for start in starts)
+    return max(windows, key=lambda window: sum(symbol.isalpha() for symbol in vocabulary.decode(window)))
 
 
 def mark_whitespace(text: str) -> str:

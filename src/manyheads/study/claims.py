@@ -17,6 +17,7 @@ from manyheads.study.verdicts import LEVEL, Expected, Scale, Tolerance, Verdict
 if TYPE_CHECKING:
     import numpy as np
     import xarray as xr
+    from numpy.typing import NDArray
 
 
 class Region(NamedTuple):
@@ -60,7 +61,7 @@ def below(bound: Any) -> Region:
 class SampledFigure(NamedTuple):
     """Samples of a figure that is itself computed from a sampled prediction, with the error that the latter makes."""
 
-    samples: np.ndarray  # (replicates,)
+    samples: NDArray[np.float64]  # (replicates,)
     prediction_error: float
     prediction_dof: float
 

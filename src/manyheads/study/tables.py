@@ -11,6 +11,7 @@ from manyheads.study.cells import Cell
 if TYPE_CHECKING:
     import numpy as np
     import xarray as xr
+    from numpy.typing import NDArray
 
 # Name: dimensions, values, long name and, unless it is 1, the unit; None for a text or a truth value, which has none.
 # A name that is its own only dimension is a coordinate. A measured time has a table of attributes as its third entry.
@@ -96,7 +97,7 @@ def theory_on_grid(predicted: xr.Dataset, cells: Sequence[Cell]) -> xr.Dataset:
     return predicted
 
 
-def _on_axes(rows: np.ndarray, places: tuple[np.ndarray, ...], shape: tuple[int, ...]) -> np.ndarray:
+def _on_axes(rows: NDArray[Any], places: tuple[NDArray[np.intp], ...], shape: tuple[int, ...]) -> NDArray[Any]:
     """Return rows over cells as an array over axes, a view where cells are their product in order."""
     import numpy as np
 

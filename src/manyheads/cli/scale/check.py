@@ -235,8 +235,7 @@ def _transfer_as_text(found: "TransferCheck | None") -> Iterator[str]:
 
 def _as_json(check: "CoordinateCheck", found: "TransferCheck | None") -> dict[str, Any]:
     growths = []
-    for growth in check.growths:
-        fit = growth.fit
+    for growth, fit in ((each, each.fit) for each in check.growths):
         ends = fit and [fit.interval.low, fit.interval.high]
         kept = {name: value for name, value in asdict(growth).items() if name != "fit"}
         said = {"seeds_needed": growth.seeds_needed, "sentence": growth.sentence()}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
+from numpy.typing import NDArray
 
 from manyheads.errors import UsageError
 from manyheads.statistics import Interval, fit_exponent, fit_exponent_to_means, mean_interval, replicates_to_decide
@@ -73,7 +74,7 @@ def exponent(
 def exponent_of_mean(values: xr.DataArray, along: str, letter: str = "", what: str = "") -> Figure:
     """Return the exponent of the means over replicates, where single values may be negative."""
 
-    def fit(sizes: np.ndarray, rows: np.ndarray) -> ExponentFit:
+    def fit(sizes: NDArray[np.float64], rows: NDArray[np.float64]) -> ExponentFit:
         errors = rows.std(0, ddof=1) / len(rows) ** 0.5
         return fit_exponent_to_means(sizes, rows.mean(0), errors, dof=len(rows) - 1)
 
@@ -140,7 +141,7 @@ class Root:
         Half-width that a sampled prediction adds.
     """
 
-    samples: np.ndarray
+    samples: NDArray[np.float64]
     square: float
     drawn: float = 0.0
     each: int = 1

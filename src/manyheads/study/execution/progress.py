@@ -21,11 +21,9 @@ def progress_bar(title: str, total: int, done: int = 0, show: bool | None = None
     from rich import progress
     from rich.console import Console
 
-    columns = (
-        *("{task.description}", progress.BarColumn(), progress.MofNCompleteColumn()),
-        *(progress.TimeElapsedColumn(), "elapsed,", progress.TimeRemainingColumn(), "left"),
-    )
-    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
+    done_of_all = progress.BarColumn(), progress.MofNCompleteColumn()
+    times = progress.TimeElapsedColumn(), "elapsed,", progress.TimeRemainingColumn(), "left"
+    with progress.Progress("{task.description}", *done_of_all, *times, console=Console(stderr=True)) as bar:
         task = bar.add_task(title, total=total, completed=done)
         yield lambda count=1: bar.advance(task, count)
 

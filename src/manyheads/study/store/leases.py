@@ -96,8 +96,7 @@ class Launch:
         """Claim up to `most` of the wanted units that no living launch has claimed."""
         highest = dict(sorted(claims_in(self.folder)))
         living: dict[int, bool] = {}  # by inode: a launch has many claims
-        taken: list[Claim] = []
-        now = self._now()
+        taken, now = list[Claim](), self._now()
         for unit in wanted:
             if len(taken) == most:
                 break
@@ -224,16 +223,13 @@ def _dead(path: Path) -> Owner:
 
 def _start_of(pid: int) -> str:
     """Return when a process started: a number is given again, and number and time name a process."""
-    try:
+    with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
+    return ""
 
 
 def _kernel() -> str:
     """Name what process numbers belong to; empty where that cannot be told."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return boot + os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+    return ""

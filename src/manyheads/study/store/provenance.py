@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -78,7 +79,6 @@ def _environment(kind: type[Study]) -> dict[str, str]:
 
 def code_of(kind: type[Study]) -> str:
     """Return the first 16 hexadecimal digits of the sha256 of the file that defines a study; empty if there is none."""
-    try:
+    with contextlib.suppress(OSError, TypeError):
         return hashlib.sha256(Path(inspect.getsourcefile(kind) or "").read_bytes()).hexdigest()[:16]
-    except (OSError, TypeError):
-        return ""
+    return ""
