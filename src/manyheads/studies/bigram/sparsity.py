@@ -91,7 +91,9 @@ class Sparsity(st.Study):
         half = 0.5 / doublings
         extremes = [math.sqrt(2 * math.log(self.vocabulary * entries)) for entries in (self.length, q[0], q[-1])]
         logarithm = 2 * math.log2((extremes[0] + extremes[2]) / (extremes[0] + extremes[1])) / doublings
-        more = f"1.4 over {doublings:g} doublings of Q; above, {logarithm:.2f} for the largest of NQ entries"
+        more = (
+            f"a factor of 1.4 over {doublings:g} doublings of Q; above, {logarithm:.2f} for the largest of NQ entries"
+        )
         yield st.Claim(
             "From scratch the samples of the plateau escape grow no faster than Q, at a fixed noise-to-signal ratio "
             "(exponent)",
