@@ -176,8 +176,8 @@ class Extract:
     def _open(self, path: Path) -> Target:
         """Return a layer of a checkpoint folder."""
         from manyheads.errors import UsageError
-        from manyheads.recovery import checkpoint_oracle
         from manyheads.recovery.oracle.checkpoint_layers import is_stored, true_layer
+        from manyheads.recovery.oracle.checkpoint_oracles import checkpoint_oracle
 
         if self.layer is None:
             raise UsageError(f"--layer is missing: give the number of a layer of {path}, from 0")

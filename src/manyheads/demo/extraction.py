@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import manyheads.study as st
 from manyheads.attention import AttentionLayer, MultiHeadAttention
-from manyheads.data import read_characters
+from manyheads.data.characters import read_characters
 from manyheads.demo.entropy_rebound import finished_study, open_trainings, training_of
 from manyheads.demo.text import TextTraining, trained_model
 from manyheads.recovery import ExtractionOptions, RecoveryRefused, compare_layers, extract_layer

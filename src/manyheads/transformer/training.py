@@ -4,8 +4,10 @@ A step is a pure function of the weights, the optimizer's state and the key fold
 result does not depend on how the steps are cut into chunks, and training can be looked at between chunks for free.
 """
 
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import equinox as eqx
 import jax
@@ -27,8 +29,36 @@ class Model(Protocol):
 
 
 M = TypeVar("M", bound=Model)
-Loss = Callable[[Any, Any], jax.Array]  # (model, batch) -> scalar
-Batches = Callable[[jax.Array], Any]  # key -> batch
+Weights: TypeAlias = Any  # the pytree of what is trained
+Batch: TypeAlias = Any  # what `Batches` draws
+Loss = Callable[[Any, Batch], jax.Array]  # (model, batch) -> scalar
+Batches = Callable[[jax.Array], Batch]  # key -> batch
+
+
+class TrainState(NamedTuple):
+    """What a step changes."""
+
+    weights: Weights
+    optimizer_state: Any
+    losses: jax.Array  # (steps,), zero for the steps to come
+
+
+def step(
+    model: Model,
+    loss: Loss,
+    batches: Batches,
+    optimizer: optax.GradientTransformation,
+    key: jax.Array,
+    number: jax.Array,
+    state: TrainState,
+) -> TrainState:
+    """Take the step of a number: draw its batch, differentiate the loss, update the weights."""
+    weights, optimizer_state, losses = state
+    batch = batches(jax.random.fold_in(key, number))
+    value, gradient = jax.value_and_grad(lambda trained: loss(with_weights(model, trained), batch))(weights)
+    updates, optimizer_state = optimizer.update(gradient, optimizer_state, weights)
+    losses = losses.at[number].set(value.astype(losses.dtype))
+    return TrainState(optax.apply_updates(weights, updates), optimizer_state, losses)
 
 
 class Snapshot(NamedTuple):
@@ -47,14 +77,9 @@ class Trained(NamedTuple):
     measured: list[tuple[int, Any]]  # (step, what the measurement returned), from step 0 to the last
 
 
-def with_weights(model: M, weights: Any) -> M:
-    """Put other weights into a model."""
-    return eqx.tree_at(lambda tree: tree.weights, model, weights, is_leaf=lambda node: node is None)
-
-
-def count_weights(model: Any) -> int:
-    """Count the trained numbers of a model."""
-    return sum(leaf.size for leaf in jax.tree.leaves(model.weights))
+def print_loss(snapshot: Snapshot) -> None:
+    """Print the number of steps done and the loss of the last: a `measure` of `train`."""
+    print(f"step {snapshot.step:6d}  loss {snapshot.losses[-1] if snapshot.step else math.nan:.4f}", flush=True)
 
 
 def fit(
@@ -64,9 +89,9 @@ def fit(
 
     The arguments are those of `train`, which computes the same and shows what happens on the way.
     """
-    state = (model.weights, optimizer.init(model.weights), jnp.zeros(steps))
-    weights, _, losses = _advance(model, loss, batches, optimizer, (state, 0, steps), key)
-    return with_weights(model, weights), losses
+    state = TrainState(model.weights, optimizer.init(model.weights), jnp.zeros(steps))
+    state = jax.lax.fori_loop(0, steps, partial(step, model, loss, batches, optimizer, key), state)
+    return with_weights(model, state.weights), state.losses
 
 
 def train(
@@ -103,7 +128,7 @@ def train(
     every
         Steps of a chunk; `None` takes one chunk.
     measure
-        Called on the host with a `Snapshot` before the first step and after each chunk. To show progress, print here.
+        Called on the host with a `Snapshot` before the first step and after each chunk. `print_loss` shows progress.
 
     Raises
     ------
@@ -128,57 +153,31 @@ def train(
     check_call("batches", batches, "key")
     measured: list[tuple[int, Any]] = []
 
-    def look(done: int, state: tuple[Any, Any, jax.Array]) -> None:
+    def look(done: int, state: TrainState) -> None:
         if measure is not None:
-            losses = np.asarray(state[2])[:done]
-            measured.append((done, measure(Snapshot(done, with_weights(model, state[0]), losses))))
+            losses = np.asarray(state.losses)[:done]
+            measured.append((done, measure(Snapshot(done, with_weights(model, state.weights), losses))))
 
-    state = (model.weights, *_begin(optimizer, model.weights, steps))
+    state = _begin(optimizer, model.weights, steps)
     look(0, state)
     done = 0
     while done < steps:
         until = min(steps, done + (every or steps))
         # Bounds as arrays: they are traced, and all chunks run the same program.
-        state = _advance_compiled(model, loss, batches, optimizer, (state, jnp.int32(done), jnp.int32(until)), key)
+        state = _advance(model, loss, batches, optimizer, key, state, jnp.int32(done), jnp.int32(until))
         done = until
         look(done, state)
-    return Trained(with_weights(model, state[0]), np.asarray(state[2]), measured)
+    return Trained(with_weights(model, state.weights), np.asarray(state.losses), measured)
 
 
-def train_ensemble(
-    build: Callable[[jax.Array], Any],
-    loss: Loss,
-    batches: Batches,
-    optimizer: optax.GradientTransformation,
-    steps: int,
-    keys: jax.Array,
-    *,
-    budget: int = 16 * 2**20,
-) -> tuple[Any, jax.Array]:
-    """Train one model a key, as many side by side as fit a budget of bytes and the others after them.
+def with_weights(model: M, weights: Any) -> M:
+    """Put other weights into a model."""
+    return eqx.tree_at(lambda tree: tree.weights, model, weights, is_leaf=lambda node: node is None)
 
-    Each key is split into one for `build`, a pure function key -> model, and one for the batches. Side by side pays for
-    small models only: beyond the cache it multiplies memory and saves no time. The budget is that of the weights, the
-    optimizer's state and what the backward pass keeps.
 
-    Returns
-    -------
-    tuple
-        The models as one pytree with the members in front, and the losses (members, steps).
-    """
-    side_by_side = max(1, min(len(keys), budget // member_bytes(build, loss, batches, optimizer, keys[0])))
-
-    @jax.jit
-    def run(keys: jax.Array) -> tuple[Any, jax.Array]:
-        def member(key: jax.Array) -> tuple[Any, jax.Array]:
-            for_model, for_batches = jax.random.split(key)
-            model, losses = fit(build(for_model), loss, batches, optimizer, steps, for_batches)
-            return model.weights, losses
-
-        return jax.lax.map(member, keys, batch_size=side_by_side if side_by_side > 1 else None)
-
-    weights, losses = run(keys)
-    return with_weights(build(keys[0]), weights), losses
+def count_weights(model: Any) -> int:
+    """Count the trained numbers of a model."""
+    return sum(leaf.size for leaf in jax.tree.leaves(model.weights))
 
 
 def member_bytes(
@@ -203,30 +202,20 @@ def member_bytes(
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((weights, weights, state, backward)))
 
 
+@eqx.filter_jit
 def _advance(
-    model: Any,
+    model: Model,
     loss: Loss,
     batches: Batches,
     optimizer: optax.GradientTransformation,
-    span: tuple[tuple[Any, Any, jax.Array], Any, Any],
     key: jax.Array,
-) -> tuple[Any, Any, jax.Array]:
-    """Take the steps from `span[1]` up to `span[2]` from the state (weights, optimizer state, losses)."""
-
-    def step(number: jax.Array, state: tuple[Any, Any, jax.Array]) -> tuple[Any, Any, jax.Array]:
-        weights, memory, losses = state
-        batch = batches(jax.random.fold_in(key, number))
-        value, gradient = jax.value_and_grad(lambda trained: loss(with_weights(model, trained), batch))(weights)
-        updates, memory = optimizer.update(gradient, memory, weights)
-        return optax.apply_updates(weights, updates), memory, losses.at[number].set(value.astype(losses.dtype))
-
-    state, first, last = span
-    return jax.lax.fori_loop(first, last, step, state)
-
-
-_advance_compiled = eqx.filter_jit(_advance)
+    state: TrainState,
+    first: jax.Array,
+    last: jax.Array,
+) -> TrainState:
+    return jax.lax.fori_loop(first, last, partial(step, model, loss, batches, optimizer, key), state)
 
 
 @eqx.filter_jit  # one program instead of one for each shape of an array
-def _begin(optimizer: optax.GradientTransformation, weights: Any, steps: int) -> tuple[Any, jax.Array]:
-    return optimizer.init(weights), jnp.zeros(steps)
+def _begin(optimizer: optax.GradientTransformation, weights: Weights, steps: int) -> TrainState:
+    return TrainState(weights, optimizer.init(weights), jnp.zeros(steps))

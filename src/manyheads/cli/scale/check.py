@@ -157,7 +157,7 @@ class Check(Theory):
         announce(f"pictures and figures in {self.out}", True)
 
     def _task(self) -> "Task":
-        from manyheads.scaling import digits_task, text_task
+        from manyheads.scaling.task import digits_task, text_task
 
         batch = self._usual("batch")
         return digits_task(batch) if self.task == "digits" else text_task(self.text, batch)
@@ -170,7 +170,8 @@ class Check(Theory):
     def _check_coordinates(
         self, shapes: "tuple[Shape, ...]", task: "Task", parametrization: "Parametrization", recipe: "Recipe"
     ) -> "CoordinateCheck":
-        from manyheads.scaling import coordinate_check, measure_task
+        from manyheads.scaling import coordinate_check
+        from manyheads.scaling.checks.coordinate_check import measure_task
 
         steps = self._usual("steps")
         measure = measure_task(task, parametrization, recipe, self._usual("learning_rate"), steps)
@@ -188,7 +189,8 @@ class Check(Theory):
     ) -> "TransferCheck":
         import numpy as np
 
-        from manyheads.scaling import task_losses, transfer_check
+        from manyheads.scaling import transfer_check
+        from manyheads.scaling.checks.transfer_check import task_losses
 
         low, high, count = self._usual("learning_rates")
         train = task_losses(task, parametrization, recipe)
