@@ -139,9 +139,13 @@ def test_a_study_is_shown_without_its_import_while_its_file_is_the_same(capsys, 
         assert shown in capsys.readouterr().out
 
 
-def test_a_study_is_shown_with_its_claims(capsys):
-    assert main(["study", "show", "joma/rebound"]) == 0
-    assert "  * Without attention, and under a linear activation, no entropy rebounds\n" in capsys.readouterr().out
+def test_a_study_is_shown_with_its_claims(capsys, monkeypatch, tmp_path):
+    name, kept = "attention/costs", tmp_path / "kept.json"
+    monkeypatch.setattr("manyheads.cli.help.descriptions.DESCRIPTIONS", kept)
+    about = {"file": hash_of_file(name), "text": "as kept", "flags": [], "claims": ["a law holds", "another one"]}
+    kept.write_text(json.dumps({name: about}))
+    assert main(["study", "show", name]) == 0
+    assert capsys.readouterr().out.endswith("\n\n  * a law holds\n  * another one\n")
 
 
 def test_no_color_is_respected(monkeypatch):

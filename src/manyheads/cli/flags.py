@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
@@ -63,7 +64,8 @@ def flags_of(kind: Any, default: Any = None) -> list[Flag]:
 def positionals(kind: Any) -> set[str]:
     """Return the names of what a command takes without a flag."""
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-    return {field.name for field in fields if "Positional" in str(field.type)}
+    named = vars(sys.modules[kind.__module__])  # where an annotation may be the name of a type
+    return {each.name for each in fields if "Positional" in str(named.get(str(each.type), each.type))}
 
 
 def list_flags(flags: Sequence[Flag]) -> str:
