@@ -12,20 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from manyheads.attention import AttentionLayer
 from manyheads.errors import check_integer
+from manyheads.recovery._types import Generator
 from manyheads.recovery.examples.holdout import EXACT
 from manyheads.recovery.examples.student import Fit, StudentSettings, fit_student
 from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings, descend
 from manyheads.recovery.fit.variable_projection import Examples, Tangent, stack_theta
 from manyheads.recovery.layers.evaluation import sequence_errors
-
-if TYPE_CHECKING:
-    from manyheads.attention import AttentionLayer
-    from manyheads.recovery.result.results import StageLog
+from manyheads.recovery.result.results import StageLog
 
 REACH = 20.0  # multiple of its target at which a first search may end and still be refined
 GLANCE = 60  # evaluations of a first look at a number of heads: benign layers of 12 heads took 30, measured here
@@ -104,7 +103,7 @@ def fit_wanted(
     examples: Examples,
     held_out: Examples,
     counts: Iterable[int],
-    rng: np.random.Generator,
+    rng: Generator,
     *,
     wanted: float,
     settings: StudentSettings,
@@ -127,12 +126,7 @@ def fit_wanted(
 
 
 def fit_until_flat(
-    examples: Examples,
-    held_out: Examples,
-    counts: Iterable[int],
-    rng: np.random.Generator,
-    *,
-    settings: StudentSettings,
+    examples: Examples, held_out: Examples, counts: Iterable[int], rng: Generator, *, settings: StudentSettings
 ) -> list[Fit]:
     """Add heads as long as the held-out error falls by more than chance; the last fit is the answer.
 

@@ -14,18 +14,13 @@ Derived here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from manyheads.attention import AttentionLayer
 from manyheads.recovery.examples.student import free_numbers
-from manyheads.recovery.fit.variable_projection import stack_theta
+from manyheads.recovery.fit.variable_projection import Examples, stack_theta
 from manyheads.recovery.layers.evaluation import relative_error, sequence_errors
 from manyheads.recovery.result.certificates import Certificate, exceeding_share
-
-if TYPE_CHECKING:
-    from manyheads.attention import AttentionLayer
-    from manyheads.recovery.fit.variable_projection import Examples
 
 EXACT = 1e-10  # relative squared error of labels without noise: float32 labels leave some 1e-14
 LARGEST = 1e-6  # relative squared error of any sequence behind the certificate, where labels are exact

@@ -18,16 +18,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from manyheads._arrays import takes_arrays
+from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError, check_integer
-from manyheads.recovery.examples.head_count import (
-    check_heads,
-    eliminate_heads,
-    fit_until_flat,
-    fit_wanted,
-    note_count,
-)
+from manyheads.recovery._types import Generator
+from manyheads.recovery.examples.head_count import check_heads, eliminate_heads, fit_until_flat, fit_wanted, note_count
 from manyheads.recovery.examples.holdout import (
     CHANCE,
     EXACT,
@@ -36,22 +33,19 @@ from manyheads.recovery.examples.holdout import (
     error_of_noise,
     note_undetermined,
 )
+from manyheads.recovery.examples.stages.settings import StageSettings
 from manyheads.recovery.examples.stages.shards import list_shards, load_shard, open_shards
 from manyheads.recovery.examples.student import ENOUGH, Fit, StudentSettings, fit_student, free_numbers
 from manyheads.recovery.fit.gauss_newton import as_examples
 from manyheads.recovery.fit.variable_projection import Examples, Form
 from manyheads.recovery.layers.evaluation import relative_error
 from manyheads.recovery.refusals import NoFit
+from manyheads.recovery.result.certificates import Certificate
 from manyheads.recovery.result.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
 from manyheads.recovery.result.results import Recovery, Stage, StageLog
 
 if TYPE_CHECKING:
     from jaxtyping import Num
-    from numpy.typing import ArrayLike
-
-    from manyheads.attention import AttentionLayer
-    from manyheads.recovery.examples.stages.settings import StageSettings
-    from manyheads.recovery.result.certificates import Certificate
 
 Method = Literal["student", "six-stage"]
 SLIGHT = 1e-6  # share of the noise that a further step of the refinement must be worth
@@ -207,7 +201,7 @@ def learn_layer(
 
 
 def _by_student(
-    parts: tuple[Examples, Examples, Examples], counts: range, options: LearningOptions, rng: np.random.Generator
+    parts: tuple[Examples, Examples, Examples], counts: range, options: LearningOptions, rng: Generator
 ) -> Recovery:
     train, held_out, unseen = parts
     student = options.student
@@ -296,7 +290,7 @@ def _stage(fit: Fit) -> Stage:
     return Stage(f"{fit.heads} head{'s' if fit.heads > 1 else ''}", figures, fit.seconds)
 
 
-def _split(examples: Examples, share: float, rng: np.random.Generator) -> tuple[Examples, Examples, Examples]:
+def _split(examples: Examples, share: float, rng: Generator) -> tuple[Examples, Examples, Examples]:
     """Return examples to fit, to choose by, and for the certificate."""
     held = min(2000, int(share * len(examples)))
     if held < 2:
@@ -350,9 +344,7 @@ def _check_form(options: LearningOptions) -> None:
         raise UsageError("noise='estimate' is the student's; the six stages want a standard deviation")
 
 
-def _in_six_stages(
-    shards: tuple[Any, ...], heads: int | None, options: LearningOptions, rng: np.random.Generator
-) -> Recovery:
+def _in_six_stages(shards: tuple[Any, ...], heads: int | None, options: LearningOptions, rng: Generator) -> Recovery:
     from manyheads.recovery.examples.six_stages import learn_in_six_stages
     from manyheads.recovery.examples.stages.settings import LITERAL, StageSettings
 

@@ -37,6 +37,7 @@ from concurrent.futures import Executor
 import numpy as np
 
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Generator
 from manyheads.recovery.examples.head_count import check_heads
 from manyheads.recovery.examples.stages.pipeline import SixStageRun
 from manyheads.recovery.examples.stages.settings import StageSettings
@@ -51,7 +52,7 @@ def learn_in_six_stages(
     heads: int | None = None,
     *,
     settings: StageSettings | None = None,
-    rng: np.random.Generator,
+    rng: Generator,
     executor: Executor | None = None,
 ) -> Recovery:
     """Learn a multi-head attention layer, and its number of heads, from examples.

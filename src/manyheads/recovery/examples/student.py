@@ -14,22 +14,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.optimize import minimize
 
+from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError, check_integers
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.fit.gauss_newton import GaussNewtonFit, GaussNewtonSettings, descend
 from manyheads.recovery.fit.variable_projection import Examples, Tangent, stack_theta
 from manyheads.recovery.layers.evaluation import relative_error
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from manyheads.attention import AttentionLayer
-
-    Array = NDArray[np.float64]
 
 ENOUGH = 2.0  # labels a free number below which random starts were found to end nowhere (measured here)
 NEAR = 1e-3  # what the search leaves to the refinement
@@ -86,7 +80,7 @@ def fit_student(
     examples: Examples,
     held_out: Examples,
     heads: int,
-    rng: np.random.Generator,
+    rng: Generator,
     *,
     wanted: float,
     settings: StudentSettings | None = None,
@@ -126,7 +120,7 @@ def fit_student(
 
 
 def search(
-    examples: Examples, heads: int, rng: np.random.Generator, *, until: float, settings: StudentSettings
+    examples: Examples, heads: int, rng: Generator, *, until: float, settings: StudentSettings
 ) -> tuple[Tangent, int]:
     """Descend from a random start with L-BFGS on the attention matrices; projections are solved for at each.
 
@@ -166,7 +160,7 @@ def search(
     return best[0], int(done.nfev)
 
 
-def draw_start(examples: Examples, heads: int, rng: np.random.Generator) -> Array:
+def draw_start(examples: Examples, heads: int, rng: Generator) -> Array:
     """Draw attention matrices with logits of standard deviation 1/2 on tokens of variance one; no key bias."""
     dim = examples.dim
     scale = 0.5 / (dim * max(float(np.mean(examples.x**2)), np.finfo(float).tiny))
@@ -175,7 +169,7 @@ def draw_start(examples: Examples, heads: int, rng: np.random.Generator) -> Arra
     return theta
 
 
-def draw_sample(examples: Examples, heads: int, labels: float, rng: np.random.Generator) -> Examples:
+def draw_sample(examples: Examples, heads: int, labels: float, rng: Generator) -> Examples:
     """Draw sequences without replacement until there are so many labels for each free number."""
     each = examples.y[0].size
     count = int(np.ceil(labels * free_numbers(examples, heads) / each))

@@ -10,20 +10,16 @@ noise it ends at the parametric rate, (number of parameters) sigma^2 / (numbers 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from manyheads._arrays import check_arrays, takes_arrays
+from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError, UsageError, check_integers
+from manyheads.recovery._types import Array
 from manyheads.recovery.fit.variable_projection import PLAIN, Examples, Form, Tangent, stack_theta
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
-
-    from manyheads.attention import AttentionLayer
-
-    Array = NDArray[np.float64]
 
 LARGE = 1e75  # largest size of inputs, and the inverse of the smallest: sums of fourth powers stay within float64
 ROUNDING = 1e-28  # relative squared error of float64: residuals of some dozens of eps

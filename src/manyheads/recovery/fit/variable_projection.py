@@ -24,17 +24,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
 
 from manyheads.attention import AttentionLayer
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.float64]
+from manyheads.recovery._types import Array
 
 BLOCK = 1 << 18  # numbers of one block's readings: what fits the cache while all products of the block are done
 RIDGE = 1e-14  # share of the mean diagonal added to a Gram matrix, so that equal heads have a projection each

@@ -3,15 +3,14 @@
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from manyheads._arrays import takes_arrays
+from manyheads.attention import AttentionLayer
+from manyheads.recovery.fit.variable_projection import Examples
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-    from numpy.typing import ArrayLike
-
-    from manyheads.attention import AttentionLayer
-    from manyheads.recovery.fit.variable_projection import Examples
 
 TOKENS = 1 << 14  # tokens that are worked on at once
 
@@ -60,8 +59,7 @@ def evaluate_layer(layer: "AttentionLayer", x: "Float[ArrayLike, 'n k d']") -> "
 
 def sequence_errors(layer: "AttentionLayer", examples: "Examples") -> np.ndarray:
     """Return the squared error of a layer on each sequence, summed over rows and columns, (n,)."""
-    errors: np.ndarray = ((evaluate_layer(layer, examples.x) - examples.y) ** 2).sum((1, 2))
-    return errors
+    return ((evaluate_layer(layer, examples.x) - examples.y) ** 2).sum((1, 2))
 
 
 def relative_error(layer: "AttentionLayer", examples: "Examples") -> float:

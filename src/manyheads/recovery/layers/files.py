@@ -22,7 +22,6 @@ from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.study.store.disk import room_on_disk, temporary_beside
 
 SavedLayer: TypeAlias = AttentionLayer | RotaryLayer
-
 PLAIN, TURNED, SCORED = "manyheads attention layer 1", "manyheads rotary layer 1", "manyheads score layer 1"
 CAUSAL = {True: "yes", False: "no"}
 SCALARS: Mapping[str, Any] = {"cap": float, "window": int}  # of a layer with other scores, as arrays of one number

@@ -2,19 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from manyheads._arrays import takes_arrays
 from manyheads._overview import Overview, Shown
 from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError, UsageError
+from manyheads.recovery._types import Array, Indices
 from manyheads.recovery.layers.rotary import RotaryLayer
-
-Array: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,7 +38,7 @@ class LayerErrors(Shown):
         return Overview(title, names, [tuple(getattr(self, name) for name in names)], (order,))
 
 
-def match_heads(truth: AttentionLayer, found: AttentionLayer) -> NDArray[np.intp]:
+def match_heads(truth: AttentionLayer, found: AttentionLayer) -> Indices:
     r"""Find the order of the recovered heads that fits the planted ones best.
 
     The permutation minimizes :math:`\sum_i \|\Theta_i - \hat\Theta_{\pi(i)}\|_F / \|\Theta_i\|_F` (an assignment
@@ -101,7 +99,7 @@ def _compare_rotary(truth: RotaryLayer, found: RotaryLayer) -> LayerErrors:
     return LayerErrors(**worst, permutation=errors[0].permutation)
 
 
-def _compare(truth: AttentionLayer, found: AttentionLayer, order: NDArray[np.intp]) -> LayerErrors:
+def _compare(truth: AttentionLayer, found: AttentionLayer, order: Indices) -> LayerErrors:
     """Return the errors under a matching of heads."""
     heads, dim = truth.heads, truth.dim
     beta, found_beta = _or_zero(truth.key_bias, (heads, dim)), _or_zero(found.key_bias, (heads, dim))[order]

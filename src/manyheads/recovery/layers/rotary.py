@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from manyheads._arrays import as_native, takes_arrays
 from manyheads._overview import ArraysAsShapes
@@ -26,7 +27,6 @@ from manyheads.recovery.layers.evaluation import softmax
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-    from numpy.typing import ArrayLike
 
 
 @dataclass(frozen=True, eq=False, repr=False)

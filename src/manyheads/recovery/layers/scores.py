@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from manyheads._arrays import as_native, takes_arrays
 from manyheads.errors import ShapeError, UsageError
@@ -32,7 +33,6 @@ from manyheads.recovery.layers.rotary import RotaryLayer
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-    from numpy.typing import ArrayLike
 
 
 @final
@@ -149,10 +149,7 @@ class ScoreLayer(RotaryLayer):
         y = super().__call__(x)
         if self.value_bias is None:
             return y
-        added: np.ndarray = y + np.einsum(
-            "mnr,me->nre", self.weights(np.asarray(x, np.float64)).sum(-1), self.value_bias
-        )
-        return added
+        return y + np.einsum("mnr,me->nre", self.weights(np.asarray(x, np.float64)).sum(-1), self.value_bias)
 
     def weights(self, x: "Float[np.ndarray, 'n k d']") -> "Float[np.ndarray, 'm n k k']":
         """Return the attention weights (m, n, k, k) on sequences (n, k, d), without those of sinks."""

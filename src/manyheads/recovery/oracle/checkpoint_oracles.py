@@ -37,21 +37,12 @@ from manyheads.recovery.oracle.layer_oracle import LayerOracle
 Through = Literal["attention", "block", "block-with-mlp"]
 Floats = Literal["float64", "float32"]
 ASKED: Mapping[Through, str] = MappingProxyType(
-    {
-        "attention": "the attention sub-module",
-        "block": "x + attn(norm(x))",
-        "block-with-mlp": "the block with its MLP",
-    }
+    {"attention": "the attention sub-module", "block": "x + attn(norm(x))", "block-with-mlp": "the block with its MLP"}
 )
 
 
 def checkpoint_oracle(
-    model: Any,
-    layer: int,
-    *,
-    through: Through = "attention",
-    dtype: Floats = "float64",
-    follow_links: bool = False,
+    model: Any, layer: int, *, through: Through = "attention", dtype: Floats = "float64", follow_links: bool = False
 ) -> LayerOracle:
     """Make an oracle of one layer of a checkpoint folder, or of a model of transformers.
 

@@ -19,16 +19,12 @@ from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.recovery.oracle.checkpoint_oracles import Through, attention_module_oracle, checkpoint_oracle
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
 
+# Attributes by which a function states its properties
 STATED = ("causal", "residual", "normalized", "rotary", "scores", "mlp", "dtype")
-"""Attributes by which a function states its properties."""
 
 
 def open_oracle(
-    given: Any,
-    dim: int | None = None,
-    layer: int | None = None,
-    dtype: str = "float64",
-    through: Through = "attention",
+    given: Any, dim: int | None = None, layer: int | None = None, dtype: str = "float64", through: Through = "attention"
 ) -> LayerOracle:
     """Return what is asked as a function of sequences with its properties.
 

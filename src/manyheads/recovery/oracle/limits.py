@@ -151,19 +151,16 @@ class ServerLimits:
         if self.max_norm is None:
             return x
         norms = np.linalg.norm(x, axis=-1, keepdims=True)
-        shorter: np.ndarray = x * np.minimum(1.0, MARGIN * self.max_norm / np.maximum(norms, np.finfo(float).tiny))
-        return shorter
+        return x * np.minimum(1.0, MARGIN * self.max_norm / np.maximum(norms, np.finfo(float).tiny))
 
     def fit(self, x: np.ndarray) -> np.ndarray:
         """Return normal tokens (..., d) as the server takes them: in its unit, or as rows of its vocabulary."""
         if self.vocabulary is not None:
-            rows: np.ndarray = self.vocabulary[(1e6 * np.abs(x[..., 0])).astype(int) % len(self.vocabulary)]
-            return rows
+            return self.vocabulary[(1e6 * np.abs(x[..., 0])).astype(int) % len(self.vocabulary)]
         if self.max_norm is None:
             return x
         unit, norms = self.unit(x.shape[-1]), np.linalg.norm(x, axis=-1, keepdims=True)
-        shortened: np.ndarray = x * np.minimum(unit / np.sqrt(x.shape[-1]), 3 * unit / norms)
-        return shortened
+        return x * np.minimum(unit / np.sqrt(x.shape[-1]), 3 * unit / norms)
 
     def stretch(self, x: np.ndarray, *, pad: bool) -> tuple[np.ndarray, slice]:
         """Return sequences that are long enough, and the rows that answer for those of x (n, k, d).

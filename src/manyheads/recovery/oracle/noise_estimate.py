@@ -23,18 +23,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from manyheads.recovery._types import Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.refusals import NotALayer
 
 LARGEST = 0.03  # noise beyond which no method here tells heads apart; joint fits from random weights need no less
 ROUNDING = 64.0  # units of the answers' dtype by which two runs of the same arithmetic may differ
 PLAIN = 0.01  # relative change of an answer that is no rounding, unless more was measured: float16 has three digits
-
 HIDDEN = (
     "the answers do not depend on the tokens beyond their rounding ({}): no head reads the tokens, or an output bias "
     "hides them; take it off, or answer in a wider type"
 )
-
 SMOOTH = 0.5  # correlation of what is left at two neighbouring points beyond which it is a function and not rounding
 
 
@@ -82,9 +81,7 @@ class OracleNoise:
     rounding: float
 
 
-def oracle_noise(
-    oracle: Oracle, rng: np.random.Generator, *, stochastic: bool = False, sinks: bool = False
-) -> OracleNoise:
+def oracle_noise(oracle: Oracle, rng: Generator, *, stochastic: bool = False, sinks: bool = False) -> OracleNoise:
     """Measure the noise of an oracle, and whether it is causal, normalized or positional.
 
     Parameters
@@ -173,7 +170,7 @@ class Steadiness:
         Draws the tokens.
     """
 
-    def __init__(self, oracle: Oracle, level: float, rng: np.random.Generator):
+    def __init__(self, oracle: Oracle, level: float, rng: Generator):
         self.oracle = oracle
         self.x = oracle.limits.fit(rng.standard_normal((4, 3, oracle.dim)))
         with oracle.stage("noise"):
@@ -197,7 +194,7 @@ class Steadiness:
             )
 
 
-def _frames(rng: np.random.Generator, count: int, dim: int) -> np.ndarray:
+def _frames(rng: Generator, count: int, dim: int) -> np.ndarray:
     """Draw `count` times four tokens (4, n, d) of norm sqrt(d): orthogonal to each other and to 1 where d allows it."""
     u = rng.standard_normal((count, dim, 4))
     if dim > 4:

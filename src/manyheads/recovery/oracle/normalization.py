@@ -51,8 +51,7 @@ class Normalization:
         """
         u = np.asarray(u, np.float64)
         u = u - u.mean(-1, keepdims=True) if self.centred else u
-        found: np.ndarray = u * np.sqrt(self.epsilon / (1 - (u**2).mean(-1, keepdims=True)))
-        return found
+        return u * np.sqrt(self.epsilon / (1 - (u**2).mean(-1, keepdims=True)))
 
     @property
     def formula(self) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from manyheads._arrays import takes_arrays
+from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError, check_integer
 from manyheads.recovery.oracle.answers import ask_function
 from manyheads.recovery.oracle.limits import ServerLimits
@@ -26,11 +27,8 @@ from manyheads.study.execution.progress import announce
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from manyheads.attention import AttentionLayer
-
 Rows = Literal["last", "all"]
 Read = Rows | tuple[int, ...]
-
 REQUESTS = 16  # requests of a limited server whose answers are stored together
 
 
@@ -253,8 +251,7 @@ class Oracle:
         if read != "last" and self.limits.last_row:
             return np.stack([self(part) for part in self._seen_by(x, read)], axis=1)
         if isinstance(read, tuple):
-            rows: np.ndarray = self(x, "all")[:, list(read)]
-            return rows
+            return self(x, "all")[:, list(read)]
         step = max(1, self.settings.batch // x.shape[1])
         if self._request < np.inf:
             step = min(step, REQUESTS * int(self._request))

@@ -16,13 +16,14 @@ import hashlib
 import os
 import shutil
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from manyheads.errors import FileRefused
+from manyheads.recovery._types import ArrayFunction
 from manyheads.study.store.disk import (
     StoreDamaged,
     hash_files,
@@ -36,7 +37,6 @@ from manyheads.study.store.disk import (
 FORMAT = 1
 HEADER, MANIFEST, DATA = "oracle.json", "manifest.json", "answers.safetensors"
 REMEDY = "it is left as it is: delete it, or give another folder, to ask again"
-
 PROBES = (1, 2, 5)  # lengths of the sequences that tell one oracle from another
 CACHED = 16  # batches that are held in memory
 
@@ -76,13 +76,7 @@ class QueryCache:
     def _batches(self) -> Path:
         return self.path / "batches"
 
-    def attach(
-        self,
-        dim: int,
-        dtype: str,
-        ask: Callable[[np.ndarray], np.ndarray],
-        fit: Callable[[np.ndarray], np.ndarray] = np.asarray,
-    ) -> None:
+    def attach(self, dim: int, dtype: str, ask: ArrayFunction, fit: ArrayFunction = np.asarray) -> None:
         """Check that the stored answers are of this oracle, by asking the probes; the first oracle signs the cache.
 
         `ask` answers sequences (n, k, d) with all rows, past the cache; `fit` makes the probes

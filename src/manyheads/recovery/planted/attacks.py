@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
+from manyheads.recovery._types import Array, Generator
 
 
 @takes_arrays
@@ -42,7 +43,7 @@ def unmask_parity(x: ArrayLike, y: ArrayLike, heads: int) -> tuple[int, ...]:
 
 
 @takes_arrays
-def unmask_wave(x: ArrayLike, y: ArrayLike, *, rng: np.random.Generator, tries: int = 64) -> tuple[int, ...]:
+def unmask_wave(x: ArrayLike, y: ArrayLike, *, rng: Generator, tries: int = 64) -> tuple[int, ...]:
     r"""Find the hidden set of a wave layer of period 4 by Gaussian elimination over the field of two elements.
 
     Where the switch is on, the entry of the label is nearly 0 or ±2, and which of the two is a parity of the products
@@ -68,7 +69,7 @@ def unmask_wave(x: ArrayLike, y: ArrayLike, *, rng: np.random.Generator, tries: 
     )
 
 
-def _switched_on(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _switched_on(x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
     """Return the sequences whose tokens differ in coordinate 0, and their labels."""
     tokens, labels = np.asarray(x, np.float64), np.asarray(y, np.float64)
     if tokens.ndim != 3 or tokens.shape[1] != 2 or labels.shape != tokens.shape:

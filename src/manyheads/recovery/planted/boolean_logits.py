@@ -21,13 +21,11 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr
 from scipy.stats import binom
 
 from manyheads.errors import UsageError
-
-Array = NDArray[np.float64]
+from manyheads.recovery._types import Array
 
 ENUMERATED = 18  # signs up to which all values are enumerated
 PEAK = math.sqrt(3 - math.sqrt(6))  # where |He_3 phi| is largest: He_4 vanishes

@@ -15,22 +15,21 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyheads._arrays import takes_arrays
 from manyheads._overview import Overview, Shown
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Array
 from manyheads.recovery.planted.task import Inputs
 from manyheads.spectra import stable_rank
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Array: TypeAlias = NDArray[np.float64]
 
 ENUMERATED = 16  # heads up to which all subsets are summed; beyond, an eigenvalue bounds their sums from below
 ENTRIES = 4096  # entries of an attention matrix, at most, that are held against lattices

@@ -28,29 +28,27 @@ lower bounds for this problem exist.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import comb
 
 from manyheads._arrays import takes_arrays
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Array
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.refusals import IllConditioned
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-Array: TypeAlias = NDArray[np.float64]
 
+# Condition number of the system for the projections above which a parity layer is refused: six heads reach 8e3. The
+# signal, of size one, is a difference of terms as large as the projections; at 1e4 single precision keeps three
+# digits of it.
 WORST_CONDITION = 1e4
-"""Condition number of the system for the projections above which a parity layer is refused: six heads reach 8e3.
-
-The signal, of size one, is a difference of terms as large as the projections; at 1e4 single precision keeps three
-digits of it."""
-
 SHARPEST = 12.0  # least slope of a wave: at the nearest even value, one away, a tooth is within 1.3e-5 of its plateau
 
 

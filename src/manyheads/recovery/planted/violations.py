@@ -8,11 +8,11 @@ import numpy as np
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Generator
 from manyheads.recovery.planted.hard_instances import parity_layer
 from manyheads.recovery.planted.task import Inputs, gpt_layer, normal_matrix, planted_layer
 
-Recipe = Callable[[np.random.Generator, int, int], AttentionLayer]
-
+Recipe = Callable[[Generator, int, int], AttentionLayer]
 SCALE = 2.0  # Frobenius norm of the attention matrices before they are deformed
 
 
@@ -26,7 +26,7 @@ class Deformation:
     inputs: Inputs = "boolean"  # distribution of the tokens that it is meant for
 
 
-def deformed_layer(rng: np.random.Generator, name: str, dim: int, heads: int) -> AttentionLayer:
+def deformed_layer(rng: Generator, name: str, dim: int, heads: int) -> AttentionLayer:
     r"""Return a planted layer with one assumption broken.
 
     The layer is `planted_layer` with :math:`\|\Theta_i\|_F = 2`, and then, by name (the last head is the one that is
@@ -55,12 +55,12 @@ def deformed_layer(rng: np.random.Generator, name: str, dim: int, heads: int) ->
     return DEFORMATIONS[name].build(rng, dim, heads)
 
 
-def _benign(rng: np.random.Generator, dim: int, heads: int) -> AttentionLayer:
+def _benign(rng: Generator, dim: int, heads: int) -> AttentionLayer:
     return planted_layer(rng, dim, heads, scale=SCALE)
 
 
 def _close(cosine: float) -> Recipe:
-    def build(rng: np.random.Generator, dim: int, heads: int) -> AttentionLayer:
+    def build(rng: Generator, dim: int, heads: int) -> AttentionLayer:
         layer = _benign(rng, dim, heads)
         first, last = layer.theta[0], layer.theta[-1]
         across = last - np.sum(last * first) / SCALE**2 * first  # orthogonal to the first, so that the cosine is exact
@@ -73,7 +73,7 @@ def _close(cosine: float) -> Recipe:
 
 
 def _scaled(theta: float = 1.0, projection: float = 1.0, everywhere: bool = False) -> Recipe:
-    def build(rng: np.random.Generator, dim: int, heads: int) -> AttentionLayer:
+    def build(rng: Generator, dim: int, heads: int) -> AttentionLayer:
         layer = _benign(rng, dim, heads)
         chosen = np.full(heads, everywhere) | (np.arange(heads) == heads - 1)
         factors = np.where(chosen, theta, 1.0)[:, None, None], np.where(chosen, projection, 1.0)[:, None, None]
@@ -83,7 +83,7 @@ def _scaled(theta: float = 1.0, projection: float = 1.0, everywhere: bool = Fals
 
 
 def _mixed_projection(others: float, own: float) -> Recipe:
-    def build(rng: np.random.Generator, dim: int, heads: int) -> AttentionLayer:
+    def build(rng: Generator, dim: int, heads: int) -> AttentionLayer:
         layer = _benign(rng, dim, heads)
         projection = layer.projection.copy()
         projection[-1] = others * projection[:-1].sum(axis=0) + own * projection[-1]
@@ -92,49 +92,50 @@ def _mixed_projection(others: float, own: float) -> Recipe:
     return build
 
 
-def _equal_projections(rng: np.random.Generator, dim: int, heads: int) -> AttentionLayer:
+def _equal_projections(rng: Generator, dim: int, heads: int) -> AttentionLayer:
     layer = _benign(rng, dim, heads)
     projection = layer.projection.copy()
     projection[-1] = projection[0]
     return AttentionLayer(layer.theta, projection)
 
 
-def _rank_one(rng: np.random.Generator, dim: int, heads: int) -> AttentionLayer:
+def _rank_one(rng: Generator, dim: int, heads: int) -> AttentionLayer:
     return planted_layer(rng, dim, heads, scale=SCALE, rank=1)
 
 
-def _rank_two(rng: np.random.Generator, dim: int, heads: int) -> AttentionLayer:
+def _rank_two(rng: Generator, dim: int, heads: int) -> AttentionLayer:
     theta = np.stack([normal_matrix(rng, dim, SCALE, 2) for _ in range(heads)])
     return AttentionLayer(theta, np.stack([normal_matrix(rng, dim, dim**0.5, 2) for _ in range(heads)]))
 
 
-def _heavy_diagonal(rng: np.random.Generator, dim: int, heads: int) -> AttentionLayer:
+def _heavy_diagonal(rng: Generator, dim: int, heads: int) -> AttentionLayer:
     layer = _benign(rng, dim, heads)
     signs = (-1.0) ** np.arange(heads)[:, None, None]
     return AttentionLayer(layer.theta / 2 + 1.5 * signs * np.eye(dim) / dim**0.5, layer.projection)
 
 
-def _heavy_column(rng: np.random.Generator, dim: int, heads: int) -> AttentionLayer:
+def _heavy_column(rng: Generator, dim: int, heads: int) -> AttentionLayer:
     layer = _benign(rng, dim, heads)
     theta = 0.3 * layer.theta
     theta[:, :, 0] *= 6
     return AttentionLayer(theta, layer.projection)
 
 
-def _lattice(rng: np.random.Generator, dim: int, heads: int) -> AttentionLayer:
+def _lattice(rng: Generator, dim: int, heads: int) -> AttentionLayer:
     layer = _benign(rng, dim, heads)
     spacing = SCALE / dim / 2  # half the standard deviation of an entry
     return AttentionLayer(np.round(layer.theta / spacing) * spacing, layer.projection)
 
 
-def _gpt(rng: np.random.Generator, dim: int, heads: int) -> AttentionLayer:
+def _gpt(rng: Generator, dim: int, heads: int) -> AttentionLayer:
     return gpt_layer(rng, dim, heads, key_bias=False, bias=False, causal=False)
 
 
-def _parity(rng: np.random.Generator, dim: int, heads: int) -> AttentionLayer:
+def _parity(rng: Generator, dim: int, heads: int) -> AttentionLayer:
     return parity_layer(dim, heads, 1 + rng.permutation(dim - 1)[:heads])
 
 
+# Deformations of a layer, by name
 DEFORMATIONS: Mapping[str, Deformation] = MappingProxyType(
     {
         "benign": Deformation("nothing", "", _benign),
@@ -158,4 +159,3 @@ DEFORMATIONS: Mapping[str, Deformation] = MappingProxyType(
         "parity": Deformation("a parity layer", "stable rank of attention", _parity),
     }
 )
-"""Deformations of a layer, by name."""

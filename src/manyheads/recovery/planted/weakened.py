@@ -6,12 +6,11 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Array
 
-Array: TypeAlias = NDArray[np.float64]
 Weaken: TypeAlias = Callable[[Array, Array, float], tuple[Array, Array]]
 
 
@@ -87,6 +86,7 @@ def _lattice(theta: Array, projection: Array, strength: float) -> tuple[Array, A
     return _rescaled((1 - strength) * theta + strength * np.copysign(size, theta), theta), projection
 
 
+# Weakenings of a layer, by name
 WEAKENINGS: Mapping[str, Weakening] = MappingProxyType(
     {
         "coherence": Weakening("equal attention matrices", "coherence of attention", _coherence),
@@ -98,4 +98,3 @@ WEAKENINGS: Mapping[str, Weakening] = MappingProxyType(
         "lattice": Weakening("entries of one size", "distance from lattices", _lattice),
     }
 )
-"""Weakenings of a layer, by name."""

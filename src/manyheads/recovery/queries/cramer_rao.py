@@ -14,15 +14,13 @@ and are left out. Derived here.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Array
 from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.description import RANK_TOLERANCE
 from manyheads.recovery.layers.evaluation import softmax
 from manyheads.recovery.queries.rotary.tangent import SEEN, RotaryTangent, RotaryWeights
-
-Array = NDArray[np.float64]
 
 ENTRIES = 1 << 23  # of a part of a Jacobian
 UNSEEN = 1e-12  # eigenvalue of the information of a direction that changes no answer, relative to the largest

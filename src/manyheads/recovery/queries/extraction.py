@@ -13,6 +13,7 @@ import numpy as np
 
 from manyheads._machine import machine_memory
 from manyheads.errors import UsageError, check_integer
+from manyheads.recovery._types import ArrayFunction, Generator
 from manyheads.recovery.oracle.checkpoint_oracles import Through
 from manyheads.recovery.oracle.front_doors import open_oracle
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
@@ -24,14 +25,7 @@ from manyheads.recovery.queries.block.method import Block, open_block
 from manyheads.recovery.queries.options import CERTIFICATES, ExtractionOptions
 from manyheads.recovery.queries.vocabulary.noise import vocabulary_noise
 from manyheads.recovery.refusals import RankBudgetError, RecoveryRefused, VerificationError
-from manyheads.recovery.result.certificates import (
-    OBSERVED,
-    Certificate,
-    Draw,
-    ShortSequences,
-    certify,
-    oracle_errors,
-)
+from manyheads.recovery.result.certificates import OBSERVED, Certificate, Draw, ShortSequences, certify, oracle_errors
 from manyheads.recovery.result.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
 from manyheads.recovery.result.results import Extracted, Recovery
 
@@ -47,7 +41,6 @@ Method = Literal[
     "vocabulary",
     "probes",
 ]
-
 SELECTION = 20  # sequences on which an attempt is judged before the certificate is drawn
 MATRICES = 12  # matrices (d, d) that an extraction holds at least: W_S, its readings, and Theta and W of a head or two
 VERIFIED = 64  # tokens that the verification holds for each of its sequences, copies included
@@ -192,7 +185,7 @@ class _Extraction:
         measured: OracleNoise,
         level: float,
         steady: Steadiness,
-        streams: list[np.random.Generator],
+        streams: list[Generator],
         block: Block | None = None,
     ):
         self.oracle, self.options, self.measured, self.level = oracle, options, measured, level
@@ -207,7 +200,7 @@ class _Extraction:
         self.certificates = 0
         self.rejected: Recovery | None = None
 
-    def run(self, plan: list[methods.Attempt], streams: list[np.random.Generator]) -> Recovery:
+    def run(self, plan: list[methods.Attempt], streams: list[Generator]) -> Recovery:
         """Make the attempts of the plan until one is verified.
 
         The certificate is drawn for the first attempt that is right on sequences of its own, which are not used again:
@@ -241,7 +234,7 @@ class _Extraction:
             return self.best is None
         return True
 
-    def _try(self, attempt: methods.Attempt, rng: np.random.Generator) -> float | None:
+    def _try(self, attempt: methods.Attempt, rng: Generator) -> float | None:
         """Run one attempt; return the largest error on fresh sequences, None where it was refused."""
         name = f"{attempt.method}{', accurate' if attempt.accurate else ''}"
         try:
@@ -330,7 +323,7 @@ class _Extraction:
         return error
 
 
-def _predictor(found: Extracted) -> Callable[[np.ndarray], np.ndarray]:
+def _predictor(found: Extracted) -> ArrayFunction:
     """Return what is compared with the oracle that is verified."""
     return found.whole.beyond_one_token if isinstance(found.whole, Composition) else found.attention
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from manyheads.errors import ManyheadsError
+from manyheads.recovery._types import Generator
 from manyheads.recovery.oracle.noise_estimate import OracleNoise
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.queries.bounded.method import BoundedSettings, extract_bounded
@@ -28,17 +29,12 @@ from manyheads.recovery.refusals import FitError, LimitError, NotALayer, Recover
 from manyheads.recovery.result.results import Extracted
 
 EXACT = 1e-10  # noise up to which the design that divides by small differences is chosen
+# Tolerance from which, and noise up to which, single precision is met by `probes`. On a trained GPT-2 its
+# certificates state 4e-6 to 3e-3, for a sixth of the calls of the bounded method (row `trained-probes`).
 LOOSE, ROUNDED = 1e-2, 1e-6
-"""Tolerance from which, and noise up to which, single precision is met by `probes`.
-
-On a trained GPT-2 its certificates state 4e-6 to 3e-3, for a sixth of the calls of the bounded method
-(row `trained-probes`).
-"""
-
 SINGLE = 3e-8  # noise of sines and cosines that were rounded to float32, whatever the rest is computed in
-
+# Largest dimension at which a layer that has no room for disjoint output spaces is tried with O(d^2) calls unasked
 WIDEST = 256
-"""Largest dimension at which a layer that has no room for disjoint output spaces is tried with O(d^2) calls unasked."""
 
 
 @dataclass(frozen=True)
@@ -190,15 +186,15 @@ class Method:
     returns the layer, not yet verified, with the figures of its stages; it raises `RecoveryRefused`.
     """
 
-    extract: Callable[[Oracle, float, np.random.Generator, Any], Extracted]
+    extract: Callable[[Oracle, float, Generator, Any], Extracted]
     settings: Any
 
-    def __call__(self, oracle: Oracle, noise: float, rng: np.random.Generator, accurate: bool) -> Extracted:
+    def __call__(self, oracle: Oracle, noise: float, rng: Generator, accurate: bool) -> Extracted:
         """Extract, with more calls for more digits where `accurate`."""
         return self.extract(oracle, noise, rng, self.settings.accurate() if accurate else self.settings())
 
 
-Runner = Callable[[Oracle, float, np.random.Generator, bool], Extracted]
+Runner = Callable[[Oracle, float, Generator, bool], Extracted]
 METHODS: Mapping[str, Runner] = MappingProxyType(
     {
         "subspaces": Method(extract_by_subspaces, SubspaceSettings),
@@ -214,7 +210,7 @@ METHODS: Mapping[str, Runner] = MappingProxyType(
 )
 
 
-def run_method(attempt: Attempt, oracle: Oracle, level: float, rng: np.random.Generator) -> Extracted:
+def run_method(attempt: Attempt, oracle: Oracle, level: float, rng: Generator) -> Extracted:
     """Run a method, and convert numerical failures to `FitError`."""
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manyheads.recovery.queries.sigmoid_network import Array, NetDesign, PairNets, net_amplification
+from manyheads.recovery._types import Array
+from manyheads.recovery.queries.sigmoid_network import NetDesign, PairNets, net_amplification
 from manyheads.recovery.queries.warm_start import Followed
 
 CLEAR = 0.05  # weight below which a probe is left out: its errors are twenty times those of the reference

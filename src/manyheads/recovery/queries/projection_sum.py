@@ -1,12 +1,10 @@
 """Sum of the output-value circuits, stage S0: with one token attention is 1, and the layer is x W_S + c."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from manyheads.recovery._types import Array, Ask
 
 
 class Sums(NamedTuple):
@@ -17,11 +15,10 @@ class Sums(NamedTuple):
 
     def read(self, x: Any) -> Array:
         """Return x W_S + c, what one token (..., d) gives."""
-        answer: Array = x @ self.projection + self.bias
-        return answer
+        return x @ self.projection + self.bias
 
 
-def read_sums(oracle: Callable[..., Array], dim: int, reach: float = np.inf) -> Sums:
+def read_sums(oracle: Ask, dim: int, reach: float = np.inf) -> Sums:
     r"""Read W_S and c from d + 1 sequences of one token, none longer than `reach`.
 
     .. math:: F(0) = c, \qquad F(\sqrt d\, e_a) = c + \sqrt d\, e_a W_S

@@ -15,9 +15,9 @@ and W of its rank (`manyheads.recovery.queries.rotary.tangent`). P is then the f
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Generator
 from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings, descend, fit_gauss_newton
 from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.evaluation import relative_error
@@ -26,8 +26,6 @@ from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.rotary.tangent import NEAR, RotaryTangent, RotaryWeights
 from manyheads.recovery.queries.sigmoid_network import EXACT
 from manyheads.recovery.result.results import StageLog
-
-Array = NDArray[np.float64]
 
 LENGTH = 4  # tokens of a sequence
 HELD = 8  # one sequence in so many is held out
@@ -68,12 +66,7 @@ def refinement_work(dim: int, heads: int, excess: float) -> float:
 
 
 def refine_layer(
-    oracle: Oracle,
-    layer: AttentionLayer | RotaryLayer,
-    rng: np.random.Generator,
-    *,
-    excess: float = 12.0,
-    length: int = LENGTH,
+    oracle: Oracle, layer: AttentionLayer | RotaryLayer, rng: Generator, *, excess: float = 12.0, length: int = LENGTH
 ) -> Refined:
     """Fit all weights of a layer to fresh answers of its oracle, from where an extraction left them.
 
@@ -112,9 +105,7 @@ def _fit_rotary(layer: RotaryLayer, fresh: Examples, free: int) -> tuple[RotaryL
     return found, fitted.error
 
 
-def refine_turned(
-    oracle: Oracle, layer: RotaryLayer, noise: float, rng: np.random.Generator, log: StageLog
-) -> RotaryLayer:
+def refine_turned(oracle: Oracle, layer: RotaryLayer, noise: float, rng: Generator, log: StageLog) -> RotaryLayer:
     """Refine a rotary layer where answers are noisy, if it is small enough and its forms go on by turns."""
     if type(layer) is not RotaryLayer or layer.turns is None or noise <= EXACT:
         return layer
@@ -142,7 +133,7 @@ def function_error(layer: AttentionLayer | RotaryLayer, examples: Examples) -> f
     return error if np.isfinite(error) else np.inf
 
 
-def ask_fresh(oracle: Oracle, count: int, length: int, rng: np.random.Generator) -> tuple[Examples, Examples]:
+def ask_fresh(oracle: Oracle, count: int, length: int, rng: Generator) -> tuple[Examples, Examples]:
     """Ask about `count` sequences of standard normal tokens, and an eighth more, held out."""
     x = rng.standard_normal((with_held(count), length, oracle.dim)) * (oracle.unit / np.sqrt(oracle.dim))
     x *= np.minimum(1.0, oracle.limits.reach / np.linalg.norm(x, axis=-1, keepdims=True))

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Ask, Generator
 from manyheads.recovery.queries.rotary.forms import gap_rank
-from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 STEP = 2e-3  # angle between the points of a difference, in radians
@@ -35,7 +35,7 @@ USABLE = 1e3  # amplification below which two tokens are enough
 
 
 def difference(
-    ask: Callable[..., Array], sequences: Callable[[float], Array], step: float, stencil: tuple[float, ...] = STENCIL
+    ask: Ask, sequences: Callable[[float], Array], step: float, stencil: tuple[float, ...] = STENCIL
 ) -> Array:
     """Return the derivatives (n, k, d) of the answers to sequences(s) (n, k, d) at s = 0."""
     parts = [
@@ -49,12 +49,12 @@ def difference(
 class RepeatedToken:
     """Asks about sequences of one token z in which one place is moved on the sphere through z."""
 
-    ask: Callable[..., Array]
+    ask: Ask
     basis: Array  # orthonormal rows (b, d) that span the tokens
     axis: Array  # z, of norm one (d,)
     radius: float  # |z|
 
-    def directions(self, count: int, rng: np.random.Generator) -> Array:
+    def directions(self, count: int, rng: Generator) -> Array:
         """Draw orthonormal directions (count, d) at right angles to z."""
         drawn = rng.standard_normal((count, len(self.basis))) @ self.basis
         drawn -= np.outer(drawn @ self.axis, self.axis)
@@ -100,7 +100,7 @@ class RepeatedHeads:
         """Return the singular value of a head's values, relative, below which it is not the head's own."""
         return min(max(10 * self.residual, self.leak, least), COARSEST)
 
-    def output_rows(self, extra: int, floor: float, rng: np.random.Generator) -> tuple[Array, list[int]]:
+    def output_rows(self, extra: int, floor: float, rng: Generator) -> tuple[Array, list[int]]:
         """Return e W_i (m, a, d) at as many directions as exhaust the output spaces, and the ranks of these."""
         dim, heads = len(self.token.axis), self.shares.shape[1]
         most, wanted = len(self.token.basis) - 1, max(4, dim // heads + extra)
@@ -123,7 +123,7 @@ class RepeatedHeads:
 
 
 def find_repeated_heads(
-    ask: Callable[..., Array], basis: Array, radius: float, noise: float, rng: np.random.Generator, tries: int = TRIES
+    ask: Ask, basis: Array, radius: float, noise: float, rng: Generator, tries: int = TRIES
 ) -> RepeatedHeads:
     """Find the heads at the best of a few random tokens of a norm."""
     best: RepeatedHeads | None = None
@@ -163,7 +163,7 @@ def find_repeated_heads(
     return best
 
 
-def _at(token: RepeatedToken, offsets: int, cut: float, rng: np.random.Generator) -> RepeatedHeads | int | None:
+def _at(token: RepeatedToken, offsets: int, cut: float, rng: Generator) -> RepeatedHeads | int | None:
     """Return the heads at a token; how many there seem to be, where offsets are too few; None if they do not split."""
     length = 2 * offsets
     moved = token.derivatives(token.directions(1, rng), np.arange(length), length)  # (1, place, row, d)

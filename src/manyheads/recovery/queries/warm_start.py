@@ -12,16 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from manyheads.recovery.queries.sigmoid_network import Array, NetDesign, PairNets, fit_nets
+from manyheads.recovery._types import Array, ArrayFunction, Indices
+from manyheads.recovery.queries.sigmoid_network import NetDesign, PairNets, fit_nets
 
+# Largest matched cost over smallest unmatched cost at which a match of heads still counts as clear. Measured here on
+# trained layers: heads exchanged without any other sign had margins above one; right fits stay below a third.
 MARGIN = 0.5
-"""Largest matched cost over smallest unmatched cost at which a match of heads still counts as clear.
-
-Measured here on trained layers: heads exchanged without any other sign had margins above one; right fits stay below a
-third.
-"""
-
-
 HALVINGS = 6  # halvings of the step of a probe, at most; then it is not accepted
 
 
@@ -31,7 +27,7 @@ class Match(NamedTuple):
     `order[i]` is the head of the found net that continues head i of the reference.
     """
 
-    order: NDArray[np.intp]
+    order: Indices
     cost: float
     margin: float
 
@@ -70,7 +66,7 @@ def match_net(found: PairNets, reference: PairNets, design: NetDesign | None = N
 
 def follow_nets(
     design: NetDesign,
-    ask: Callable[[Array], Array],
+    ask: ArrayFunction,
     reference: PairNets,
     probes: Array,
     *,

@@ -22,17 +22,16 @@ import numpy as np
 
 from manyheads._overview import Overview, Shown
 from manyheads.errors import UsageError, check_integer, check_integers
+from manyheads.recovery._types import ArrayFunction, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COARSE = 1e-3  # mean squared rounding of the answers, relative to their variance, from which it counts as an error
-
 OBSERVED = 50  # fresh sequences on which a model itself is compared
-
-Draw = Callable[[np.random.Generator, int, int], list[np.ndarray]]
-"""A distribution of sequences: draws `count` independent ones of dimension `dim`, stacked by their length (n, k, d)."""
+# A distribution of sequences: draws `count` independent ones of dimension `dim`, stacked by their length (n, k, d)
+Draw = Callable[[Generator, int, int], list[np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class GaussianSequences:
         if not self.scales or not all(0 < scale < np.inf for scale in self.scales):
             raise UsageError(f"scales {self.scales}: give at least one, all of them positive")
 
-    def __call__(self, rng: np.random.Generator, count: int, dim: int) -> list[np.ndarray]:
+    def __call__(self, rng: Generator, count: int, dim: int) -> list[np.ndarray]:
         """Draw `count` sequences, those of a length stacked."""
         lengths, scales = rng.choice(self.lengths, count), rng.choice(self.scales, count)
         return [
@@ -83,7 +82,7 @@ class ShortSequences:
     draw: Draw
     longest: int
 
-    def __call__(self, rng: np.random.Generator, count: int, dim: int) -> list[np.ndarray]:
+    def __call__(self, rng: Generator, count: int, dim: int) -> list[np.ndarray]:
         """Draw until there are `count` short ones."""
         found: list[np.ndarray] = []
         for _ in range(100):
@@ -199,10 +198,7 @@ class Verification:
 
 
 def certify(
-    oracle: Oracle,
-    predict: Callable[[np.ndarray], np.ndarray],
-    rng: np.random.Generator,
-    settings: Verification | None = None,
+    oracle: Oracle, predict: ArrayFunction, rng: Generator, settings: Verification | None = None
 ) -> Certificate:
     """Compare a recovered layer with its oracle on fresh sequences, and state what that proves.
 
@@ -245,9 +241,7 @@ class OracleErrors(NamedTuple):
         return np.divide(errors, self.variance, out=np.where(errors > 0, np.inf, 0.0), where=self.variance > 0)
 
 
-def oracle_errors(
-    oracle: Oracle, predict: Callable[[np.ndarray], np.ndarray], rng: np.random.Generator, count: int, draw: Draw
-) -> OracleErrors:
+def oracle_errors(oracle: Oracle, predict: ArrayFunction, rng: Generator, count: int, draw: Draw) -> OracleErrors:
     """Compare predictions with the answers to `count` sequences, or with their last rows where only these are shown.
 
     A rounded number errs by a uniform share of its last digit, of mean square spacing^2 / 12. Where that is not small

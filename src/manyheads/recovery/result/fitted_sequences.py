@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Generator
 from manyheads.recovery.oracle.limits import ServerLimits
 from manyheads.recovery.result.certificates import Draw, GaussianSequences, describe_draw
 
@@ -20,7 +21,7 @@ class FittedSequences:
     draw: Draw
     limits: ServerLimits
 
-    def __call__(self, rng: np.random.Generator, count: int, dim: int) -> list[np.ndarray]:
+    def __call__(self, rng: Generator, count: int, dim: int) -> list[np.ndarray]:
         """Draw `count` sequences."""
         shortest, longest = self.limits.min_length, self.limits.longest
         draw, found = self._cut(), list[np.ndarray]()

@@ -1,7 +1,7 @@
 """Result of a recovery: the layer, its certificate, and the figures of every stage."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,7 @@ import numpy as np
 
 from manyheads._arrays import takes_arrays
 from manyheads._overview import Overview, Shown
+from manyheads.recovery._types import ArrayFunction, Figures
 from manyheads.recovery.result.head_accuracy import HeadAccuracy
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ class StageLog:
         self.stages: list[Stage] = []
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[dict[str, float]]:
+    def stage(self, name: str) -> Iterator[Figures]:
         """Run one stage, which writes its figures into the dictionary it is given."""
-        started, figures = time.process_time(), dict[str, float]()
+        started, figures = time.process_time(), Figures()
         with nullcontext() if self.oracle is None else self.oracle.stage(name):
             yield figures
         plain = {name: float(value) for name, value in figures.items()}
@@ -73,10 +74,10 @@ class Extracted:
     layer: "AttentionLayer"
     stages: tuple[Stage, ...] = ()
     acts_on: str = "the tokens"
-    prepare: Callable[[np.ndarray], np.ndarray] | None = None
-    predict: Callable[[np.ndarray], np.ndarray] | None = None
+    prepare: ArrayFunction | None = None
+    predict: ArrayFunction | None = None
     longest: int | None = None
-    whole: Callable[[np.ndarray], np.ndarray] | None = None
+    whole: ArrayFunction | None = None
 
     @takes_arrays
     def __call__(self, x: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Figures
 from manyheads.recovery.layers.description import at_offset_one, describe_heads, free_parameters, rank_tolerance
 from manyheads.recovery.layers.matching import compare_layers
 from manyheads.recovery.layers.rotary import RotaryLayer
@@ -45,7 +46,7 @@ def summarize_recovery(found: Recovery, truth: AttentionLayer | RotaryLayer | No
     return _plain(summary)
 
 
-def _against(truth: AttentionLayer | RotaryLayer, found: AttentionLayer | RotaryLayer) -> dict[str, float]:
+def _against(truth: AttentionLayer | RotaryLayer, found: AttentionLayer | RotaryLayer) -> Figures:
     """Return the errors of the weights, relative and the largest over heads, where heads can be matched."""
     known, layer = at_offset_one(truth), at_offset_one(found)
     if known.theta.shape != layer.theta.shape:

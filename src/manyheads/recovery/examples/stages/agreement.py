@@ -26,12 +26,10 @@ here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array: TypeAlias = NDArray[np.float64]
+from manyheads.recovery._types import Array, Indices
 
 BLOCK = 20_000  # sequences that are worked on at a time
 
@@ -120,7 +118,7 @@ def _penalize(weights: Array, misfit: Array, floor: float) -> Array:
         return np.where(share > 0, misfit / share, np.inf)
 
 
-def _equate(tokens: Array, row: NDArray[np.intp], weights: Array, trust: Array) -> RowCertificates:
+def _equate(tokens: Array, row: Indices, weights: Array, trust: Array) -> RowCertificates:
     """Return the equations of rows (n,) of sequences (n, k, d) with weights (n, k)."""
     count, length, _ = tokens.shape
     moved = (

@@ -31,17 +31,15 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.examples.stages.shards import Shards, add_up
 from manyheads.recovery.layers.evaluation import softmax
 from manyheads.recovery.refusals import DesignError
 
-Array: TypeAlias = NDArray[np.float64]
 CrudeForm: TypeAlias = Literal["regression", "correlation"]
-
 WORST_CONDITION = 1e8  # condition of S^T S above which the inputs count as not spanning the space
 
 
@@ -88,7 +86,7 @@ def estimate_crude_sum(data: Shards, form: CrudeForm = "regression") -> tuple[Ar
     return estimate, float(np.linalg.norm(estimate) * variance**0.5 / label) if label else 0.0
 
 
-def predict_bias(layer: AttentionLayer, length: int, rng: np.random.Generator, draws: int = 200_000) -> Array:
+def predict_bias(layer: AttentionLayer, length: int, rng: Generator, draws: int = 200_000) -> Array:
     r"""Return the bias of the correlation form, to leading order in the stable rank: sum_i c(beta_i) Theta_i W_i.
 
     c is a Monte Carlo mean over `draws` rows of `length` independent logits: its standard error is below

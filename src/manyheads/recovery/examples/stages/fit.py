@@ -20,15 +20,13 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.fit.variable_projection import Examples, Tangent
 
-Array: TypeAlias = NDArray[np.float64]
 FitForm: TypeAlias = Literal["projection", "net"]
-
 STARTING_SCALES = (1.0, 2.0, 4.0)  # standard deviation of the logits at the starts, in turn
 
 
@@ -57,9 +55,7 @@ class SpanFit:
     tried: int
 
 
-def fit_in_span(
-    span: Array, x: Array, y: Array, heads: int, rng: np.random.Generator, settings: FitSettings
-) -> SpanFit:
+def fit_in_span(span: Array, x: Array, y: Array, heads: int, rng: Generator, settings: FitSettings) -> SpanFit:
     """Find heads in a span.
 
     `span` is an orthonormal basis (s, d, d), and s need not be the number of heads.

@@ -24,17 +24,14 @@ are worked out here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads.recovery._types import Array
 from manyheads.recovery.examples.stages.agreement import RowCertificates, certify_rows, measure_quality
 from manyheads.recovery.examples.stages.shards import Shards, apply
 from manyheads.recovery.examples.stages.smallest_eigenvalues import find_bottom_by_products, find_bottom_dense
 from manyheads.recovery.refusals import CertificateShortage
-
-Array: TypeAlias = NDArray[np.float64]
 
 SHOWN = 12  # eigenvalues that are kept
 

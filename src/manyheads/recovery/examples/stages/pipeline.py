@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.examples.head_count import eliminate_heads, note_count
 from manyheads.recovery.examples.stages.agreement import RowCertificates
 from manyheads.recovery.examples.stages.crude_sum import estimate_crude_sum
@@ -25,11 +25,6 @@ from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.evaluation import relative_error
 from manyheads.recovery.refusals import EffectiveSumError, HullGapError, NoFit, RecoveryRefused
 from manyheads.recovery.result.results import Recovery, StageLog
-
-if TYPE_CHECKING:
-    from manyheads.attention import AttentionLayer
-
-Array: TypeAlias = NDArray[np.float64]
 
 LEAST_GAP = 2.5  # between the eigenvalues above and in a hull: a smaller one is named as the reason of a failure
 LEAST_SUM = 0.35  # effective size of the sum of projections: likewise; a fifth of the projections' joint norm, or less
@@ -52,7 +47,7 @@ class SixStageRun:
     held: Examples
     # As given
     settings: StageSettings
-    rng: np.random.Generator
+    rng: Generator
     noise_share: float  # expected squared noise in the labels relative to their variance
     log: StageLog = field(default_factory=StageLog)
     fitted: list[Candidate] = field(default_factory=list)
@@ -68,7 +63,7 @@ class SixStageRun:
         cls,
         examples: Pair | Iterable[Shard] | Shards,
         settings: StageSettings,
-        rng: np.random.Generator,
+        rng: Generator,
         executor: Executor | None,
     ) -> SixStageRun:
         """Check the examples, and put the last ones aside."""

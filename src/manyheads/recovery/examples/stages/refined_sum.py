@@ -20,16 +20,15 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Array
 from manyheads.recovery.examples.stages.shards import Shards, add_up
 from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings, fit_gauss_newton
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.refusals import CertificateShortage
 
-Array: TypeAlias = NDArray[np.float64]
 TIED = 1e-9  # relative difference of doubts that are equal but for rounding
 RefinedForm: TypeAlias = Literal["trimmed", "margin"]
 

@@ -41,10 +41,7 @@ class StageSettings:
             raise UsageError(f"tolerance={self.tolerance}, noise={self.noise}: positive, and not negative")
 
 
+# The stages as they are published; the net is left with an error that the joint fit has to remove
 LITERAL = StageSettings(
-    crude="correlation",
-    refinement=RefinementSettings(form="margin"),
-    fit=FitSettings(form="net"),
-    enough=0.1,
+    crude="correlation", refinement=RefinementSettings(form="margin"), fit=FitSettings(form="net"), enough=0.1
 )
-"""The stages as they are published; the net is left with an error that the joint fit has to remove."""

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from manyheads.errors import ShapeError, UsageError
+from manyheads.recovery._types import Array, Ask, Indices
 from manyheads.recovery.fit.gauss_newton import as_reals, check_range
 
-Array: TypeAlias = NDArray[np.float64]
 Pair: TypeAlias = tuple[ArrayLike, ArrayLike]
 Shard: TypeAlias = Pair | Callable[[], Pair]
 Result = TypeVar("Result")
@@ -55,7 +55,7 @@ class Shards:
         task = functools.partial(_work, function, constants)
         return apply(self.executor, task, self.shards, self.counts)
 
-    def smallest(self, function: Callable[..., Array], count: int, *constants: Any) -> Array:
+    def smallest(self, function: Ask, count: int, *constants: Any) -> Array:
         """Return the `count` smallest finite values that function(x, y, *constants) has on all shards, sorted.
 
         Fewer, where fewer are finite.
@@ -159,12 +159,12 @@ def _work(function: Callable[..., Result], constants: tuple[Any, ...], shard: Sh
     return function(*_load(shard, count), *constants)
 
 
-def _fetch(shard: Shard, count: int, places: NDArray[np.intp]) -> tuple[Array, Array]:
+def _fetch(shard: Shard, count: int, places: Indices) -> tuple[Array, Array]:
     x, y = _load(shard, count)
     return x[places], y[places]
 
 
-def _smallest(x: Array, y: Array, function: Callable[..., Array], count: int, *constants: Any) -> Array:
+def _smallest(x: Array, y: Array, function: Ask, count: int, *constants: Any) -> Array:
     values = function(x, y, *constants).ravel()
     values = values[np.isfinite(values)]
     return values if len(values) <= count else np.partition(values, count)[:count]

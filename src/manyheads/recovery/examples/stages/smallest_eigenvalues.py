@@ -9,18 +9,16 @@ are the top ones of the matrix taken from its largest eigenvalue, which is what 
 from __future__ import annotations
 
 from concurrent.futures import Executor
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
 import scipy.sparse.linalg
-from numpy.typing import NDArray
 
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.examples.stages.agreement import RowCertificates, join
 from manyheads.recovery.examples.stages.shards import add_up, apply
 from manyheads.recovery.refusals import HullGapError
-
-Array: TypeAlias = NDArray[np.float64]
 
 BLOCK = 4096  # equations that are written out at a time
 ACCURACY = 1e-10  # of the matrix-free eigenvectors, relative to the largest eigenvalue
@@ -63,7 +61,7 @@ def find_bottom_dense(
 
 
 def find_bottom_by_products(
-    parts: list[RowCertificates], weights: list[Array], count: int, rng: np.random.Generator
+    parts: list[RowCertificates], weights: list[Array], count: int, rng: Generator
 ) -> tuple[Array, Array]:
     """Return the smallest eigenvalues, rising, and their vectors, by Lanczos' method on products alone."""
     certificates, trust = join(parts), np.concatenate(weights)

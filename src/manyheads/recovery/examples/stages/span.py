@@ -11,14 +11,10 @@ S. Chen, Y. Li, arXiv 2402.04084: the span stands in for the unknown matrices.
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads.recovery._types import Array
 from manyheads.recovery.examples.stages.hull import Hull
-
-Array: TypeAlias = NDArray[np.float64]
 
 
 def span_of(hull: Hull) -> Array:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from manyheads.recovery._types import Array
 from manyheads.recovery.oracle.limits import ServerLimits
 from manyheads.recovery.oracle.oracle import Counts, Oracle, Read
 from manyheads.recovery.queries.block.token_wise import TokenWise
 from manyheads.recovery.queries.block.value_sum import ValueSum
-from manyheads.recovery.queries.sigmoid_network import Array
 
 
 class _OfBlock(Oracle):
@@ -73,5 +73,4 @@ class BeyondOneToken(_OfBlock):
     def __call__(self, x: Array, read: Read = "last") -> Array:
         """Ask about sequences (n, k, d); return the last rows (n, d) or all rows (n, k, d)."""
         own = x[:, -1] if read == "last" else x
-        rows: Array = self.block(x, read) - self.token_wise.answer(own, stage=None)
-        return rows
+        return self.block(x, read) - self.token_wise.answer(own, stage=None)

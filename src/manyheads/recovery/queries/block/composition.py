@@ -13,17 +13,16 @@ one equation for the number rho. From infinity down to the largest pole of v(rho
 order, so that there always is a solution, and h gives the same answer at each. Derived here.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Array, ArrayFunction
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.queries.block.token_wise import TokenWise
-from manyheads.recovery.queries.sigmoid_network import Array
 
 STEPS = 60  # of the bracket of log rho, at most
 CLOSE = 1e-14  # of log rho
@@ -61,8 +60,7 @@ class Composition:
     @property
     def projection(self) -> Array:
         """Sum of the projections, W (d, d)."""
-        found: Array = np.asarray(self.layer.projection, np.float64).sum(0)
-        return found
+        return np.asarray(self.layer.projection, np.float64).sum(0)
 
 
 def attend(layer: Any, u: Array) -> Array:
@@ -70,7 +68,7 @@ def attend(layer: Any, u: Array) -> Array:
     return evaluate_layer(layer, u) if isinstance(layer, AttentionLayer) else layer(u)
 
 
-def _root(function: Callable[[Array], Array], low: Array, high: Array) -> Array:
+def _root(function: ArrayFunction, low: Array, high: Array) -> Array:
     """Return the zeros of a function of many numbers between points of other signs, by the Illinois rule."""
     at_low, at_high = np.maximum(function(low), 0.0), np.minimum(function(high), 0.0)
     middle = low
@@ -103,7 +101,7 @@ def one_token_inverse(projection: Array, norm: Normalization, y: Array) -> Array
         def solve(rho: Array, turned: Array = turned) -> Array:
             return ((turned / (1 + values / rho[:, None])) @ back).real
 
-        def excess(log_rho: Array, solve: Callable[[Array], Array] = solve) -> Array:
+        def excess(log_rho: Array, solve: ArrayFunction = solve) -> Array:
             v = solve(np.exp(log_rho)) @ centre
             return np.asarray(np.log(np.mean(v**2, 1) + norm.epsilon) / 2 - log_rho)
 

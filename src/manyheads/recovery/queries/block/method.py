@@ -14,9 +14,8 @@ part stays an oracle: g(y) = F([k^-1(y)]), one sequence of one token.
 import dataclasses
 from dataclasses import dataclass
 
-import numpy as np
-
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Generator
 from manyheads.recovery.oracle.noise_estimate import root_mean_square
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.oracle.oracle import Oracle
@@ -75,9 +74,7 @@ class Block:
         """Tell whether a method asks what can be asked: tokens of every length only beside an MLP."""
         return self.attention.token_wise.parallel or not method.startswith("scores")
 
-    def attention_error(
-        self, found: Extracted, rng: np.random.Generator, count: int, draw: Draw
-    ) -> tuple[float, float]:
+    def attention_error(self, found: Extracted, rng: Generator, count: int, draw: Draw) -> tuple[float, float]:
         """Return the largest squared error of the attention alone, relative to its variance, and the variance."""
         scale = self.attention.token_wise.scale
         with self.beyond.stage("selection"):
@@ -87,7 +84,7 @@ class Block:
         return float(errors.relative.max()), errors.variance
 
 
-def open_block(oracle: Oracle, options: ExtractionOptions, method: str, rng: np.random.Generator) -> Block:
+def open_block(oracle: Oracle, options: ExtractionOptions, method: str, rng: Generator) -> Block:
     """Take the token-wise part of a block out, so that its attention can be asked.
 
     Raises

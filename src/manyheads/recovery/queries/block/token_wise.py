@@ -21,9 +21,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.noise_estimate import root_mean_square
 from manyheads.recovery.oracle.oracle import Oracle, Read
-from manyheads.recovery.queries.sigmoid_network import EPS, Array
+from manyheads.recovery.queries.sigmoid_network import EPS
 from manyheads.recovery.refusals import LimitError, NotALayer
 
 STAGE = "one-token sequences"
@@ -118,7 +119,7 @@ class TokenWise:
         return moved.reshape(shape), worst
 
 
-def open_token_wise(block: Oracle, rng: np.random.Generator) -> TokenWise:
+def open_token_wise(block: Oracle, rng: Generator) -> TokenWise:
     """Find out how a block is built, and the size of tokens at which its inversion contracts by `RATE`.
 
     Raises

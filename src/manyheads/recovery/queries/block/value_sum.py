@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.queries.block.token_wise import TokenWise
 from manyheads.recovery.queries.rotary.forms import gap_rank
-from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 
 EIGHTH = np.array([4 / 5, -1 / 5, 4 / 105, -1 / 280])  # central differences of order 8
@@ -54,8 +54,7 @@ class RepeatedToken:
 
     def tangents(self, drawn: Array) -> Array:
         """Return an orthonormal basis at right angles to z of what vectors (a, d) span."""
-        basis: Array = np.linalg.qr((drawn - np.outer(drawn @ self.axis, self.axis)).T)[0].T
-        return basis
+        return np.linalg.qr((drawn - np.outer(drawn @ self.axis, self.axis)).T)[0].T
 
     def derivatives(self, directions: Array, place: int, length: int, rows: tuple[int, ...]) -> tuple[Array, Array]:
         """Return dD (a, rows, d) along unit vectors (a, d), and those of two orders less."""
@@ -80,7 +79,7 @@ class ValueSum:
     norm: Normalization
 
 
-def read_value_sum(block: TokenWise, positions: bool, rng: np.random.Generator, figures: dict[str, float]) -> ValueSum:
+def read_value_sum(block: TokenWise, positions: bool, rng: Generator, figures: Figures) -> ValueSum:
     """Return W and the norm; `figures` takes what is left of the equations.
 
     Raises
@@ -148,8 +147,7 @@ def _read_epsilon(reading: "_Reading", projection: Array) -> float:
         x[:, 0] *= sizes[:, None] / scale
         moved, base = block.differences(x, reading.rows)
         moved += (norm(base) - norm(x[:, reading.rows])) @ projection
-        found: Array = np.einsum("r,nrd,d->n", reading.weights, moved, value) / (value @ value)
-        return found
+        return np.einsum("r,nrd,d->n", reading.weights, moved, value) / (value @ value)
 
     phi = shrinkage(SHORT)
     if np.abs(phi).max() < 1e-2 * SHRUNK:
@@ -162,7 +160,7 @@ def _read_epsilon(reading: "_Reading", projection: Array) -> float:
     return max(float(series[0]), 0.0)
 
 
-def _tuned(token: RepeatedToken, space: Array, rng: np.random.Generator) -> RepeatedToken:
+def _tuned(token: RepeatedToken, space: Array, rng: Generator) -> RepeatedToken:
     """Return the token with the step at which differences of two orders agree best."""
     direction = token.tangents(rng.standard_normal((1, len(space))) @ space)
     tried = []
@@ -191,7 +189,7 @@ class _Reading:
         return directions - own + np.outer(own @ self.token.axis, self.token.axis), change
 
 
-def _read_weights(token: RepeatedToken, space: Array, rng: np.random.Generator) -> _Reading | None:
+def _read_weights(token: RepeatedToken, space: Array, rng: Generator) -> _Reading | None:
     """Return w at a token where the weights depend on positions; None where its heads do not split."""
     offsets = OFFSETS
     while True:
@@ -224,7 +222,7 @@ def _read_weights(token: RepeatedToken, space: Array, rng: np.random.Generator) 
     return _Reading(token, tuple(range(1, few + 1)), np.asarray(weights, np.float64))
 
 
-def _read_table(token: RepeatedToken, offsets: int, space: Array, rng: np.random.Generator) -> tuple[Array, float]:
+def _read_table(token: RepeatedToken, offsets: int, space: Array, rng: Generator) -> tuple[Array, float]:
     """Return dD_r (rows, t, 2, d) for a token moved t = 1 .. offsets places back, zero where t > r, and its error."""
     length = 2 * offsets
     directions = token.tangents(rng.standard_normal((2, len(space))) @ space)
@@ -252,5 +250,4 @@ def _share(table: Array, offsets: int) -> Array | None:
     factor = float(gain @ b[1:] / (b[1:] @ b[1:]))
     if np.linalg.norm(gain - factor * b[1:]) > ROUGH * (np.linalg.norm(gain) + 1 / u[0]):
         return None
-    share: Array = factor * u * b
-    return share
+    return factor * u * b

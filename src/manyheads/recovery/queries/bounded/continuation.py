@@ -12,17 +12,16 @@ and preconditions conjugate gradients inside Gauss-Newton, for all directions to
 few matrix products of (rows x features), and the answer is the same least-squares fit. This form is derived here.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import expit
 
-from manyheads.recovery.queries.sigmoid_network import TINY, Array, NetDesign, PairNets, kaufman_normal, lift_pivots
+from manyheads.recovery._types import Array, ArrayFunction
+from manyheads.recovery.queries.sigmoid_network import TINY, NetDesign, PairNets, kaufman_normal, lift_pivots
 
-Linear = Callable[[Array], Array]
-
+Linear = ArrayFunction
 STEPS = 40  # Gauss-Newton steps of a refit, at most
 INNER = 40  # conjugate-gradient iterations of a step, at most: a step cut short is still one of descent
 HALVINGS = 6  # halvings of the length of a step, at most; a fit that no length improves has ended

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.bounded.continuation import Continuation
 from manyheads.recovery.queries.projection_sum import Sums, read_sums
@@ -41,26 +41,19 @@ from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import FitError
 from manyheads.recovery.result.results import Extracted, StageLog
 
-Array = NDArray[np.float64]
-
 SPREAD = (0.5, 1.0, 1.5)  # sizes of the queries in units of the scale at which logits are about one
 MISFIT = 4.0  # a refit is right up to this multiple of the residual at v_0
-
+# A mirror is right up to this multiple of the residual at v_0; an exchange of heads makes it of order 1 / noise
 MIRROR = 30.0
-"""A mirror is right up to this multiple of the residual at v_0; an exchange of heads makes it of order 1 / noise."""
-
 LEAST = 1e-12  # relative residual below which two fits do not differ
 WHOLE = 2.0  # the heads are all of W_S if one more row that says so raises the residual less than by this factor
 ROOM = 5_000_000  # numbers in the answers of one block of directions
-
-
 AFTER = 4  # copies of the query: so many shifts of all logits are seen by one call of a causal layer
 STEP = 0.5  # first tau: how far the probes are from v_0, against its norm
 MIRRORS = 3  # queries of the mirror of every probe
 NOISY = 1e-5  # noise from which more queries are asked, and F5 is run
-
+# Floating-point operations that F5 may be expected to take, and its numbers in the answers, against the weights
 WORK, EXCESS = 1e12, 12.0
-"""Floating-point operations that F5 may be expected to take, and its numbers in the answers, against the weights."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +75,7 @@ class BoundedSettings:
         return int(np.ceil(share * (dim + 1 + heads))) + 2
 
 
-def extract_bounded(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: BoundedSettings | None = None
-) -> Extracted:
+def extract_bounded(oracle: Oracle, noise: float, rng: Generator, settings: BoundedSettings | None = None) -> Extracted:
     """Extract a layer from an oracle that rounds or adds noise, with O(d^2) calls."""
     settings, noise = settings or BoundedSettings(), max(noise, EPS)
     log = StageLog(oracle)
@@ -132,7 +123,7 @@ class Base(NamedTuple):
         return _with_open_gates(answers, probes, self.pairs.sums) if self.whole else answers
 
 
-def read_base(pairs: Pairs, start: Separation, rng: np.random.Generator, settings: BoundedSettings) -> Base:
+def read_base(pairs: Pairs, start: Separation, rng: Generator, settings: BoundedSettings) -> Base:
     """Fit the net of all queries at v_0, from the values that its few queries gave.
 
     With the values known every logit can be read off; a linear fit of the logits starts the slopes.
@@ -174,7 +165,7 @@ def read_base(pairs: Pairs, start: Separation, rng: np.random.Generator, setting
     return free._replace(design=opened, net=summed, whole=True)
 
 
-def follow_directions(base: Base, rng: np.random.Generator) -> tuple[Followed, Array]:
+def follow_directions(base: Base, rng: Generator) -> tuple[Followed, Array]:
     """Follow the net of v_0 along an orthonormal basis; return the nets, and their probes (d, d)."""
     dim = len(base.probe)
     basis = np.linalg.qr(rng.standard_normal((dim, dim)))[0] * np.linalg.norm(base.probe)
@@ -249,7 +240,7 @@ def _with_open_gates(answers: Array, probes: Array, sums: Sums) -> Array:
     return np.concatenate([answers, (probes @ sums.projection)[:, None]], axis=1)
 
 
-def _mirror(base: Base, chosen: NDArray[np.intp]) -> Callable[[Array, PairNets], Array]:
+def _mirror(base: Base, chosen: Indices) -> Callable[[Array, PairNets], Array]:
     """Return the third guard: how far the answers at v_0 - displacement are from what the nets say of them."""
     queries, shifts = base.queries[chosen], len(base.pairs.shifts)
     rows = (chosen[:, None] * shifts + np.arange(shifts)).ravel()
@@ -266,7 +257,7 @@ def _mirror(base: Base, chosen: NDArray[np.intp]) -> Callable[[Array, PairNets],
     return mirror_check
 
 
-def _direction_figures(followed: Followed) -> dict[str, float]:
+def _direction_figures(followed: Followed) -> Figures:
     return {
         "halvings": followed.halvings,
         "smallest step": float(followed.steps.min()),

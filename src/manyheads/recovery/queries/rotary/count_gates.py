@@ -16,13 +16,13 @@ z(n) = sum_i w_i a_i / (a_i + n), z(0) = sum_i w_i,
 whose eigenvalues are the a_i and whose left eigenvectors are the w_i = W_i^T e. Derived here.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import qr
 
-from manyheads.recovery.queries.sigmoid_network import Array, NetDesign, PairNets, fit_nets, net_amplification
+from manyheads.recovery._types import Array, Ask, Generator
+from manyheads.recovery.queries.sigmoid_network import NetDesign, PairNets, fit_nets, net_amplification
 from manyheads.recovery.refusals import FitError, NotALayer
 
 COUNTS = (1, 2, 4, 8, 16, 32)
@@ -49,7 +49,7 @@ class CountGate:
         return CountGate(self.scales[rows], self.counts[rows])
 
 
-def ask_counts(ask: Callable[..., Array], bias: Array, gate: CountGate, directions: Array) -> Array:
+def ask_counts(ask: Ask, bias: Array, gate: CountGate, directions: Array) -> Array:
     """Return the responses (b, K, d) to directions (b, d), each divided by the length of its token."""
     directions = np.atleast_2d(directions)
     found = np.empty((len(directions), len(gate.counts), directions.shape[1]))
@@ -73,7 +73,7 @@ class CountedHeads:
 
 
 def find_counted_heads(
-    ask: Callable[..., Array], bias: Array, total: Array, noise: float, rng: np.random.Generator, tries: int = 16
+    ask: Ask, bias: Array, total: Array, noise: float, rng: Generator, tries: int = 16
 ) -> CountedHeads:
     """Find the heads at the best of a few random directions.
 
@@ -139,7 +139,7 @@ def find_counted_heads(
     return best
 
 
-def _moving_scale(ask: Callable[..., Array], bias: Array, total: Array, direction: Array) -> float | None:
+def _moving_scale(ask: Ask, bias: Array, total: Array, direction: Array) -> float | None:
     """Return the length, relative to sqrt d, at which one zero in front moves the gates without saturating them."""
     scale, even = 1.0, direction @ total / 2
     for _ in range(24):
@@ -151,7 +151,7 @@ def _moving_scale(ask: Callable[..., Array], bias: Array, total: Array, directio
     return scale if scale <= 100 else None
 
 
-def _starts(gate: CountGate, answers: Array, whole: Array, heads: int, rng: np.random.Generator) -> Array:
+def _starts(gate: CountGate, answers: Array, whole: Array, heads: int, rng: Generator) -> Array:
     """Return starting slopes (STARTS + 1, m, 1): the eigenvalues of the linear problem, and random ones."""
     size = float(np.median(gate.scales**2))
     slopes = rng.standard_normal((STARTS + 1, heads, 1)) * rng.choice([0.7, 1.5, 3.0], (STARTS + 1, 1, 1)) / size

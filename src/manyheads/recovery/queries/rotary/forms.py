@@ -19,15 +19,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from manyheads.recovery._types import Array
 from manyheads.recovery.layers.rotary import Turns
 from manyheads.recovery.queries.rotary.logits import Ledger
-from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 CUT = 1e-6  # singular values of a core above this share of the largest are never cut
 NOTHING = 1e-8  # logits that are all below belong to a head that ignores the tokens
-
-
 SWEEPS = 300  # alternating least squares of planes and cores
 
 

@@ -10,12 +10,12 @@ with n_r the number of zeros in front, whose logits are 0 at every offset. One s
 logits, at the offsets 0 .. k - 1: all of them go into one ledger. Derived here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from manyheads.recovery.queries.sigmoid_network import Array
+from manyheads.recovery._types import Array, Ask
 from manyheads.recovery.refusals import FitError
 
 LEAST = 1e-12  # weights below are put here: their logits are lost, and the checks that follow see it
@@ -64,7 +64,7 @@ class Ledger:
 class Reader:
     """Conversion of answers into logits: the oracle, c (d,), and the projections W (m, d, d)."""
 
-    ask: Callable[..., Array]
+    ask: Ask
     bias: Array
     projection: Array
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.probes import Probed, probe_until
@@ -27,21 +28,18 @@ from manyheads.recovery.queries.rotary import forms
 from manyheads.recovery.queries.rotary.count_gates import ask_counts, find_counted_heads
 from manyheads.recovery.queries.rotary.forms import FormSettings
 from manyheads.recovery.queries.rotary.logits import Ledger, Reader, alternate, plan
-from manyheads.recovery.queries.sigmoid_network import EXACT, Array
+from manyheads.recovery.queries.sigmoid_network import EXACT
 from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog
 
 SIZE = 0.9  # standard deviation of the logits that are read: larger ones leave some weights too small
 STEP = 0.3  # length of the step to a neighbouring direction, relative to the direction
-
+# Offsets that measure the frequencies where answers are noisy: errors of the turn grow with the offset
 FAR = (4, 16, 64, 112)
-"""Offsets that measure the frequencies where answers are noisy: errors of the turn grow with the offset."""
 
 
-def extract_rotary(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: FormSettings | None = None
-) -> Extracted:
+def extract_rotary(oracle: Oracle, noise: float, rng: Generator, settings: FormSettings | None = None) -> Extracted:
     """Extract a causal layer whose queries and keys are turned by their positions."""
     settings = settings or FormSettings()
     log = StageLog(oracle)
@@ -65,7 +63,7 @@ class Values(NamedTuple):
     length: float
 
 
-def _read_linear(oracle: Oracle, noise: float, rng: np.random.Generator, figures: dict[str, float]) -> Sums:
+def _read_linear(oracle: Oracle, noise: float, rng: Generator, figures: Figures) -> Sums:
     """Read W_S and c, and refuse a function whose answers to one token are not affine."""
     sums = read_sums(oracle, oracle.dim)
     probe = rng.standard_normal((1, 1, oracle.dim))
@@ -82,12 +80,7 @@ def _read_linear(oracle: Oracle, noise: float, rng: np.random.Generator, figures
 
 
 def _split_values(
-    oracle: Oracle,
-    sums: Sums,
-    noise: float,
-    rng: np.random.Generator,
-    settings: FormSettings,
-    figures: dict[str, float],
+    oracle: Oracle, sums: Sums, noise: float, rng: Generator, settings: FormSettings, figures: Figures
 ) -> Values:
     """Find the heads, follow them through neighbouring directions, and take their projections out of the sum."""
     heads = find_counted_heads(oracle, sums.bias, sums.projection, noise, rng)
@@ -123,9 +116,7 @@ def _split_values(
     return share_out(sums, rows, ranks, floor, float(np.median(heads.gate.scales)), figures)
 
 
-def share_out(
-    sums: Sums, rows: Array, ranks: list[int], floor: float, length: float, figures: dict[str, float]
-) -> Values:
+def share_out(sums: Sums, rows: Array, ranks: list[int], floor: float, length: float, figures: Figures) -> Values:
     """Take the projections of the heads out of their sum, from what each reads at probes (m, probes, d)."""
     if sum(ranks) > len(sums.bias):
         raise _too_large(ranks, len(sums.bias))
@@ -161,7 +152,7 @@ class LogitForms:
 
     reader: ReadsLogits
     noise: float
-    rng: np.random.Generator
+    rng: Generator
     settings: FormSettings
     values: Values
     bias: Array
@@ -169,7 +160,7 @@ class LogitForms:
     length: float = 0.0  # of the tokens whose logits are read, relative to root d; 0: chosen by the size of logits
     repeats: int = 1  # sets of spanning tokens that are asked about
 
-    def read(self, figures: dict[str, float]) -> RotaryLayer:
+    def read(self, figures: Figures) -> RotaryLayer:
         """Read logits, and find the forms of all offsets."""
         projection, ranks, length = self.values
         dim, heads, most = len(self.space), len(projection), max(ranks)
@@ -265,7 +256,7 @@ class LogitForms:
         ]
 
     def _cores(
-        self, spaces: list[forms.Spaces], ledger: Ledger, offsets: list[int], figures: dict[str, float]
+        self, spaces: list[forms.Spaces], ledger: Ledger, offsets: list[int], figures: Figures
     ) -> list[dict[int, Array]]:
         """Find the cores of all heads at some offsets, beside that at offset 1, and record the worst residual."""
         cores: list[dict[int, Array]] = [{1: space.core} for space in spaces]

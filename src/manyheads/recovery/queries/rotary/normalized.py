@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.repeated_tokens import find_repeated_heads
@@ -26,20 +27,17 @@ from manyheads.recovery.queries.rotary.forms import FormSettings
 from manyheads.recovery.queries.rotary.logits import LEAST, Ledger, solve_weights
 from manyheads.recovery.queries.rotary.method import LogitForms, Values, share_out
 from manyheads.recovery.queries.scores.refined_heads import refined_spaces
-from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.queries.sphere.pairs import read_normalized_sums
 from manyheads.recovery.refusals import NotALayer
 from manyheads.recovery.result.results import Extracted, StageLog
 
 SURE = 1e-4  # attention weight from which a logit counts fully
-
 CLEAN = 1e-9  # leak of a head in another from which output spaces are refined
-
 REPEATS = 2  # tokens that span, times so many: some of their logits are lost
 
 
 def extract_rotary_on_sphere(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: FormSettings | None = None
+    oracle: Oracle, noise: float, rng: Generator, settings: FormSettings | None = None
 ) -> Extracted:
     """Extract a causal layer behind a norm whose queries and keys are turned by their positions."""
     if not oracle.causal:
@@ -67,13 +65,7 @@ def extract_rotary_on_sphere(
 
 
 def _read_values(
-    oracle: Oracle,
-    sums: Sums,
-    basis: Array,
-    noise: float,
-    rng: np.random.Generator,
-    settings: FormSettings,
-    figures: dict[str, float],
+    oracle: Oracle, sums: Sums, basis: Array, noise: float, rng: Generator, settings: FormSettings, figures: Figures
 ) -> Values:
     """Find the heads, read them at as many directions as their spaces have dimensions, and share out the sum."""
     heads = find_repeated_heads(oracle, basis, np.sqrt(oracle.dim), noise, rng)

@@ -9,8 +9,8 @@ number of heads and their ranks are told, and the base of the frequencies is gue
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings, descend
 from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.rotary import RotaryLayer
@@ -18,8 +18,6 @@ from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.refinement import LENGTH, ask_fresh
 from manyheads.recovery.queries.rotary.tangent import RotaryTangent, RotaryWeights, cut_projection
 from manyheads.recovery.refusals import FitError
-
-Array = NDArray[np.float64]
 
 BASE = 1e4  # of the frequencies at which fits begin: RoPE's own
 EXCESS = 36.0  # labels of the sequences, against the weights
@@ -41,8 +39,8 @@ class RotaryShape(NamedTuple):
 
 
 def fit_from_random_starts(
-    oracle: Oracle, shape: RotaryShape, noise: float, rng: np.random.Generator
-) -> tuple[RotaryLayer, dict[str, float]]:
+    oracle: Oracle, shape: RotaryShape, noise: float, rng: Generator
+) -> tuple[RotaryLayer, Figures]:
     """Return a layer that explains fresh answers up to their relative noise, and how many starts it took."""
     size = random_weights(shape, rng).flat().size
     fresh, _ = ask_fresh(oracle, random_size(size, shape.dim), LENGTH, rng)
@@ -73,7 +71,7 @@ def random_size(weights: int, dim: int) -> int:
     return int(np.ceil(EXCESS * weights / (LENGTH * dim)))
 
 
-def random_weights(shape: RotaryShape, rng: np.random.Generator) -> RotaryWeights:
+def random_weights(shape: RotaryShape, rng: Generator) -> RotaryWeights:
     """Draw weights of a shape, logits of order one on tokens of order one."""
     dim, heads, rank, biases, positions = shape
 

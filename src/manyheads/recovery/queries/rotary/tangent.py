@@ -21,20 +21,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
 
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Array
 from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.evaluation import softmax
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.float64]
 
 SKETCHED = 3.0  # rows of the sketched metric, against the weights
 FAR, NEAR = 1e-2, 1e-5  # share of the mean diagonal that is added to the metric: far from a layer damping shortens weak

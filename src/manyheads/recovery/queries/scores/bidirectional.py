@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from manyheads.recovery._types import Array
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.recovery.oracle.oracle import Oracle, Read
 from manyheads.recovery.queries.scores import positions
 from manyheads.recovery.queries.scores.reading import ScoreReader
-from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError, LimitError, NotALayer
 from manyheads.recovery.result.results import Extracted, StageLog
 
@@ -60,10 +60,7 @@ class Backwards(Oracle):
 
 
 def extract_bidirectional(
-    oracle: Oracle,
-    extract: Callable[[Oracle], tuple[RotaryLayer, Reading]],
-    log: StageLog,
-    noise: float,
+    oracle: Oracle, extract: Callable[[Oracle], tuple[RotaryLayer, Reading]], log: StageLog, noise: float
 ) -> Extracted:
     """Extract a layer whose rows see later tokens, by `extract`, which asks as of a causal one."""
     if oracle.limits.last_row:

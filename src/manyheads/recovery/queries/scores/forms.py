@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from manyheads.recovery._types import Array
 from manyheads.recovery.layers.rotary import Turns
 from manyheads.recovery.queries.rotary.forms import CUT, NOTHING, extend, gap_rank
 from manyheads.recovery.queries.rotary.logits import Ledger
-from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.repeated_tokens import difference, find_repeated_heads
 from manyheads.recovery.queries.rotary.forms import gap_rank
 from manyheads.recovery.queries.scores.refined_heads import refined_spaces
-from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 LENGTHS = (1.0, 2.0, 0.5, 1.0, 1.5)  # of the repeated tokens that are tried, relative to the first
@@ -52,7 +52,7 @@ class Heads:
     condition: float  # of all output spaces together
 
 
-def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generator) -> Heads:
+def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: Generator) -> Heads:
     """Find the projections of all heads from a few directions of one repeated token, or from its whole Jacobians.
 
     The first takes some 100 + 6 r calls of 16 tokens, the second 8 d k of k for each token; 6 d of two refine both.
@@ -98,7 +98,7 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generato
     return found
 
 
-def first_length(oracle: Oracle, rng: np.random.Generator) -> float:
+def first_length(oracle: Oracle, rng: Generator) -> float:
     """Return the least length of tokens, relative to sqrt(d), at which answers are far from linear in them.
 
     Untrained layers have scores so small that all heads attend nearly evenly at length sqrt(d); behind a norm of
@@ -117,7 +117,7 @@ def first_length(oracle: Oracle, rng: np.random.Generator) -> float:
     return longer[int(np.argmax(bent > min(BENT, bent.max() / 2)))]
 
 
-def repeated_token(oracle: Oracle, scale: float, rng: np.random.Generator) -> Array:
+def repeated_token(oracle: Oracle, scale: float, rng: Generator) -> Array:
     """Draw a token of norm `scale` sqrt(d), or less where the server takes no longer one with steps of differences."""
     z = rng.standard_normal(oracle.dim)
     return z * (min(scale * np.sqrt(oracle.dim), ROOM * oracle.limits.reach) / np.linalg.norm(z))
@@ -152,7 +152,7 @@ def _pencils(jacobians: Array, most: int) -> Iterator[tuple[Array, Array]]:
             yield stacks[0], stacks[1]
 
 
-def output_spaces(jacobians: Array, wrong: float, rng: np.random.Generator) -> tuple[list[Array], float]:
+def output_spaces(jacobians: Array, wrong: float, rng: Generator) -> tuple[list[Array], float]:
     """Return the output spaces (r_i, d) of all heads, and how well they are told apart, from Jacobians (k, k, a, d).
 
     Their relative error is about `wrong`.
@@ -189,7 +189,7 @@ def _reach(jacobians: Array) -> int:
     return int((size > 1e-6 * size.max()).sum())
 
 
-def _groups(pencils: list[Array], floor: float, rng: np.random.Generator) -> tuple[list[Array], float]:
+def _groups(pencils: list[Array], floor: float, rng: Generator) -> tuple[list[Array], float]:
     """Return the common invariant row spaces (r_i, R) of all pencils, and the least distance of two of them."""
     mixed: Array = np.sum([rng.uniform(0.5, 1.0) * one / float(np.linalg.norm(one, 2)) for one in pencils], axis=0)
     values, vectors = np.linalg.eig(mixed.T)  # columns: left eigenvectors of the pencils

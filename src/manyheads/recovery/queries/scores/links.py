@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from manyheads.recovery._types import Array
 from manyheads.recovery.queries.rotary.logits import Ledger
-from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError
 
 READ = 9.0  # scores beyond leave weights too small to be read

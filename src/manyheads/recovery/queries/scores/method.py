@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
 from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.recovery.oracle.limits import MARGIN
@@ -31,7 +32,7 @@ from manyheads.recovery.queries.scores import forms, links, positions, sink_logi
 from manyheads.recovery.queries.scores.bidirectional import Reading, extract_bidirectional, extracted
 from manyheads.recovery.queries.scores.heads import Heads, find_heads
 from manyheads.recovery.queries.scores.reading import ScoreReader
-from manyheads.recovery.queries.sigmoid_network import EXACT, Array
+from manyheads.recovery.queries.sigmoid_network import EXACT
 from manyheads.recovery.refusals import FitError, RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog
 
@@ -46,9 +47,7 @@ OTHER = 1e-2  # misfit of scores at other offsets beyond which they are of anoth
 UNUSED = (7, 24)  # offsets that are read to check how heads turn
 
 
-def extract_scores(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: FormSettings | None = None
-) -> Extracted:
+def extract_scores(oracle: Oracle, noise: float, rng: Generator, settings: FormSettings | None = None) -> Extracted:
     """Extract a layer whose scores depend on positions, with what may stand between forms and scores."""
     settings = settings or FormSettings()
     log = StageLog(oracle)
@@ -59,7 +58,7 @@ def extract_scores(
 
 
 def _extract(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: FormSettings, log: StageLog
+    oracle: Oracle, noise: float, rng: Generator, settings: FormSettings, log: StageLog
 ) -> tuple[RotaryLayer, Reading]:
     """Extract a layer, as far as rows see no later tokens, and return how its scores are read."""
     with log.stage("sums"):
@@ -88,7 +87,7 @@ class _Scores:
         self,
         oracle: Oracle,
         noise: float,
-        rng: np.random.Generator,
+        rng: Generator,
         settings: FormSettings,
         sums: Sums,
         heads: Heads,
@@ -119,7 +118,7 @@ class _Scores:
 
     # Kind of the scores
 
-    def find_kind(self, figures: dict[str, float]) -> None:
+    def find_kind(self, figures: Figures) -> None:
         """Find the window, the reference of scores, and what stands between the forms and the scores."""
         self._check_heads(figures)
         oracle = self.reader.oracle
@@ -147,7 +146,7 @@ class _Scores:
         else:
             self._check_affine(figures)
 
-    def _check_heads(self, figures: dict[str, float]) -> None:
+    def _check_heads(self, figures: Figures) -> None:
         """Refuse heads whose weights do not explain the answers about two tokens."""
         drawn, reader = self.rng.spawn(1)[0].standard_normal((8, 2, self.dim)), self.reader
         x = reader.oracle.limits.shortened(np.multiply.outer(LONGER, drawn)).reshape(-1, 2, self.dim)
@@ -166,7 +165,7 @@ class _Scores:
                 threshold=MERGED,
             )
 
-    def _check_affine(self, figures: dict[str, float]) -> None:
+    def _check_affine(self, figures: Figures) -> None:
         """Refuse caps and norms beside biases, terms of the offset or sinks, where no token has the score zero."""
         tokens = self._tokens(48)
         scale = min(1.0, self.longest / (3 * self.length))
@@ -232,7 +231,7 @@ class _Scores:
 
     # Forms
 
-    def read(self, figures: dict[str, float]) -> RotaryLayer:
+    def read(self, figures: Figures) -> RotaryLayer:
         """Read scores, and find the forms of all offsets."""
         frames = self._frames_behind_norms(figures) if self.kind == "norm" else self._frames()
         count = max(frame.left.shape[1] * frame.right.shape[1] for frame in frames)
@@ -247,9 +246,7 @@ class _Scores:
         figures |= {"rank of forms": max(frame.left.shape[1] for frame in frames), "cores": worst}
         if worst > self.allowed:
             raise FitError(
-                "the scores at some offset are no bilinear form of the tokens",
-                measured=worst,
-                threshold=self.allowed,
+                "the scores at some offset are no bilinear form of the tokens", measured=worst, threshold=self.allowed
             )
         both = [np.array([frame.form(core[t]) for frame, core in zip(frames, cores, strict=True)]) for t in used]
         figures["changed"] = changed = positions.changed(*both)
@@ -333,7 +330,7 @@ class _Scores:
         blocks = [sketch[start : start + self.keys] for start in range(0, len(sketch), self.keys)]
         return np.concatenate([self.reader.follow(keys, block) for block in blocks])
 
-    def _frames_behind_norms(self, figures: dict[str, float]) -> list[forms.Frame]:
+    def _frames_behind_norms(self, figures: Figures) -> list[forms.Frame]:
         """Find the spaces of the forms, and the norms of queries and keys, of all heads."""
         few = min(self.dim, max(self.heads.ranks) + self.settings.extra)
         fresh, sketch = self._tokens(self.dim + 1 + (0 if self.exact else self.dim)), self._tokens(few)

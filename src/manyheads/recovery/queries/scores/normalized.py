@@ -21,11 +21,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.oracle.oracle import Counts, Oracle, Read
 from manyheads.recovery.queries.rotary.forms import FormSettings
 from manyheads.recovery.queries.scores.method import extract_scores
-from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.queries.sphere.pairs import read_norm
 from manyheads.recovery.refusals import FitError, NotALayer
 from manyheads.recovery.result.results import Extracted, StageLog
@@ -59,7 +59,7 @@ class BehindNorm(Oracle):
 
 
 def extract_scores_behind_norm(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: FormSettings | None = None
+    oracle: Oracle, noise: float, rng: Generator, settings: FormSettings | None = None
 ) -> Extracted:
     """Extract a causal layer behind a norm whose scores depend on positions, with what may stand in them."""
     if not oracle.causal:

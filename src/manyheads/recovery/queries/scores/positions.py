@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.rotary.forms import extend
 from manyheads.recovery.queries.scores.reading import ScoreReader
-from manyheads.recovery.queries.sigmoid_network import Array
 
 FARTHEST = 128  # offsets at which terms are read: the longest sequences of a verification
 LONGEST, MOST = 160, 1 << 14  # tokens of the sequences in which a window shows, and most where longer ones are taken
@@ -24,7 +24,7 @@ FADED = 1e-9  # the same of the last row that sees it, below which the weights o
 REPEATS = 3  # readings of each term
 
 
-def find_window(oracle: Oracle, noise: float, rng: np.random.Generator) -> int | None:
+def find_window(oracle: Oracle, noise: float, rng: Generator) -> int | None:
     """Return how many tokens a row sees, itself included; None where the longest see all."""
     length = min(oracle.limits.max_length or LONGEST, MOST)
     x = np.zeros((2, length, oracle.dim))
@@ -37,7 +37,7 @@ def find_window(oracle: Oracle, noise: float, rng: np.random.Generator) -> int |
     return last + 1
 
 
-def zeros_attend_evenly(oracle: Oracle, bias: Array, total: Array, noise: float, rng: np.random.Generator) -> bool:
+def zeros_attend_evenly(oracle: Oracle, bias: Array, total: Array, noise: float, rng: Generator) -> bool:
     """Tell whether a zero token attends evenly to all tokens: no biases, no position terms, no sinks."""
     x = np.zeros((1, 4, oracle.dim))
     x[0, 0] = rng.standard_normal(oracle.dim)
@@ -68,8 +68,7 @@ def read_terms(
     reference = None if reader.reference is None else extend(reader.reference[None])[0]
 
     def predicted(queries: Array, keys: Array) -> Array:
-        found: Array = np.einsum("nd,mde,ne->nm", extend(queries), form, extend(keys), optimize=True)
-        return found
+        return np.einsum("nd,mde,ne->nm", extend(queries), form, extend(keys), optimize=True)
 
     def note(t: int, values: Array, raw: Array) -> None:
         nonlocal spread

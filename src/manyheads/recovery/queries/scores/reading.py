@@ -23,9 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from manyheads.recovery._types import Array
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.rotary.logits import LEAST, Ledger, solve_weights
-from manyheads.recovery.queries.sigmoid_network import Array
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ columns of the other heads, which is one linear problem for each head (Gauss-New
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.sigmoid_network import Array
 
 ROUNDS = 12  # of linear problems
 STEPS = 40  # of conjugate gradients in each
@@ -25,12 +25,7 @@ EXCESS = 6  # sequences, relative to the dimension
 
 
 def refined_spaces(
-    oracle: Oracle,
-    sums: Sums,
-    spaces: list[Array],
-    length: float,
-    rng: np.random.Generator,
-    sphere: Array | None = None,
+    oracle: Oracle, sums: Sums, spaces: list[Array], length: float, rng: Generator, sphere: Array | None = None
 ) -> tuple[list[Array], float]:
     """Return output spaces (r_i, d) that explain random rows better, and what they leave of them, relative.
 
@@ -103,5 +98,4 @@ def _mixture(blocks: list[Array], head: int, moved: Array, along: Array, left: A
         found, residual = found + step * direction, residual - step * turned
         size, before = float((residual**2).sum()), size
         direction = residual + (size / before) * direction
-    solved: Array = np.linalg.lstsq(triangle, found, rcond=1e-12)[0]
-    return solved
+    return np.linalg.lstsq(triangle, found, rcond=1e-12)[0]

@@ -14,17 +14,17 @@ from dataclasses import replace
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Figures
 from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.recovery.queries.rotary.forms import extend
 from manyheads.recovery.queries.rotary.logits import LEAST
 from manyheads.recovery.queries.scores import forms
 from manyheads.recovery.queries.scores.reading import ScoreReader
-from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError
 
 
 def complete(
-    layer: ScoreLayer, reader: ScoreReader, queries: Array, noise: float, allowed: float, figures: dict[str, float]
+    layer: ScoreLayer, reader: ScoreReader, queries: Array, noise: float, allowed: float, figures: Figures
 ) -> ScoreLayer:
     """Return a layer with the logits of its sinks, and with what its forms lack of the query alone.
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.rotary.forms import gap_rank
@@ -36,7 +37,6 @@ from manyheads.recovery.queries.scores.heads import (
     repeated_token,
     step_at,
 )
-from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 CURVED = 1e-8  # relative distance of answers to one token from affine ones, beyond which there are sinks
@@ -56,7 +56,7 @@ class SinkHeads:
     bias: Array
 
 
-def curvature(oracle: Oracle, sums: Sums, rng: np.random.Generator) -> float:
+def curvature(oracle: Oracle, sums: Sums, rng: Generator) -> float:
     """Return how far answers to one token are from affine in it, relative."""
     probe = rng.standard_normal((4, 1, oracle.dim))
     expected = sums.read(probe[:, 0])
@@ -64,7 +64,7 @@ def curvature(oracle: Oracle, sums: Sums, rng: np.random.Generator) -> float:
     return float(np.linalg.norm(oracle(probe, read="last") - expected) / size)
 
 
-def find_heads_beside_sinks(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generator) -> SinkHeads:
+def find_heads_beside_sinks(oracle: Oracle, sums: Sums, noise: float, rng: Generator) -> SinkHeads:
     """Find the projections of all heads, the biases of their values, and c."""
     dim = oracle.dim
     length = int(np.clip(dim // 4, 6, 10))
@@ -89,7 +89,7 @@ def find_heads_beside_sinks(oracle: Oracle, sums: Sums, noise: float, rng: np.ra
 
 
 def _seen_parts(
-    oracle: Oracle, z: Array, length: int, noise: float, rng: np.random.Generator
+    oracle: Oracle, z: Array, length: int, noise: float, rng: Generator
 ) -> tuple[list[Array], float, float]:
     """Return W_i Q (d, d) of all heads at right angles to the answers about multiples of z; separation and misfit."""
     dim = len(z)
@@ -147,13 +147,7 @@ def _scaled(share: Array) -> tuple[Array, float]:
 
 
 def _solve(
-    oracle: Oracle,
-    sums: Sums,
-    parts: list[Array],
-    separation: float,
-    noise: float,
-    scale: float,
-    rng: np.random.Generator,
+    oracle: Oracle, sums: Sums, parts: list[Array], separation: float, noise: float, scale: float, rng: Generator
 ) -> SinkHeads:
     """Read weights of rows of random tokens, `scale` times as long as usual, and solve for W, v and c, in turns.
 

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.probes import Probed, probe_until
-from manyheads.recovery.queries.sigmoid_network import EPS, EXACT, Array
+from manyheads.recovery.queries.sigmoid_network import EPS, EXACT
 from manyheads.recovery.queries.sphere.pairs import SphereHeads, SpherePairs, find_sphere_heads, read_normalized_sums
 from manyheads.recovery.queries.sphere.rows import SphereRows, choose_base, read_sketches, solve_forms
 from manyheads.recovery.queries.subspaces.head_values import Stacks, find_ranks
@@ -34,8 +35,6 @@ from manyheads.recovery.refusals import RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog
 
 QUERIES = 12  # dimensions in which the w of all pairs lie; the differences have the others
-
-
 STEP = 0.4  # length of the step to a neighbouring difference, relative to the difference
 
 
@@ -53,7 +52,7 @@ class SphereSettings:
 
 
 def extract_on_sphere(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: SphereSettings | None = None
+    oracle: Oracle, noise: float, rng: Generator, settings: SphereSettings | None = None
 ) -> Extracted:
     """Extract a layer behind a LayerNorm or RMSNorm that cannot be bypassed."""
     settings = settings or SphereSettings()
@@ -88,7 +87,7 @@ def extract_on_sphere(
     return Extracted(layer, tuple(log.stages), acts_on, prepare=norm)
 
 
-def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: np.random.Generator, settings: SphereSettings) -> Stacks:
+def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: Generator, settings: SphereSettings) -> Stacks:
     """Follow the heads to other differences until the spaces of what they read are exhausted."""
     dim, size, design = (
         len(pairs.sums.bias),
@@ -138,12 +137,7 @@ def _not_exhausted(pairs: SpherePairs, heads: int, asked: int, most: int) -> Ran
 
 
 def _read_forms(
-    rows: SphereRows,
-    ranks: list[int],
-    noise: float,
-    rng: np.random.Generator,
-    settings: SphereSettings,
-    figures: dict[str, float],
+    rows: SphereRows, ranks: list[int], noise: float, rng: Generator, settings: SphereSettings, figures: Figures
 ) -> tuple[Array, Array]:
     """Read the attention matrices, with more sketch tokens where their rank asks for it."""
     size = max(2, int(settings.share * min(len(rows.base) / len(rows.projection), *ranks)))

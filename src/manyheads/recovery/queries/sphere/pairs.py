@@ -22,17 +22,16 @@ net of all of them has one free logit per head and query. A head that ignores th
 here.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Ask, Figures, Generator
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.sigmoid_network import (
     EPS,
     EXACT,
-    Array,
     NetDesign,
     PairNets,
     fit_nets,
@@ -53,7 +52,7 @@ WELL_SEPARATED = 100.0  # amplification of noise by a net below which no other d
 class SpherePairs:
     """Asks about pairs on the sphere."""
 
-    ask: Callable[..., Array]  # the oracle
+    ask: Ask  # the oracle
     sums: Sums  # W_S (d, d), acting on tokens of the sphere, and c
     # Orthonormal rows (a, d) and (b, d) that span the halves of the differences v and of the w
     near: Array
@@ -76,7 +75,7 @@ class SpherePairs:
         v = direction @ self.near
         return v * (self.radius / np.linalg.norm(v, axis=-1, keepdims=True))
 
-    def queries(self, count: int, rng: np.random.Generator) -> Array:
+    def queries(self, count: int, rng: Generator) -> Array:
         """Draw w (n, d), of norm sqrt(3 d / 4)."""
         w = rng.standard_normal((count, len(self.far))) @ self.far
         return w * (np.sqrt(0.75) * self.radius / np.linalg.norm(w, axis=1, keepdims=True))
@@ -91,8 +90,7 @@ class SpherePairs:
         else:  # every row sees all copies: one sequence for each number of them
             rows = np.stack([self.ask(x[:, : k + 1], read="last") for k in range(1, copies + 1)], axis=1)
         answers = rows.reshape(len(v), len(w), copies, -1)
-        rest: Array = answers - self.sums.read(own)[:, :, None]
-        return rest
+        return answers - self.sums.read(own)[:, :, None]
 
     @staticmethod
     def design(queries: int, copies: int) -> NetDesign:
@@ -117,7 +115,7 @@ class SphereHeads:
         """Largest amplification of noise of a head."""
         return float(self.amplification.max())
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> Figures:
         """Return what a report shows of this stage."""
         return {
             "heads": len(self.net.values),
@@ -128,7 +126,7 @@ class SphereHeads:
         }
 
 
-def find_sphere_heads(pairs: SpherePairs, rng: np.random.Generator, tries: int = 3) -> SphereHeads:
+def find_sphere_heads(pairs: SpherePairs, rng: Generator, tries: int = 3) -> SphereHeads:
     """Find the heads at a random difference, from the pencils of its queries; at the best of a few."""
     residual, best = np.inf, None
     for _ in range(tries):
@@ -230,9 +228,7 @@ def _starts(answers: Array, whole: Array) -> Array:
     return np.array(starts)
 
 
-def read_norm(
-    ask: Callable[..., Array], dim: int, noise: float, rng: np.random.Generator
-) -> tuple[Normalization, Array]:
+def read_norm(ask: Ask, dim: int, noise: float, rng: Generator) -> tuple[Normalization, Array]:
     r"""Read which normalization stands in front.
 
     A LayerNorm does not see x + 1: then tokens have mean zero, otherwise the answers to x and 2 x must agree but for
@@ -275,9 +271,7 @@ def read_norm(
     return Normalization(centred, second if second > doubt else 0.0), token
 
 
-def read_normalized_sums(
-    ask: Callable[..., Array], dim: int, noise: float, rng: np.random.Generator
-) -> tuple[Sums, Normalization, Array]:
+def read_normalized_sums(ask: Ask, dim: int, noise: float, rng: Generator) -> tuple[Sums, Normalization, Array]:
     """Read W_S and c from single tokens of the sphere, and which normalization stands in front.
 
     Returns W_S and c, which act on tokens of norm sqrt d (of mean zero, if centred); the normalization; an orthonormal

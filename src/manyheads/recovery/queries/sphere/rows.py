@@ -12,19 +12,17 @@ are clustered around u0 instead, which shortens x_j - u0, as little as the small
 twice, and share their weight. Without a causal mask the first rows of U see all of A already, and U stands once.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Ask, Generator
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.rotary.forms import NOTHING, extend, split_core
 from manyheads.recovery.queries.rotary.logits import solve_weights
-from manyheads.recovery.queries.sigmoid_network import Array
 
+# Norm of the random part of a token beside a base of norm one, before both are put on the sphere
 SPREADS = (3.0, 1.5, 1.0, 0.6, 0.4, 0.25, 0.15, 0.1)
-"""Norm of the random part of a token beside a base of norm one, before both are put on the sphere."""
-
 LEAST = 8e-3  # smallest weight of a pilot at which a spread is accepted
 
 
@@ -33,7 +31,7 @@ class SphereRows:
     """Asks about sequences on the sphere and reads logits relative to the base."""
 
     # The oracle, W_S and c, W (m, d, d), as they act on tokens of the sphere
-    ask: Callable[..., Array]
+    ask: Ask
     sums: Sums
     projection: Array
     basis: Array  # orthonormal rows (b, d) that span the tokens
@@ -57,11 +55,10 @@ class SphereRows:
 
     def answers(self, x: Array) -> Array:
         """Ask, and take off what the base alone gives."""
-        rest: Array = self.ask(x, read="all") - self.sums.read(self.base)
-        return rest
+        return self.ask(x, read="all") - self.sums.read(self.base)
 
 
-def choose_base(rows: SphereRows, length: int, rng: np.random.Generator) -> tuple[SphereRows, float]:
+def choose_base(rows: SphereRows, length: int, rng: Generator) -> tuple[SphereRows, float]:
     """Try bases and spreads on a few sequences each; return the widest spread at which no weight is tiny."""
     radius = np.linalg.norm(rows.base)
     best: tuple[float, SphereRows, float] | None = None
@@ -81,10 +78,9 @@ def choose_base(rows: SphereRows, length: int, rng: np.random.Generator) -> tupl
     return best[1], best[2]
 
 
-def _directions(basis: Array, count: int, rng: np.random.Generator) -> Array:
+def _directions(basis: Array, count: int, rng: Generator) -> Array:
     drawn = rng.standard_normal((count, len(basis))) @ basis
-    directions: Array = drawn / np.sqrt(len(basis))
-    return directions
+    return drawn / np.sqrt(len(basis))
 
 
 @dataclass(frozen=True)
@@ -98,7 +94,7 @@ class Sketched:
     least: float
 
 
-def read_sketches(rows: SphereRows, few: int, size: int, spread: float, rng: np.random.Generator) -> Sketched:
+def read_sketches(rows: SphereRows, few: int, size: int, spread: float, rng: Generator) -> Sketched:
     """Ask about sketch tokens and fresh ones on the sphere, `size` distinct tokens a sequence."""
     group, block = _blocks(size)
     few = -(-few // group) * group

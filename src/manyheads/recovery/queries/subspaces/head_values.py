@@ -11,8 +11,8 @@ in random rotation; the step tau is halved where the residual or the margin of t
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.queries.probes import Probed, probe_until
 from manyheads.recovery.queries.sigmoid_network import EPS, PairNets, fit_nets, net_amplification
 from manyheads.recovery.queries.subspaces.pairs import Pairs, Separation
@@ -20,15 +20,11 @@ from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import FitError
 
-Array = NDArray[np.float64]
-
+# A singular value may be noise up to this multiple of the predicted level; which ones are is decided by the gap
 CLEAR = 1e3
-"""A singular value may be noise up to this multiple of the predicted level; which ones are is decided by the gap."""
-
 SPARE = 2  # rows of answers beyond those that determine a net, in the dimensions of the values
 DRAWS = 12  # random sets of queries of one size among which the best is taken
 PLANNED = 1000  # unknowns of a net up to which its error is predicted for other sets of queries
-
 MISFIT = 8.0  # a fit is right up to this multiple of the residual that noise, or the fit at the first probe, has
 
 
@@ -39,12 +35,12 @@ class Stacks(NamedTuple):
     values: Array  # (m, b, d); a last stack holds what ignores the tokens, where there is such a head
     levels: Array  # (m,) predicted error of one row of a stack (its norm)
     # (m,) ranks by the gap of the singular values; None where the spaces are not exhausted
-    ranks: NDArray[np.intp] | None
+    ranks: Indices | None
     dropped: int  # probes at which no step passed the guards
     halvings: int  # halvings of steps, all probes together
 
 
-def read_head_values(pairs: Pairs, start: Separation, rng: np.random.Generator, settings: SubspaceSettings) -> Stacks:
+def read_head_values(pairs: Pairs, start: Separation, rng: Generator, settings: SubspaceSettings) -> Stacks:
     """Ask probe after probe until every head's output space is exhausted, or there are d probes.
 
     Spaces that together have more than d dimensions do not determine the projections: then all d probes are asked.
@@ -61,7 +57,7 @@ def read_head_values(pairs: Pairs, start: Separation, rng: np.random.Generator, 
     return _read_stacks(pairs, start, rng, settings)
 
 
-def _read_stacks(pairs: Pairs, start: Separation, rng: np.random.Generator, settings: SubspaceSettings) -> Stacks:
+def _read_stacks(pairs: Pairs, start: Separation, rng: Generator, settings: SubspaceSettings) -> Stacks:
     """Follow the heads from probe to probe."""
     dim, heads = len(start.probe), len(start.net.values)
     reach = np.linalg.norm(start.probe)
@@ -123,7 +119,7 @@ def _read_stacks(pairs: Pairs, start: Separation, rng: np.random.Generator, sett
     return stack(probe_until(start.net, directions * reach, follow, wanted, first=first))
 
 
-def with_fewer_queries(pairs: Pairs, start: Separation, rng: np.random.Generator, loss: float) -> Separation:
+def with_fewer_queries(pairs: Pairs, start: Separation, rng: Generator, loss: float) -> Separation:
     """Choose the fewest queries with which the values err at most `loss` times as much as with all of them.
 
     At known logits the error of a net is known before anything is asked. With K shifts, m heads and n rows of logits,
@@ -145,7 +141,7 @@ def with_fewer_queries(pairs: Pairs, start: Separation, rng: np.random.Generator
     return start
 
 
-def find_ranks(stacks: Array, levels: Array) -> NDArray[np.intp] | None:
+def find_ranks(stacks: Array, levels: Array) -> Indices | None:
     """Return the rank of every stack (m, b, d) whose rows err by `levels` (m,), None if one has no gap to its noise.
 
     The rank is at the largest ratio of neighbouring singular values among those whose lower one the noise explains.

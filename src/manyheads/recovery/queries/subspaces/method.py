@@ -18,9 +18,9 @@ Derived and measured here; the pencil of S1 is Jennrich's, the elimination of S2
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Figures, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums, read_sums
 from manyheads.recovery.queries.sigmoid_network import EPS
@@ -31,11 +31,9 @@ from manyheads.recovery.queries.subspaces.rows import Attentions, read_rows
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.result.results import Extracted, StageLog
 
-Array = NDArray[np.float64]
-
 
 def extract_by_subspaces(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: SubspaceSettings | None = None
+    oracle: Oracle, noise: float, rng: Generator, settings: SubspaceSettings | None = None
 ) -> Extracted:
     """Extract a layer from answers exact to rounding, or nearly so (noise below 1e-9), with O(d) calls."""
     settings, noise = settings or SubspaceSettings(), max(noise, EPS)
@@ -71,7 +69,7 @@ def _ignoring_tokens(sums: Sums, causal: bool, log: StageLog) -> Extracted:
     return Extracted(layer, tuple(log.stages))
 
 
-def _slice_figures(stacks: Stacks) -> dict[str, float]:
+def _slice_figures(stacks: Stacks) -> Figures:
     ranks = np.array([-1]) if stacks.ranks is None else stacks.ranks
     return {
         "heads": len(stacks.values),
@@ -83,7 +81,7 @@ def _slice_figures(stacks: Stacks) -> dict[str, float]:
     }
 
 
-def _row_figures(found: Attentions) -> dict[str, float]:
+def _row_figures(found: Attentions) -> Figures:
     return {
         "smallest rank": int(found.ranks.min()),
         "largest rank": int(found.ranks.max()),

@@ -11,14 +11,12 @@ here.
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads.recovery._types import Array, Figures, Indices
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.rotary.forms import gap_rank
 from manyheads.recovery.queries.subspaces.head_values import CLEAR, Stacks, rank_by_gap
 from manyheads.recovery.refusals import FitError, RankBudgetError
-
-Array = NDArray[np.float64]
 
 CUT = 0.01  # share of the largest singular value of a projection below which there may be noise alone
 
@@ -29,20 +27,20 @@ class Projections(NamedTuple):
     projection: Array  # W (m, d, d)
     readers: Array | None  # (m, d, R) V_i, with columns of zeros beyond the rank; None for heads of full rank
     splits: Array | None  # (m, d, R) O^+_i, which takes an answer to coordinates of head i; None for heads of full rank
-    ranks: NDArray[np.intp]  # (m,)
+    ranks: Indices  # (m,)
     condition: float  # condition number of O: errors of the output spaces reach the projections times this
     sum_error: float  # |sum_i W_i - W_S|, relative to the largest of these matrices
     # Largest |v_b W_i - row| over the norm of the head's rows: a head exchanged at one probe is near one
     row_error: float
 
-    def taking(self, chosen: NDArray[np.intp]) -> "Projections":
+    def taking(self, chosen: Indices) -> "Projections":
         """Return some of the heads."""
         parts = (None if part is None else part[chosen] for part in (self.projection, self.readers, self.splits))
         projection, readers, splits = parts
         assert projection is not None
         return self._replace(projection=projection, readers=readers, splits=splits, ranks=self.ranks[chosen])
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> Figures:
         """Return what a report shows of this stage."""
         return {"condition": self.condition, "sum error": self.sum_error, "row error": self.row_error}
 
@@ -108,7 +106,7 @@ def single_projection(sums: Sums, noise: float) -> Projections:
     return Projections(projection, (left[:, :rank] * singular[:rank])[None], basis[None], ranks, 1.0, 0.0, 0.0)
 
 
-def _by_spaces(sums: Sums, stacks: Stacks, ranks: NDArray[np.intp]) -> Projections:
+def _by_spaces(sums: Sums, stacks: Stacks, ranks: Indices) -> Projections:
     heads, dim, widest = len(ranks), len(sums.bias), max(int(ranks.max()), 1)
     bases = [
         np.linalg.svd(rows, full_matrices=False)[2][:rank] for rows, rank in zip(stacks.values, ranks, strict=True)

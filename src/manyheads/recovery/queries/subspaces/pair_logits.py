@@ -5,18 +5,17 @@ gates, whose logits are q^T Theta_i v + beta_i^T v. Any rank of the heads will d
 """
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import expit
 
+from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.sigmoid_network import Array, read_gates
+from manyheads.recovery.queries.sigmoid_network import read_gates
 from manyheads.recovery.queries.subspaces.output_spaces import Projections
 from manyheads.recovery.queries.subspaces.pairs import Pairs
 
+# Where the 98% quantile of the pilot's logits has to lie: larger ones hide weights, smaller ones drown in noise
 LOGITS = (1.0, 3.2)
-"""Where the 98% quantile of the pilot's logits has to lie: larger ones hide weights, smaller ones drown in noise."""
-
 SMALLEST = 1e-9  # weights are read down to this size
 
 
@@ -44,12 +43,12 @@ class PairReader:
 
     sketched = 8
 
-    def __init__(self, oracle: Oracle, bias: Array, heads: Projections, chosen: NDArray[np.intp]):
+    def __init__(self, oracle: Oracle, bias: Array, heads: Projections, chosen: Indices):
         self.heads, self.bias, self.smallest = heads.taking(chosen), bias, 1.0
         self.chosen, self.projection = chosen, heads.projection
         self.pairs = Pairs.within(oracle, Sums(heads.projection.sum(0), bias), 1, 4, 0.0)
 
-    def find_scale(self, rng: np.random.Generator) -> float:
+    def find_scale(self, rng: Generator) -> float:
         """Return the scale of tokens at which the logits of random pairs are moderate."""
         dim = len(self.bias)
         queries, probe = rng.standard_normal((16, dim)), rng.standard_normal((1, dim))

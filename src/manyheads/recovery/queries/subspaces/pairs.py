@@ -29,30 +29,24 @@ Harshman (1970), Foundations of the PARAFAC procedure, UCLA Working Papers in Ph
 pairs, the shifts by copies and the centred net are derived and measured here.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import expit
 
+from manyheads.recovery._types import Array, Ask, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.sigmoid_network import EPS, NetDesign, PairNets, fit_nets
 from manyheads.recovery.queries.subspaces.pencils import Pencils, start_net
 from manyheads.recovery.refusals import FitError
 
-Array = NDArray[np.float64]
-
+# Scales of the queries, in units of the scale at which logits are about one: spread, so that uneven heads show
 SCALES = (1.0, 2.0, 1.5, 3.0)
-"""Scales of the queries, in units of the scale at which logits are about one: spread, so that uneven heads show."""
-
 QUERY = 0.55  # norm of a query, at most, in units of the largest norm: probes have up to 0.4 of it
-
 PROBES = 2  # probes at which heads are looked for; what is no layer at one is none at another
 FIRST = 6  # rows at which heads are counted first; there are more where as many show
-
 MOST = 3300  # unknown logits of one fit, heads times queries: a second or two for each step of the fit
 PROMISING = 0.03  # relative residual after fifteen steps below which a fit is finished; right starts are far below it
 SEEN = 8.0  # a singular value counts as a head from this multiple of the largest one that noise alone would have
@@ -62,7 +56,7 @@ SEEN = 8.0  # a singular value counts as a head from this multiple of the larges
 class Pairs:
     """Asks about pairs and takes off what needs no heads."""
 
-    oracle: Callable[..., Array]  # called as ``oracle(x, read=...)``
+    oracle: Ask  # called as ``oracle(x, read=...)``
     sums: Sums  # W_S and c
     # Copies of q + v, and of q. Not causal: only last rows are read, of two sequences with before + after tokens.
     before: int = 1
@@ -94,7 +88,7 @@ class Pairs:
             before, after = 1, int(min(after, room - 1))
         return cls(oracle, sums, before, after, oracle.causal, noise, scales, oracle.limits.reach, both, both)
 
-    def probe(self, rng: np.random.Generator, dim: int) -> Array:
+    def probe(self, rng: Generator, dim: int) -> Array:
         """Draw a probe of norm sqrt(d), or of a third of the largest norm."""
         probe = rng.standard_normal(dim)
         return probe * (min(np.sqrt(dim), self.reach / 3) / np.linalg.norm(probe))
@@ -102,8 +96,7 @@ class Pairs:
     def shortened(self, queries: Array) -> Array:
         """Return queries (n, d) that leave room for a probe below the largest norm."""
         norms = np.maximum(np.linalg.norm(queries, axis=-1, keepdims=True), np.finfo(float).tiny)
-        found: Array = queries * np.minimum(1.0, QUERY * self.reach / norms)
-        return found
+        return queries * np.minimum(1.0, QUERY * self.reach / norms)
 
     @property
     def copies(self) -> tuple[tuple[int, int], ...]:
@@ -183,14 +176,14 @@ class Separation(NamedTuple):
     lacking: float  # norm of v0 W_S - sum_i C_i: rounding, or what heads read that ignore the tokens
     separation: float  # smallest relative distance of two eigenvalues of the pencil that was used
 
-    def taking(self, pairs: Pairs, chosen: NDArray[np.intp]) -> "Separation":
+    def taking(self, pairs: Pairs, chosen: Indices) -> "Separation":
         """Return the same heads with some of the queries."""
         views = np.arange(pairs.views)
         rows = (pairs.views * chosen[:, None] + views).ravel()
         net = PairNets(self.net.slopes[:, rows], self.net.values, self.net.residual)
         return self._replace(queries=self.queries[chosen], design=pairs.design(len(rows)), net=net)
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> Figures:
         """Return what a report shows of this stage."""
         return {
             "heads": len(self.net.values),
@@ -202,7 +195,7 @@ class Separation(NamedTuple):
         }
 
 
-def separate_heads(pairs: Pairs, dim: int, rng: np.random.Generator, *, oversampling: float, tries: int) -> Separation:
+def separate_heads(pairs: Pairs, dim: int, rng: Generator, *, oversampling: float, tries: int) -> Separation:
     """Find the number of heads, and logits and values of each at one probe.
 
     Asks `oversampling` queries per head and four more, and takes Jacobians at `tries` points of each of up to two
@@ -227,7 +220,7 @@ def separate_heads(pairs: Pairs, dim: int, rng: np.random.Generator, *, oversamp
     return best
 
 
-def find_scale(pairs: Pairs, probe: Array, rng: np.random.Generator) -> float:
+def find_scale(pairs: Pairs, probe: Array, rng: Generator) -> float:
     """Return the scale of normal queries at which doubling them makes the answers 1.5 to 1.9 times as large.
 
     Answers that are linear in the query double, saturated ones stay. At most 40 octaves are searched, four rows
@@ -258,7 +251,7 @@ def find_scale(pairs: Pairs, probe: Array, rng: np.random.Generator) -> float:
 
 
 def _separate_at(
-    pairs: Pairs, probe: Array, scale: float, rng: np.random.Generator, oversampling: float, tries: int
+    pairs: Pairs, probe: Array, scale: float, rng: Generator, oversampling: float, tries: int
 ) -> Separation:
     """One probe: rank, pencils, start, fit."""
     queries, answers, axes = _count_heads(pairs, probe, scale, rng, oversampling)
@@ -315,7 +308,7 @@ def _separate_at(
 
 
 def _count_heads(
-    pairs: Pairs, probe: Array, scale: float, rng: np.random.Generator, oversampling: float
+    pairs: Pairs, probe: Array, scale: float, rng: Generator, oversampling: float
 ) -> tuple[Array, Array, Array]:
     """Ask queries until there are enough for the heads that show: queries, answers (n, K, d), axes (m, d)."""
     dim = len(probe)

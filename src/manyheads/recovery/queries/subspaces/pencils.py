@@ -13,7 +13,8 @@ import itertools
 import numpy as np
 from scipy.special import expit
 
-from manyheads.recovery.queries.sigmoid_network import EPS, Array, read_gates
+from manyheads.recovery._types import Array
+from manyheads.recovery.queries.sigmoid_network import EPS, read_gates
 
 
 class Pencils:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads.recovery._types import Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.subspaces.output_spaces import Projections
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
@@ -18,7 +18,7 @@ SPARE = 2  # sketch tokens, equations and dimensions beyond the rank
 class Group:
     """Heads that are read together, with tokens whose values are zero in all of them where there is a plan for it."""
 
-    heads: NDArray[np.intp]
+    heads: Indices
     plan: "UnseenPlan | None" = None
 
 
@@ -34,7 +34,7 @@ class UnseenPlan:
     parts: int  # sequences of a round
 
     @classmethod
-    def of(cls, ranks: NDArray[np.intp], dim: int, settings: SubspaceSettings) -> "UnseenPlan | None":
+    def of(cls, ranks: Indices, dim: int, settings: SubspaceSettings) -> "UnseenPlan | None":
         """Return the plan for heads of these ranks; None where too few tokens are unseen, or a head sees one token."""
         space, widest, least = int(ranks.sum()), int(ranks.max()), int(ranks.min())
         queries = sketch_tokens(widest, dim, settings)
@@ -62,7 +62,7 @@ def plan_groups(oracle: Oracle, heads: Projections, dim: int, settings: Subspace
     if heads.readers is None:
         return [Group(order)]
 
-    def cost(group: NDArray[np.intp]) -> tuple[float, Group]:
+    def cost(group: Indices) -> tuple[float, Group]:
         ranks = heads.ranks[group]
         ways = [(_shown_sequences(ranks, dim, settings), Group(group))]
         plan = UnseenPlan.of(ranks, dim, settings)
@@ -80,7 +80,7 @@ def plan_groups(oracle: Oracle, heads: Projections, dim: int, settings: Subspace
     return best[-1][1]
 
 
-def _shown_sequences(ranks: NDArray[np.intp], dim: int, settings: SubspaceSettings) -> float:
+def _shown_sequences(ranks: Indices, dim: int, settings: SubspaceSettings) -> float:
     """Return how many sequences are asked where all tokens have values."""
     least, widest = int(ranks[ranks > 0].min(initial=dim)), int(ranks.max())
     wanted = sketch_tokens(widest, dim, settings)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.sigmoid_network import EPS
 from manyheads.recovery.queries.subspaces.output_spaces import Projections
@@ -14,13 +14,9 @@ from manyheads.recovery.queries.subspaces.row_plan import split_tokens
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.refusals import FitError
 
-Array = NDArray[np.float64]
-
 FARTHEST = 6.0  # largest logit of the pilot: trained layers have directions of their own, far beyond the quantile
-
+# Error of a logit, at most, in units of the error of what the heads read: weights near 1/100 and below divide it
 AGREEMENT = 1e4
-"""Error of a logit, at most, in units of the error of what the heads read: weights near 1/100 and below divide it."""
-
 ROUGHEST = 0.05  # disagreement of logits of order one that no noise excuses
 
 
@@ -29,7 +25,7 @@ class Attentions(NamedTuple):
 
     theta: Array
     key_bias: Array
-    ranks: NDArray[np.intp]
+    ranks: Indices
     noise: float
     scale: float
     smallest: float
@@ -75,7 +71,7 @@ class RowReader:
                 self.fresh -= 1
         self.smallest = 1.0
 
-    def find_scale(self, rng: np.random.Generator) -> float:
+    def find_scale(self, rng: Generator) -> float:
         """Return the scale of tokens at which the logits of a pilot are moderate."""
         dim, length = len(self.bias), self.sketched + self.fresh
         pilot = rng.standard_normal((4, length + 1, dim))
@@ -142,15 +138,13 @@ class RowReader:
         last = 1 - weights.sum(-1, keepdims=True)
         self._check(weights, last)
         weights, last = np.maximum(weights, SMALLEST), np.maximum(last, SMALLEST)
-        found: Array = np.log(weights / row.copies) - np.log(last / row.zeros)
-        return found
+        return np.log(weights / row.copies) - np.log(last / row.zeros)
 
     def centred_logits(self, weights: Array, row: Rows) -> Array:
         """Logarithms of the weights (m, n, tokens), relative to the copies and less their mean over the tokens."""
         self._check(weights)
         logits = np.log(np.maximum(weights, SMALLEST) / row.copies)
-        found: Array = logits - logits.mean(-1, keepdims=True)
-        return found
+        return logits - logits.mean(-1, keepdims=True)
 
     def _check(self, *weights: Array) -> None:
         self.smallest = min(self.smallest, *(float(part.min()) for part in weights))

@@ -36,8 +36,8 @@ import contextlib
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.subspaces.head_values import rank_by_gap
 from manyheads.recovery.queries.subspaces.output_spaces import Projections
@@ -48,21 +48,13 @@ from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.queries.subspaces.unseen_tokens import read_with_unseen_tokens
 from manyheads.recovery.refusals import FitError
 
-Array = NDArray[np.float64]
-
 SHORTEST = {True: 5, False: 3}  # tokens of the shortest sequence whose rows show both sketches, by causality
 HIDDEN = 1e-5  # weights below this are lost in the errors of the others: shorter tokens have larger ones
 SHORTER = 2  # how often tokens are halved because weights were hidden
 
 
 def read_rows(
-    oracle: Oracle,
-    bias: Array,
-    heads: Projections,
-    rng: np.random.Generator,
-    settings: SubspaceSettings,
-    *,
-    noise: float = 0.0,
+    oracle: Oracle, bias: Array, heads: Projections, rng: Generator, settings: SubspaceSettings, *, noise: float = 0.0
 ) -> Attentions:
     """Read Theta and beta of all heads; heads whose logits are noise have Theta = 0 and beta as measured.
 
@@ -89,7 +81,7 @@ def read_rows(
 
 def _read_group(
     reader: RowReader | PairReader,
-    rng: np.random.Generator,
+    rng: Generator,
     settings: SubspaceSettings,
     noise: float,
     plan: UnseenPlan | None = None,
@@ -111,7 +103,7 @@ def _read_group(
 
 
 def _read_at(
-    scale: float, reader: RowReader | PairReader, rng: np.random.Generator, settings: SubspaceSettings, noise: float
+    scale: float, reader: RowReader | PairReader, rng: Generator, settings: SubspaceSettings, noise: float
 ) -> Attentions:
     """Ask tokens of one norm, until the sketch is wide enough for every head."""
     heads, dim = reader.heads, len(reader.bias)
@@ -145,7 +137,7 @@ def _read_at(
 
 
 def _choose_reader(
-    oracle: Oracle, bias: Array, heads: Projections, chosen: NDArray[np.intp], settings: SubspaceSettings
+    oracle: Oracle, bias: Array, heads: Projections, chosen: Indices, settings: SubspaceSettings
 ) -> RowReader | PairReader:
     """Return the reader of rows, or that of pairs where rows do not show two weights of every head, or are short."""
     count, dim = len(heads.projection), len(bias)

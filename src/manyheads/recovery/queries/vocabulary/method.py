@@ -21,10 +21,11 @@ import numpy as np
 from scipy.linalg import qr
 
 from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.rotary.forms import extend
-from manyheads.recovery.queries.sigmoid_network import EPS, EXACT, Array
+from manyheads.recovery.queries.sigmoid_network import EPS, EXACT
 from manyheads.recovery.queries.sphere.rows import SphereRows, read_pairs_of, solve_forms
 from manyheads.recovery.queries.subspaces.head_values import Stacks, find_ranks
 from manyheads.recovery.queries.subspaces.output_spaces import Projections, single_projection, split_projections
@@ -51,7 +52,7 @@ class VocabularySettings:
 
 
 def extract_from_vocabulary(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: VocabularySettings | None = None
+    oracle: Oracle, noise: float, rng: Generator, settings: VocabularySettings | None = None
 ) -> Extracted:
     """Extract a layer from sequences of the tokens of `oracle.limits.vocabulary`."""
     settings, noise = settings or VocabularySettings(), max(noise, EPS)
@@ -80,9 +81,7 @@ def extract_from_vocabulary(
     )
 
 
-def _read_sums(
-    oracle: Oracle, table: Array, noise: float, rng: np.random.Generator, figures: dict[str, float]
-) -> tuple[Sums, np.ndarray]:
+def _read_sums(oracle: Oracle, table: Array, noise: float, rng: Generator, figures: Figures) -> tuple[Sums, np.ndarray]:
     """Read W_S and c from tokens that span best; return them too."""
     dim = table.shape[1]
     order = qr(extend(table / np.sqrt(np.mean(table**2))).T, pivoting=True, mode="r")[1]
@@ -106,7 +105,7 @@ def _read_sums(
     return sums, spanning
 
 
-def _read_stacks(pairs: TablePairs, hubs: Hubs, rng: np.random.Generator, settings: VocabularySettings) -> Stacks:
+def _read_stacks(pairs: TablePairs, hubs: Hubs, rng: Generator, settings: VocabularySettings) -> Stacks:
     """Read triangles with the hubs until the output spaces are exhausted."""
     table, count = pairs.table, len(hubs.heads.values)
     dim = table.shape[1]
@@ -159,9 +158,9 @@ def _read_forms(
     table: Array,
     spanning: np.ndarray,
     noise: float,
-    rng: np.random.Generator,
+    rng: Generator,
     settings: VocabularySettings,
-    figures: dict[str, float],
+    figures: Figures,
 ) -> tuple[Array, Array]:
     """Read all logits of the spanning tokens with a few others, more of them where a rank asks for it."""
     dim, most = table.shape[1], max(int(heads.ranks.max()), 1)
@@ -185,13 +184,7 @@ def _read_forms(
 
 
 def _choose_base(
-    oracle: Oracle,
-    sums: Sums,
-    heads: Projections,
-    table: Array,
-    size: int,
-    rng: np.random.Generator,
-    figures: dict[str, float],
+    oracle: Oracle, sums: Sums, heads: Projections, table: Array, size: int, rng: Generator, figures: Figures
 ) -> tuple[SphereRows, Array]:
     """Return the rows of the base token whose pilots have the largest of all smallest weights, and the other tokens."""
     best: tuple[float, SphereRows, int] | None = None

@@ -7,6 +7,7 @@ No sum of two tokens is one, so that answers to one token are compared with a li
 import numpy as np
 
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Generator
 from manyheads.recovery.oracle.noise_estimate import LARGEST, PLAIN, ROUNDING, OracleNoise, root_mean_square
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.refusals import LimitError, NotALayer
@@ -35,7 +36,7 @@ def check_vocabulary(table: np.ndarray, dim: int) -> None:
         )
 
 
-def vocabulary_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool = False) -> OracleNoise:
+def vocabulary_noise(oracle: Oracle, rng: Generator, *, stochastic: bool = False) -> OracleNoise:
     """Measure the noise of an oracle on sequences of three tokens of its vocabulary."""
     table = oracle.limits.vocabulary
     assert table is not None

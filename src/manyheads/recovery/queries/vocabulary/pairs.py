@@ -24,9 +24,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.sigmoid_network import EPS, TINY, Array, NetDesign, fit_nets, net_amplification
+from manyheads.recovery.queries.sigmoid_network import EPS, TINY, NetDesign, fit_nets, net_amplification
 from manyheads.recovery.refusals import FitError
 
 COPIES = 24  # copies of either token, if the longest sequence has room: the more, the wider the range of shifts
@@ -190,7 +191,7 @@ class Hubs(NamedTuple):
     heads: PairHeads
 
 
-def find_hubs(pairs: TablePairs, rng: np.random.Generator) -> Hubs:
+def find_hubs(pairs: TablePairs, rng: Generator) -> Hubs:
     """Find the pair that shows the most heads with the least error, among a few."""
     best: Hubs | None = None
     same = 0
