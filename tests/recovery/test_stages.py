@@ -224,7 +224,7 @@ def test_both_refinements_improve_on_the_crude_sum(rng):
 
 def test_too_few_rows_are_a_shortage(rng):
     layer, x = planted_layer(rng, 8, 2), sequences(rng, 40, 2, 8)
-    with pytest.raises(CertificateShortage, match="rows of 80"):
+    with pytest.raises(CertificateShortage, match="of 80 rows"):
         find_hull(open_shards((x, evaluate_layer(layer, x))), layer.projection.sum(0), 2, HullSettings())
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.random import Generator as Generator
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating]
 Indices = NDArray[np.intp]
 Figures = dict[str, float]  # of a stage
 Ask = Callable[..., Array]  # ask(x, read="last"): an oracle

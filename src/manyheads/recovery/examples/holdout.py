@@ -20,7 +20,7 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery.examples.student import free_numbers
 from manyheads.recovery.fit.variable_projection import Examples, stack_theta
 from manyheads.recovery.layers.evaluation import relative_error, sequence_errors
-from manyheads.recovery.result.certificates import Certificate, exceeding_share
+from manyheads.recovery.result.certificates import Certificate
 
 EXACT = 1e-10  # relative squared error of labels without noise: float32 labels leave some 1e-14
 LARGEST = 1e-6  # relative squared error of any sequence behind the certificate, where labels are exact
@@ -50,16 +50,9 @@ def certify_examples(layer: AttentionLayer, unseen: Examples, confidence: float,
     size = unseen.power / (len(unseen) * each)
     relative = sequence_errors(layer, unseen) / each / size
     labels = "their labels as given" if wanted <= EXACT else "their labels as given, noise in them counted as error"
-    return Certificate(
-        largest_error=float(relative.max()),
-        median_error=float(np.median(relative)),
-        exceeding=exceeding_share(len(unseen), confidence),
-        confidence=confidence,
-        sequences=len(unseen),
-        tolerance=LARGEST if wanted <= EXACT else len(unseen) * wanted,
-        variance=size,
-        distribution=f"sequences drawn independently as the examples were, {labels}",
-    )
+    tolerance = LARGEST if wanted <= EXACT else len(unseen) * wanted
+    drawn = f"sequences drawn independently as the examples were, {labels}"
+    return Certificate.of(relative, size, tolerance, drawn, confidence)
 
 
 def drift_of_errors(layer: AttentionLayer, held_out: Examples, unseen: Examples) -> float:

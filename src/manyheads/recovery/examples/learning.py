@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from manyheads._arrays import takes_arrays
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError, check_integer
 from manyheads.recovery._types import Generator
@@ -87,10 +88,10 @@ class LearningOptions:
     bias: bool = False
     causal: bool = False
     noise: float | Literal["estimate"] = 0.0
-    tolerance: float | None = None
-    most_heads: int = 12
-    held_out: float = 0.1
-    confidence: float = 1 - 1e-4
+    tolerance: float | None = constrained(None, Constraint(above=0))
+    most_heads: int = constrained(12, Constraint(least=1))
+    held_out: float = constrained(0.1, Constraint(above=0, most=0.4))
+    confidence: float = constrained(1 - 1e-4, Constraint(above=0, below=1))
     student: StudentSettings = field(default_factory=StudentSettings)
     stages: StageSettings | Literal["published"] | None = None
     executor: Executor | None = None
@@ -98,11 +99,7 @@ class LearningOptions:
     def __post_init__(self) -> None:
         if self.noise != "estimate" and not (isinstance(self.noise, float | int) and 0 <= self.noise < np.inf):
             raise UsageError(f"noise={self.noise!r}: a standard deviation, 0 for none, or 'estimate'")
-        if self.tolerance is not None and not self.tolerance > 0:
-            raise UsageError(f"tolerance={self.tolerance}: a positive relative squared error, or None")
-        if not 0 < self.held_out <= 0.4 or not 0 < self.confidence < 1:
-            raise UsageError(f"held_out={self.held_out}, confidence={self.confidence}: in (0, 0.4] and (0, 1)")
-        check_integer("most_heads", self.most_heads)
+        check_fields(self)
         if isinstance(self.stages, str) and self.stages != "published":
             raise UsageError(f"stages={self.stages!r}: give StageSettings, 'published', or None")
 
@@ -258,11 +255,10 @@ def _check_unseen(
         measured, what = relative_error(result.layer, unseen), "is larger than the tolerance"
     if measured > threshold:
         raise NoFit(
-            f"the mean error on {len(unseen)} sequences that nothing has seen {what}: give more examples, or a larger "
-            "share of them in held_out",
-            measured=measured,
-            threshold=threshold,
-            result=result,
+            f"the mean error on {len(unseen)} sequences that nothing has seen {what}: give more examples, or held_out",
+            measured,
+            threshold,
+            result,
         )
 
 
@@ -273,19 +269,15 @@ def _refuse(counts: range, best: Fit, wanted: float, held_out: Examples, result:
         f"no layer with {number} head{'s' if counts[-1] > 1 else ''} explains the held-out examples; the best has "
         f"{best.heads}. Check key_bias, bias and causal; give more heads, examples or restarts; if labels are noisy, "
         f"say noise= (up to {size * best.held_out_error**0.5:.2g} would explain this) or noise='estimate'",
-        measured=best.held_out_error,
-        threshold=wanted,
+        best.held_out_error,
+        wanted,
         result=result,
     )
 
 
 def _stage(fit: Fit) -> Stage:
     figures = {
-        "train_error": fit.train_error,
-        "held_out_error": fit.held_out_error,
-        "restarts": fit.restarts,
-        "evaluations": fit.evaluations,
-        "products": fit.products,
+        name: getattr(fit, name) for name in ("train_error", "held_out_error", "restarts", "evaluations", "products")
     }
     return Stage(f"{fit.heads} head{'s' if fit.heads > 1 else ''}", figures, fit.seconds)
 
@@ -368,10 +360,9 @@ def _in_six_stages(shards: tuple[Any, ...], heads: int | None, options: Learning
     measured = relative_error(found.layer, unseen)
     if measured > max(wanted, EXACT) or not certificate.accepted:
         raise NoFit(
-            f"the error on {count} sequences that nothing has seen is larger than on those that chose the number of "
-            "heads: give more examples",
-            measured=measured,
-            threshold=wanted,
-            result=result,
+            f"the error on {count} sequences that nothing has seen is too large: give more examples",
+            measured,
+            wanted,
+            result,
         )
     return result

@@ -110,8 +110,8 @@ def learn_in_six_stages(
         raise NoFit(
             f"the equations of stage {run.log.stages[-1].name if run.log.stages else 1!r}, or of the next one, have no "
             f"solution ({error}): give more examples, or use method='student'",
-            measured=np.nan,
-            threshold=np.nan,
+            np.nan,
+            np.nan,
         ) from error
 
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.optimize import minimize
 
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.attention import AttentionLayer
-from manyheads.errors import UsageError, check_integers
 from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.fit.gauss_newton import GaussNewtonFit, GaussNewtonSettings, descend
 from manyheads.recovery.fit.variable_projection import Examples, Tangent, stack_theta
@@ -33,20 +33,20 @@ NEAR = 1e-3  # what the search leaves to the refinement
 class StudentSettings:
     """Budget of the student."""
 
-    restarts: int = 6  # random starts, at most, for a number of heads
-    evaluations: int = 600  # of the loss and its gradient in the search from one start, at most
-    patience: int = 40  # a search ends when this many iterations together lowered the loss by less than 2%
-    labels: float = 6.0  # labels for each free number (2 d^2 a head) that the search sees, where there are as many
-    memory: int = 30  # pairs that L-BFGS remembers
+    restarts: int = constrained(6, Constraint(least=1))  # random starts, at most, for a number of heads
+    evaluations: int = constrained(
+        600, Constraint(least=1)
+    )  # of the loss and its gradient in the search from one start, at most
+    # A search ends when this many iterations together lowered the loss by less than 2%
+    patience: int = constrained(40, Constraint(least=1))
+    # Labels for each free number (2 d^2 a head) that the search sees, where there are as many
+    labels: float = constrained(6.0, Constraint(least=ENOUGH))
+    memory: int = constrained(30, Constraint(least=1))  # pairs that L-BFGS remembers
     reach: float = np.inf  # a search that ended above this multiple of what it should reach is not refined
-    refinement: GaussNewtonSettings = field(
-        default_factory=GaussNewtonSettings
-    )  # when the Gauss-Newton refinement stops
+    refinement: GaussNewtonSettings = field(default_factory=GaussNewtonSettings)
 
     def __post_init__(self) -> None:
-        check_integers(self, "restarts", "evaluations", "patience", "memory")
-        if not self.labels >= ENOUGH:
-            raise UsageError(f"labels={self.labels}: give {ENOUGH:g} or more for each free number")
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -143,20 +143,9 @@ def search(
         if stalled or losses[-1] <= until:
             raise StopIteration
 
-    done = minimize(
-        evaluate,
-        start.ravel(),
-        jac=True,
-        method="L-BFGS-B",
-        callback=after,
-        options={
-            "maxiter": settings.evaluations,
-            "maxfun": settings.evaluations,
-            "maxcor": settings.memory,
-            "ftol": 1e-15,
-            "gtol": 1e-15,
-        },
-    )
+    limits = {"maxiter": settings.evaluations, "maxfun": settings.evaluations, "maxcor": settings.memory}
+    options = limits | {"ftol": 1e-15, "gtol": 1e-15}
+    done = minimize(evaluate, start.ravel(), jac=True, method="L-BFGS-B", callback=after, options=options)
     return best[0], int(done.nfev)
 
 

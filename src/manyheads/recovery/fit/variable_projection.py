@@ -198,10 +198,8 @@ class Tangent:
     def whiten(self, gradient: Array) -> Array:
         """Apply the inverse of the metric to a gradient, of theta's shape."""
         rows = self.examples.queries.shape[0]
-        solved = [
-            scipy.linalg.cho_solve(side, scipy.linalg.cho_solve(self.examples.token_gram, part).T).T
-            for side, part in zip(self._curvatures, gradient, strict=True)
-        ]
+        outer, sides = self.examples.token_gram, zip(self._curvatures, gradient, strict=True)
+        solved = [scipy.linalg.cho_solve(side, scipy.linalg.cho_solve(outer, part).T).T for side, part in sides]
         return rows * np.stack(solved)
 
     @cached_property

@@ -48,8 +48,7 @@ def match_heads(truth: AttentionLayer, found: AttentionLayer) -> Indices:
     """
     if truth.theta.shape != found.theta.shape:
         raise ShapeError(
-            f"layers with theta of shapes {truth.theta.shape} and {found.theta.shape}: heads can be matched when "
-            "dimension and number of heads agree; compare the functions with function_error"
+            f"theta {truth.theta.shape} and {found.theta.shape}: heads do not match; compare with function_error"
         )
     cost = _distances(truth.theta, found.theta) + 1e-9 * np.minimum(_distances(truth.projection, found.projection), 1.0)
     return linear_sum_assignment(cost)[1]

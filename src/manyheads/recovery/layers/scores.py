@@ -117,11 +117,8 @@ class ScoreLayer(RotaryLayer):
         """Return the layer that gives for x what this one gives for factor * x."""
         scaled = super().of_scaled_tokens(factor)
         sizes = np.append(np.full(self.dim, factor), 1.0)
-        norms = {
-            name: sizes[:, None] * form * sizes
-            for name in ("query_norm", "key_norm")
-            if (form := getattr(self, name)) is not None
-        }
+        given = {name: getattr(self, name) for name in ("query_norm", "key_norm")}
+        norms = {name: sizes[:, None] * form * sizes for name, form in given.items() if form is not None}
         return replace(scaled, **norms)  # type: ignore[return-value]
 
     def parts(self) -> list[str]:

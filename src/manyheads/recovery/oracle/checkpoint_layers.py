@@ -98,18 +98,9 @@ def _widened(weights: AttentionWeights) -> MultiHeadAttention:
     def wide(array: np.ndarray | None) -> np.ndarray | None:
         return None if array is None else np.asarray(array, np.float64)
 
-    return MultiHeadAttention(
-        query=np.asarray(weights.query, np.float64),
-        key=np.asarray(weights.key, np.float64),
-        value=np.asarray(weights.value, np.float64),
-        output=np.asarray(weights.output, np.float64),
-        query_bias=wide(weights.query_bias),
-        key_bias=wide(weights.key_bias),
-        value_bias=wide(weights.value_bias),
-        bias=wide(weights.output_bias),
-        scale=weights.scale,
-        causal=weights.config.causal,
-    )
+    names = ("query", "key", "value", "output", "query_bias", "key_bias", "value_bias")
+    arrays = {name: wide(getattr(weights, name)) for name in names} | {"bias": wide(weights.output_bias)}
+    return MultiHeadAttention(**arrays, scale=weights.scale, causal=weights.config.causal)
 
 
 def _norm(checkpoint: Checkpoint, parameters: ParameterMap, layer: int, dim: int) -> tuple[np.ndarray, np.ndarray]:

@@ -99,8 +99,7 @@ def checkpoint_oracle(
     block = through == "block"
     if block and norm is None:
         raise NotExtractable(
-            f"layer {layer} of {about} has no norm in front of its attention under a name that is known here. Ask with "
-            "through='attention'"
+            f"layer {layer} of {about} has no norm in front of its attention: ask with through='attention'"
         )
     asked = module, norm if block else None, positions
     return LayerOracle(
@@ -151,10 +150,7 @@ def _configuration(module: Any) -> ModelConfig:
     """Return the configuration of a model of transformers, or of a part of one."""
     raw = next((part.config for part in module.modules() if hasattr(getattr(part, "config", None), "to_dict")), None)
     if raw is None:
-        raise UsageError(
-            f"{type(module).__name__} has no configuration of transformers: give its attention sub-module, and what is "
-            "known of it by ExtractionOptions"
-        )
+        raise UsageError(f"{type(module).__name__} has no configuration of transformers: give its attention sub-module")
     said: Mapping[str, Any] = raw.to_dict()
     return read_config(said, type(module).__name__)
 
@@ -183,8 +179,7 @@ def refuse_what_queries_cannot_tell(config: ModelConfig, facts: AttentionConfig,
     name = f"layer {layer} of a {config.family.model_type} model"
     if facts.rotary is not None and facts.rotary.scaling.get("rope_type") in ("dynamic", "longrope"):
         raise NotExtractable(
-            f"{name} turns its queries by angles that change with the length of the sequence "
-            f"({facts.rotary.scaling['rope_type']}), so that logits are no function of the offset"
+            f"{name} turns queries by angles that change with the length ({facts.rotary.scaling['rope_type']})"
         )
     if through == "attention":
         return

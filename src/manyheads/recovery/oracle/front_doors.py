@@ -12,7 +12,7 @@ from manyheads._extras import require
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
 from manyheads.models.torch.extractable_attention import WIDE, widen
-from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery.layers.evaluation import apply_layer
 from manyheads.recovery.layers.files import is_layer_file, load_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.layers.scores import ScoreLayer
@@ -26,29 +26,10 @@ STATED = ("causal", "residual", "normalized", "rotary", "scores", "mlp", "dtype"
 def open_oracle(
     given: Any, dim: int | None = None, layer: int | None = None, dtype: str = "float64", through: Through = "attention"
 ) -> LayerOracle:
-    """Return what is asked as a function of sequences with its properties.
+    """Return what is asked, `given` as in `extract_layer`, as a function of sequences with its properties.
 
-    Parameters
-    ----------
-    given
-        A function (n, k, d) -> (n, k, d), whose attributes `dim`, `causal`, `residual`, `normalized`, `rotary`,
-        `scores`, `mlp` and `dtype` are read where it has them; a module of PyTorch, or one of transformers; a model of
-        transformers or a checkpoint folder, with `layer`; the file of a saved layer.
-    dim
-        Token dimension, where `given` does not say it.
-    layer
-        Number of a layer of a model, from 0.
-    dtype
-        In which modules compute; "float32" does not widen their weights.
-    through
-        What of a layer of a model is asked, as of `checkpoint_oracle`.
-
-    Raises
-    ------
-    UsageError
-        No function and none of the others; a layer where there are none, or a missing one; no dimension.
-    NotExtractable, CheckpointRefused
-        As of `checkpoint_oracle`.
+    The attributes `STATED` of a function are read where it has them. Modules compute in `dtype`; "float32" does not
+    widen their weights.
     """
     if isinstance(given, str | os.PathLike):
         found = _of_path(Path(given), layer, dtype, through)
@@ -64,19 +45,15 @@ def open_oracle(
             raise UsageError(f"layer = {layer}: of models only; a function is one layer, leave it out")
         found = _of_function(given, dim)
     if through != "attention" and layer is None:
-        raise UsageError(
-            f"through = {through!r}: of a layer of a model or a checkpoint folder. Of a function, ExtractionOptions "
-            "says what it is: residual, normalized, mlp"
-        )
+        raise UsageError(f"through = {through!r}: of a layer of a model. Of a function, ExtractionOptions says so")
     if dim is not None and dim != found.dim:
         raise UsageError(f"dim = {dim}, and {found.about} takes tokens of dimension {found.dim}: leave dim out")
     return found
 
 
 def _named(given: Any) -> str:
-    return (
-        f"the class {given.__name__}, not an object of it" if isinstance(given, type) else f"a {type(given).__name__}"
-    )
+    kind = type(given)
+    return f"the class {given.__name__}, not an object of it" if kind is type else f"a {kind.__name__}"
 
 
 def _of_function(given: Callable[[Any], Any], dim: int | None) -> LayerOracle:
@@ -115,8 +92,7 @@ def _of_layer(layer: AttentionLayer | RotaryLayer, about: str) -> LayerOracle:
         return LayerOracle(
             layer, layer.dim, causal=layer.causal, rotary=True, scores=isinstance(layer, ScoreLayer), about=about
         )
-    plain = layer
-    return LayerOracle(lambda x: evaluate_layer(plain, x), plain.dim, causal=bool(plain.causal), about=about)
+    return LayerOracle(lambda x: apply_layer(layer, x), layer.dim, causal=bool(layer.causal), about=about)
 
 
 def is_module(given: Any) -> bool:

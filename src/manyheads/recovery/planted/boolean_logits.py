@@ -73,8 +73,7 @@ def measure_gap(weights: Array, width: float) -> NormalGap:
     left = float(np.abs(excess[times > LAST / 2] * times[times > LAST / 2]).max())
     if left > 0.01:
         raise UsageError(
-            f"the characteristic function is {left:.2g} beyond t = {LAST / 2:g}, expected at most 0.01: the weights "
-            f"are near a lattice; give at most {ENUMERATED} of them"
+            f"characteristic function {left:.2g} at t > {LAST / 2:g}, near a lattice: give {ENUMERATED} weights at most"
         )
     gap = STEP / math.pi * np.sin(np.append(PLACES, width)[:, None] * times) @ excess  # F - Phi, odd in its argument
     inside = 2 * float(ndtr(width)) - 1

@@ -104,14 +104,11 @@ def parity_system(heads: int, slopes: ArrayLike | None = None) -> ParitySystem:
     u = np.arange(2, 2 * heads + 1, 2)
     system = np.tanh(np.outer(u, chosen) / 2)  # (u, m)
     condition = float(np.linalg.cond(system))
-    if not condition <= WORST_CONDITION:
-        raise IllConditioned(
-            f"{heads} slopes give projections that cancel: use fewer heads (at most six) or slopes further apart",
-            measured=condition,
-            threshold=WORST_CONDITION,
-        )
+    IllConditioned.if_above(
+        condition, WORST_CONDITION, f"{heads} slopes give projections that cancel: use fewer heads, or slopes apart"
+    )
     wanted = (-1.0) ** ((2 * heads - u) // 2) * u / heads
-    return ParitySystem(chosen, np.asarray(np.linalg.solve(system, wanted), np.float64), condition)
+    return ParitySystem(chosen, np.linalg.solve(system, wanted), condition)
 
 
 @takes_arrays

@@ -10,6 +10,7 @@ import numpy as np
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
 from manyheads.recovery._types import Array
+from manyheads.recovery.layers.evaluation import dense_weights
 
 Weaken: TypeAlias = Callable[[Array, Array, float], tuple[Array, Array]]
 
@@ -40,13 +41,12 @@ def weakened_layer(layer: AttentionLayer, name: str, strength: float) -> Attenti
         raise UsageError(f"name={name!r}: expected one of {', '.join(WEAKENINGS)}")
     if layer.heads != 2 or not 0 <= strength <= 1:
         raise UsageError(f"{layer.heads} heads, strength={strength}: give two heads, and a strength from 0 to 1")
-    theta, projection = (np.asarray(one, np.float64) for one in (layer.theta, layer.projection))
-    return AttentionLayer(*WEAKENINGS[name].change(theta, projection, strength))
+    return AttentionLayer(*WEAKENINGS[name].change(*dense_weights(layer)[:2], strength))
 
 
 def _rescaled(theta: Array, like: Array) -> Array:
     norms = [np.linalg.norm(one, axis=(1, 2), keepdims=True) for one in (theta, like)]
-    return np.asarray(theta * (norms[1] / norms[0]))
+    return theta * (norms[1] / norms[0])
 
 
 def _coherence(theta: Array, projection: Array, strength: float) -> tuple[Array, Array]:

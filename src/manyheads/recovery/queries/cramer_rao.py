@@ -19,7 +19,7 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Array
 from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.description import RANK_TOLERANCE
-from manyheads.recovery.layers.evaluation import softmax
+from manyheads.recovery.layers.evaluation import dense_weights, softmax
 from manyheads.recovery.queries.rotary.tangent import SEEN, RotaryTangent, RotaryWeights
 
 ENTRIES = 1 << 23  # of a part of a Jacobian
@@ -44,8 +44,7 @@ class Factors:
     @classmethod
     def of(cls, layer: AttentionLayer, tolerance: float = RANK_TOLERANCE) -> "Factors":
         """Factor merged weights; a singular value counts above the share `tolerance` of a head's largest one."""
-        theta, projection = np.asarray(layer.theta, np.float64), np.asarray(layer.projection, np.float64)
-        beta = np.zeros(theta.shape[:2]) if layer.key_bias is None else np.asarray(layer.key_bias, np.float64)
+        theta, projection, beta, _ = dense_weights(layer)
         logits = np.concatenate([theta, beta[:, None]], axis=1)
         keys, key_group = _distinct_spaces([one.T for one in logits], tolerance)
         values, value_group = _distinct_spaces(list(projection), tolerance)

@@ -25,7 +25,8 @@ from manyheads.recovery.queries.block.method import Block, open_block
 from manyheads.recovery.queries.options import CERTIFICATES, ExtractionOptions
 from manyheads.recovery.queries.vocabulary.noise import vocabulary_noise
 from manyheads.recovery.refusals import RankBudgetError, RecoveryRefused, VerificationError
-from manyheads.recovery.result.certificates import OBSERVED, Certificate, Draw, ShortSequences, certify, oracle_errors
+from manyheads.recovery.result.certificates import OBSERVED, Certificate, certify, oracle_errors
+from manyheads.recovery.result.distributions import Draw, ShortSequences
 from manyheads.recovery.result.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
 from manyheads.recovery.result.results import Extracted, Recovery
 
@@ -269,18 +270,12 @@ class _Extraction:
             unit = f"{certificate.distribution}; relative to what other tokens change in the answers"
             certificate = dataclasses.replace(certificate, distribution=unit)
         accuracies = self._accuracies(found, certificate)
+        counts, notes = dict(self.oracle.counts), note_unresolved(accuracies)
         recovery = Recovery(
-            layer=found.layer,
-            certificate=certificate,
-            stages=found.stages,
-            method=attempt.method,
-            reason=attempt.reason,
-            counts=dict(self.oracle.counts),
-            noise=self.measured,
-            tried=tuple(self.tried),
-            extracted=found,
-            notes=note_unresolved(accuracies),
-            head_accuracy=accuracies,
+            found.layer, certificate, found.stages, attempt.method, attempt.reason, counts, self.measured
+        )
+        recovery = dataclasses.replace(
+            recovery, tried=tuple(self.tried), extracted=found, notes=notes, head_accuracy=accuracies
         )
         if not certificate.accepted:
             self.tried.append(f"rejected: relative squared error {certificate.largest_error:.2g} on fresh sequences")

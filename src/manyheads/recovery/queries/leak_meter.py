@@ -146,16 +146,9 @@ def measure_leak(found: "Recovery", target: float, limits: ServerLimits | None =
         cost, norm = min((query_cost(own, one * sphere, wide), one) for one in norms)
     meter = LeakMeter(each, target, cost, not unmeasured)
     verified = found.counts["verification"].calls if "verification" in found.counts else 0
-    return {
-        "target": target,
-        "asked": found.total.calls - verified,
-        "parameters": free,
-        "counting": each,
-        "length": length,
-        "norm": norm * root,
-        "unmeasured": unmeasured,
-        "defences": [asdict(one) for one in meter.defences()],
-    }
+    priced = {"target": target, "asked": found.total.calls - verified, "parameters": free, "counting": each}
+    priced |= {"length": length, "norm": norm * root, "unmeasured": unmeasured}
+    return priced | {"defences": [asdict(one) for one in meter.defences()]}
 
 
 def _explain_gap(layer: Any, free: int, norm: float, limits: ServerLimits, length: int) -> str:

@@ -20,10 +20,11 @@ from manyheads.recovery.queries.rotary.method import extract_rotary
 from manyheads.recovery.queries.rotary.normalized import extract_rotary_on_sphere
 from manyheads.recovery.queries.scores.method import extract_scores
 from manyheads.recovery.queries.scores.normalized import extract_scores_behind_norm
-from manyheads.recovery.queries.sphere.method import SphereSettings, extract_on_sphere
+from manyheads.recovery.queries.sphere.method import extract_on_sphere
+from manyheads.recovery.queries.sphere.rows import SketchSettings
 from manyheads.recovery.queries.subspaces.method import extract_by_subspaces
 from manyheads.recovery.queries.subspaces.settings import ProbeSettings, SubspaceSettings
-from manyheads.recovery.queries.vocabulary.method import VocabularySettings, extract_from_vocabulary
+from manyheads.recovery.queries.vocabulary.method import extract_from_vocabulary
 from manyheads.recovery.queries.vocabulary.noise import check_vocabulary
 from manyheads.recovery.refusals import FitError, LimitError, NotALayer, RecoveryRefused
 from manyheads.recovery.result.results import Extracted
@@ -45,9 +46,8 @@ class Attempt:
     method: str
     accurate: bool
     reason: str  # why this method
-    # "always"; "unverified": only where an earlier attempt found a layer that failed on fresh sequences; "ranks": only
-    # where an earlier one was refused because the output spaces of the heads are not disjoint; "refused": only where
-    # all earlier ones were refused
+    # "unverified": where an earlier one found a layer that failed on fresh sequences; "ranks": where one was refused
+    # because the output spaces of the heads are not disjoint; "refused": where all earlier ones were refused
     after: Literal["always", "unverified", "ranks", "refused"] = "always"
     noise: float = 0.0  # least noise that the method assumes
     guess: bool = False  # whether what it finds counts only if it is right
@@ -58,17 +58,15 @@ def settle(settings: OracleSettings, options: ExtractionOptions, measured: Oracl
     if options.causal not in (None, measured.causal):
         found, said = (("", "not "), ("not ", ""))[not measured.causal]
         raise NotALayer(
-            f"the function is {found}causal, and was said {said}to be: say causal={measured.causal}, or None",
-            measured=float(measured.causal),
-            threshold=float(not measured.causal),
+            f"the function is {found}causal, and was said {said}to be: say causal={measured.causal}, or None"
         )
     if measured.positional and not (options.rotary or options.scores):
         raise NotALayer(
             "exchanging two earlier tokens changes the last row: the function adds or turns by positions, or is more "
             "than one layer. If queries and keys are rotated, say rotary=True; if scores depend on positions "
             "otherwise, say scores=True; positions that are added to tokens are taken out by the caller",
-            measured=measured.order,
-            threshold=10 * measured.level,
+            measured.order,
+            10 * measured.level,
         )
     return dataclasses.replace(settings, causal=measured.causal, pad=settings.pad and measured.causal)
 
@@ -79,10 +77,7 @@ def check_limits(oracle: Oracle, options: ExtractionOptions) -> None:
     if limits.vocabulary is not None:
         check_vocabulary(limits.vocabulary, oracle.dim)
         if options.rotary or options.scores or options.normalized:
-            raise LimitError(
-                "a vocabulary with rotary positions or a norm in front: these methods ask tokens between its rows. "
-                "Give the function without them"
-            )
+            raise LimitError("a vocabulary with rotary positions or a norm in front: give the function without them")
     if oracle.longest < 3 <= limits.longest:
         raise LimitError(
             f"lengths from {limits.min_length} to {limits.max_length}: three tokens repeated as often have no length "
@@ -103,14 +98,8 @@ def check_limits(oracle: Oracle, options: ExtractionOptions) -> None:
 
 # Tokens of the longest sequence, and units sqrt(d) of the largest norm, that a method cannot do without
 ROOM: Mapping[str, tuple[int, float]] = MappingProxyType(
-    {
-        "sphere": (10, 2.0),
-        "rotary": (33, np.inf),
-        "rotary-sphere": (16, 2.0),
-        "scores": (33, 3.0),
-        "scores-sphere": (33, 2.0),
-        "vocabulary": (8, 0.0),
-    }
+    {"sphere": (10, 2.0), "rotary": (33, np.inf), "rotary-sphere": (16, 2.0)}
+    | {"scores": (33, 3.0), "scores-sphere": (33, 2.0), "vocabulary": (8, 0.0)}
 )
 
 
@@ -178,34 +167,28 @@ def _choose(level: float, measured: OracleNoise, options: ExtractionOptions) -> 
     return "bounded", f"the relative noise {level:.1g} is above {EXACT:g}"
 
 
-@dataclass(frozen=True)
-class Method:
-    """One extractor, and its settings for few calls and for many digits.
-
-    ``extract(oracle, noise, rng, settings)`` asks the oracle, whose answers have the relative error `noise`, and
-    returns the layer, not yet verified, with the figures of its stages; it raises `RecoveryRefused`.
-    """
-
-    extract: Callable[[Oracle, float, Generator, Any], Extracted]
-    settings: Any
-
-    def __call__(self, oracle: Oracle, noise: float, rng: Generator, accurate: bool) -> Extracted:
-        """Extract, with more calls for more digits where `accurate`."""
-        return self.extract(oracle, noise, rng, self.settings.accurate() if accurate else self.settings())
-
-
+# run(oracle, noise, rng, accurate) asks the oracle, whose answers have the relative error `noise`, and returns a layer
+# that is not yet verified, with the figures of its stages; it raises `RecoveryRefused`.
 Runner = Callable[[Oracle, float, Generator, bool], Extracted]
+
+
+def _runner(extract: Callable[[Oracle, float, Generator, Any], Extracted], sparing: Any, accurate: Any) -> Runner:
+    """Return an extractor with its settings for few calls and for many digits."""
+    return lambda oracle, noise, rng, many: extract(oracle, noise, rng, accurate if many else sparing)
+
+
+FORMS, ACCURATE = FormSettings(), FormSettings.accurate()
 METHODS: Mapping[str, Runner] = MappingProxyType(
     {
-        "subspaces": Method(extract_by_subspaces, SubspaceSettings),
-        "probes": Method(extract_by_subspaces, ProbeSettings),
-        "bounded": Method(extract_bounded, BoundedSettings),
-        "sphere": Method(extract_on_sphere, SphereSettings),
-        "rotary": Method(extract_rotary, FormSettings),
-        "scores": Method(extract_scores, FormSettings),
-        "scores-sphere": Method(extract_scores_behind_norm, FormSettings),
-        "vocabulary": Method(extract_from_vocabulary, VocabularySettings),
-        "rotary-sphere": Method(extract_rotary_on_sphere, FormSettings),
+        "subspaces": _runner(extract_by_subspaces, SubspaceSettings(), SubspaceSettings.accurate()),
+        "probes": _runner(extract_by_subspaces, ProbeSettings(), ProbeSettings(sketch=12.0)),
+        "bounded": _runner(extract_bounded, BoundedSettings(), BoundedSettings(oversampling=3.0, tries=24)),
+        "sphere": _runner(extract_on_sphere, SketchSettings(), SketchSettings(extra=10, share=0.4)),
+        "rotary": _runner(extract_rotary, FORMS, ACCURATE),
+        "scores": _runner(extract_scores, FORMS, ACCURATE),
+        "scores-sphere": _runner(extract_scores_behind_norm, FORMS, ACCURATE),
+        "vocabulary": _runner(extract_from_vocabulary, SketchSettings(), SketchSettings(extra=12, share=0.4)),
+        "rotary-sphere": _runner(extract_rotary_on_sphere, FORMS, ACCURATE),
     }
 )
 
@@ -218,28 +201,20 @@ def run_method(attempt: Attempt, oracle: Oracle, level: float, rng: Generator) -
             found = METHODS[attempt.method](oracle, max(level, attempt.noise), rng, attempt.accurate)
     except ManyheadsError:
         raise
-    except (np.linalg.LinAlgError, ArithmeticError) as error:
-        raise _not_finite(attempt, error) from error
-    except ValueError as error:
-        # SciPy says by ValueError, in several wordings, that it was handed NaN; anything else is a mistake of ours.
-        if not any(word in str(error).lower() for word in ("nan", "inf", "numeric")):
+    except (np.linalg.LinAlgError, ArithmeticError, ValueError) as error:
+        # SciPy says by ValueError, in several wordings, that it was handed NaN; any other is a mistake of ours.
+        words = ("nan", "inf", "numeric")
+        if type(error) is ValueError and not any(word in str(error).lower() for word in words):
             raise
         raise _not_finite(attempt, error) from error
-    if not all(np.isfinite(np.asarray(part)).all() for part in _parameters(found)):
+    # what a layer holds besides (forms of other offsets) shows in its predictions
+    parts = (getattr(found.layer, name, None) for name in ("theta", "projection", "key_bias", "bias"))
+    if not all(np.isfinite(np.asarray(part)).all() for part in parts if part is not None):
         raise _not_finite(attempt, "the layer found has weights that are not finite")
     return found
 
 
 def _not_finite(attempt: Attempt, error: Any) -> RecoveryRefused:
     return FitError(
-        f"the arithmetic of method {attempt.method!r} broke down ({error}): the answers fit no layer of this form, or "
-        "are too noisy",
-        measured=np.inf,
-        threshold=1.0,
+        f"the arithmetic of method {attempt.method!r} broke down ({error}): no such layer, or too noisy", np.inf, 1.0
     )
-
-
-def _parameters(found: Extracted) -> list[Any]:
-    """Return the arrays of a layer; what it holds besides (forms of other offsets) shows in its predictions."""
-    parts = (getattr(found.layer, name, None) for name in ("theta", "projection", "key_bias", "bias"))
-    return [part for part in parts if part is not None]

@@ -83,10 +83,9 @@ def refine_layer(
     else:
         plain = fit_gauss_newton(layer, fresh.x, fresh.y, settings=PLAIN)
         fitted, error = plain.layer, plain.error
-    before, after = (function_error(one, held) for one in (layer, fitted))
-    share = weights / fresh.x.size
+    before, after = (relative_error(one, held) for one in (layer, fitted))
+    share, kept = weights / fresh.x.size, after < before
     noise = error / (1 - share)
-    kept = after < before
     return Refined(fitted if kept else layer, before, after, noise, noise * share, kept)
 
 
@@ -114,8 +113,7 @@ def refine_turned(oracle: Oracle, layer: RotaryLayer, noise: float, rng: Generat
     with log.stage("refinement") as figures:
         refined = refine_layer(oracle, layer, rng, length=TURNED)
         figures |= {name: float(value) for name, value in refined._asdict().items() if name != "layer"}
-    found: RotaryLayer = refined.layer
-    return found
+    return refined.layer
 
 
 def fitted_weights(layer: AttentionLayer | RotaryLayer) -> int:
@@ -123,14 +121,6 @@ def fitted_weights(layer: AttentionLayer | RotaryLayer) -> int:
     if isinstance(layer, RotaryLayer):
         return RotaryWeights.of(layer).free(LENGTH)
     return _weights(layer.dim, layer.heads)
-
-
-def function_error(layer: AttentionLayer | RotaryLayer, examples: Examples) -> float:
-    """Return the squared error of a layer relative to the variance of the labels; infinite for NaN."""
-    if not isinstance(layer, RotaryLayer):
-        return relative_error(layer, examples)
-    error = float(np.sum((layer(examples.x) - examples.y) ** 2)) / examples.power
-    return error if np.isfinite(error) else np.inf
 
 
 def ask_fresh(oracle: Oracle, count: int, length: int, rng: Generator) -> tuple[Examples, Examples]:

@@ -38,10 +38,10 @@ def difference(
     ask: Ask, sequences: Callable[[float], Array], step: float, stencil: tuple[float, ...] = STENCIL
 ) -> Array:
     """Return the derivatives (n, k, d) of the answers to sequences(s) (n, k, d) at s = 0."""
-    parts = [
-        weight / step * (ask(sequences(shift * step), read="all") - ask(sequences(-shift * step), read="all"))
-        for shift, weight in enumerate(stencil, start=1)
+    sides = [
+        [ask(sequences(sign * place * step), read="all") for sign in (1, -1)] for place in range(1, len(stencil) + 1)
     ]
+    parts = [weight / step * (above - below) for weight, (above, below) in zip(stencil, sides, strict=True)]
     return np.asarray(sum(parts))
 
 
@@ -115,9 +115,9 @@ class RepeatedHeads:
                 return rows, ranks
             if count == most:
                 raise RankBudgetError(
-                    f"the output spaces of {heads} heads are not exhausted by {count} directions: heads of full rank",
-                    measured=float(max(ranks)),
-                    threshold=float(most),
+                    f"{count} directions do not exhaust the output spaces of {heads} heads of full rank",
+                    max(ranks),
+                    most,
                 )
             wanted *= 2
 
@@ -138,10 +138,7 @@ def find_repeated_heads(
             offsets *= 2
             if offsets > MOST:
                 raise RankBudgetError(
-                    f"the answers to a moved token have {found} dimensions, more heads than {MOST} offsets show: no "
-                    "layer with positions, or too many heads",
-                    measured=float(found),
-                    threshold=float(MOST - 2),
+                    f"moved tokens show {found} dimensions, for {MOST} offsets: too many heads", found, MOST - 2
                 )
         if found is None:
             continue
@@ -155,10 +152,7 @@ def find_repeated_heads(
             break
     if best is None:
         raise FitError(
-            "sequences of one repeated token show no heads: weights that do not depend on positions, or not on them "
-            "alone, or answers too noisy to be differentiated",
-            measured=rest,
-            threshold=ROUGH,
+            "repeated tokens show no heads: weights do not depend on positions alone, or noisy answers", rest, ROUGH
         )
     return best
 
@@ -173,8 +167,7 @@ def _at(token: RepeatedToken, offsets: int, cut: float, rng: Generator) -> Repea
     flat = table.reshape(-1, table.shape[2])
     spectrum, frame = np.linalg.svd(flat, full_matrices=False)[1:]
     heads = gap_rank(spectrum, cut)
-    if not heads:
-        raise FitError("moved tokens change no answer: no head reads the tokens", measured=0.0, threshold=1.0)
+    FitError.if_below(heads, 1, "moved tokens change no answer: no head reads the tokens")
     if heads > offsets - 2:
         return heads
     small = table @ frame[:heads].T  # (n, t, m)

@@ -146,7 +146,7 @@ def fit_nets(
         parts.append(fit.run(iterations, tolerance))
     nets = PairNets(*map(np.concatenate, zip(*parts, strict=True)))
     if not all(np.isfinite(part).all() for part in nets):
-        raise FitError("a fit of the pair net left the finite numbers", measured=np.inf, threshold=1.0)
+        raise FitError("a fit of the pair net left the finite numbers", np.inf, 1.0)
     return nets.one(0) if single else nets
 
 
@@ -191,7 +191,7 @@ class _Fit:
         """Values (b, m, D): the linear least-squares solution; heads with the same units share theirs."""
         basis, triangle = np.linalg.qr(self.design.units(slopes))
         inner = np.swapaxes(basis, 1, 2) @ self.answers[which]
-        return np.asarray(np.linalg.solve(lift_pivots(triangle), inner), np.float64)
+        return np.linalg.solve(lift_pivots(triangle), inner)
 
     def _normal(self, which: Indices) -> tuple[Array, Array]:
         """Return the normal matrix (b, m p, m p) and right-hand side (b, m p) of Kaufman's linear problem."""
@@ -236,7 +236,7 @@ def _solve_definite(matrices: Array, right: Array) -> Array:
     """Solve (b, s, s) x = (b, s), by Cholesky where that pays; no step where a matrix is not positive definite."""
     if matrices.shape[1] < CHOLESKY:
         try:
-            return np.asarray(np.linalg.solve(matrices, right[..., None])[..., 0], np.float64)
+            return np.linalg.solve(matrices, right[..., None])[..., 0]
         except np.linalg.LinAlgError:
             pass
     steps = np.zeros_like(right)

@@ -41,6 +41,13 @@ class Followed(NamedTuple):
     halvings: int  # halvings of all probes together
     margin: Array  # (b,) margin of each match
 
+    @classmethod
+    def joined(cls, parts: "list[Followed]") -> "Followed":
+        """Join what was followed in several blocks."""
+        nets, steps, accepted, halvings, margin = zip(*parts, strict=True)
+        joined = PairNets(*(np.concatenate(stack) for stack in zip(*nets, strict=True)))
+        return cls(joined, np.concatenate(steps), np.concatenate(accepted), sum(halvings), np.concatenate(margin))
+
 
 def match_net(found: PairNets, reference: PairNets, design: NetDesign | None = None) -> Match:
     """Match the heads of one net to those of a reference by the least total cost of their relative changes.

@@ -80,11 +80,9 @@ def note_unresolved(accuracies: tuple[HeadAccuracy, ...], told_apart: bool = Fal
     if not unresolved:
         return ()
     which = f"head {unresolved[0]} is" if len(unresolved) == 1 else f"heads {', '.join(unresolved)} are"
-    why = (
-        "though held-out sequences need every head: its matrices are not determined"
-        if told_apart
-        else "and might not exist"
-    )
+    why = "and might not exist"
+    if told_apart:
+        why = "though held-out sequences need every head: its matrices are not determined"
     return (f"{which} below the error of the layer, {why}",)
 
 

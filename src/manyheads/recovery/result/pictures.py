@@ -23,12 +23,9 @@ def stages_panel(found: Recovery) -> Listing:
         )
         cost = ("", "", "") if asked is None else (f"{asked.calls:,}", f"{asked.tokens:,}", f"{asked.numbers:,}")
         rows.append((name, *cost, "" if stage is None else format_figure(round(stage.seconds, 3)), said))
-    return Listing(
-        "Stage by stage",
-        ("stage", "calls", "tokens", "numbers read", "CPU s", "what it found"),
-        tuple(rows),
-        note="A call is one sequence. Noise is measured before, and the result is selected and verified afterwards.",
-    )
+    columns = ("stage", "calls", "tokens", "numbers read", "CPU s", "what it found")
+    note = "A call is one sequence. Noise is measured before, and the result is selected and verified afterwards."
+    return Listing("Stage by stage", columns, tuple(rows), note=note)
 
 
 def leak_panel(leak: Mapping[str, Any]) -> Listing:

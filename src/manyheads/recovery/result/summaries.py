@@ -22,27 +22,19 @@ def summarize_recovery(found: Recovery, truth: AttentionLayer | RotaryLayer | No
     # Forms of all offsets hang together by the turns of a head; how many numbers that leaves free is not counted here.
     parameters = None if isinstance(found.layer, RotaryLayer) else free_parameters(layer.dim, heads)
     acts_on = "the tokens" if found.extracted is None else found.extracted.acts_on
-    summary = {
-        "heads": found.heads,
-        "dim": layer.dim,
-        "acts_on": acts_on,
-        "theta_ranks": [head.theta_rank for head in heads],
-        "projection_ranks": [head.projection_rank for head in heads],
-        "rank_tolerance": tolerance,
-        "certificate": dict(found.certificate.to_json()),
-        "asked": total,
-        "asked_by_stage": {name: asdict(counts) for name, counts in found.counts.items()},
-        "parameters": parameters,
-        "numbers_per_parameter": None if parameters is None else total["numbers"] / parameters,
-        "stages": [{"name": one.name, "figures": dict(one.figures), "seconds": one.seconds} for one in found.stages],
-        "method": found.method,
-        "reason": found.reason,
-        "noise": None if found.noise is None else asdict(found.noise),
-        "tried": list(found.tried),
-        "head_accuracy": [asdict(one) for one in found.head_accuracy],
-        "notes": list(found.notes),
-        "against_weights": {} if truth is None else _against(truth, found.layer),
-    }
+    summary: dict[str, Any] = {"heads": found.heads, "dim": layer.dim, "acts_on": acts_on, "rank_tolerance": tolerance}
+    for name in ("theta", "projection"):
+        summary[f"{name}_ranks"] = [getattr(head, f"{name}_rank") for head in heads]
+    summary |= {"certificate": dict(found.certificate.to_json()), "asked": total, "parameters": parameters}
+    summary["asked_by_stage"] = {name: asdict(counts) for name, counts in found.counts.items()}
+    summary["numbers_per_parameter"] = None if parameters is None else total["numbers"] / parameters
+    summary["stages"] = [
+        {"name": one.name, "figures": dict(one.figures), "seconds": one.seconds} for one in found.stages
+    ]
+    summary |= {"method": found.method, "reason": found.reason, "tried": list(found.tried), "notes": list(found.notes)}
+    summary["noise"] = None if found.noise is None else asdict(found.noise)
+    summary["head_accuracy"] = [asdict(one) for one in found.head_accuracy]
+    summary["against_weights"] = {} if truth is None else _against(truth, found.layer)
     return _plain(summary)
 
 

@@ -17,16 +17,15 @@ G. Golub, V. Pereyra, SIAM J. Numer. Anal. 10 (1973), and L. Kaufman, BIT 15 (19
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 
+from manyheads._constraints import check_fields, constrained
 from manyheads.attention import AttentionLayer
-from manyheads.errors import UsageError
 from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.fit.variable_projection import Examples, Tangent
 
-FitForm: TypeAlias = Literal["projection", "net"]
 STARTING_SCALES = (1.0, 2.0, 4.0)  # standard deviation of the logits at the starts, in turn
 
 
@@ -34,7 +33,8 @@ STARTING_SCALES = (1.0, 2.0, 4.0)  # standard deviation of the logits at the sta
 class FitSettings:
     """Settings of the fit in the span."""
 
-    form: FitForm = "projection"  # "projection": descents from random starts. "net": random points alone.
+    # "projection": descents from random starts. "net": random points alone.
+    form: Literal["projection", "net"] = constrained("projection")
     starts: int = 24  # random starts, at most
     points: int = 2000  # points of the net
     sequences: int = 600  # sequences that are fitted
@@ -42,8 +42,7 @@ class FitSettings:
     good: float = 1e-3  # relative squared error at which no further start is tried
 
     def __post_init__(self) -> None:
-        if self.form not in ("projection", "net"):
-            raise UsageError(f"form={self.form!r}: expected 'projection' or 'net'")
+        check_fields(self)
 
 
 @dataclass(frozen=True)

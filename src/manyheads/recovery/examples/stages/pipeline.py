@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -163,12 +164,12 @@ class SixStageRun:
 
     def recovery(self, attempt: Candidate) -> Recovery:
         """Return what an attempt found, with the statement that was checked."""
-        certificate = {
-            "statement": "relative squared error on sequences that were held out of every fit",
+        certificate: dict[str, Any] = {
             "held_out_error": attempt.error,
             "threshold": self.threshold(self.settings.tolerance),
-            "sequences": len(self.held),
         }
+        certificate["statement"] = "relative squared error on sequences that were held out of every fit"
+        certificate["sequences"] = len(self.held)
         return Recovery(attempt.layer, certificate, tuple(self.log.stages), "six-stage")
 
     def refusal(self) -> RecoveryRefused:
@@ -179,24 +180,23 @@ class SixStageRun:
         if self.effective < LEAST_SUM:
             return EffectiveSumError(
                 "the projections nearly cancel, so that certificates say nothing; use method='student'",
-                measured=self.effective,
-                threshold=LEAST_SUM,
+                self.effective,
+                LEAST_SUM,
                 result=result,
             )
         if gap < LEAST_GAP or best is None:
             return HullGapError(
-                "no hull of attention matrices stands out from the certificates, and no fit came out right; give more "
-                "examples, or use method='student'",
-                measured=gap,
-                threshold=LEAST_GAP,
+                "no hull stands out, and no fit came out right; give more examples, or use method='student'",
+                gap,
+                LEAST_GAP,
                 result=result,
             )
         return NoFit(
             f"no number of heads up to {max(attempt.layer.heads for attempt in self.fitted)} explains the held-out "
             "examples; more examples, more heads, method='student', or a tolerance that allows for noise "
             "may help",
-            measured=best.error,
-            threshold=self.threshold(self.settings.tolerance),
+            best.error,
+            self.threshold(self.settings.tolerance),
             result=result,
         )
 

@@ -17,10 +17,11 @@ S. Chen, Y. Li, arXiv 2402.04084: the stage, in its first form. The trimmed head
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 import numpy as np
 
+from manyheads._constraints import check_fields, constrained
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
 from manyheads.recovery._types import Array
@@ -30,7 +31,6 @@ from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.refusals import CertificateShortage
 
 TIED = 1e-9  # relative difference of doubts that are equal but for rounding
-RefinedForm: TypeAlias = Literal["trimmed", "margin"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class RefinementSettings:
     """Settings of the refined sum of projections."""
 
     # "trimmed": one head, fitted to ever fewer rows. "margin": the clearest rows under the nearest point of the hull.
-    form: RefinedForm = "trimmed"
+    form: Literal["trimmed", "margin"] = constrained("trimmed")
     sequences: int = 3000  # sequences that the head is fitted to, at most
     # After each fit, the share of the rows that sets the scale of the next weights
     shares: tuple[float, ...] = (0.6, 0.35, 0.2, 0.1)
@@ -48,8 +48,7 @@ class RefinementSettings:
     margin: float = 0.01  # share of the rows that count as clear; at least 8 d rows are taken
 
     def __post_init__(self) -> None:
-        if self.form not in ("trimmed", "margin"):
-            raise UsageError(f"form={self.form!r}: expected 'trimmed' or 'margin'")
+        check_fields(self)
 
     @property
     def needs_hull(self) -> bool:
@@ -124,12 +123,9 @@ def _largest_doubt(data: Shards, theta: Array, settings: RefinementSettings) -> 
         asked *= 2
         ranked = data.smallest(measure_doubt, asked, theta)
     clear = int(np.count_nonzero(ranked <= level))
-    if clear < needed:
-        raise CertificateShortage(
-            f"{clear} of {data.rows} rows attend clearly to one token, expected at least {needed}: give more examples",
-            measured=float(clear),
-            threshold=float(needed),
-        )
+    CertificateShortage.if_below(
+        clear, needed, f"{clear} of {data.rows} rows attend clearly to one token: give more examples"
+    )
     return float(ranked[ranked > level].min(initial=2 * level))
 
 

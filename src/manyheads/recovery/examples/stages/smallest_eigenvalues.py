@@ -85,10 +85,9 @@ def find_bottom_by_products(
         )
     except scipy.sparse.linalg.ArpackNoConvergence as error:
         raise HullGapError(
-            f"only {len(error.eigenvalues)} of {count} eigenvectors of the certificates converged: none stands apart; "
-            "give more examples",
-            measured=float(len(error.eigenvalues)),
-            threshold=float(count),
+            f"only {(found := len(error.eigenvalues))} of {count} eigenvectors converged: give more examples",
+            found,
+            count,
         ) from error
     order = np.argsort(-values)
     return np.maximum(top - values[order], 0.0), _fix_signs(vectors[:, order])

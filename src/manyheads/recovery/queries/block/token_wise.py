@@ -111,10 +111,9 @@ class TokenWise:
                 break
         if worst > 0.5 or len(left):
             raise NotALayer(
-                "no one-token sequence gives the answer of a row: tokens are mixed after the attention, or more than "
-                "one attention layer is at work",
-                measured=worst,
-                threshold=0.5,
+                "no one-token sequence gives the answer of a row: more than one attention layer, or other mixing",
+                worst,
+                0.5,
             )
         return moved.reshape(shape), worst
 
@@ -146,13 +145,9 @@ def open_token_wise(block: Oracle, rng: Generator) -> TokenWise:
         _check_stream(root_mean_square(added[0]), root_mean_square(added[1]), "adds to a token alone")
         small, large = (each[:, -1] for each in differences)
         size, floor = root_mean_square(large), EPS * SCALES[-1]
-        if size < 1e4 * floor:
-            raise NotALayer(
-                "earlier tokens change no answer: no head reads the tokens, or the answers are too coarse for tokens "
-                f"of size {SCALES[-1]:g}",
-                measured=size,
-                threshold=1e4 * floor,
-            )
+        NotALayer.if_below(
+            size, 1e4 * floor, "earlier tokens change no answer: no head reads the tokens, or answers are coarse"
+        )
         _check_stream(root_mean_square(small), size, "makes of other tokens")
         causal = root_mean_square(differences[-1][:, 0]) < max(PARALLEL * size, 1e2 * floor)
         shifted = SCALES[-1] * tokens
@@ -174,20 +169,16 @@ def open_token_wise(block: Oracle, rng: Generator) -> TokenWise:
                 return TokenWise(block, False, causal, centred, max(SCALES[0], scale * seen / RATE), RATE)
             scale *= 10
     raise NotALayer(
-        f"one-token sequences of size {LARGEST:g} do not invert the part of the block that acts token by token",
-        measured=float(seen),
-        threshold=RATE,
+        f"one-token sequences of size {LARGEST:g} do not invert the token-wise part of the block", seen, RATE
     )
 
 
 def _check_stream(small: float, large: float, what: str) -> None:
-    if large > GROWTH * small:
-        raise NotALayer(
-            f"what the function {what} grows with the tokens: no residual stream whose attention reads it through a "
-            "norm in front. Of post-norm blocks, and without a residual connection, the attention alone is extracted",
-            measured=large / max(small, np.finfo(float).tiny),
-            threshold=GROWTH,
-        )
+    NotALayer.if_above(
+        large / max(small, np.finfo(float).tiny),
+        GROWTH,
+        f"what the function {what} grows with the tokens: no norm in front. Extract the attention alone",
+    )
 
 
 def _check_answers(block: Oracle, x: Array, alone: Array) -> None:
@@ -196,22 +187,20 @@ def _check_answers(block: Oracle, x: Array, alone: Array) -> None:
     size = root_mean_square(alone)
     changed = root_mean_square(again - alone[:, 0]) / size if size > 0 else 0.0
     spacing = np.finfo(block.answer_dtype or np.float64).eps
-    if max(changed, float(spacing)) > PRECISE:
-        raise NotALayer(
-            f"the answers, in {block.answer_dtype}, are exact to {max(changed, float(spacing)):.1g}: the token-wise "
-            "part of a block is inverted from double precision. Widen the module, or extract its attention alone",
-            measured=max(changed, float(spacing)),
-            threshold=PRECISE,
-        )
+    NotALayer.if_above(
+        max(changed, float(spacing)),
+        PRECISE,
+        f"answers in {block.answer_dtype} are exact to {max(changed, float(spacing)):.1g}, expected double "
+        f"precision: widen the module, or extract its attention alone",
+    )
 
 
 def _too_large(scale: float, block: Oracle) -> LimitError:
     return LimitError(
-        f"a block with its MLP is asked tokens of norm {scale * block.dim**0.5:.3g}, and the server takes "
-        f"{block.limits.max_norm:g}: extract its attention alone"
+        f"tokens of norm {scale * block.dim**0.5:.3g} exceed {block.limits.max_norm:g}: extract its attention alone"
     )
 
 
 def _sizes(x: Array) -> Array:
     """Return the root mean square of every token (..., d)."""
-    return np.asarray(np.sqrt(np.mean(x**2, axis=-1)))
+    return np.sqrt(np.mean(x**2, axis=-1))

@@ -71,15 +71,7 @@ class RepeatedToken:
         return fine, coarse
 
 
-@dataclass(frozen=True)
-class ValueSum:
-    """Sum of the projections W (d, d), on the space that the norm shows, and the norm in front."""
-
-    projection: Array
-    norm: Normalization
-
-
-def read_value_sum(block: TokenWise, positions: bool, rng: Generator, figures: Figures) -> ValueSum:
+def read_value_sum(block: TokenWise, positions: bool, rng: Generator, figures: Figures) -> tuple[Array, Normalization]:
     """Return W and the norm; `figures` takes what is left of the equations.
 
     Raises
@@ -102,10 +94,9 @@ def read_value_sum(block: TokenWise, positions: bool, rng: Generator, figures: F
             break
     else:
         raise FitError(
-            f"{TRIES} repeated tokens do not show the weights of the heads by their places: no attention whose scores "
-            "depend on the offset, tokens mixed outside of it, or answers too coarse to be differentiated",
-            measured=float(len(readings)),
-            threshold=2.0,
+            f"{TRIES} repeated tokens do not show the weights: scores of no offset, or coarse answers",
+            len(readings),
+            2.0,
         )
     first, second = readings
     extra = rng.standard_normal((min(EXTRA, len(space) - 2), len(space))) @ space
@@ -118,18 +109,14 @@ def read_value_sum(block: TokenWise, positions: bool, rng: Generator, figures: F
     coordinates, *_ = np.linalg.lstsq(equations @ space.T, changes, rcond=None)
     rest = float(np.linalg.norm(equations @ space.T @ coordinates - changes) / np.linalg.norm(changes))
     figures |= {"equations": len(equations), "left": rest, "step": readings[0].token.step}
-    if not rest < LEFT:
-        raise NotALayer(
-            "what a repeated token says of the projections contradicts itself: positions that were not declared (say "
-            "rotary=True or scores=True), tokens mixed outside of the attention, or no attention",
-            measured=rest,
-            threshold=LEFT,
-        )
+    NotALayer.if_above(
+        rest, LEFT, "a repeated token contradicts itself: say rotary=True or scores=True for positions, or no attention"
+    )
     projection: Array = space.T @ coordinates
     epsilon = _read_epsilon(readings[0], projection)
     figures["epsilon"] = epsilon
     projection *= np.sqrt(1 + epsilon / block.scale**2)  # tokens were taken to have no epsilon
-    return ValueSum(projection, Normalization(block.centred, epsilon))
+    return projection, Normalization(block.centred, epsilon)
 
 
 def _read_epsilon(reading: "_Reading", projection: Array) -> float:
@@ -197,16 +184,13 @@ def _read_weights(token: RepeatedToken, space: Array, rng: Generator) -> _Readin
         flat = table.reshape(-1, table.shape[-1])
         spectrum, frame = np.linalg.svd(flat, full_matrices=False)[1:]
         heads = gap_rank(spectrum, max(1e-7, 10 * error * len(flat) ** 0.5 / spectrum[0]))
-        if not heads:
-            raise FitError("moved tokens change no answer: no head reads the tokens", measured=0.0, threshold=1.0)
+        FitError.if_below(heads, 1, "moved tokens change no answer: no head reads the tokens")
         if heads <= offsets - 2:
             break
         offsets *= 2
         if offsets > MOST:
             raise RankBudgetError(
-                f"the answers to a moved token have {heads} dimensions, more heads than {MOST} offsets show",
-                measured=float(heads),
-                threshold=float(MOST - 2),
+                f"a moved token shows {heads} dimensions, more heads than {MOST} offsets show", heads, MOST - 2
             )
     small = table @ frame[:heads].T  # (r, t, direction, m)
     one, two = (small[row].reshape(-1, heads) for row in (-1, offsets))
@@ -219,7 +203,7 @@ def _read_weights(token: RepeatedToken, space: Array, rng: Generator) -> _Readin
         return None
     few = min(offsets, heads + 3)
     weights = np.linalg.lstsq(np.array(found)[:, :few], np.ones(heads), rcond=None)[0]
-    return _Reading(token, tuple(range(1, few + 1)), np.asarray(weights, np.float64))
+    return _Reading(token, tuple(range(1, few + 1)), weights)
 
 
 def _read_table(token: RepeatedToken, offsets: int, space: Array, rng: Generator) -> tuple[Array, float]:

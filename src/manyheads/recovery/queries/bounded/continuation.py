@@ -101,7 +101,7 @@ class Continuation:
         rest = answers - basis @ inner
         loss: Array = np.einsum("bnd,bnd->b", rest, rest)
         loss[~np.isfinite(loss)] = np.inf
-        values = np.asarray(np.linalg.solve(lift_pivots(triangle), inner), np.float64)
+        values = np.linalg.solve(lift_pivots(triangle), inner)
         return _State(slopes, gates, basis, values, rest, loss)
 
     def _step(self, state: _State) -> Array:

@@ -24,7 +24,7 @@ Derived and measured here.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,11 +63,6 @@ class BoundedSettings:
     # Queries at every probe, against the d + 1 + m that determine a net; None is 1.2, and 2.5 for noise above 1e-5
     oversampling: float | None = None
     tries: int = 12  # points at which S1 takes Jacobians, per probe
-
-    @classmethod
-    def accurate(cls) -> "BoundedSettings":
-        """Return settings that spend more calls on better-conditioned readings."""
-        return cls(oversampling=3.0, tries=24)
 
     def queries(self, dim: int, heads: int, noise: float) -> int:
         """Return the number of queries at every probe."""
@@ -142,21 +137,13 @@ def read_base(pairs: Pairs, start: Separation, rng: Generator, settings: Bounded
     slopes = np.linalg.lstsq(features, read_logits(answers, values, pairs.shifts), rcond=None)[0].T
     net = fit_nets(design, flat, slopes, tolerance=1e-9)
     allowed = 10 * pairs.level(queries, probe, answers) * np.sqrt(flat.size) / np.linalg.norm(flat)
-    if not net.residual <= allowed:
-        raise FitError(
-            f"the net of {heads} heads at the first probe leaves more than the noise: its logits are not linear in "
-            "the query, or a head is missing",
-            measured=float(net.residual),
-            threshold=float(allowed),
-        )
+    FitError.if_above(
+        net.residual, allowed, f"the net of {heads} heads leaves more than noise: no linear logits, or a missing head"
+    )
     level = float(net.residual) * np.linalg.norm(flat) / np.sqrt(flat.size)
     free = Base(pairs, probe, queries, start.scale, design, net, level, False)
     # a row whose gates are open by an infinite shift, and which is not centred.
-    opened = NetDesign(
-        np.concatenate([design.features, np.zeros((1, dim + 1))]),
-        np.append(design.shifts, -np.inf),
-        np.append(design.baselines, 0.0),
-    )
+    opened = design.with_sum()
     more = _with_open_gates(flat[None], probe[None], pairs.sums)[0]
     summed = fit_nets(opened, more, net.slopes, tolerance=1e-9)
     rest = float(summed.residual) * np.linalg.norm(more)
@@ -178,33 +165,17 @@ def follow_directions(base: Base, rng: Generator) -> tuple[Followed, Array]:
     block = int(np.clip(ROOM // (len(base.design.features) * dim), 1, max(1, dim // 4)))
     step, parts = STEP, []
     for first in range(0, dim, block):
-        part = follow_nets(
-            base.design,
-            base.ask,
-            base.net,
-            basis[first : first + block],
-            step=step,
-            allowed=MISFIT * max(float(base.net.residual), LEAST),
-            fit=follow.refit,
-            check=mirror_check,
-        )
+        allowed = MISFIT * max(float(base.net.residual), LEAST)
+        guards: dict[str, Any] = {"step": step, "allowed": allowed, "fit": follow.refit, "check": mirror_check}
+        part = follow_nets(base.design, base.ask, base.net, basis[first : first + block], **guards)
         parts.append(part)
         if np.mean(part.steps < step) > 0.2:  # halvings cost more calls than the longer step saves digits
             step /= 2
-    joined = Followed(
-        PairNets(*(np.concatenate(list(stack)) for stack in zip(*(part.nets for part in parts), strict=True))),
-        np.concatenate([part.steps for part in parts]),
-        np.concatenate([part.accepted for part in parts]),
-        sum(part.halvings for part in parts),
-        np.concatenate([part.margin for part in parts]),
-    )
+    joined = Followed.joined(parts)
     if not joined.accepted.all():
         lost = int((~joined.accepted).sum())
         raise FitError(
-            f"in {lost} of {dim} directions the heads cannot be followed from the first probe, however short the "
-            "step: two of them are too much alike there. Another seed takes another probe",
-            measured=lost / dim,
-            threshold=0.0,
+            f"in {lost} of {dim} directions the heads cannot be followed: take another seed", lost / dim, 0.0
         )
     return joined, base.probe + joined.steps[:, None] * basis
 
@@ -258,10 +229,6 @@ def _mirror(base: Base, chosen: Indices) -> Callable[[Array, PairNets], Array]:
 
 
 def _direction_figures(followed: Followed) -> Figures:
-    return {
-        "halvings": followed.halvings,
-        "smallest step": float(followed.steps.min()),
-        "mean step": float(followed.steps.mean()),
-        "largest residual": float(followed.nets.residual.max()),
-        "largest margin": float(followed.margin.max()),
-    }
+    figures = {"halvings": followed.halvings, "largest residual": float(followed.nets.residual.max())}
+    figures |= {"smallest step": float(followed.steps.min()), "mean step": float(followed.steps.mean())}
+    return figures | {"largest margin": float(followed.margin.max())}

@@ -97,22 +97,12 @@ def find_counted_heads(
         answers = ask_counts(ask, bias, gate, direction)[0]
         spectrum = np.linalg.svd(answers, compute_uv=False)
         heads = int((spectrum > max(60 * noise, 1e-10) * spectrum[0]).sum())
-        if not heads:
-            raise FitError(
-                "the answers to one token behind zeros vanish: no head reads the tokens", measured=0.0, threshold=1.0
-            )
-        if heads > MOST:
-            raise FitError(
-                f"the answers to one token behind zeros have {heads} dimensions, more heads than the count gate tells "
-                "apart: the function is no layer with rotary positions, or has too many heads, or is too noisy",
-                measured=float(heads),
-                threshold=float(MOST),
-            )
-        net = fit_nets(
-            gate.net,
-            np.repeat(answers[None], STARTS + 1, axis=0),
-            _starts(gate, answers, direction @ total, heads, rng),
+        FitError.if_below(heads, 1, "the answers to one token behind zeros vanish: no head reads the tokens")
+        FitError.if_above(
+            heads, MOST, f"{heads} dimensions behind zeros: too many heads, no rotary positions, or too noisy"
         )
+        starts = _starts(gate, answers, direction @ total, heads, rng)
+        net = fit_nets(gate.net, np.repeat(answers[None], STARTS + 1, axis=0), starts)
         net = net.one(int(np.argmin(net.residual)))
         residual = min(residual, float(net.residual))
         if net.residual > allowed:
@@ -124,17 +114,10 @@ def find_counted_heads(
         if best.amplification < 10 * heads:
             break
     if not moved:
-        raise FitError(
-            "the number of zero tokens does not change what is read: no head attends by content",
-            measured=0.0,
-            threshold=0.35,
-        )
+        raise FitError("the number of zero tokens does not change what is read: no head attends by content", 0.0, 0.35)
     if best is None:
         raise NotALayer(
-            "the responses do not follow the number of zero tokens: zero tokens have logits of their own (biases of "
-            "queries or keys), or this is no layer with rotary positions",
-            measured=residual,
-            threshold=allowed,
+            "zero tokens have logits of their own: biases of queries or keys, or no rotary positions", residual, allowed
         )
     return best
 

@@ -96,9 +96,7 @@ def solve_weights(values: Array, answers: Array) -> Array:
     try:
         weights = np.linalg.solve(triangle, np.einsum("nda,nd->na", basis, answers)[..., None])[..., 0]
     except np.linalg.LinAlgError as error:
-        raise FitError(
-            "the values of different heads are linearly dependent: weights cannot be read", measured=0.0, threshold=1.0
-        ) from error
+        raise FitError("the values of different heads are linearly dependent: weights cannot be read") from error
     return (weights / size[..., 0]).reshape(count, kept, heads)
 
 

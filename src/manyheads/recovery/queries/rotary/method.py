@@ -52,7 +52,7 @@ def extract_rotary(oracle: Oracle, noise: float, rng: Generator, settings: FormS
         layer: Any = LogitForms(reader, noise, rng, settings, values, sums.bias, np.eye(oracle.dim)).read(figures)
     layer = refine_turned(oracle, layer, noise, rng, log)
     longest = layer.offsets if layer.turns is None else None
-    return Extracted(layer, tuple(log.stages), "the tokens, offset by offset", predict=layer, longest=longest)
+    return Extracted(layer, tuple(log.stages), "the tokens, offset by offset", longest=longest)
 
 
 class Values(NamedTuple):
@@ -66,16 +66,10 @@ class Values(NamedTuple):
 def _read_linear(oracle: Oracle, noise: float, rng: Generator, figures: Figures) -> Sums:
     """Read W_S and c, and refuse a function whose answers to one token are not affine."""
     sums = read_sums(oracle, oracle.dim)
-    probe = rng.standard_normal((1, 1, oracle.dim))
-    expected = sums.read(probe[0])
-    size = np.linalg.norm(expected - sums.bias) + np.finfo(np.float64).tiny
-    figures["linear"] = rest = float(np.linalg.norm(oracle(probe, read="last") - expected) / size)
-    if rest > max(1e-8, 1e3 * noise):
-        raise NotALayer(
-            "the answer to one token is not linear in it: a normalization in front, or no attention layer",
-            measured=rest,
-            threshold=max(1e-8, 1e3 * noise),
-        )
+    figures["linear"] = rest = sums.curvature(oracle, rng, 1)
+    NotALayer.if_above(
+        rest, max(1e-8, 1e3 * noise), "the answer to one token is not linear in it: a norm, or no attention layer"
+    )
     return sums
 
 
@@ -121,21 +115,16 @@ def share_out(sums: Sums, rows: Array, ranks: list[int], floor: float, length: f
     if sum(ranks) > len(sums.bias):
         raise _too_large(ranks, len(sums.bias))
     spaces = [np.linalg.svd(one, full_matrices=False)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]
-    parts = np.split(sums.projection @ np.linalg.pinv(np.concatenate(spaces)), np.cumsum(ranks)[:-1], axis=1)
-    projection = np.array([part @ space for part, space in zip(parts, spaces, strict=True)])
+    projection = sums.split(spaces)
     rest = float(np.linalg.norm(projection.sum(0) - sums.projection) / np.linalg.norm(sums.projection))
     figures |= {"sum_rule": rest, "condition": float(np.linalg.cond(np.concatenate(spaces)))}
-    if rest > max(1e-6, 1e3 * floor):
-        raise FitError("the projections of the heads do not add up to their sum", measured=rest, threshold=1e-6)
+    FitError.if_above(rest, max(1e-6, 1e3 * floor), "the projections of the heads do not add up to their sum")
     return Values(projection, ranks, length)
 
 
 def _too_large(ranks: list[int], dim: int) -> RankBudgetError:
     return RankBudgetError(
-        f"the output spaces of {len(ranks)} heads have ranks {ranks} in dimension {dim}: full-rank or collinear heads, "
-        "or answers too noisy to see the ranks",
-        measured=float(sum(ranks)),
-        threshold=float(dim),
+        f"{len(ranks)} output spaces of ranks {ranks} in dimension {dim}: full rank, or noisy answers", sum(ranks), dim
     )
 
 
@@ -198,11 +187,12 @@ class LogitForms:
             others = [t for t in listed if t > 2]
             ledger = Ledger.joined([ledger, self._random(dict.fromkeys(others, needed), kept)])
             cores = self._cores(spaces, ledger, [0, *listed[2:]], figures)
+        pairs = list(zip(spaces, cores, strict=True))
         listing = np.array(
             [
-                turns.form(t)
-                if turns is not None and t not in cores[0]
-                else [forms.assemble(space, known[t]) for space, known in zip(spaces, cores, strict=True)]
+                [forms.assemble(space, known[t]) for space, known in pairs]
+                if turns is None or t in cores[0]
+                else turns.form(t)
                 for t in listed
             ]
         )
@@ -244,16 +234,12 @@ class LogitForms:
         weight[walk.query[near], walk.key[near]] = walk.weights()[near]
         first = len(few)
         noise = max(self.noise, 1e-13)
-        return [
-            forms.find_spaces(
-                (table[first:, :first, head], weight[first:, :first, head]),
-                (table[:first, first:, head], weight[:first, first:, head]),
-                (fresh, few),
-                noise,
-                most,
-            )
-            for head in range(walk.logits.shape[1])
-        ]
+        found = []
+        for head in range(walk.logits.shape[1]):
+            own, seen = table[..., head], weight[..., head]
+            sketch, back = (own[first:, :first], seen[first:, :first]), (own[:first, first:], seen[:first, first:])
+            found.append(forms.find_spaces(sketch, back, (fresh, few), noise, most))
+        return found
 
     def _cores(
         self, spaces: list[forms.Spaces], ledger: Ledger, offsets: list[int], figures: Figures
@@ -269,11 +255,9 @@ class LogitForms:
                 worst = max(worst, rest)
         figures["cores"] = worst
         allowed = max(1e-4, 1e5 * self.noise)
-        if worst > allowed:
-            raise FitError(
-                "the logits of some offset are no form on the spaces of the first one: biases, or a logit that is not "
-                "bilinear",
-                measured=worst,
-                threshold=allowed,
-            )
+        FitError.if_above(
+            worst,
+            allowed,
+            "the logits of some offset are no form on the spaces of the first: biases, or no form at all",
+        )
         return cores

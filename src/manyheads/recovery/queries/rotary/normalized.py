@@ -42,10 +42,7 @@ def extract_rotary_on_sphere(
     """Extract a causal layer behind a norm whose queries and keys are turned by their positions."""
     if not oracle.causal:
         raise NotALayer(
-            "rotary positions behind a norm are extracted where the layer is causal, and this one is not: give the "
-            "function without the norm",
-            measured=0.0,
-            threshold=1.0,
+            "rotary positions behind a norm are extracted from causal layers alone: give the function without the norm"
         )
     settings = settings or FormSettings()
     log = StageLog(oracle)
@@ -61,7 +58,7 @@ def extract_rotary_on_sphere(
     layer: Any = found.of_scaled_tokens(np.sqrt(1 + norm.epsilon))  # tokens of the sphere are longer than u
     longest = layer.offsets if layer.turns is None else None
     acts_on = f"u = {norm.formula}, offset by offset"
-    return Extracted(layer, tuple(log.stages), acts_on, prepare=norm, predict=lambda x: layer(norm(x)), longest=longest)
+    return Extracted(layer, tuple(log.stages), acts_on, norm, longest)
 
 
 def _read_values(
@@ -121,10 +118,7 @@ class NormalizedReader:
         plain, turned = self._relative(chosen, positions), self._relative(chosen * signs, positions)
         parts = []
         for row in range(1, kept):
-            (one, first), (two, second) = (
-                plain[row - 1],
-                turned[row - 1],
-            )  # logits and weights (n, row, m), own one last
+            (one, first), (two, second) = plain[row - 1], turned[row - 1]  # logits and weights, own one last
             odd = (row - np.arange(row)) % 2 == 1
             sure = np.minimum(np.minimum(first, second) / SURE, 1.0)
             sure[:, :-1] = np.minimum(sure[:, :-1], sure[:, -1:])

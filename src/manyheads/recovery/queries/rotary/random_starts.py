@@ -60,9 +60,7 @@ def fit_from_random_starts(
             layer: Any = found.layer
             return layer, {"starts": start, "residual": found.error}
     raise FitError(
-        f"none of {STARTS} random starts explains the answers: other numbers of heads or ranks, or no rotary layer",
-        measured=best,
-        threshold=floor,
+        f"none of {STARTS} random starts explains the answers: other heads or ranks, or no rotary layer", best, floor
     )
 
 

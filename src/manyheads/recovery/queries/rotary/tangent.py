@@ -170,14 +170,14 @@ class RotaryTangent:
         value = _gram(self.mean, inner)
         logits = _softmax_derivative(self.pattern, inner @ own.value[:, None].swapaxes(2, 3) @ x.swapaxes(1, 2))
         query, key = self.turned
-        by_query, by_key = logits @ key, logits.swapaxes(2, 3) @ query
+        rows_query, rows_key = logits @ key, logits.swapaxes(2, 3) @ query
         places = np.arange(x.shape[1], dtype=float)
         turn, back = own.generator, _transposed(own.generator)
-        generator = _sweep_adjoint(self.sides[0], turn, places, by_query)
-        generator = generator + _transposed(_sweep_adjoint(self.sides[1], back, -places, by_key))
+        generator = _sweep_adjoint(self.sides[0], turn, places, rows_query)
+        generator = generator + _transposed(_sweep_adjoint(self.sides[1], back, -places, rows_key))
         tokens = np.broadcast_to(self.tokens, (heads, *self.tokens.shape))
-        by_query = _gram(tokens, _evolve(by_query, back, places))  # the adjoint of e^{tX} is that of its transpose
-        by_key = _gram(tokens, _evolve(by_key, turn, -places))
+        by_query = _gram(tokens, _evolve(rows_query, back, places))  # the adjoint of e^{tX} is that of its transpose
+        by_key = _gram(tokens, _evolve(rows_key, turn, -places))
         return RotaryWeights(by_query, by_key, (not self.frozen) * generator, value, output, rows.sum(0)).flat()
 
     def whiten(self, gradient: Array) -> Array:

@@ -14,7 +14,8 @@ matrix (grouped queries) are told apart as well, since their columns of P differ
 No parameter of the score is needed, and no token has to have a known score. Derived here.
 """
 
-from collections.abc import Iterator
+import functools
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,30 +52,32 @@ class Heads:
     residual: float  # what the heads leave of random rows, relative
     condition: float  # of all output spaces together
 
+    @classmethod
+    def of(cls, sums: Sums, spaces: list[Array], separation: float, rest: float) -> "Heads":
+        """Take the projections of the heads out of their sum."""
+        condition = float(np.linalg.cond(np.concatenate(spaces)))
+        return cls(sums.split(spaces), [len(space) for space in spaces], separation, rest, condition)
+
 
 def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: Generator) -> Heads:
-    """Find the projections of all heads from a few directions of one repeated token, or from its whole Jacobians.
-
-    The first takes some 100 + 6 r calls of 16 tokens, the second 8 d k of k for each token; 6 d of two refine both.
-    """
+    """Find the projections of all heads from a few directions of one repeated token, or from its whole Jacobians."""
     dim = oracle.dim
     length = int(np.clip(dim // 4, 6, 10))
     found: Heads | None = None
     refusal: FitError | RankBudgetError | None = None
     first = first_length(oracle, rng)
-    radius = first * np.sqrt(dim)
     try:
-        few = find_repeated_heads(oracle, np.eye(dim), radius, noise, rng, tries=2)
+        few = find_repeated_heads(oracle, np.eye(dim), first * np.sqrt(dim), noise, rng, tries=2)
         rows, ranks = few.output_rows(EXTRA, few.floor(1e-7), rng)
         spaces = [np.linalg.svd(one)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]
         check_room(spaces)
         spaces, rest = refined_spaces(oracle, sums, spaces, first, rng)
-        one = _projections(spaces, 1 / few.condition, rest, sums)
+        one = Heads.of(sums, spaces, 1 / few.condition, rest)
         missing = np.linalg.norm(one.projection.sum(0) - sums.projection) / np.linalg.norm(sums.projection)
         if missing < COMPLETE:
             found = one
-        if found is not None and rest < max(RIGHT, 1e3 * noise):
-            return found
+            if rest < max(RIGHT, 1e3 * noise):
+                return found
     except (FitError, RankBudgetError) as error:
         refusal = error
     for scale in LENGTHS:
@@ -89,7 +92,7 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: Generator) -> Head
             refusal = error
             continue
         if found is None or rest < found.residual:
-            found = _projections(spaces, separation, rest, sums)
+            found = Heads.of(sums, spaces, separation, rest)
         if found.residual < max(RIGHT, 1e3 * noise):
             break
     if found is None:
@@ -101,8 +104,7 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: Generator) -> Head
 def first_length(oracle: Oracle, rng: Generator) -> float:
     """Return the least length of tokens, relative to sqrt(d), at which answers are far from linear in them.
 
-    Untrained layers have scores so small that all heads attend nearly evenly at length sqrt(d); behind a norm of
-    queries and keys length changes nothing.
+    Untrained layers have such small scores that heads attend nearly evenly; behind a norm length changes nothing.
     """
     x, other = rng.standard_normal((2, 4, oracle.dim))
     most = min(np.sqrt(oracle.dim), oracle.limits.reach)
@@ -130,63 +132,37 @@ def step_at(z: Array, noise: float) -> float:
 
 def jacobians_at(oracle: Oracle, z: Array, length: int, step: float) -> Array:
     """Return dy_r / dx_j (r, j, d, d) at the sequence of `length` tokens z, zero for r < j."""
-    places = []
-    for place in range(length):
 
-        def sequences(shift: float, place: int = place) -> Array:
-            x = np.tile(z, (len(z), length, 1))
-            x[:, place] += shift * np.eye(len(z))
-            return x
+    def moved(place: int, shift: float) -> Array:
+        x = np.tile(z, (len(z), length, 1))
+        x[:, place] += shift * np.eye(len(z))
+        return x
 
-        places.append(difference(oracle, sequences, step, STENCIL))
+    places = [difference(oracle, functools.partial(moved, place), step, STENCIL) for place in range(length)]
     return np.moveaxis(np.array(places), 2, 0)
 
 
-def _pencils(jacobians: Array, most: int) -> Iterator[tuple[Array, Array]]:
-    """Yield the stacks over all rows of the Jacobians at two offsets."""
-    length = len(jacobians)
-    for one in range(most):
-        for two in range(one + 1, most):
-            rows = np.arange(two, length)
-            stacks = [jacobians[rows, rows - offset].reshape(-1, jacobians.shape[-1]) for offset in (one, two)]
-            yield stacks[0], stacks[1]
-
-
 def output_spaces(jacobians: Array, wrong: float, rng: Generator) -> tuple[list[Array], float]:
-    """Return the output spaces (r_i, d) of all heads, and how well they are told apart, from Jacobians (k, k, a, d).
-
-    Their relative error is about `wrong`.
-    """
+    """Return output spaces (r_i, d) and how far heads are apart, from Jacobians (k, k, a, d) that err by `wrong`."""
     dim = jacobians.shape[-1]
-    reach = _reach(jacobians)
-    if reach < 2:
-        raise FitError("a token sees itself only: nothing tells heads apart", measured=float(reach), threshold=2.0)
+    size = np.linalg.norm(jacobians[-1], axis=(1, 2))
+    reach = int((size > 1e-6 * size.max()).sum())  # tokens that the last row sees
+    FitError.if_below(reach, 2, "a token sees itself only: nothing tells heads apart")
     floor = max(1e-10, 3 * wrong)
     stacked = jacobians.reshape(-1, dim)
-    spectrum = np.asarray(np.linalg.svd(stacked, compute_uv=False), np.float64)
-    rank = gap_rank(spectrum, max(1e-6, 10 * floor))
+    rank = gap_rank(np.linalg.svd(stacked, compute_uv=False), max(1e-6, 10 * floor))
     space = np.linalg.svd(stacked, full_matrices=False)[2][:rank]  # (R, d)
     pencils = []
-    for one, two in _pencils(jacobians, min(reach, 4)):
-        one, two = one @ space.T, two @ space.T
+    for offsets in itertools.combinations(range(min(reach, 4)), 2):
+        rows = np.arange(offsets[1], len(jacobians))
+        one, two = (jacobians[rows, rows - offset].reshape(-1, dim) @ space.T for offset in offsets)
         pencil, _, seen_rank, values = np.linalg.lstsq(one, two, rcond=None)
         if seen_rank == rank and values[-1] > SEEN * floor * values[0]:
             pencils.append(pencil)
     if not pencils:
-        raise FitError(
-            "the Jacobians of no offset reach the output spaces of all heads: more heads share their values than "
-            "rows were asked for, heads write along the same directions, or the answers are too noisy",
-            measured=float(rank),
-            threshold=float(dim),
-        )
+        raise FitError("Jacobians of no offset reach all output spaces: shared values, or noisy answers", rank, dim)
     groups, separation = _groups(pencils, floor, rng)
     return [group @ space for group in groups], separation
-
-
-def _reach(jacobians: Array) -> int:
-    """Return how many of the last tokens the last row sees."""
-    size = np.linalg.norm(jacobians[-1], axis=(1, 2))[::-1]  # by offset
-    return int((size > 1e-6 * size.max()).sum())
 
 
 def _groups(pencils: list[Array], floor: float, rng: Generator) -> tuple[list[Array], float]:
@@ -198,17 +174,13 @@ def _groups(pencils: list[Array], floor: float, rng: Generator) -> tuple[list[Ar
     gaps = np.diff(values.real)
     cuts = np.flatnonzero(gaps > max(APART * np.abs(values).max(), floor)) + 1
     parts = np.split(np.arange(len(values)), cuts)
-    groups = []
-    for part in parts:
-        columns = np.concatenate([vectors[:, part].real, vectors[:, part].imag], axis=1)
-        groups.append(np.linalg.svd(columns, full_matrices=False)[0][:, : len(part)].T)
+    columns = (np.concatenate([vectors[:, part].real, vectors[:, part].imag], axis=1) for part in parts)
+    groups = [np.linalg.svd(one, full_matrices=False)[0][:, : len(p)].T for one, p in zip(columns, parts, strict=True)]
     width = max(float(np.ptp(values[part].real) + np.abs(values[part].imag).max()) for part in parts)
     separation = float(gaps[cuts - 1].min() / np.abs(values).max()) if len(cuts) else 1.0
     if width * SPREAD > separation * float(np.abs(values).max()):
         raise FitError(
-            "the weights of heads on a repeated token are too close together to tell the heads apart",
-            measured=width,
-            threshold=separation,
+            "the weights of heads on a repeated token are too close together to tell the heads apart", width, separation
         )
     return groups, separation
 
@@ -219,16 +191,7 @@ def check_room(spaces: list[Array]) -> None:
     condition = float(np.linalg.cond(whole))
     if len(whole) > whole.shape[1] or condition > 1e10:
         raise RankBudgetError(
-            f"the output spaces of {len(ranks)} heads overlap: their ranks {ranks} do not fit into dimension "
-            f"{whole.shape[1]} beside each other",
-            measured=condition,
-            threshold=1e10,
+            f"the output spaces of {len(ranks)} heads of ranks {ranks} overlap in {whole.shape[1]} dimensions",
+            condition,
+            1e10,
         )
-
-
-def _projections(spaces: list[Array], separation: float, rest: float, sums: Sums) -> Heads:
-    """Take the projections of the heads out of their sum."""
-    ranks, whole = [len(space) for space in spaces], np.concatenate(spaces)
-    parts = np.split(sums.projection @ np.linalg.pinv(whole), np.cumsum(ranks)[:-1], axis=1)
-    projection = np.array([part @ one for part, one in zip(parts, spaces, strict=True)])
-    return Heads(projection, ranks, separation, rest, float(np.linalg.cond(whole)))

@@ -16,6 +16,7 @@ Every step is believed only if it predicts scores that were not used. The figure
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +65,7 @@ def _extract(
     with log.stage("sums"):
         sums = read_sums(oracle, oracle.dim)
     with log.stage("heads") as figures:
-        figures["curvature"] = bent = sinks.curvature(oracle, sums, rng)
+        figures["curvature"] = bent = sums.curvature(oracle, rng, 4)
         beside: sinks.SinkHeads | None = None
         if bent > max(sinks.CURVED, 1e3 * noise):
             beside = sinks.find_heads_beside_sinks(oracle, sums, noise, rng)
@@ -106,13 +107,9 @@ class _Scores:
         self.longest = MARGIN * oracle.limits.reach / np.sqrt(oracle.dim)  # length that tokens may have
         self.longer = 1.0  # tokens whose norms are read, relative to the others
         most = min(oracle.dim // len(heads.ranks), *heads.ranks)
-        if most < 3:
-            raise RankBudgetError(
-                f"heads of rank {min(heads.ranks)}: the weights of a query, a reference and a key are told apart by "
-                "heads of rank 3 or more",
-                measured=float(most),
-                threshold=3.0,
-            )
+        RankBudgetError.if_below(
+            most, 3, f"heads of rank {min(heads.ranks)}: query, reference and key are told apart by rank 3 or more"
+        )
         taken = 2 + (self.reader.value_bias is not None)  # a query, a reference, and zeros where they pass on something
         self.keys = max(1, int(settings.share * most) - taken)  # keys of a sequence beside them
 
@@ -124,12 +121,9 @@ class _Scores:
         oracle = self.reader.oracle
         self.window = positions.find_window(oracle, self.answers, self.rng)
         if self.window is not None:
-            if self.window < 4:
-                raise FitError(
-                    "rows see fewer than 4 tokens: too few for a query, a reference and a key at two offsets",
-                    measured=float(self.window),
-                    threshold=4.0,
-                )
+            FitError.if_below(
+                self.window, 4, "rows see fewer than 4 tokens: query, reference and a key at two offsets need as many"
+            )
             self.keys = min(self.keys, self.window - 3)
         total = self.reader.projection.sum(0)
         even = not self.sinks and positions.zeros_attend_evenly(oracle, self.reader.bias, total, self.answers, self.rng)
@@ -156,14 +150,12 @@ class _Scores:
         left = y - np.einsum("nkm,nkme->ne", reader.weights(x, y + reader.bias), values)
         size, left = (np.sum(part.reshape(len(LONGER), -1) ** 2, axis=1) for part in (y, left))
         figures["left by heads"] = rest = float(np.sqrt(left / size).max())
-        if rest > max(MERGED, 1e3 * self.answers):
-            raise FitError(
-                "the heads found do not explain answers about two tokens: repeated tokens do not separate heads whose "
-                "weights depend on the offset alike (no positions, equal slopes or tables). If there are none, this is "
-                "not an attention layer",
-                measured=rest,
-                threshold=MERGED,
-            )
+        FitError.if_above(
+            rest,
+            max(MERGED, 1e3 * self.answers),
+            "the heads found do not explain two tokens: heads whose weights depend on the offset alike (no "
+            "positions, equal slopes) are not told apart; without such, this is no attention layer",
+        )
 
     def _check_affine(self, figures: Figures) -> None:
         """Refuse caps and norms beside biases, terms of the offset or sinks, where no token has the score zero."""
@@ -177,13 +169,9 @@ class _Scores:
         read = np.abs(three) < links.READ
         bent, moved = float(np.linalg.norm((three - 2 * two + one)[read])), float(np.linalg.norm((three - one)[read]))
         figures["bent scores"] = rest = bent / (moved + np.finfo(np.float64).tiny)
-        if rest > self.allowed:
-            raise FitError(
-                "scores are not affine in a key, as bilinear forms are. Soft caps and norms of queries and keys are "
-                "recognized only if zero tokens attend evenly, hence not beside biases, terms of the offset or sinks",
-                measured=rest,
-                threshold=self.allowed,
-            )
+        FitError.if_above(
+            rest, self.allowed, "scores are not affine in a key: caps and norms are read, but not beside biases"
+        )
 
     def _tokens(self, count: int) -> Array:
         drawn = self.rng.standard_normal((count, self.dim))
@@ -244,10 +232,7 @@ class _Scores:
                 cores[head][offset], rest = forms.find_core(frame, ledger, head, offset)
                 worst = max(worst, rest)
         figures |= {"rank of forms": max(frame.left.shape[1] for frame in frames), "cores": worst}
-        if worst > self.allowed:
-            raise FitError(
-                "the scores at some offset are no bilinear form of the tokens", measured=worst, threshold=self.allowed
-            )
+        FitError.if_above(worst, self.allowed, "the scores at some offset are no bilinear form of the tokens")
         both = [np.array([frame.form(core[t]) for frame, core in zip(frames, cores, strict=True)]) for t in used]
         figures["changed"] = changed = positions.changed(*both)
         terms: Array | None = None
@@ -263,29 +248,20 @@ class _Scores:
             fresh = [self.link.forms(self._random({t: 4 * self.keys})) for t in unused]
             rest = max([worst, *(max(turned_residual(turns, ledger).values()) for ledger in fresh)])
         figures["other offsets"] = rest
-        if rest > OTHER:
-            raise FitError(
-                "scores at other offsets follow neither from rotations of queries and keys nor from terms of "
-                "position, or are so sharp that weights cannot be read well enough",
-                measured=rest,
-                threshold=OTHER,
-            )
+        FitError.if_above(
+            rest, OTHER, "scores at other offsets are neither rotations nor terms of position, or too sharp to be read"
+        )
         listing = np.array([turns.form(t) for t in range(self.settings.offsets)])
         if terms is None and self.window is None and self.kind == "form" and not self.sinks:
             return RotaryLayer(listing, self.heads.projection, self.reader.bias, turns)
-        layer = ScoreLayer(
-            listing,
-            self.heads.projection,
-            self.reader.bias,
-            turns,
-            query_norm=self.link.query_norm,
-            key_norm=self.link.key_norm,
-            cap=self.link.cap,
-            window=self.window,
-            position_bias=terms,
-            slopes=slopes,
-            value_bias=self.reader.value_bias,
-        )
+        layer = ScoreLayer(listing, self.heads.projection, self.reader.bias, turns, **vars(self.link))
+        more: dict[str, Any] = {
+            "window": self.window,
+            "position_bias": terms,
+            "slopes": slopes,
+            "value_bias": self.reader.value_bias,
+        }
+        layer = replace(layer, **more)
         if not self.sinks:
             return layer
         queries = self._tokens(self.dim + 1 + 2 * self.settings.extra)
@@ -309,10 +285,8 @@ class _Scores:
         sketch, fresh = self._tokens(few), self._tokens(self.dim + 1 + self.spare)
         left = self.link.uncapped(self._of_queries(fresh, sketch))  # (few, N, m)
         right = self.link.uncapped(self._of_keys(fresh, sketch))
-        return [
-            forms.find_frame((fresh, left[:, :, head].T), (fresh, right[:, :, head]), self.noise)
-            for head in range(len(self.heads.ranks))
-        ]
+        sides = zip(np.moveaxis(left, 2, 0), np.moveaxis(right, 2, 0), strict=True)  # (m, few, N)
+        return [forms.find_frame((fresh, one.T), (fresh, two), self.noise) for one, two in sides]
 
     def _of_queries(self, queries: Array, sketch: Array) -> Array:
         """Return scores (few, N, m) of queries (N, d) with sketch keys (few, d), each at an offset of its own."""
@@ -340,12 +314,9 @@ class _Scores:
             together = ask(fresh[1:] + fresh[0], sketch)
             ratio, rest = links.relative_norms(alone[:, 0], alone[:, 1:], together)
             figures[f"norms of {side}"] = rest
-            if rest > self.allowed:
-                raise FitError(
-                    f"scores do not depend on {side} as behind a norm: a sum of two has no combination of their scores",
-                    measured=rest,
-                    threshold=self.allowed,
-                )
+            FitError.if_above(
+                rest, self.allowed, f"scores of sums of {side} do not combine theirs: this is no norm of {side}"
+            )
             linear = np.moveaxis(alone[:, 1:] * ratio, 2, 0)  # (m, few, d): Theta x up to a constant
             table = np.swapaxes(np.linalg.pinv(fresh[1:]) @ np.swapaxes(linear, 1, 2), 1, 2)  # (m, few, d)
             spaces = [forms.row_space(one, self.noise) for one in table]
@@ -354,10 +325,7 @@ class _Scores:
             found.append((spaces, squares))
         (left, query_norm), (right, key_norm) = found
         self.link = links.Link(None, query_norm, key_norm)
-        return [
-            forms.Frame(np.pad(one, ((0, 1), (0, 0))), forms.beside_one(two))
-            for one, two in zip(left, right, strict=True)
-        ]
+        return [forms.Frame(np.pad(a, ((0, 1), (0, 0))), forms.beside_one(b)) for a, b in zip(left, right, strict=True)]
 
     def _squares(
         self, ask: Callable[[Array, Array], Array], sketch: Array, table: Array, spaces: list[Array]
@@ -382,9 +350,7 @@ class _Scores:
             if rest < self.allowed:
                 break
         else:
-            raise FitError(
-                "norms of queries or keys are no root of a quadratic form", measured=rest, threshold=self.allowed
-            )
+            raise FitError("norms of queries or keys are no root of a quadratic form", rest, self.allowed)
         return np.array([fit[0] for fit in fits]), rest
 
 

@@ -62,7 +62,7 @@ def read_terms(
     `form` (m, d + 1, d + 1) gives the scores at one offset, less those with the reference; `draw`
     gives random tokens (n, d), of which a sequence takes `kept` keys.
     """
-    length = int(min(window or FARTHEST, FARTHEST, reader.longest))
+    length = int(min(window or FARTHEST, FARTHEST, reader.oracle.longest))
     lowest = max(LOWEST, float(np.log(LOST * noise)))
     terms, seen, spread = np.zeros((len(form), length)), np.zeros((len(form), length), bool), 0.0
     reference = None if reader.reference is None else extend(reader.reference[None])[0]

@@ -42,11 +42,6 @@ class ScoreReader:
     reference: Array | None
     value_bias: Array | None = None
 
-    @property
-    def longest(self) -> float:
-        """Most tokens of a sequence."""
-        return self.oracle.longest
-
     def scores(
         self, tokens: Array, query: np.ndarray, keys: np.ndarray, offsets: Sequence[int], anchor: int = 1
     ) -> Ledger:
@@ -81,11 +76,8 @@ class ScoreReader:
         y = self.oracle(x, read="all")
         tables = []
         for row in range(2, x.shape[1]):
-            if self.reference is None:
-                logits = self._relative(self.weights(x[:, 1 : row + 1], y[:, row]), 1)[:, 0]
-            else:
-                logits = self._relative(self.weights(np.roll(x[:, : row + 1], -1, axis=1), y[:, row]), 0)[:, 0]
-            tables.append(logits)
+            seen = x[:, 1 : row + 1] if self.reference is None else np.roll(x[:, : row + 1], -1, axis=1)
+            tables.append(self._relative(self.weights(seen, y[:, row]), 1)[:, 0])
         return np.stack(tables)
 
     def weights(self, tokens: Array, answers: Array, *, zeros: bool = False) -> Array:

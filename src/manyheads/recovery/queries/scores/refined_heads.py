@@ -35,7 +35,7 @@ def refined_spaces(
     whole = np.concatenate(spaces)
     count = EXCESS * oracle.dim + 32
     if sphere is None:
-        x = rng.standard_normal((count, 2, oracle.dim))
+        x: Array = rng.standard_normal((count, 2, oracle.dim))
         x = oracle.limits.shortened(x * (length * np.exp(rng.uniform(np.log(0.3), np.log(1.5), (count, 1, 1)))))
     else:
         x = rng.standard_normal((count, 2, len(sphere))) @ sphere
@@ -58,14 +58,10 @@ def refined_spaces(
             best, rest = columns, now
         if now > SLOW * before or len(blocks) == 1:
             break
-        columns = np.concatenate(
-            [
-                block - np.concatenate(blocks[:head] + blocks[head + 1 :], axis=1) @ mixture
-                for head, block in enumerate(blocks)
-                for mixture in [_mixture(blocks, head, moved, along, left[head])]
-            ],
-            axis=1,
-        )
+        others = (np.concatenate(blocks[:head] + blocks[head + 1 :], axis=1) for head in range(len(blocks)))
+        mixtures = (_mixture(blocks, head, moved, along, rest_) for head, rest_ in enumerate(left))
+        moves = (other @ mixture for other, mixture in zip(others, mixtures, strict=True))
+        columns = np.concatenate([block - move for block, move in zip(blocks, moves, strict=True)], axis=1)
     return np.split(np.linalg.pinv(best), cuts), rest
 
 

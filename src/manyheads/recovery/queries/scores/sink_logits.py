@@ -50,17 +50,8 @@ def complete(
         more = space[:, :-1] @ solved[:-1] + constant * one[:, 0]  # what the last column has too much
         shift.append(layer.turns.shift[head] + np.linalg.lstsq(layer.turns.left[head], more, rcond=None)[0])
     figures["sinks"] = worst
-    if worst > allowed:
-        raise FitError(
-            "the logits of sinks are no constants: what they depend on is of another kind",
-            measured=worst,
-            threshold=allowed,
-        )
+    FitError.if_above(worst, allowed, "the logits of sinks are no constants: what they depend on is of another kind")
     turns = replace(layer.turns, shift=tuple(shift))
-    return replace(
-        layer,
-        forms=np.array([turns.form(t) for t in range(layer.offsets)]),
-        turns=turns,
-        sink=np.array(found),
-        position_bias=None if terms is None else terms - terms[:, :1],
-    )
+    forms_ = np.array([turns.form(t) for t in range(layer.offsets)])
+    terms = None if terms is None else terms - terms[:, :1]
+    return replace(layer, forms=forms_, turns=turns, sink=np.array(found), position_bias=terms)

@@ -17,8 +17,6 @@ S3  Projections from W_S and the output spaces (`subspaces`). No calls.
 S4  Sketches of the attention matrices from all rows of sequences (`sphere.rows`).
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from manyheads.attention import AttentionLayer
@@ -27,7 +25,7 @@ from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.probes import Probed, probe_until
 from manyheads.recovery.queries.sigmoid_network import EPS, EXACT
 from manyheads.recovery.queries.sphere.pairs import SphereHeads, SpherePairs, find_sphere_heads, read_normalized_sums
-from manyheads.recovery.queries.sphere.rows import SphereRows, choose_base, read_sketches, solve_forms
+from manyheads.recovery.queries.sphere.rows import SketchSettings, SphereRows, choose_base, read_sketches, solve_forms
 from manyheads.recovery.queries.subspaces.head_values import Stacks, find_ranks
 from manyheads.recovery.queries.subspaces.output_spaces import split_projections
 from manyheads.recovery.queries.warm_start import Followed, follow_nets
@@ -38,24 +36,11 @@ QUERIES = 12  # dimensions in which the w of all pairs lie; the differences have
 STEP = 0.4  # length of the step to a neighbouring difference, relative to the difference
 
 
-@dataclass(frozen=True)
-class SphereSettings:
-    """Settings of the extraction of a layer behind a normalization."""
-
-    extra: int = 4  # differences, and sketch tokens, beyond the rank
-    share: float = 0.6  # distinct tokens of a sequence, relative to the most whose weights can be separated
-
-    @classmethod
-    def accurate(cls) -> "SphereSettings":
-        """Return settings that spend more calls on better-conditioned readings."""
-        return cls(extra=10, share=0.4)
-
-
 def extract_on_sphere(
-    oracle: Oracle, noise: float, rng: Generator, settings: SphereSettings | None = None
+    oracle: Oracle, noise: float, rng: Generator, settings: SketchSettings | None = None
 ) -> Extracted:
     """Extract a layer behind a LayerNorm or RMSNorm that cannot be bypassed."""
-    settings = settings or SphereSettings()
+    settings = settings or SketchSettings()
     log = StageLog(oracle)
     with log.stage("sums") as figures:
         sums, norm, basis = read_normalized_sums(oracle, oracle.dim, noise, rng)
@@ -87,13 +72,10 @@ def extract_on_sphere(
     return Extracted(layer, tuple(log.stages), acts_on, prepare=norm)
 
 
-def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: Generator, settings: SphereSettings) -> Stacks:
+def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: Generator, settings: SketchSettings) -> Stacks:
     """Follow the heads to other differences until the spaces of what they read are exhausted."""
-    dim, size, design = (
-        len(pairs.sums.bias),
-        len(pairs.near),
-        pairs.design(len(heads.queries), heads.copies).with_sum(),
-    )
+    dim, size = len(pairs.sums.bias), len(pairs.near)
+    design = pairs.design(len(heads.queries), heads.copies).with_sum()
     start = heads.direction / np.linalg.norm(heads.direction)
     turn = np.concatenate([np.linalg.qr(rng.standard_normal((size, size)))[0] for _ in range(3)])
     level = pairs.noise * np.sqrt(np.mean((heads.queries @ pairs.sums.projection) ** 2)) * 4
@@ -129,15 +111,12 @@ def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: Generator, setting
 
 def _not_exhausted(pairs: SpherePairs, heads: int, asked: int, most: int) -> RankBudgetError:
     return RankBudgetError(
-        f"the output spaces of {heads} heads are not exhausted by {asked} differences of tokens, which have "
-        f"{len(pairs.near)} dimensions here: heads of that rank or more, or answers too noisy to see the ranks",
-        measured=float(asked),
-        threshold=float(most),
+        f"{asked} differences do not exhaust {heads} output spaces: high ranks, or noisy answers", asked, most
     )
 
 
 def _read_forms(
-    rows: SphereRows, ranks: list[int], noise: float, rng: Generator, settings: SphereSettings, figures: Figures
+    rows: SphereRows, ranks: list[int], noise: float, rng: Generator, settings: SketchSettings, figures: Figures
 ) -> tuple[Array, Array]:
     """Read the attention matrices, with more sketch tokens where their rank asks for it."""
     size = max(2, int(settings.share * min(len(rows.base) / len(rows.projection), *ranks)))

@@ -117,13 +117,8 @@ class SphereHeads:
 
     def figures(self) -> Figures:
         """Return what a report shows of this stage."""
-        return {
-            "heads": len(self.net.values),
-            "residual": float(self.net.residual),
-            "amplification": self.worst,
-            "queries": len(self.queries),
-            "copies": self.copies,
-        }
+        figures = {"heads": len(self.net.values), "residual": float(self.net.residual), "amplification": self.worst}
+        return figures | {"queries": len(self.queries), "copies": self.copies}
 
 
 def find_sphere_heads(pairs: SpherePairs, rng: Generator, tries: int = 3) -> SphereHeads:
@@ -138,17 +133,10 @@ def find_sphere_heads(pairs: SpherePairs, rng: Generator, tries: int = 3) -> Sph
             _, spectrum, axes = np.linalg.svd(flat, full_matrices=False)
             level = max(pairs.noise, 2 * EPS) * np.sqrt(np.mean((w @ pairs.sums.projection) ** 2)) * 4
             heads = int((spectrum > max(8 * level * (len(flat) ** 0.5 + len(v) ** 0.5), 1e-11 * spectrum[0])).sum())
-            if heads > max(4, len(v) // 2):
-                raise RankBudgetError(
-                    f"the answers to pairs have {heads} dimensions, too many for heads with spaces of their own in "
-                    f"dimension {len(v)}: the function is no attention layer, or too noisy",
-                    measured=float(heads),
-                    threshold=float(max(4, len(v) // 2)),
-                )
-            if not heads:
-                raise FitError(
-                    "the answers to pairs are rounding: no head reads the tokens", measured=0.0, threshold=1.0
-                )
+            RankBudgetError.if_above(
+                heads, max(4, len(v) // 2), f"the answers to pairs have {heads} dimensions of {len(v)}: too many"
+            )
+            FitError.if_below(heads, 1, "the answers to pairs are rounding: no head reads the tokens")
             if copies >= heads + 2 and len(w) >= heads + 2:
                 break
             copies = heads + 2
@@ -171,10 +159,7 @@ def find_sphere_heads(pairs: SpherePairs, rng: Generator, tries: int = 3) -> Sph
     if best is not None:
         return best
     raise FitError(
-        "no pencil of the answers to copies of a query has heads that fit them: the function is no attention layer "
-        "behind a normalization, or its answers are too noisy",
-        measured=residual,
-        threshold=allowed,
+        "no pencil of copies of a query has heads that fit: no attention behind a norm, or noise", residual, allowed
     )
 
 
@@ -247,12 +232,7 @@ def read_norm(ask: Ask, dim: int, noise: float, rng: Generator) -> tuple[Normali
     loose = max(1e-8, 1e3 * noise)
     bias, size = (y[0] + y[3]) / 2, np.linalg.norm(y[0] - y[3]) / 2
     centred = bool(np.linalg.norm(y[1] - y[0]) < loose * size)
-    if np.linalg.norm(y[2] - y[0]) > 0.01 * size:
-        raise NotALayer(
-            "twice a token gives another answer than the token: there is no normalization in front. Extract without",
-            measured=float(np.linalg.norm(y[2] - y[0]) / size),
-            threshold=0.01,
-        )
+    NotALayer.if_above(np.linalg.norm(y[2] - y[0]) / size, 0.01, "twice a token gives another answer: no normalization")
 
     def epsilon_at(s: float, answer: Array) -> float:
         shrunk = float((answer - bias) @ (y[0] - bias) / size**2)
@@ -264,9 +244,7 @@ def read_norm(ask: Ask, dim: int, noise: float, rng: Generator) -> tuple[Normali
     second = epsilon_at(s, ask(s * token[None, None], read="last")[0])
     if abs(second - first) > doubt or min(first, second) < -doubt:
         raise NotALayer(
-            "answers to short tokens are not those of a LayerNorm or RMSNorm with any epsilon",
-            measured=abs(second - first),
-            threshold=doubt,
+            "answers to short tokens are those of no LayerNorm or RMSNorm of any epsilon", abs(second - first), doubt
         )
     return Normalization(centred, second if second > doubt else 0.0), token
 
@@ -287,10 +265,7 @@ def read_normalized_sums(ask: Ask, dim: int, noise: float, rng: Generator) -> tu
     bias = (y[:2] + y[-2:]).mean(0) / 2
     projection = basis.T @ (y[: len(basis)] - bias) / radius
     rest = np.linalg.norm(token @ projection + bias - (asked_answer := ask(token[None, None], read="last")[0]))
-    if rest > loose * np.linalg.norm(asked_answer - bias):
-        raise NotALayer(
-            "the answer to one token on the sphere is not affine in it: no attention layer behind a normalization",
-            measured=float(rest / np.linalg.norm(asked_answer - bias)),
-            threshold=loose,
-        )
+    NotALayer.if_above(
+        rest / np.linalg.norm(asked_answer - bias), loose, "the answer to a token on the sphere is not affine in it"
+    )
     return Sums(projection, bias), norm, basis

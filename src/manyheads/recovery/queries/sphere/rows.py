@@ -27,6 +27,14 @@ LEAST = 8e-3  # smallest weight of a pilot at which a spread is accepted
 
 
 @dataclass(frozen=True)
+class SketchSettings:
+    """Settings of extractions that read sketches of the attention matrices relative to a base token."""
+
+    extra: int = 4  # differences, and sketch tokens, beyond the rank
+    share: float = 0.6  # distinct tokens of a sequence, relative to the most whose weights can be separated
+
+
+@dataclass(frozen=True)
 class SphereRows:
     """Asks about sequences on the sphere and reads logits relative to the base."""
 

@@ -95,10 +95,9 @@ def _read_stacks(pairs: Pairs, start: Separation, rng: Generator, settings: Subs
         failed = int((~found.accepted).sum())
         if failed > len(block) / 2:
             raise FitError(
-                f"{failed} of {len(block)} probes failed their guards at every step: the heads cannot be followed from "
-                "probe to probe. The function is no attention layer, or too noisy for this method; try the bounded one",
-                measured=float(np.max(found.nets.residual)),
-                threshold=allowed,
+                f"{failed} of {len(block)} probes failed their guards: heads cannot be followed, try bounded",
+                np.max(found.nets.residual),
+                allowed,
             )
         return found
 

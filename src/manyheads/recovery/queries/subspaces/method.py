@@ -20,7 +20,7 @@ Derived and measured here; the pencil of S1 is Jennrich's, the elimination of S2
 import numpy as np
 
 from manyheads.attention import AttentionLayer
-from manyheads.recovery._types import Figures, Generator
+from manyheads.recovery._types import Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums, read_sums
 from manyheads.recovery.queries.sigmoid_network import EPS
@@ -71,21 +71,14 @@ def _ignoring_tokens(sums: Sums, causal: bool, log: StageLog) -> Extracted:
 
 def _slice_figures(stacks: Stacks) -> Figures:
     ranks = np.array([-1]) if stacks.ranks is None else stacks.ranks
-    return {
-        "heads": len(stacks.values),
-        "probes": len(stacks.probes),
-        "halvings": stacks.halvings,
-        "dropped": stacks.dropped,
-        "smallest rank": int(ranks.min()),
-        "largest rank": int(ranks.max()),
-    }
+    figures = {"heads": len(stacks.values), "probes": len(stacks.probes), "halvings": stacks.halvings}
+    return figures | {"dropped": stacks.dropped} | _extremes(ranks)
 
 
 def _row_figures(found: Attentions) -> Figures:
-    return {
-        "smallest rank": int(found.ranks.min()),
-        "largest rank": int(found.ranks.max()),
-        "noise": found.noise,
-        "scale": found.scale,
-        "smallest weight": found.smallest,
-    }
+    figures = {"noise": found.noise, "scale": found.scale, "smallest weight": found.smallest}
+    return _extremes(found.ranks) | figures
+
+
+def _extremes(ranks: Indices) -> Figures:
+    return {"smallest rank": int(ranks.min()), "largest rank": int(ranks.max())}

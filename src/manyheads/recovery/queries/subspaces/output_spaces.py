@@ -54,10 +54,9 @@ def split_projections(sums: Sums, stacks: Stacks, *, whole: bool = False) -> Pro
     ranks = stacks.ranks
     if ranks is not None and not ranks.any():
         raise FitError(
-            f"what {len(ranks)} heads write is below the noise of its readings: no output space is left of it. Give "
-            "answers in a wider type",
-            measured=float(stacks.levels.max()),
-            threshold=float(np.linalg.norm(stacks.values, axis=(1, 2)).max()),
+            f"what {len(ranks)} heads write is below the noise of its readings: give answers in a wider type",
+            stacks.levels.max(),
+            np.linalg.norm(stacks.values, axis=(1, 2)).max(),
         )
     if whole and len(stacks.probes) >= dim:
         found = _cut_at_gaps(_by_probes(sums, stacks))
@@ -67,30 +66,19 @@ def split_projections(sums: Sums, stacks: Stacks, *, whole: bool = False) -> Pro
         found = _by_probes(sums, stacks)
     elif ranks is None:  # probes were dropped, so that d of them were asked and fewer are left
         raise RankBudgetError(
-            f"{len(stacks.probes)} probes that passed their guards do not exhaust the output spaces of "
-            f"{len(stacks.values)} heads, and fewer than {dim} do not measure the projections: try another seed, or "
-            "the bounded method",
-            measured=float(len(stacks.probes)),
-            threshold=float(dim),
+            f"{len(stacks.probes)} probes leave output spaces open: another seed, or bounded", len(stacks.probes), dim
         )
     else:
         raise RankBudgetError(
-            f"the output spaces of {len(ranks)} heads have {ranks.sum()} dimensions together, more than the {dim} there"
-            " are: heads of full or overlapping rank. Take the bounded method",
-            measured=float(ranks.sum()),
-            threshold=float(dim),
+            f"{len(ranks)} heads write {ranks.sum()} dimensions together, of {dim}: take bounded", ranks.sum(), dim
         )
     # Errors of the spaces pass through O^+; what is checked is of the size of the rows.
     sizes = np.linalg.norm(stacks.values, axis=(1, 2)) / np.sqrt(len(stacks.probes))
     explained = float(np.max(stacks.levels / np.maximum(sizes, np.finfo(float).tiny)))
     allowed = min(0.1, CLEAR * explained * max(found.condition, 1.0) + 1e-9)
-    if not max(found.sum_error, found.row_error) <= allowed:
-        raise FitError(
-            "the projections contradict the answers they were made of (a head was exchanged at some probe, or its "
-            "output space has a wrong rank): try another seed, or more queries and probes",
-            measured=max(found.sum_error, found.row_error),
-            threshold=allowed,
-        )
+    FitError.if_above(
+        max(found.sum_error, found.row_error), allowed, "the projections contradict their answers: try another seed"
+    )
     return found
 
 
@@ -116,9 +104,9 @@ def _by_spaces(sums: Sums, stacks: Stacks, ranks: Indices) -> Projections:
     singular = np.linalg.svd(triangle, compute_uv=False)
     if not singular[-1] > np.finfo(float).eps * singular[0] * dim:
         raise RankBudgetError(
-            "the output spaces of the heads overlap: their sum does not hold each of them. Take the bounded method",
-            measured=float(singular[-1] / singular[0]),
-            threshold=float(np.finfo(float).eps * dim),
+            "the output spaces of the heads overlap: take the bounded method",
+            singular[-1] / singular[0],
+            np.finfo(float).eps * dim,
         )
     inverse = np.linalg.solve(triangle, turn.T).T  # O^+ = Q R^-T, (d, sum of ranks)
     readers, splits = np.zeros((2, heads, dim, widest))

@@ -145,10 +145,8 @@ class Pairs:
             answers = self.oracle(np.concatenate(parts), read=rows).reshape(len(parts), count, len(rows), dim)
             answers = np.moveaxis(answers, 0, 2)
         answers = answers.reshape(*queries.shape[:2], self.views, len(self.copies), dim)
-        plain = (
-            self.sums.read(queries)[:, :, None]
-            + expit(-self.shifts)[:, None] * (moved @ self.sums.projection)[:, :, None]
-        )
+        plain = self.sums.read(queries)[:, :, None]
+        plain = plain + expit(-self.shifts)[:, None] * (moved @ self.sums.projection)[:, :, None]
         rest: Array = answers - plain[:, :, None]
         return rest.reshape(len(probes), -1, len(self.copies), dim)
 
@@ -185,14 +183,8 @@ class Separation(NamedTuple):
 
     def figures(self) -> Figures:
         """Return what a report shows of this stage."""
-        return {
-            "heads": len(self.net.values),
-            "scale": self.scale,
-            "separation": self.separation,
-            "residual": float(self.net.residual),
-            "lacking": self.lacking,
-            "queries": len(self.queries),
-        }
+        figures = {"heads": len(self.net.values), "scale": self.scale, "separation": self.separation}
+        return figures | {"residual": float(self.net.residual), "lacking": self.lacking, "queries": len(self.queries)}
 
 
 def separate_heads(pairs: Pairs, dim: int, rng: Generator, *, oversampling: float, tries: int) -> Separation:
@@ -256,13 +248,11 @@ def _separate_at(
     """One probe: rank, pencils, start, fit."""
     queries, answers, axes = _count_heads(pairs, probe, scale, rng, oversampling)
     heads, dim = len(axes), len(probe)
-    if heads * len(answers) > MOST:
-        raise FitError(
-            f"{heads} heads have {heads * len(answers)} logits in the fit that separates them: its time grows as the "
-            "cube of that. Extract from fewer heads, or raise manyheads.recovery.queries.subspaces.pairs.MOST",
-            measured=float(heads * len(answers)),
-            threshold=float(MOST),
-        )
+    FitError.if_above(
+        heads * len(answers),
+        MOST,
+        f"{heads} heads have {heads * len(answers)} logits in one fit: extract fewer, or raise {__name__}.MOST",
+    )
     level = pairs.level(queries, probe, answers)
     design = pairs.design(len(answers))
     flat = answers.reshape(-1, dim)
@@ -293,17 +283,13 @@ def _separate_at(
                 return Separation(probe, queries, design, net, scale, level, lacking, distance)
     if not real:
         raise FitError(
-            f"{heads} heads show, and no pencil of {len(pencils.jacobians)} Jacobians had real, distinct eigenvalues: "
-            "the answers are not those of attention heads, or too noisy for their derivatives",
-            measured=separation,
-            threshold=EPS,
+            f"{heads} heads show, and no pencil of Jacobians is real: no attention heads, or too noisy", separation, EPS
         )
     raise FitError(
-        f"the answers to pairs have {heads} dimensions but are no net of {heads} heads: what the heads read is "
-        "linearly dependent, or the function is no attention layer (one that adds its input looks like this until "
-        "residual=True says so)",
-        measured=closest,
-        threshold=allowed,
+        f"answers to pairs of {heads} dimensions are no net of as many heads: values depend on each other, or "
+        f"no attention layer (one that adds its input looks like this until residual=True says so)",
+        closest,
+        allowed,
     )
 
 

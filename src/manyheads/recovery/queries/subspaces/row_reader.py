@@ -43,13 +43,11 @@ class Rows(NamedTuple):
 def check_agreement(apart: float, heads: Projections, noise: float) -> None:
     """Refuse logits that two sequences disagree on: they are not bilinear in the tokens."""
     allowed = min(ROUGHEST, AGREEMENT * (max(noise, EPS) * heads.condition + heads.row_error))
-    if not apart <= allowed:
-        raise FitError(
-            "what two sequences say of the same logits differs by more than the noise explains: the logits are not "
-            "bilinear in the tokens (a cap on them, positions), or what the heads read is not known well enough",
-            measured=apart,
-            threshold=allowed,
-        )
+    FitError.if_above(
+        apart,
+        allowed,
+        "two sequences disagree on logits: not bilinear in the tokens (a cap, positions), or rough values",
+    )
 
 
 class RowReader:
@@ -99,7 +97,7 @@ class RowReader:
                 scale = min(most, scale * (2.0 if high == np.inf else 0.5))
             if (high < np.inf and high < low * 1.01) or scale > 1e4:
                 return scale  # no logits at all, or so few heads that the quantile jumps
-        raise FitError("no scale of tokens gave moderate logits", measured=scale, threshold=1.0)
+        raise FitError("no scale of tokens gave moderate logits", scale, 1.0)
 
     def ask(self, group: Array, basis: Array) -> tuple[Array, Array, Array]:
         """Ask one group of sketch tokens against the whole basis.
@@ -148,13 +146,9 @@ class RowReader:
 
     def _check(self, *weights: Array) -> None:
         self.smallest = min(self.smallest, *(float(part.min()) for part in weights))
-        if self.smallest < -0.01:
-            raise FitError(
-                "the rows gave attention weights below zero: what the heads read is not known well enough, or the "
-                "function is no attention layer; try another seed or the accurate settings",
-                measured=self.smallest,
-                threshold=0.0,
-            )
+        FitError.if_below(
+            self.smallest, -0.01, "rows gave attention weights below zero: no attention layer, or accurate=True helps"
+        )
 
     def weights(self, tokens: Array, read: Sequence[Rows]) -> list[Array]:
         """Weights (m, n, tokens) of the distinct tokens after the zero, for every row that is read."""
@@ -167,7 +161,7 @@ class RowReader:
         readers, splits = self.heads.readers, self.heads.splits
         assert readers is not None
         assert splits is not None
-        found = [np.empty((len(readers), len(distinct), row.seen)) for row in read]
+        found: list[Array] = [np.empty((len(readers), len(distinct), row.seen)) for row in read]
         for head, rank in enumerate(self.heads.ranks):
             read_by = np.swapaxes(distinct @ readers[head, :, :rank], 1, 2)  # (n, r, tokens)
             seen_by = np.swapaxes(answers @ splits[head, :, :rank], 1, 2)  # (n, r, rows)
@@ -178,7 +172,7 @@ class RowReader:
 
     def _jointly(self, distinct: Array, answers: Array, read: Sequence[Rows]) -> list[Array]:
         heads = len(self.heads.projection)
-        found = [np.empty((heads, len(distinct), row.seen)) for row in read]
+        found: list[Array] = [np.empty((heads, len(distinct), row.seen)) for row in read]
         step = max(1, 2**25 // (heads * distinct.shape[1] * distinct.shape[2]))
         for first in range(0, len(distinct), step):
             part = slice(first, first + step)

@@ -106,12 +106,9 @@ def _row_space(sketch: Array, error: float) -> Array:
     rank = rank_by_gap(singular, error * (np.sqrt(len(sketch)) + np.sqrt(sketch.shape[1])))
     if rank is None or rank > len(sketch) - SPARE:
         raise FitError(
-            "the logits of queries without values have more dimensions than there are such queries, or no gap to the "
-            "noise",
-            measured=float(singular[-1]),
-            threshold=error,
+            "the logits of queries without values have too many dimensions, or no gap to the noise", singular[-1], error
         )
-    return np.asarray(right[:rank].T, np.float64)
+    return right[:rank].T
 
 
 def _read_queries(

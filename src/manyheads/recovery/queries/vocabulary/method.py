@@ -15,8 +15,6 @@ S4  Sketches of the attention matrices from all rows, relative to a base token, 
 Derived here.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from scipy.linalg import qr
 
@@ -26,7 +24,7 @@ from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.rotary.forms import extend
 from manyheads.recovery.queries.sigmoid_network import EPS, EXACT
-from manyheads.recovery.queries.sphere.rows import SphereRows, read_pairs_of, solve_forms
+from manyheads.recovery.queries.sphere.rows import SketchSettings, SphereRows, read_pairs_of, solve_forms
 from manyheads.recovery.queries.subspaces.head_values import Stacks, find_ranks
 from manyheads.recovery.queries.subspaces.output_spaces import Projections, single_projection, split_projections
 from manyheads.recovery.queries.vocabulary.pairs import Hubs, TablePairs, find_hubs, find_pair_heads, order_triangle
@@ -38,24 +36,11 @@ BASES = 6  # tokens that are tried as a base
 BLOCK = 8  # tokens whose triangles are asked about together
 
 
-@dataclass(frozen=True)
-class VocabularySettings:
-    """Settings of the extraction from a vocabulary."""
-
-    extra: int = 4  # differences, and sketch tokens, beyond the rank
-    share: float = 0.6  # distinct tokens of a sequence, relative to the most whose weights can be separated
-
-    @classmethod
-    def accurate(cls) -> "VocabularySettings":
-        """Return settings that spend more calls on better-conditioned readings."""
-        return cls(extra=12, share=0.4)
-
-
 def extract_from_vocabulary(
-    oracle: Oracle, noise: float, rng: Generator, settings: VocabularySettings | None = None
+    oracle: Oracle, noise: float, rng: Generator, settings: SketchSettings | None = None
 ) -> Extracted:
     """Extract a layer from sequences of the tokens of `oracle.limits.vocabulary`."""
-    settings, noise = settings or VocabularySettings(), max(noise, EPS)
+    settings, noise = settings or SketchSettings(), max(noise, EPS)
     table = np.asarray(oracle.limits.vocabulary, np.float64)
     log = StageLog(oracle)
     with log.stage("sums") as figures:
@@ -96,16 +81,13 @@ def _read_sums(oracle: Oracle, table: Array, noise: float, rng: Generator, figur
     rest = np.linalg.norm(sums.read(table[others]) - answers[dim + 1 :], axis=1)
     figures["affine"] = affine = float(rest.max(initial=0.0) / size)
     allowed = max(1e-8, 1e3 * noise * condition)
-    if affine > allowed:
-        raise NotALayer(
-            "answers to one token are not affine in it: this is no attention layer, or its vocabulary is another",
-            measured=affine,
-            threshold=allowed,
-        )
+    NotALayer.if_above(
+        affine, allowed, "answers to one token are not affine in it: no attention layer, or another vocabulary"
+    )
     return sums, spanning
 
 
-def _read_stacks(pairs: TablePairs, hubs: Hubs, rng: Generator, settings: VocabularySettings) -> Stacks:
+def _read_stacks(pairs: TablePairs, hubs: Hubs, rng: Generator, settings: SketchSettings) -> Stacks:
     """Read triangles with the hubs until the output spaces are exhausted."""
     table, count = pairs.table, len(hubs.heads.values)
     dim = table.shape[1]
@@ -144,10 +126,9 @@ def _read_stacks(pairs: TablePairs, hubs: Hubs, rng: Generator, settings: Vocabu
         if len(rows) >= dim + settings.extra:
             return stacks
     raise RankBudgetError(
-        f"{len(probes)} of {len(table)} tokens show their heads in triangles, too few for the output spaces of {count} "
-        "heads: a larger vocabulary is needed, or one of shorter tokens",
-        measured=float(len(probes)),
-        threshold=float(max(wanted, dim)),
+        f"{len(probes)} of {len(table)} tokens show {count} heads: give more tokens, or shorter ones",
+        len(probes),
+        max(wanted, dim),
     )
 
 
@@ -159,7 +140,7 @@ def _read_forms(
     spanning: np.ndarray,
     noise: float,
     rng: Generator,
-    settings: VocabularySettings,
+    settings: SketchSettings,
     figures: Figures,
 ) -> tuple[Array, Array]:
     """Read all logits of the spanning tokens with a few others, more of them where a rank asks for it."""
@@ -199,11 +180,7 @@ def _choose_base(
             best = least, rows, int(place)
     assert best is not None
     figures["pilot"] = best[0]
-    if not best[0] > 0:
-        raise FitError(
-            "rows gave attention weights below zero: what the heads read is not known well enough, or attention is so "
-            "sharp on these tokens that weights are lost in the rounding",
-            measured=best[0],
-            threshold=0.0,
-        )
+    FitError.if_below(
+        best[0], 0, "rows gave attention weights below zero: rough values, or attention too sharp on these tokens"
+    )
     return best[1], np.delete(table, best[2], axis=0)

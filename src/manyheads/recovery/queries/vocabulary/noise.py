@@ -48,30 +48,14 @@ def vocabulary_noise(oracle: Oracle, rng: Generator, *, stochastic: bool = False
         again = oracle(asked[:8], read="all")
     size = root_mean_square(rows - rows.mean((0, 1)))
     floor = oracle.limits.spacing(root_mean_square(rows) or 1.0, oracle.answer_dtype or np.float64) / max(size, 1e-300)
-    repeat, order, later = (
-        root_mean_square(part) / max(size, 1e-300)
-        for part in (again - rows, exchanged[:, -1] - rows[:, -1], continued[:, :2] - rows[:, :2])
-    )
+    changes = (again - rows, exchanged[:, -1] - rows[:, -1], continued[:, :2] - rows[:, :2])
+    repeat, order, later = (root_mean_square(part) / max(size, 1e-300) for part in changes)
     if repeat > ROUNDING * floor and not stochastic:
         raise NotALayer(
-            "the same question is answered differently each time: say that the answers are noisy, by noise",
-            measured=repeat,
-            threshold=ROUNDING * floor,
+            "the same question is answered differently each time: say so by noise", repeat, ROUNDING * floor
         )
     known = max(min(1e3 * floor, PLAIN), 10 * repeat)
     level = max(repeat, order if order <= known else 0.0, floor / 5)
-    if not level <= LARGEST:
-        raise NotALayer("the answers are too noisy to tell heads apart", measured=level, threshold=LARGEST)
-    return OracleNoise(
-        level=level,
-        repeat=repeat,
-        affine=float("nan"),
-        order=order,
-        causal=later <= known,
-        normalized=False,
-        centred=False,
-        positional=order > known,
-        dtype=str(oracle.answer_dtype),
-        dim=oracle.dim,
-        rounding=floor,
-    )
+    NotALayer.if_above(level, LARGEST, "the answers are too noisy to tell heads apart")
+    measured = (level, repeat, float("nan"), order, later <= known, False, False, order > known)
+    return OracleNoise(*measured, str(oracle.answer_dtype), oracle.dim, floor)

@@ -209,9 +209,6 @@ def find_hubs(pairs: TablePairs, rng: Generator) -> Hubs:
             break
     if best is None:
         raise FitError(
-            "no pair of tokens of the vocabulary shows its heads: their logits are too large or too alike, the answers "
-            "too noisy, or the function is no attention layer",
-            measured=np.inf,
-            threshold=WORST,
+            "no pair of tokens shows its heads: logits too large or too alike, or noisy answers", np.inf, WORST
         )
     return best
