@@ -85,11 +85,7 @@ def fit_student(
     wanted: float,
     settings: StudentSettings | None = None,
 ) -> Fit:
-    """Fit a layer with a given number of heads from random starts, until one explains the held-out examples.
-
-    `wanted` is the relative squared held-out error at which no further start is tried; 0 tries them all. Returns the
-    best fit by held-out error; whether that is good enough is for the caller to ask.
-    """
+    """Fit a layer with a given number of heads from random starts, until one explains the held-out examples."""
     settings, start = settings or StudentSettings(), time.process_time()
     best: tuple[GaussNewtonFit, float] | None = None
     evaluations = products = restarts = 0
@@ -103,9 +99,8 @@ def fit_student(
         if near.loss <= settings.reach * until:
             refined = descend(near, settings.refinement)
             products += refined.products
-            if (
-                len(sample) < len(examples) and refined.error > 1e3 * settings.refinement.tolerance
-            ):  # noise averages out
+            noisy = refined.error > 1e3 * settings.refinement.tolerance
+            if len(sample) < len(examples) and noisy:  # noise averages out
                 refined = descend(Tangent.at(examples, stack_theta(refined.layer)), settings.refinement)
                 products += refined.products
         error = relative_error(refined.layer, held_out)
@@ -114,19 +109,14 @@ def fit_student(
         if error <= wanted:
             break
     assert best is not None
-    seconds = time.process_time() - start
-    done, error = best
+    seconds, (done, error) = time.process_time() - start, best
     return Fit(done.layer, done.error, error, restarts, evaluations, products, seconds, done.converged)
 
 
 def search(
     examples: Examples, heads: int, rng: Generator, *, until: float, settings: StudentSettings
 ) -> tuple[Tangent, int]:
-    """Descend from a random start with L-BFGS on the attention matrices; projections are solved for at each.
-
-    Returns the best point, and the number of evaluations: fewer than allowed where the error fell below `until`, or
-    stalled.
-    """
+    """Descend from a random start with L-BFGS on the attention matrices; projections are solved for at each."""
     start = draw_start(examples, heads, rng)
     best: list[Tangent] = []
     losses: list[float] = []

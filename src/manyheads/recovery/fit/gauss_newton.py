@@ -91,10 +91,7 @@ def fit_gauss_newton(
 
 
 def as_examples(x: ArrayLike, y: ArrayLike, form: Form = PLAIN, weights: ArrayLike | None = None) -> Examples:
-    """Check sequences, labels and weights, and promote them to float64.
-
-    Sequences and labels are (n, k, d), weights (n, k), not negative; labels that are all the same are refused.
-    """
+    """Check sequences, labels and weights, and promote them to float64."""
     given = zip(("x", "y", "weights"), (x, y, *(() if weights is None else (weights,))), strict=False)
     tokens, labels, *rest = (np.ascontiguousarray(as_reals(name, value), np.float64) for name, value in given)
     if tokens.ndim != 3 or 0 in tokens.shape or labels.shape != tokens.shape:
@@ -152,7 +149,7 @@ class Linearized(Protocol):
     def layer(self) -> Any:
         """The layer at this point."""
 
-    def moved(self, change: Array) -> Any:
+    def move(self, change: Array) -> Any:
         """Return the same at changed weights."""
 
     def forward(self, change: Array) -> Array:
@@ -184,7 +181,7 @@ def descend(here: Linearized, settings: GaussNewtonSettings) -> GaussNewtonFit:
             products += used
             if expected <= settings.gain * here.loss and damping <= LIGHT:
                 return GaussNewtonFit(here.layer, tuple(errors), products, cosine, converged=True)
-            there = here.moved(change)
+            there = here.move(change)
             gain = (here.loss - there.loss) / max(expected, np.finfo(float).tiny)
             if not np.isfinite(there.loss) or gain < 1e-3:
                 damping *= 8

@@ -27,10 +27,7 @@ class Head:
 
 
 def describe_heads(layer: AttentionLayer, tolerance: float = RANK_TOLERANCE) -> tuple[Head, ...]:
-    """Return ranks and norms of every head, heads in the order of the layer.
-
-    A singular value counts towards a rank when it is above the share `tolerance` of the largest one.
-    """
+    """Return ranks and norms of every head, heads in the order of the layer."""
     theta, projection, key_bias, _ = dense_weights(layer)
     spectra = [np.linalg.svd(stack, compute_uv=False) for stack in (theta, projection)]  # (m, d) each
     ranks = [np.sum(values > tolerance * values[:, :1], axis=1) for values in spectra]
@@ -40,13 +37,7 @@ def describe_heads(layer: AttentionLayer, tolerance: float = RANK_TOLERANCE) -> 
 
 
 def say_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks in few words.
-
-    Examples
-    --------
-    >>> say_ranks([16, 16, 16]), say_ranks([4, 3, 4])
-    ('16', '3 to 4')
-    """
+    """Return ranks in few words."""
     low, high = min(found := list(ranks)), max(found)
     return str(low) if low == high else f"{low} to {high}"
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Array
 from manyheads.recovery.layers.description import RANK_TOLERANCE, describe_heads
 from manyheads.recovery.layers.evaluation import dense_weights
 from manyheads.study import Curve, Lines, Listing
@@ -31,7 +32,7 @@ def heads_picture(layer: AttentionLayer) -> Picture:
     for head in range(layer.heads):
         for lower, (name, weights) in enumerate(zip(("Θ", "W"), dense_weights(layer)[:2], strict=True)):
             top, left = (2 * (head // columns) + lower) * (side + gap), head % columns * (side + gap)
-            values[top : top + side, left : left + side] = _pooled(weights[head])
+            values[top : top + side, left : left + side] = _pool(weights[head])
             first = head - head % columns
             last = min(first + columns, layer.heads) - 1
             marks[top + side // 2] = f"{name} {first}" if first == last else f"{name} {first}-{last}"
@@ -47,7 +48,7 @@ def heads_picture(layer: AttentionLayer) -> Picture:
     return Picture("The recovered heads", *axes, values_, value_label=label, note=note, limits=(0.0, 1.0), **ticks)
 
 
-def _pooled(matrix: np.ndarray) -> np.ndarray:
+def _pool(matrix: Array) -> Array:
     """Return the sizes of the entries, as root mean squares over blocks where there are many."""
     edges = np.unique(np.linspace(0, len(matrix), min(len(matrix), POOLED) + 1).astype(int))
     squares = np.add.reduceat(np.add.reduceat(matrix**2, edges[:-1], 0), edges[:-1], 1)

@@ -28,6 +28,7 @@ from numpy.typing import ArrayLike
 
 from manyheads._arrays import as_native, takes_arrays
 from manyheads.errors import ShapeError, UsageError
+from manyheads.recovery._types import Array
 from manyheads.recovery.layers.evaluation import softmax
 from manyheads.recovery.layers.rotary import RotaryLayer
 
@@ -182,7 +183,7 @@ class ScoreLayer(RotaryLayer):
         seen = (apart >= 0) & (apart < (self.window or length))
         return np.where(seen, scores, -np.inf)
 
-    def position_terms(self, length: int) -> np.ndarray:
+    def position_terms(self, length: int) -> Array:
         """Return b (m, length)."""
         known = self.position_bias
         assert known is not None
@@ -190,14 +191,12 @@ class ScoreLayer(RotaryLayer):
         if beyond <= 0:
             return np.pad(known, ((0, 0), (0, max(length - known.shape[1], 0))))
         if self.slopes is None:
-            raise UsageError(
-                f"a sequence of {length} tokens: position terms are known up to offset {known.shape[1] - 1}"
-            )
+            raise UsageError(f"a sequence of {length} tokens: position terms end at offset {known.shape[1] - 1}")
         steps = np.arange(1, length - known.shape[1] + 1)
         return np.concatenate([known, known[:, -1:] + self.slopes[:, None] * steps], axis=1)
 
 
-def _norms(form: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+def _norms(form: Array, tokens: Array) -> Array:
     """Return the norms (m, n, k) of tokens (n, k, d + 1)."""
     squares = np.einsum("nkd,mde,nke->mnk", tokens, form, tokens, optimize=True)
     return np.sqrt(np.maximum(squares, np.finfo(np.float64).tiny))

@@ -109,10 +109,8 @@ class ServerLimits:
         """Refuse sequences (n, k, d) that the server does not take."""
         length, norm = x.shape[1], largest_norm(x)
         if not self.min_length <= length <= self.longest:
-            raise LimitError(
-                f"a sequence of {length} tokens has to be asked, and the server takes {self.min_length} to "
-                f"{self.longest:g}: choose another method, or extract where longer ones are taken"
-            )
+            taken = f"the server takes {self.min_length} to {self.longest:g}"
+            raise LimitError(f"a sequence of {length} tokens has to be asked, and {taken}: choose another method")
         if norm > self.reach * (1 + SLACK):
             raise LimitError(
                 f"a token of norm {norm:.3g} is needed, and the server takes {self.reach:.3g}: choose another method"
@@ -120,10 +118,8 @@ class ServerLimits:
         if self.vocabulary is not None:
             strange = sum(row.tobytes() not in self._rows for row in x.reshape(-1, x.shape[2]) + 0.0)
             if strange:
-                raise LimitError(
-                    f"{strange} of {x.shape[0] * length} tokens to be asked are no rows of the vocabulary, and the "
-                    "server takes no others: the method 'vocabulary' asks rows alone"
-                )
+                tokens = f"{strange} of {x.shape[0] * length} tokens"
+                raise LimitError(f"{tokens} are no rows of the vocabulary: the method 'vocabulary' asks rows alone")
 
     def unit(self, dim: int) -> float:
         """Return the norm of tokens that can be tripled: sqrt(d), or less where norms are limited."""

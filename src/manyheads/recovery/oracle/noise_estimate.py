@@ -30,10 +30,7 @@ from manyheads.recovery.refusals import NotALayer
 LARGEST = 0.03  # noise beyond which no method here tells heads apart; joint fits from random weights need no less
 ROUNDING = 64.0  # units of the answers' dtype by which two runs of the same arithmetic may differ
 PLAIN = 0.01  # relative change of an answer that is no rounding, unless more was measured: float16 has three digits
-HIDDEN = (
-    "the answers do not depend on the tokens beyond their rounding ({}): no head reads the tokens, or an output bias "
-    "hides them; take it off, or answer in a wider type"
-)
+HIDDEN = "answers do not depend on the tokens beyond their rounding ({}): take an output bias off, or use a wider type"
 SMOOTH = 0.5  # correlation of what is left at two neighbouring points beyond which it is a function and not rounding
 
 
@@ -90,12 +87,8 @@ def oracle_noise(oracle: Oracle, rng: Generator, *, stochastic: bool = False, si
         repeat = f.relative([(1.0, f(f.a)), (-1.0, f.ask(f.a))])[0]
         floor = f.relative_spacing()
         if repeat > ROUNDING * floor and not stochastic:
-            raise NotALayer(
-                "the same question is answered differently each time: switch dropout and sampling off, or say that "
-                "the answers are noisy: give noise, or --noise on the command line",
-                repeat,
-                ROUNDING * floor,
-            )
+            what = "the same question is answered differently each time: switch dropout off, or give noise (--noise)"
+            raise NotALayer(what, repeat, ROUNDING * floor)
         NotALayer.if_above(floor / 5, LARGEST, HIDDEN.format(oracle.answer_dtype))
         least = max(repeat, floor)
         normalized, centred = _is_normalized(f, least)
@@ -116,11 +109,7 @@ def oracle_noise(oracle: Oracle, rng: Generator, *, stochastic: bool = False, si
 
 
 class Steadiness:
-    """Check that answers do not change during an extraction: four sequences are asked at the start, and by `check`.
-
-    A function has no memory. Where one was at work (a cache, a counter, weights that went on training), the answers of
-    an extraction are of several functions, and a certificate would speak of one that is gone.
-    """
+    """Check that answers do not change during an extraction: four sequences are asked at the start, and by `check`."""
 
     def __init__(self, oracle: Oracle, level: float, rng: Generator):
         self.oracle = oracle
@@ -137,11 +126,7 @@ class Steadiness:
             now = self.oracle(self.x, read="all")
         apart = root_mean_square(now - self.before)
         changed = apart / self.size if self.size > 0 else np.inf if apart > 0 else 0.0
-        NotALayer.if_above(
-            changed,
-            self.allowed,
-            "the answers have changed since the extraction began: give a function without a memory",
-        )
+        NotALayer.if_above(changed, self.allowed, "the answers have changed since the extraction began: a memory")
 
 
 def _frames(rng: Generator, count: int, dim: int) -> Array:
@@ -154,11 +139,7 @@ def _frames(rng: Generator, count: int, dim: int) -> Array:
 
 
 class _Answers:
-    """Answers to one token, and to sequences of three, and the size of what depends on tokens: the unit of noise.
-
-    Where the projections cancel, W_S = 0, answers to one token are rounding alone; the size is that of the answers to
-    three tokens then.
-    """
+    """Answers to one token, and to sequences of three, and the size of what depends on tokens: the unit of noise."""
 
     def __init__(self, oracle: Oracle, frames: Array):
         self.oracle = oracle
@@ -214,7 +195,7 @@ def _check_affine(f: _Answers, normalized: bool, least: float, sinks: bool) -> f
     """Return what is left of the identities; of a smooth function it is 0 where there may be sinks, or refused."""
     turn = np.array([np.cos(0.1), np.sin(0.1)])
     near_a, near_b = turn[0] * f.a + turn[1] * f.e, turn[0] * f.b + turn[1] * f.f
-    identity = _on_the_sphere if normalized else _anywhere
+    identity = _sphere_identity if normalized else _additivity
     level, left = f.relative(identity(f, f.a, f.b))
     if not normalized:
         zero = f(np.zeros((1, f.oracle.dim)))
@@ -231,21 +212,17 @@ def _check_affine(f: _Answers, normalized: bool, least: float, sinks: bool) -> f
                 hint = "it looks like x + F(LN(x)): if the function adds its input, say residual=True"
             elif sinks:
                 return 0.0
-            raise NotALayer(
-                f"answers to one token are not affine in it, and by a smooth function (correlation {correlation:.2f} "
-                f"between neighbouring points): {hint}",
-                level,
-                1e3 * least,
-            )
+            smooth = f"by a smooth function (correlation {correlation:.2f} between neighbouring points)"
+            raise NotALayer(f"answers to one token are not affine in it, and {smooth}: {hint}", level, 1e3 * least)
     return level
 
 
-def _anywhere(f: _Answers, a: Array, b: Array) -> list[tuple[float, Array]]:
+def _additivity(f: _Answers, a: Array, b: Array) -> list[tuple[float, Array]]:
     zero = f(np.zeros_like(a[:1]))
     return [(1.0, f(a)), (1.0, f(b)), (-1.0, f(a + b)), (-1.0, np.broadcast_to(zero, a.shape))]
 
 
-def _on_the_sphere(f: _Answers, a: Array, b: Array) -> list[tuple[float, Array]]:
+def _sphere_identity(f: _Answers, a: Array, b: Array) -> list[tuple[float, Array]]:
     """F((a + b)/sqrt 2) - c = (F(a) + F(b) - 2 c)/sqrt 2 with 2 c = F(b) + F(-b)."""
     half = np.sqrt(0.5)
     rest = 0.5 * (1 - 2 * half)  # of c, half of it from F(b) and half from F(-b)

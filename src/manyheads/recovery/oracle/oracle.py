@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Rows = Literal["last", "all"]
 Read = Rows | tuple[int, ...]
+MORE = "Allow more; answers that were stored are not asked again"
 REQUESTS = 16  # requests of a limited server whose answers are stored together
 
 
@@ -237,7 +238,7 @@ class Oracle:
         if not np.isfinite(x).all():
             raise FloatingPointError("a question to the oracle holds NaN or infinite numbers")
         if read != "last" and self.limits.last_row:
-            return np.stack([self(part) for part in self._seen_by(x, read)], axis=1)
+            return np.stack([self(part) for part in self._prefixes(x, read)], axis=1)
         if isinstance(read, tuple):
             return self(x, "all")[:, list(read)]
         step = max(1, self.settings.batch // x.shape[1])
@@ -252,10 +253,10 @@ class Oracle:
     @takes_arrays
     def ask(self, x: "Float[np.ndarray, 'n k d']") -> "Float[np.ndarray, 'n k d']":
         """Ask about one batch (n, k, d) past the store; return all rows as they came, the input not subtracted."""
-        parts = self._seen_by(x, "all") if self.limits.last_row else [x]
+        parts = self._prefixes(x, "all") if self.limits.last_row else [x]
         return np.concatenate([self._ask(part) for part in parts], axis=1)
 
-    def _seen_by(self, x: Array, read: Read) -> Iterator[Array]:
+    def _prefixes(self, x: Array, read: Read) -> Iterator[Array]:
         """Return for some rows of x (n, k, d) the sequences of which they are the last rows."""
         length = x.shape[1]
         for row in range(length) if isinstance(read, str) else read:
@@ -299,16 +300,14 @@ class Oracle:
         now = time.monotonic()
         wait, allowed = self._free - now, self.settings.budget.seconds
         if allowed is not None and now + wait - self._started > allowed:
-            raise BudgetSpent(
-                f"{allowed:g} seconds are allowed, and the rate of {self.limits.calls_per_second:g} calls a second "
-                "leaves no more. Allow more; answers that were stored are not asked again"
-            )
+            rate = f"the rate of {self.limits.calls_per_second:g} calls a second leaves no more"
+            raise BudgetSpent(f"{allowed:g} seconds are allowed, and {rate}. {MORE}")
         time.sleep(max(0.0, wait))
         self._free = max(now, self._free) + calls / self.limits.calls_per_second
 
     def _answer(self, x: Array, read: Rows) -> Array:
         if self.cache is None:
-            return self._fresh(x, read)
+            return self._ask_anew(x, read)
         if not self.cache.attached:
             with self.stage("fingerprint"):
                 longest = self.limits.max_length
@@ -322,11 +321,11 @@ class Oracle:
             self._afford(*sent.shape[:2])
             self._count(sent, known.size if read == "all" else known[:, -1].size, len(known))
         if missing.any():
-            fresh = iter(self.cache.keep([keys[i] for i in np.flatnonzero(missing)], self._fresh(x[missing], read)))
+            fresh = iter(self.cache.keep([keys[i] for i in np.flatnonzero(missing)], self._ask_anew(x[missing], read)))
             found = [next(fresh) if answer is None else answer for answer in found]
         return np.stack([answer for answer in found if answer is not None])
 
-    def _fresh(self, x: Array, read: Rows) -> Array:
+    def _ask_anew(self, x: Array, read: Rows) -> Array:
         """Ask, and keep the rows that are read; no others are counted as read."""
         y = self._ask(x)
         if read == "all":
@@ -343,10 +342,8 @@ class Oracle:
         after = {"calls": spent.calls + calls, "tokens": spent.tokens + calls * length, "seconds": seconds}
         for name, allowed in asdict(budget).items():
             if allowed is not None and after[name] > allowed:
-                raise BudgetSpent(
-                    f"{allowed:g} {name} are allowed; the next {calls} calls of {length} tokens would make "
-                    f"{after[name]:g} {name}. Allow more; answers that were stored are not asked again"
-                )
+                more = f"the next {calls} calls of {length} tokens would make {after[name]:g}"
+                raise BudgetSpent(f"{allowed:g} {name} are allowed; {more}. {MORE}")
 
     def _count(self, x: Array, numbers: int, stored: int) -> None:
         one = Counts(len(x), x.shape[0] * x.shape[1], numbers, largest_norm(x), stored)

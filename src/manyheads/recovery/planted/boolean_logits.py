@@ -81,14 +81,7 @@ def measure_gap(weights: Array, width: float) -> NormalGap:
 
 
 def enumerate_logits(weights: Array) -> Array:
-    """Return all values of sum_c w_c x_c over signs x, in rising order, (2^d,).
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> enumerate_logits(np.array([3.0, 4.0])).tolist()
-    [-7.0, -1.0, 1.0, 7.0]
-    """
+    """Return all values of sum_c w_c x_c over signs x, in rising order, (2^d,)."""
     values = np.zeros(1)
     for weight in weights:
         values = np.concatenate([values - weight, values + weight])

@@ -203,10 +203,8 @@ def wave_layer(
     reach, spread = heads * period / 4, math.sqrt(2 * len(hidden))
     if reach < 2 * spread:
         needed = 2 * math.ceil(4 * spread / period)
-        raise UsageError(
-            f"{heads} heads of period {period} reach {reach:g}, the sum has standard deviation {spread:.3g}: give "
-            f"{needed} heads or more, a longer period, or hide fewer coordinates"
-        )
+        short = f"{heads} heads of period {period} reach {reach:g}, the sum has standard deviation {spread:.3g}"
+        raise UsageError(f"{short}: give {needed} heads or more, a longer period, or hide fewer coordinates")
     thresholds = (np.arange(heads) - (heads - 1) / 2) * period / 2 + (1 if period % 8 == 0 else 0)
     theta, projection = np.zeros((heads, dim, dim)), np.zeros((heads, dim, dim))
     theta[:, 0, list(hidden)] = slope
@@ -249,9 +247,7 @@ def attention_signal(layer: AttentionLayer, x: ArrayLike) -> Array:
 def _check_hidden(dim: int, hidden: Iterable[int]) -> tuple[int, ...]:
     chosen = tuple(int(coordinate) for coordinate in hidden)
     if not chosen or len(set(chosen)) < len(chosen) or not all(1 <= coordinate < dim for coordinate in chosen):
-        raise UsageError(
-            f"hidden={chosen}: give different coordinates among 1 to {dim - 1}; coordinate 0 is the switch"
-        )
+        raise UsageError(f"hidden={chosen}: give different coordinates in 1 to {dim - 1}; coordinate 0 is the switch")
     return chosen
 
 

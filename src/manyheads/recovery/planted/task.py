@@ -218,10 +218,8 @@ def sequences(
 
 def normal_matrix(rng: Generator, dim: int, norm: float, rank: int | None = None) -> Array:
     """Return a (d, d) matrix of independent normal entries, or of normal factors, scaled to a Frobenius norm."""
-    if rank is None:
-        matrix = rng.standard_normal((dim, dim))
-    else:
-        matrix = rng.standard_normal((dim, rank)) @ rng.standard_normal((rank, dim))
+    matrix = rng.standard_normal((dim, dim if rank is None else rank))
+    matrix = matrix if rank is None else matrix @ rng.standard_normal((rank, dim))
     return matrix * (norm / np.linalg.norm(matrix))
 
 

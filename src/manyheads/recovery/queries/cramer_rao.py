@@ -28,10 +28,7 @@ UNSEEN = 1e-12  # eigenvalue of the information of a direction that changes no a
 
 @dataclass(frozen=True)
 class Factors:
-    """Factors of a layer without positions: lists of [W_Q; b_Q] (d + 1, r) and W_O (r, d), one for each head.
-
-    W_K (d, r) and W_V (d, r) are one for each group of heads that share them; `key_group` and `value_group` say which.
-    """
+    """Factors of a layer without positions: lists of [W_Q; b_Q] (d + 1, r) and W_O (r, d), one for each head."""
 
     query: list[Array]
     key: list[Array]
@@ -94,10 +91,7 @@ class Factors:
 
 
 def query_cost(own: Factors | RotaryWeights, asked: Array, wide: Array) -> float:
-    """Return phi, the bound of the calls in units of s^2 / e, of sequences (n, k, d).
-
-    `wide` is the information of those on which the error is measured.
-    """
+    """Return phi, the bound of the calls in units of s^2 / e, of sequences (n, k, d)."""
     seen = information(own, asked)
     size = np.sqrt(np.diag(seen)) + np.finfo(np.float64).tiny
     spectrum, basis = np.linalg.eigh(seen / size / size[:, None])

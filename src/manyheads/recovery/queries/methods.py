@@ -57,17 +57,13 @@ def settle(settings: OracleSettings, options: ExtractionOptions, measured: Oracl
     """Return the settings of the oracle with what was found out; refuse what contradicts the options."""
     if options.causal not in (None, measured.causal):
         found, said = (("", "not "), ("not ", ""))[not measured.causal]
-        raise NotALayer(
-            f"the function is {found}causal, and was said {said}to be: say causal={measured.causal}, or None"
-        )
+        raise NotALayer(f"the function is {found}causal, was said {said}to be: say causal={measured.causal}, or None")
     if measured.positional and not (options.rotary or options.scores):
-        raise NotALayer(
-            "exchanging two earlier tokens changes the last row: the function adds or turns by positions, or is more "
-            "than one layer. If queries and keys are rotated, say rotary=True; if scores depend on positions "
-            "otherwise, say scores=True; positions that are added to tokens are taken out by the caller",
-            measured.order,
-            10 * measured.level,
+        what = (
+            "exchanging two earlier tokens changes the last row: positions, or more than one layer. Say rotary=True of "
         )
+        what += "rotated queries and keys, scores=True of other scores; take positions out that are added to tokens"
+        raise NotALayer(what, measured.order, 10 * measured.level)
     return dataclasses.replace(settings, causal=measured.causal, pad=settings.pad and measured.causal)
 
 
@@ -79,21 +75,15 @@ def check_limits(oracle: Oracle, options: ExtractionOptions) -> None:
         if options.rotary or options.scores or options.normalized:
             raise LimitError("a vocabulary with rotary positions or a norm in front: give the function without them")
     if oracle.longest < 3 <= limits.longest:
-        raise LimitError(
-            f"lengths from {limits.min_length} to {limits.max_length}: three tokens repeated as often have no length "
-            "in between. If the function is causal and shows all rows, say so by causal=True in the options or as its "
-            "attribute: then sequences are padded"
+        lengths = (
+            f"lengths from {limits.min_length} to {limits.max_length}: three tokens, repeated, have none in between"
         )
+        raise LimitError(f"{lengths}. If it is causal and shows all rows, say causal=True: then sequences are padded")
     if limits.longest < 3:
-        raise LimitError(
-            f"max_length={limits.max_length}: sequences of three tokens are needed. Two show every head at one shift "
-            "of its logit, which does not tell a head from one with the opposite signs"
-        )
+        raise LimitError(f"max_length={limits.max_length}: sequences of three tokens are needed; two leave signs open")
     if (options.rotary or options.scores) and limits.last_row and limits.min_length > 1:
-        raise LimitError(
-            f"min_length={limits.min_length} with last_row: positions make what stands in front of a token matter, so "
-            "that shorter sequences cannot be lengthened; extract where all rows or shorter sequences are answered"
-        )
+        what = "behind positions shorter sequences cannot be lengthened; extract where all rows are answered"
+        raise LimitError(f"min_length={limits.min_length} with last_row: {what}")
 
 
 # Tokens of the longest sequence, and units sqrt(d) of the largest norm, that a method cannot do without
@@ -135,9 +125,8 @@ def plan_attempts(method: str, level: float, measured: OracleNoise, options: Ext
     if method.startswith("scores") and not options.accurate:
         plan.append(Attempt(method, True, "more calls for more digits", "refused"))
     if method == "rotary" or (method == "rotary-sphere" and not options.mlp):
-        plan.append(
-            Attempt(method.replace("rotary", "scores"), options.accurate, f"any score, as {method} refused", "refused")
-        )
+        other = method.replace("rotary", "scores")
+        plan.append(Attempt(other, options.accurate, f"any score, as {method} refused", "refused"))
     if method == "probes" and reason != "asked for":
         reason = "heads could not be followed from probe to probe"
         plan += [Attempt("bounded", options.accurate, reason, after) for after in ("unverified", "refused")]
@@ -149,11 +138,11 @@ def plan_attempts(method: str, level: float, measured: OracleNoise, options: Ext
 def _choose(level: float, measured: OracleNoise, options: ExtractionOptions) -> tuple[str, str]:
     if options.limits.vocabulary is not None:
         return "vocabulary", "the server takes the tokens of a vocabulary alone"
-    if options.scores:
-        if measured.normalized if options.normalized is None else options.normalized:
-            return "scores-sphere", "the function normalizes its tokens, and its scores are others than rotary ones"
-        return "scores", "the attention scores are said to be others than plain or rotary ones"
     normalized = measured.normalized if options.normalized is None else options.normalized
+    if options.scores and normalized:
+        return "scores-sphere", "the function normalizes its tokens, and its scores are others than rotary ones"
+    if options.scores:
+        return "scores", "the attention scores are said to be others than plain or rotary ones"
     if options.rotary and normalized:
         return "rotary-sphere", "the function normalizes its tokens, and turns queries and keys by their positions"
     if options.rotary:
@@ -215,6 +204,4 @@ def run_method(attempt: Attempt, oracle: Oracle, level: float, rng: Generator) -
 
 
 def _not_finite(attempt: Attempt, error: Any) -> RecoveryRefused:
-    return FitError(
-        f"the arithmetic of method {attempt.method!r} broke down ({error}): no such layer, or too noisy", np.inf, 1.0
-    )
+    return FitError(f"arithmetic of method {attempt.method!r} broke down ({error}): other layer, or noise", np.inf, 1.0)

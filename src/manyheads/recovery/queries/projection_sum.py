@@ -17,6 +17,10 @@ class Sums(NamedTuple):
         """Return x W_S + c, what one token (..., d) gives."""
         return x @ self.projection + self.bias
 
+    def append(self, answers: Array, probes: Array) -> Array:
+        """Append the answer v W_S of open gates to the answers (b, n, d) at probes v (b, d)."""
+        return np.concatenate([answers, (probes @ self.projection)[:, None]], axis=1)
+
     def split(self, spaces: list[Array]) -> Array:
         """Return the projections W_i = W_S O^+_i O_i (m, d, d) of heads with output spaces O_i (r_i, d)."""
         cuts = np.cumsum([len(space) for space in spaces])[:-1]

@@ -49,31 +49,16 @@ class Refined(NamedTuple):
     kept: bool  # whether the refined layer was the better one
 
 
-def refinement_size(dim: int, heads: int, excess: float) -> int:
-    """Return the number of sequences whose labels are `excess` times as many as the weights."""
-    return int(np.ceil(excess * _weights(dim, heads) / (LENGTH * dim)))
-
-
 def refinement_work(dim: int, heads: int, excess: float) -> float:
-    """Return the floating-point operations that a refinement is expected to take.
-
-    Examples
-    --------
-    >>> refinement_work(64, 4, excess=12) < 4e11 < refinement_work(128, 8, excess=12)
-    True
-    """
-    return 8.0 * PRODUCTS * refinement_size(dim, heads, excess) * LENGTH * heads * dim**2
+    """Return the floating-point operations that a refinement is expected to take."""
+    count = int(np.ceil(excess * _weights(dim, heads) / (LENGTH * dim)))  # sequences
+    return 8.0 * PRODUCTS * count * LENGTH * heads * dim**2
 
 
 def refine_layer(
     oracle: Oracle, layer: AttentionLayer | RotaryLayer, rng: Generator, *, excess: float = 12.0, length: int = LENGTH
 ) -> Refined:
-    """Fit all weights of a layer to fresh answers of its oracle, from where an extraction left them.
-
-    Asks about standard normal tokens, shortened where the server asks for it: labels are `excess` times as many as the
-    weights, and an eighth more are held out. Forms of a rotary layer have to go on by turns; its frequencies are found
-    as far as sequences of `length` tokens show them.
-    """
+    """Fit all weights of a layer to fresh answers of its oracle, from where an extraction left them."""
     weights = fitted_weights(layer)
     length = int(min(length, oracle.longest))
     fresh, held = ask_fresh(oracle, int(np.ceil(excess * weights / (length * layer.dim))), length, rng)
@@ -125,15 +110,10 @@ def fitted_weights(layer: AttentionLayer | RotaryLayer) -> int:
 
 def ask_fresh(oracle: Oracle, count: int, length: int, rng: Generator) -> tuple[Examples, Examples]:
     """Ask about `count` sequences of standard normal tokens, and an eighth more, held out."""
-    x = rng.standard_normal((with_held(count), length, oracle.dim)) * (oracle.unit / np.sqrt(oracle.dim))
+    x = rng.standard_normal((count + max(16, count // HELD), length, oracle.dim)) * (oracle.unit / np.sqrt(oracle.dim))
     x *= np.minimum(1.0, oracle.limits.reach / np.linalg.norm(x, axis=-1, keepdims=True))
     y = oracle(x, read="all")
     return Examples(x[:count], y[:count]), Examples(x[count:], y[count:])
-
-
-def with_held(count: int) -> int:
-    """Return the number of sequences with those that are held out."""
-    return count + max(16, count // HELD)
 
 
 def _weights(dim: int, heads: int) -> int:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from manyheads.recovery._types import Array, Ask, Generator
+from manyheads.recovery._types import Array, Ask, Generator, Indices
 from manyheads.recovery.queries.rotary.forms import gap_rank
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
@@ -60,7 +60,7 @@ class RepeatedToken:
         drawn -= np.outer(drawn @ self.axis, self.axis)
         return np.linalg.qr(drawn.T)[0].T
 
-    def derivatives(self, directions: Array, places: np.ndarray, length: int) -> Array:
+    def derivatives(self, directions: Array, places: Indices, length: int) -> Array:
         """Return the derivatives (a, p, length, d) of all rows, each place moved along each direction (a, d)."""
         moved = np.repeat(directions, len(places), axis=0)
         where, z = np.tile(places, len(directions)), self.radius * self.axis
@@ -76,15 +76,12 @@ class RepeatedToken:
 
 @dataclass(frozen=True)
 class RepeatedHeads:
-    """The heads at one token z: p_i(n, n - 1) of the first token in rows n = 1 .. T, (T, m), and how well they differ.
-
-    `condition` multiplies errors of answers; `residual` is the relative error of the tables of rank one.
-    """
+    """The heads at one token z: shares p_i(n, n - 1) of the first token in rows n = 1 .. T, (T, m)."""
 
     token: RepeatedToken
     shares: Array
-    condition: float
-    residual: float
+    condition: float  # multiplies errors of answers
+    residual: float  # relative error of the tables of rank one
 
     def values(self, directions: Array) -> Array:
         """Return e W_i, (m, a, d), at directions (a, d), from one moved token each."""
@@ -114,11 +111,7 @@ class RepeatedHeads:
             if max(ranks) + min(extra, 2) <= count:
                 return rows, ranks
             if count == most:
-                raise RankBudgetError(
-                    f"{count} directions do not exhaust the output spaces of {heads} heads of full rank",
-                    max(ranks),
-                    most,
-                )
+                raise RankBudgetError(f"{count} directions do not exhaust {heads} output spaces", max(ranks), most)
             wanted *= 2
 
 
@@ -132,7 +125,7 @@ def find_repeated_heads(
         axis = rng.standard_normal(len(basis)) @ basis
         token = RepeatedToken(ask, basis, axis / np.linalg.norm(axis), radius)
         while True:
-            found = _at(token, offsets, max(RANK, 1e2 * noise / STEP), rng)
+            found = _heads_at(token, offsets, max(RANK, 1e2 * noise / STEP), rng)
             if not isinstance(found, int):
                 break
             offsets *= 2
@@ -151,13 +144,11 @@ def find_repeated_heads(
         if best.condition < (USABLE if turn else GOOD * rank[0]):
             break
     if best is None:
-        raise FitError(
-            "repeated tokens show no heads: weights do not depend on positions alone, or noisy answers", rest, ROUGH
-        )
+        raise FitError("repeated tokens show no heads: weights of more than positions, or noise", rest, ROUGH)
     return best
 
 
-def _at(token: RepeatedToken, offsets: int, cut: float, rng: Generator) -> RepeatedHeads | int | None:
+def _heads_at(token: RepeatedToken, offsets: int, cut: float, rng: Generator) -> RepeatedHeads | int | None:
     """Return the heads at a token; how many there seem to be, where offsets are too few; None if they do not split."""
     length = 2 * offsets
     moved = token.derivatives(token.directions(1, rng), np.arange(length), length)  # (1, place, row, d)

@@ -80,11 +80,11 @@ class PairNets(NamedTuple):
     values: Array
     residual: Array
 
-    def one(self, index: int) -> "PairNets":
-        """Return the net of one probe."""
+    def one(self, index: Any) -> "PairNets":
+        """Return the net of one probe, or of some."""
         return PairNets(self.slopes[index], self.values[index], self.residual[index])
 
-    def permuted(self, order: Any) -> "PairNets":
+    def permute(self, order: Any) -> "PairNets":
         """Return the same single net with its heads in another order."""
         return PairNets(self.slopes[order], self.values[order], self.residual)
 
@@ -104,10 +104,7 @@ def lift_pivots(triangle: Array) -> Array:
 
 
 def kaufman_normal(features: Array, derivative: Array, basis: Array, values: Array) -> Array:
-    """Return the normal matrices (b, m p, m p) of Kaufman's Jacobian, from the derivatives of the gates (b, n, m).
-
-    `basis` (b, n, m) is orthonormal and spans the units; the Jacobian is projected off it.
-    """
+    """Return the normal matrices (b, m p, m p) of Kaufman's Jacobian, from the derivatives of the gates (b, n, m)."""
     probes, rows, heads = derivative.shape
     width = features.shape[1]
     jacobian = (derivative[..., None] * features[:, None, :]).reshape(probes, rows, heads * width)

@@ -22,14 +22,11 @@ HALVINGS = 6  # halvings of the step of a probe, at most; then it is not accepte
 
 
 class Match(NamedTuple):
-    """Heads of one net matched to another: order, cost of the worst pair made, and its ratio to the best pair not made.
+    """Heads of one net matched to another."""
 
-    `order[i]` is the head of the found net that continues head i of the reference.
-    """
-
-    order: Indices
-    cost: float
-    margin: float
+    order: Indices  # order[i] is the head of the found net that continues head i of the reference
+    cost: float  # of the worst pair made
+    margin: float  # its ratio to the best pair not made
 
 
 class Followed(NamedTuple):
@@ -42,7 +39,7 @@ class Followed(NamedTuple):
     margin: Array  # (b,) margin of each match
 
     @classmethod
-    def joined(cls, parts: "list[Followed]") -> "Followed":
+    def join(cls, parts: "list[Followed]") -> "Followed":
         """Join what was followed in several blocks."""
         nets, steps, accepted, halvings, margin = zip(*parts, strict=True)
         joined = PairNets(*(np.concatenate(stack) for stack in zip(*nets, strict=True)))
@@ -98,13 +95,13 @@ def follow_nets(
         answers = ask(steps[pending, None] * probes[pending])
         found = fit_nets(design, answers, reference.slopes) if fit is None else fit(answers)
         matches = [match_net(found.one(row), reference, design) for row in range(len(pending))]
-        found = _stack([found.one(row).permuted(match.order) for row, match in enumerate(matches)])
+        found = _stack([found.one(row).permute(match.order) for row, match in enumerate(matches)])
         objection = np.maximum(found.residual / allowed, 1.0)
         objection *= np.maximum(np.array([match.margin for match in matches]) / MARGIN, 1.0)
         fine = np.flatnonzero(objection <= 1.0)
         if check is not None and len(fine):
-            chosen = PairNets(*(part[fine] for part in found))
-            objection[fine] = np.maximum(check((steps[pending, None] * probes[pending])[fine], chosen), 1.0)
+            moves = steps[pending, None] * probes[pending]
+            objection[fine] = np.maximum(check(moves[fine], found.one(fine)), 1.0)
         for row, probe in enumerate(pending):
             if objection[row] < score[probe]:
                 nets[probe], score[probe] = found.one(row), objection[row]

@@ -72,15 +72,6 @@ class Certificate(Shown):
     itself: float | None = None
     type_itself: str = ""
 
-    @classmethod
-    def of(
-        cls, errors: Array, variance: float, tolerance: float, drawn: str, confidence: float, rounds: int = 1
-    ) -> "Certificate":
-        """State what relative errors of fresh sequences (n,) prove."""
-        share = exceeding_share(len(errors), confidence, rounds)
-        largest, median = float(errors.max()), float(np.median(errors))
-        return cls(largest, median, share, confidence, len(errors), tolerance, variance, drawn)
-
     @property
     def accepted(self) -> bool:
         """Whether the largest error is within the tolerance."""
@@ -94,16 +85,12 @@ class Certificate(Shown):
         return figures | {"accepted": self.accepted, "statement": str(self)}
 
     def __str__(self) -> str:
+        itself = f" This is about a copy of the model. Against the model itself, which computes in {self.type_itself}, "
+        itself += f"errors are up to {self.itself or 0.0:.2g} ({OBSERVED} fresh sequences)."
         return (
             f"With confidence 1 - {1 - self.confidence:.2g}, at most {100 * self.exceeding:.2g}% of the sequences have "
             f"a relative squared error above {self.largest_error:.2g} ({self.sequences} fresh ones, median "
-            f"{self.median_error:.2g}; {self.distribution})."
-            + (
-                ""
-                if self.itself is None
-                else f" This is about a copy of the model. Against the model itself, which computes in "
-                f"{self.type_itself}, errors are up to {self.itself:.2g} ({OBSERVED} fresh sequences)."
-            )
+            f"{self.median_error:.2g}; {self.distribution}).{'' if self.itself is None else itself}"
         )
 
     def plot(self) -> "Figure":
@@ -126,32 +113,37 @@ class Verification:
 
     sequences: int = constrained(400, Constraint(least=1))  # n, fresh sequences
     confidence: float = constrained(1 - 1e-4, Constraint(above=0, below=1))  # 1 - delta
-    tolerance: float = constrained(1e-6, Constraint(above=0))  # largest relative squared error that is accepted
-    distribution: Draw = field(
-        default_factory=GaussianSequences
-    )  # D: draws the sequences. Its text says in the certificate what it draws.
+    tolerance: float = 1e-6  # largest relative squared error that is accepted
+    # D: draws the sequences. Its text says in the certificate what it draws.
+    distribution: Draw = field(default_factory=GaussianSequences)
     # How many certificates may be drawn until one is accepted. Each has the share delta/rounds of the doubt, so that
     # the confidence holds for whichever is shown.
     rounds: int = constrained(1, Constraint(least=1))
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not self.tolerance > 0:  # infinite accepts any
+            raise UsageError(f"tolerance={self.tolerance}: expected a positive number")
 
 
 def certify(
     oracle: Oracle, predict: ArrayFunction, rng: Generator, settings: Verification | None = None
 ) -> Certificate:
-    """Compare a recovered layer with its oracle on fresh sequences, and state what that proves.
-
-    `predict` maps (n, k, d) to (n, k, d) and must not depend on what `rng` draws, which is used for nothing else.
-    Whether the certificate is good enough is for the caller to ask (`accepted`).
-    """
+    """Compare a recovered layer with its oracle on fresh sequences, and state what that proves."""
     settings = settings or Verification()
     with oracle.stage("verification"):
         errors = oracle_errors(oracle, predict, rng, settings.sequences, settings.distribution)
     drawn = describe_draw(settings.distribution) + (", last rows" if oracle.limits.last_row else "")
     doubt = settings.confidence, settings.rounds
-    return Certificate.of(errors.relative, errors.variance, settings.tolerance, drawn, *doubt)
+    return state_errors(errors.relative, errors.variance, settings.tolerance, drawn, *doubt)
+
+
+def state_errors(
+    errors: Array, variance: float, tolerance: float, drawn: str, confidence: float, rounds: int = 1
+) -> Certificate:
+    """Return what relative errors of fresh sequences (n,) prove."""
+    share, median = exceeding_share(len(errors), confidence, rounds), float(np.median(errors))
+    return Certificate(float(errors.max()), median, share, confidence, len(errors), tolerance, variance, drawn)
 
 
 def exceeding_share(sequences: int, confidence: float, rounds: int = 1) -> float:
@@ -176,11 +168,7 @@ class OracleErrors(NamedTuple):
 
 
 def oracle_errors(oracle: Oracle, predict: ArrayFunction, rng: Generator, count: int, draw: Draw) -> OracleErrors:
-    """Compare predictions with the answers to `count` sequences, or with their last rows where only these are shown.
-
-    A rounded number errs by a uniform share of its last digit, of mean square spacing^2 / 12. Where that is not small
-    beside the variance of the answers, rounding removes what depends on the tokens, and a prediction without it agrees.
-    """
+    """Compare predictions with the answers to `count` sequences, or with their last rows where only these are shown."""
     stacks = draw(rng, count, oracle.dim)
     if sum(map(len, stacks)) != count:
         raise UsageError(f"the distribution drew {sum(map(len, stacks))} sequences where {count} were asked for")

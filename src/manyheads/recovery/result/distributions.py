@@ -53,9 +53,7 @@ def draw_within(draw: Draw, rng: Generator, count: int, dim: int, shortest: int,
         if not (missing := count - sum(map(len, found))):
             return found
         found += [x for x in draw(rng, missing, dim) if shortest <= x.shape[1] <= longest]
-    raise UsageError(
-        f"the distribution draws hardly any sequence of {shortest} to {longest:g} tokens: give another one"
-    )
+    raise UsageError(f"the distribution draws few sequences of {shortest} to {longest:g} tokens: give another one")
 
 
 @dataclass(frozen=True)
@@ -75,11 +73,7 @@ class ShortSequences:
 
 @dataclass(frozen=True)
 class FittedSequences:
-    """The sequences of a distribution with the lengths and norms that a server takes.
-
-    Lengths of Gaussian sequences are cut at the limits; of other distributions, sequences of other lengths are left
-    out. Longer tokens are shortened to the largest norm.
-    """
+    """The sequences of a distribution with the lengths and norms that a server takes."""
 
     draw: Draw
     limits: ServerLimits

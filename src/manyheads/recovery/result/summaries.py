@@ -35,7 +35,7 @@ def summarize_recovery(found: Recovery, truth: AttentionLayer | RotaryLayer | No
     summary["noise"] = None if found.noise is None else asdict(found.noise)
     summary["head_accuracy"] = [asdict(one) for one in found.head_accuracy]
     summary["against_weights"] = {} if truth is None else _against(truth, found.layer)
-    return _plain(summary)
+    return _plain_values(summary)
 
 
 def _against(truth: AttentionLayer | RotaryLayer, found: AttentionLayer | RotaryLayer) -> Figures:
@@ -48,11 +48,11 @@ def _against(truth: AttentionLayer | RotaryLayer, found: AttentionLayer | Rotary
     return {"heads": known.heads} | {name: getattr(errors, name) for name in names}
 
 
-def _plain(value: Any) -> Any:
+def _plain_values(value: Any) -> Any:
     """Return numbers of NumPy as Python's, and what is not finite as None."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
+        return {str(name): _plain_values(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain_values(item) for item in value]
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and not math.isfinite(value) else value

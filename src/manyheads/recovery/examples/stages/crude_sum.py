@@ -68,7 +68,7 @@ def estimate_crude_sum(data: Shards, form: CrudeForm = "regression") -> tuple[Ar
     """
     if form not in ("regression", "correlation"):
         raise UsageError(f"form={form!r}: expected 'regression' or 'correlation'")
-    moments = add_up(data.map(measure_moments))
+    moments = Moments(*add_up(data.map(measure_moments)))
     values = np.linalg.eigvalsh(moments.inputs)
     condition = float(values[-1] / values[0]) if values[0] > 0 else np.inf
     DesignError.if_above(

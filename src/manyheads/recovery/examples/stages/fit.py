@@ -55,26 +55,22 @@ class SpanFit:
 
 
 def fit_in_span(span: Array, x: Array, y: Array, heads: int, rng: Generator, settings: FitSettings) -> SpanFit:
-    """Find heads in a span.
-
-    `span` is an orthonormal basis (s, d, d), and s need not be the number of heads.
-    """
+    """Find heads in a span."""
     examples = Examples(x, y)
     deviations = [np.std((x @ part) @ x.transpose(0, 2, 1)) for part in span]
     units = span / np.maximum(deviations, np.finfo(float).tiny)[:, None, None]  # each part gives logits of variance one
-    best: tuple[float, Tangent] | None = None
+    best: Tangent | None = None
     count = settings.starts if settings.form == "projection" else settings.points
     for tried in range(1, count + 1):
         scale = STARTING_SCALES[(tried - 1) % len(STARTING_SCALES)] / len(span) ** 0.5
-        here = _at(examples, units, scale * rng.standard_normal((heads, len(span))))
+        here = _point_at(examples, units, scale * rng.standard_normal((heads, len(span))))
         if settings.form == "projection":
             here = descend_in_span(here, units, settings)
-        if best is None or here.loss < best[0]:
-            best = (here.loss, here)
-        if best[0] < settings.good:
+        best = here if best is None or here.loss < best.loss else best
+        if best.loss < settings.good:
             break
     assert best is not None
-    return SpanFit(best[1].layer, best[0], tried)
+    return SpanFit(best.layer, best.loss, tried)
 
 
 def descend_in_span(here: Tangent, span: Array, settings: FitSettings) -> Tangent:
@@ -111,5 +107,5 @@ def differentiate(here: Tangent, span: Array) -> Array:
     return np.stack(columns, axis=1)
 
 
-def _at(examples: Examples, span: Array, mixture: Array) -> Tangent:
+def _point_at(examples: Examples, span: Array, mixture: Array) -> Tangent:
     return Tangent.at(examples, np.tensordot(mixture, span, 1))

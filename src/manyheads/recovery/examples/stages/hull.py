@@ -81,10 +81,7 @@ class Hull:
 
 
 def choose_rows(data: Shards, total: Array, settings: HullSettings) -> tuple[list[RowCertificates], float]:
-    """Keep the best rows: two passes over the shards, one for the exact threshold, one for the rows below it.
-
-    Returns the certificates of each shard, and the threshold.
-    """
+    """Keep the best rows: two passes over the shards, one for the exact threshold, one for the rows below it."""
     wanted = settings.kept or max(16 * data.dim**2, data.rows // 100)
     needed = 2 * data.dim**2 // (data.length - 1)
     ranked = data.smallest(measure_quality, 2 * wanted, total, settings.floor)
@@ -104,14 +101,22 @@ def find_hull(data: Shards, total: Array, heads: int, settings: HullSettings) ->
 
 def fit_hull(data: Shards, parts: list[RowCertificates], threshold: float, heads: int, settings: HullSettings) -> Hull:
     """Find the affine hull from certificates that are already chosen; see `find_hull`."""
-    trust = [part.trust for part in parts]
-    weights = trust
+
+    def fit(weights: list[Array]) -> Hull:
+        if data.dim <= settings.dense:
+            values, vectors = find_bottom_dense(parts, weights, max(SHOWN, heads + 1), data.executor)
+        else:
+            start = np.random.default_rng(data.dim)  # any start finds the same space
+            values, vectors = find_bottom_by_products(parts, weights, heads + 1, start)
+        basis = vectors[:-1, :heads].T.reshape(heads, data.dim, data.dim)
+        return Hull(basis.copy(), vectors[-1, :heads].copy(), values, sum(map(len, parts)), threshold)
+
+    weights = trust = [part.trust for part in parts]
     for _ in range(settings.reweighings):
-        hull = _fit(data, parts, threshold, heads, weights, settings)
-        misses = apply(data.executor, _miss, parts, [hull] * len(parts))
-        scale = 2 * weighted_median(np.concatenate(misses), np.concatenate(trust))
-        weights = [_weigh_again(*each, scale) for each in zip(trust, misses, strict=True)]
-    return _fit(data, parts, threshold, heads, weights, settings)
+        misses = apply(data.executor, _miss, parts, [fit(weights)] * len(parts))
+        scale = max(2 * weighted_median(np.concatenate(misses), np.concatenate(trust)), 1e-14)
+        weights = [own / np.square(1 + np.square(miss / scale)) for own, miss in zip(trust, misses, strict=True)]
+    return fit(weights)
 
 
 def weighted_median(values: Array, weights: Array) -> float:
@@ -121,27 +126,6 @@ def weighted_median(values: Array, weights: Array) -> float:
     return float(values[order[np.searchsorted(below, below[-1] / 2)]])
 
 
-def _fit(
-    data: Shards,
-    parts: list[RowCertificates],
-    threshold: float,
-    heads: int,
-    weights: list[Array],
-    settings: HullSettings,
-) -> Hull:
-    if data.dim <= settings.dense:
-        values, vectors = find_bottom_dense(parts, weights, max(SHOWN, heads + 1), data.executor)
-    else:
-        start = np.random.default_rng(data.dim)  # any start finds the same space
-        values, vectors = find_bottom_by_products(parts, weights, heads + 1, start)
-    basis = vectors[:-1, :heads].T.reshape(heads, data.dim, data.dim)
-    return Hull(basis.copy(), vectors[-1, :heads].copy(), values, sum(map(len, parts)), threshold)
-
-
 def _miss(certificates: RowCertificates, hull: Hull) -> Array:
     """Return how far each row is from the bottom space, (n,)."""
     return np.sqrt(np.square(certificates.misses(hull.basis, hull.heights)).sum((1, 2)))
-
-
-def _weigh_again(trust: Array, misses: Array, scale: float) -> Array:
-    return trust / np.square(1 + np.square(misses / max(scale, 1e-14)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads.errors import UsageError
 from manyheads.recovery.examples.stages.crude_sum import CrudeForm
 from manyheads.recovery.examples.stages.fit import FitSettings
 from manyheads.recovery.examples.stages.hull import HullSettings
@@ -32,12 +33,14 @@ class StageSettings:
     # is taken
     gain: float = 0.7
     # Relative squared error on held-out sequences that the answer must reach
-    tolerance: float = constrained(1e-12, Constraint(above=0))
+    tolerance: float = 1e-12
     # Standard deviation of independent noise in the labels; what it leaves is allowed for in `enough` and `tolerance`
     noise: float = constrained(0.0, Constraint(least=0))
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not self.tolerance > 0:
+            raise UsageError(f"tolerance={self.tolerance}: expected a positive number")
 
 
 # The stages as they are published; the net is left with an error that the joint fit has to remove

@@ -25,7 +25,6 @@ from manyheads.recovery.fit.gauss_newton import as_reals, check_range
 Pair: TypeAlias = tuple[ArrayLike, ArrayLike]
 Shard: TypeAlias = Pair | Callable[[], Pair]
 Result = TypeVar("Result")
-Statistics = TypeVar("Statistics", bound=tuple[Any, ...])
 
 
 @dataclass(frozen=True)
@@ -56,10 +55,7 @@ class Shards:
         return apply(self.executor, task, self.shards, self.counts)
 
     def smallest(self, function: Ask, count: int, *constants: Any) -> Array:
-        """Return the `count` smallest finite values that function(x, y, *constants) has on all shards, sorted.
-
-        Fewer, where fewer are finite.
-        """
+        """Return the `count` smallest finite values that function(x, y, *constants) has on all shards, sorted."""
         parts = self.map(_smallest, function, count, *constants)
         return np.sort(np.concatenate(parts))[:count]
 
@@ -100,11 +96,9 @@ def apply(executor: Executor | None, function: Callable[..., Result], *columns: 
     return list(map(function, *columns) if executor is None else executor.map(function, *columns))
 
 
-def add_up(parts: Sequence[Statistics]) -> Statistics:
-    """Return the sum of additive statistics (named tuples), field by field in the order of the shards."""
-    kind: Any = type(parts[0])
-    total: Statistics = kind(*(functools.reduce(operator.add, column) for column in zip(*parts, strict=True)))
-    return total
+def add_up(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Return the sum of additive statistics, entry by entry in the order of the shards."""
+    return tuple(functools.reduce(operator.add, column) for column in zip(*parts, strict=True))
 
 
 def list_shards(examples: Any) -> tuple[Shard, ...]:

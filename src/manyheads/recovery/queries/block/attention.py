@@ -26,15 +26,12 @@ class BlockAttention(Behind):
     def __call__(self, x: Array, read: Read = "last") -> Array:
         """Ask about sequences (n, k, d); return the last rows (n, d), all rows (n, k, d) or some of them."""
         if read != "last" and self.limits.last_row:
-            return np.stack([self(part) for part in self._seen_by(x, read)], axis=1)
-        return self.attend(self.token_wise.scale * np.asarray(x, np.float64), read)
-
-    def attend(self, x: Array, read: Read) -> Array:
-        """Return the rows for tokens that are asked as they are; those of the rows that are read must be large."""
+            return np.stack([self(part) for part in self._prefixes(x, read)], axis=1)
+        x = self.token_wise.scale * np.asarray(x, np.float64)
         if x.shape[1] == 1:
             rows = self.norm(x) @ self.projection  # attention is 1
         else:
-            moved, base = self.token_wise.differences(x, read)
+            moved, base = self.token_wise.differences(x, read)  # those of the rows that are read must be large
             rows = moved + self.norm(base) @ self.projection
         return rows[:, -1] if read == "last" else rows
 

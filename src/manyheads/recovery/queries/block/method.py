@@ -43,7 +43,7 @@ class Block:
     level: float  # relative noise of the attention's answers
     stages: tuple[Stage, ...]  # figures of what was asked so far
 
-    def composed(self, found: Extracted) -> Extracted:
+    def compose(self, found: Extracted) -> Extracted:
         """Return an extracted attention as the function of the block."""
         norm, layer = self.norm, dataclasses.replace(found.layer, bias=None)
         kept = found.acts_on.partition(found.prepare.formula)[2] if isinstance(found.prepare, Normalization) else ""
@@ -73,11 +73,7 @@ def open_block(oracle: Oracle, options: ExtractionOptions, method: str, rng: Gen
         token_wise = open_token_wise(oracle, rng)
         figures |= {"parallel": token_wise.parallel, "scale": token_wise.scale, "rate": token_wise.rate}
         if options.scores and not token_wise.parallel:
-            raise NotALayer(
-                "scores beyond plain and rotary ones before an MLP. Extract the attention without it",
-                token_wise.scale,
-                1.0,
-            )
+            raise NotALayer("scores beyond plain and rotary ones. Extract the attention without it", token_wise.scale)
     with log.stage("value sum") as figures:
         projection, norm = read_value_sum(token_wise, options.rotary or options.scores, rng, figures)
         left = figures["left"]
@@ -91,15 +87,11 @@ def open_block(oracle: Oracle, options: ExtractionOptions, method: str, rng: Gen
 
 def _check(options: ExtractionOptions, method: str) -> None:
     if method not in METHODS:
-        raise UsageError(
-            f"method {method!r}: the attention of a block is behind a norm, choose from {', '.join(METHODS)}"
-        )
+        raise UsageError(f"method {method!r}: behind the norm of a block choose from {', '.join(METHODS)}")
     for name, said in (("residual", options.residual), ("normalized=False", options.normalized is False)):
         if said:
             raise UsageError(f"mlp with {name}: a block reads its residual stream through a norm; leave {name} out")
     limits = options.limits
     if limits.decimals is not None or limits.bits is not None or limits.vocabulary is not None:
-        raise LimitError(
-            "a block with its MLP is inverted by large tokens of any direction, from answers in double precision: "
-            "rounded answers or a vocabulary leave no room. Extract its attention alone"
-        )
+        what = "rounded answers or a vocabulary leave no room for the large tokens by which an MLP is inverted"
+        raise LimitError(f"{what}: extract the attention alone")

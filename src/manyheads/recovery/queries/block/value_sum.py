@@ -72,37 +72,26 @@ class RepeatedToken:
 
 
 def read_value_sum(block: TokenWise, positions: bool, rng: Generator, figures: Figures) -> tuple[Array, Normalization]:
-    """Return W and the norm; `figures` takes what is left of the equations.
-
-    Raises
-    ------
-    FitError, RankBudgetError
-        Heads whose weights cannot be told apart.
-    NotALayer
-        The equations contradict each other: undeclared positions, or no attention.
-    """
+    """Return W and the norm; `figures` takes what is left of the equations."""
     dim = block.block.dim
     centre = np.eye(dim) - np.full((dim, dim), block.centred / dim)
     space = np.linalg.svd(rng.standard_normal((dim, dim)) @ centre)[2][: dim - block.centred]
     readings: list[_Reading] = []
     for _ in range(TRIES):
         axis = rng.standard_normal(len(space)) @ space
-        token = _tuned(RepeatedToken(block, axis / np.linalg.norm(axis), STEPS[0]), space, rng)
+        token = _tune(RepeatedToken(block, axis / np.linalg.norm(axis), STEPS[0]), space, rng)
         reading = _read_weights(token, space, rng) if positions else _Reading(token, (1,), np.array([2.0]))
         readings += [] if reading is None else [reading]
         if len(readings) == 2:
             break
     else:
-        raise FitError(
-            f"{TRIES} repeated tokens do not show the weights: scores of no offset, or coarse answers",
-            len(readings),
-            2.0,
-        )
+        raise FitError(f"{TRIES} repeated tokens show no weights: no scores of offsets, or coarse", len(readings), 2.0)
     first, second = readings
     extra = rng.standard_normal((min(EXTRA, len(space) - 2), len(space))) @ space
     along = np.concatenate([first.token.axis[None], extra])
+    drawn = rng.standard_normal((len(space) - 1, len(space))) @ space
     parts = [
-        first.equations(first.token.tangents(rng.standard_normal((len(space) - 1, len(space))) @ space), centre),
+        first.equations(first.token.tangents(drawn), centre),
         second.equations(second.token.tangents(along), centre),
     ]
     equations, changes = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -147,7 +136,7 @@ def _read_epsilon(reading: "_Reading", projection: Array) -> float:
     return max(float(series[0]), 0.0)
 
 
-def _tuned(token: RepeatedToken, space: Array, rng: Generator) -> RepeatedToken:
+def _tune(token: RepeatedToken, space: Array, rng: Generator) -> RepeatedToken:
     """Return the token with the step at which differences of two orders agree best."""
     direction = token.tangents(rng.standard_normal((1, len(space))) @ space)
     tried = []

@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from manyheads.attention import AttentionLayer
-from manyheads.recovery._types import Array, Figures, Generator, Indices
+from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.bounded.continuation import Continuation
-from manyheads.recovery.queries.projection_sum import Sums, read_sums
+from manyheads.recovery.queries.projection_sum import read_sums
 from manyheads.recovery.queries.refinement import refine_layer, refinement_work
 from manyheads.recovery.queries.sigmoid_network import EPS, NetDesign, PairNets, fit_nets
 from manyheads.recovery.queries.subspaces.pair_logits import read_logits
@@ -87,7 +87,13 @@ def extract_bounded(oracle: Oracle, noise: float, rng: Generator, settings: Boun
     with log.stage("directions") as figures:
         followed, probes = follow_directions(base, rng)
         layer, lacking = assemble_layer(base, followed, probes, oracle.causal)
-        figures |= _direction_figures(followed) | {"sum error": lacking}
+        steps, residual = followed.steps, float(followed.nets.residual.max())
+        figures |= {
+            "halvings": followed.halvings,
+            "smallest step": float(steps.min()),
+            "mean step": float(steps.mean()),
+        }
+        figures |= {"largest residual": residual, "largest margin": float(followed.margin.max()), "sum error": lacking}
     if noise > NOISY and refinement_work(oracle.dim, layer.heads, EXCESS) <= WORK:
         with log.stage("refinement") as figures:
             refined = refine_layer(oracle, layer, rng, excess=EXCESS)
@@ -115,14 +121,11 @@ class Base(NamedTuple):
         """Return the answers (b, rows, d) at v_0 + displacements (b, d)."""
         probes = self.probe + displacements
         answers = self.pairs.respond(self.queries, probes).reshape(len(probes), -1, probes.shape[1])
-        return _with_open_gates(answers, probes, self.pairs.sums) if self.whole else answers
+        return self.pairs.sums.append(answers, probes) if self.whole else answers
 
 
 def read_base(pairs: Pairs, start: Separation, rng: Generator, settings: BoundedSettings) -> Base:
-    """Fit the net of all queries at v_0, from the values that its few queries gave.
-
-    With the values known every logit can be read off; a linear fit of the logits starts the slopes.
-    """
+    """Fit the net of all queries at v_0, from the values that its few queries gave."""
     probe, values = start.probe, start.net.values
     dim, heads = len(probe), len(values)
     count = settings.queries(dim, heads, pairs.noise)
@@ -144,7 +147,7 @@ def read_base(pairs: Pairs, start: Separation, rng: Generator, settings: Bounded
     free = Base(pairs, probe, queries, start.scale, design, net, level, False)
     # a row whose gates are open by an infinite shift, and which is not centred.
     opened = design.with_sum()
-    more = _with_open_gates(flat[None], probe[None], pairs.sums)[0]
+    more = pairs.sums.append(flat[None], probe[None])[0]
     summed = fit_nets(opened, more, net.slopes, tolerance=1e-9)
     rest = float(summed.residual) * np.linalg.norm(more)
     if rest > WHOLE * max(float(net.residual), LEAST) * np.linalg.norm(flat):
@@ -171,12 +174,10 @@ def follow_directions(base: Base, rng: Generator) -> tuple[Followed, Array]:
         parts.append(part)
         if np.mean(part.steps < step) > 0.2:  # halvings cost more calls than the longer step saves digits
             step /= 2
-    joined = Followed.joined(parts)
+    joined = Followed.join(parts)
     if not joined.accepted.all():
         lost = int((~joined.accepted).sum())
-        raise FitError(
-            f"in {lost} of {dim} directions the heads cannot be followed: take another seed", lost / dim, 0.0
-        )
+        raise FitError(f"in {lost} of {dim} directions the heads cannot be followed: another seed", lost / dim, 0.0)
     return joined, base.probe + joined.steps[:, None] * basis
 
 
@@ -207,10 +208,6 @@ def assemble_layer(base: Base, followed: Followed, probes: Array, causal: bool) 
     return AttentionLayer(theta, projection, key_bias, base.pairs.sums.bias, causal=causal), lacking
 
 
-def _with_open_gates(answers: Array, probes: Array, sums: Sums) -> Array:
-    return np.concatenate([answers, (probes @ sums.projection)[:, None]], axis=1)
-
-
 def _mirror(base: Base, chosen: Indices) -> Callable[[Array, PairNets], Array]:
     """Return the third guard: how far the answers at v_0 - displacement are from what the nets say of them."""
     queries, shifts = base.queries[chosen], len(base.pairs.shifts)
@@ -226,9 +223,3 @@ def _mirror(base: Base, chosen: Indices) -> Callable[[Array, PairNets], Array]:
         return error / (MIRROR * base.level + 1e3 * LEAST * size)
 
     return mirror_check
-
-
-def _direction_figures(followed: Followed) -> Figures:
-    figures = {"halvings": followed.halvings, "largest residual": float(followed.nets.residual.max())}
-    figures |= {"smallest step": float(followed.steps.min()), "mean step": float(followed.steps.mean())}
-    return figures | {"largest margin": float(followed.margin.max())}

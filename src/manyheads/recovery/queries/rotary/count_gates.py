@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import qr
 
-from manyheads.recovery._types import Array, Ask, Generator
+from manyheads.recovery._types import Array, Ask, Generator, Indices
 from manyheads.recovery.queries.sigmoid_network import NetDesign, PairNets, fit_nets, net_amplification
 from manyheads.recovery.refusals import FitError, NotALayer
 
@@ -37,14 +37,14 @@ class CountGate:
     """Queries along a direction e: the lengths s (K,) of the token and the numbers n (K,) of zeros before it."""
 
     scales: Array
-    counts: np.ndarray
+    counts: Indices
 
     @property
     def net(self) -> NetDesign:
         """The net of the responses over s: slopes multiply s², and ln n shifts all gates."""
         return NetDesign.of(self.scales[:, None] ** 2, np.log(self.counts))
 
-    def take(self, rows: np.ndarray) -> "CountGate":
+    def take(self, rows: Indices) -> "CountGate":
         """Keep some of the questions."""
         return CountGate(self.scales[rows], self.counts[rows])
 
@@ -75,11 +75,7 @@ class CountedHeads:
 def find_counted_heads(
     ask: Ask, bias: Array, total: Array, noise: float, rng: Generator, tries: int = 16
 ) -> CountedHeads:
-    """Find the heads at the best of a few random directions.
-
-    The one that shows the most heads with the least amplification of noise is kept: of `tries` directions, or of FEW
-    where one of them is usable. `bias` is c (d,), `total` the sum of the projections (d, d).
-    """
+    """Find the heads at the best of a few random directions."""
     best: CountedHeads | None = None
     residual, moved = np.inf, False
     allowed = max(1e-9, 100 * noise)
@@ -98,9 +94,7 @@ def find_counted_heads(
         spectrum = np.linalg.svd(answers, compute_uv=False)
         heads = int((spectrum > max(60 * noise, 1e-10) * spectrum[0]).sum())
         FitError.if_below(heads, 1, "the answers to one token behind zeros vanish: no head reads the tokens")
-        FitError.if_above(
-            heads, MOST, f"{heads} dimensions behind zeros: too many heads, no rotary positions, or too noisy"
-        )
+        FitError.if_above(heads, MOST, f"{heads} dimensions after zeros: too many heads, no rotary positions, or noise")
         starts = _starts(gate, answers, direction @ total, heads, rng)
         net = fit_nets(gate.net, np.repeat(answers[None], STARTS + 1, axis=0), starts)
         net = net.one(int(np.argmin(net.residual)))
@@ -108,7 +102,7 @@ def find_counted_heads(
         if net.residual > allowed:
             continue
         amplification = float(net_amplification(gate.net, net)[1].max())
-        found = CountedHeads(direction, gate.take(_informative(gate, net)), net, amplification)
+        found = CountedHeads(direction, gate.take(_choose_rows(gate, net)), net, amplification)
         if best is None or (heads, -amplification) > (len(best.net.values), -best.amplification):
             best = found
         if best.amplification < 10 * heads:
@@ -152,7 +146,7 @@ def _starts(gate: CountGate, answers: Array, whole: Array, heads: int, rng: Gene
     return slopes
 
 
-def _informative(gate: CountGate, net: PairNets) -> np.ndarray:
+def _choose_rows(gate: CountGate, net: PairNets) -> Indices:
     """Rows of the gate that determine the net best: twice as many as heads, and two to spare for the residual."""
     units = gate.net.units(net.slopes)
     derivatives = units * (1 - units) * gate.scales[:, None] ** 2

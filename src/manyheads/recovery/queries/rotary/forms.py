@@ -26,6 +26,7 @@ from manyheads.recovery.refusals import FitError, RankBudgetError
 
 CUT = 1e-6  # singular values of a core above this share of the largest are never cut
 NOTHING = 1e-8  # logits that are all below belong to a head that ignores the tokens
+Two = tuple[Array, Array]
 SWEEPS = 300  # alternating least squares of planes and cores
 
 
@@ -63,13 +64,7 @@ class Spaces:
         return len(self.core)
 
 
-def find_spaces(
-    sketch: tuple[Array, Array],
-    back: tuple[Array, Array],
-    tokens: tuple[Array, Array],
-    noise: float,
-    most: int | None = None,
-) -> Spaces:
+def find_spaces(sketch: Two, back: Two, tokens: Two, noise: float, most: int | None = None) -> Spaces:
     """Find the form of one head at offset 1 from two sketches.
 
     Logits and their weights, (N, n) of fresh queries on sketch keys, and (n, N) of sketch queries on fresh keys; fresh
@@ -141,7 +136,8 @@ def find_core(
     right = keys @ spaces.right
     features = (left[:, :, None] * right[:, None, :]).reshape(len(logits), -1) * np.reshape(weight, (-1, 1))
     core, rest = solve_scaled(features, logits * weight)
-    return core.reshape(left.shape[1], -1), rest / float(np.linalg.norm(logits * weight) + NOTHING * len(logits) ** 0.5)
+    size = float(np.linalg.norm(logits * weight) + NOTHING * len(logits) ** 0.5)
+    return core.reshape(spaces.rank, spaces.rank), rest / size
 
 
 def solve_scaled(features: Array, targets: Array) -> tuple[Array, float]:

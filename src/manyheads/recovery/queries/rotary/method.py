@@ -13,12 +13,13 @@ F5  All weights at once on random sequences, where answers are noisy (`refinemen
 Without biases of queries and keys. The figures of every step stand in the stages of the result.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from manyheads.recovery._types import Array, Figures, Generator
+from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.probes import Probed, probe_until
@@ -48,8 +49,8 @@ def extract_rotary(oracle: Oracle, noise: float, rng: Generator, settings: FormS
     with log.stage("values") as figures:
         values = _split_values(oracle, sums, noise, rng, settings, figures)
     with log.stage("logits") as figures:
-        reader = Reader(oracle, sums.bias, values.projection)
-        layer: Any = LogitForms(reader, noise, rng, settings, values, sums.bias, np.eye(oracle.dim)).read(figures)
+        read = Reader(oracle, sums.bias, values.projection).read
+        layer: Any = LogitForms(read, noise, rng, settings, values, sums.bias, np.eye(oracle.dim)).read(figures)
     layer = refine_turned(oracle, layer, noise, rng, log)
     longest = layer.offsets if layer.turns is None else None
     return Extracted(layer, tuple(log.stages), "the tokens, offset by offset", longest=longest)
@@ -128,18 +129,11 @@ def _too_large(ranks: list[int], dim: int) -> RankBudgetError:
     )
 
 
-class ReadsLogits(Protocol):
-    """Reader of logits from sequences of tokens[pieces] at positions."""
-
-    def read(self, tokens: Array, pieces: np.ndarray, positions: np.ndarray) -> Ledger:
-        """Ask, and return what the answers show."""
-
-
 @dataclass
 class LogitForms:
     """Logits of walks and of random sequences of one length of token, and the forms that explain them."""
 
-    reader: ReadsLogits
+    read_logits: Callable[[Array, Indices, Indices], Ledger]  # of tokens[pieces] at positions
     noise: float
     rng: Generator
     settings: FormSettings
@@ -157,15 +151,14 @@ class LogitForms:
         kept -= kept % 2 if kept > 2 else 0
         exact = self.noise <= EXACT
         few = min(dim, max(most + self.settings.extra * (1 if exact else 3), kept))
-        reader = self.reader
         if not self.length:
             self.length = length
             figures["size"] = self._shorten(kept)
         tokens = self._tokens(few), self._basis()
-        walk = reader.read(np.concatenate(tokens), alternate(few, len(tokens[1]), kept), np.arange(1, kept + 1))
+        walk = self.read_logits(np.concatenate(tokens), alternate(few, len(tokens[1]), kept), np.arange(1, kept + 1))
         spaces = self._spaces(walk, *tokens, None if exact else most)
         needed = int(self.settings.excess * max(space.rank**2 for space in spaces) * kept / (kept - 1)) + 4
-        ledger = Ledger.joined([walk, self._random({0: needed, 2: needed}, kept)])
+        ledger = Ledger.join([walk, self._read_random({0: needed, 2: needed}, kept)])
         figures.update(tokens=kept, sketches=few, rank=max(space.rank for space in spaces))
         cores = self._cores(spaces, ledger, [0, 2], figures)
         found = forms.find_turns(spaces, cores)
@@ -175,7 +168,7 @@ class LogitForms:
         listed = range(self.settings.offsets)
         if max(rest.values()) < max(1e-5, 1e4 * self.noise):
             for offset in () if exact else FAR:
-                far = self._random({offset: needed}, kept)
+                far = self._read_random({offset: needed}, kept)
                 more = self._cores(spaces, far, [offset], figures)
                 cores = [known | {offset: core[offset]} for known, core in zip(cores, more, strict=True)]
                 found = forms.refine_turns(spaces, found, cores)
@@ -185,25 +178,20 @@ class LogitForms:
         else:
             turns = None
             others = [t for t in listed if t > 2]
-            ledger = Ledger.joined([ledger, self._random(dict.fromkeys(others, needed), kept)])
+            ledger = Ledger.join([ledger, self._read_random(dict.fromkeys(others, needed), kept)])
             cores = self._cores(spaces, ledger, [0, *listed[2:]], figures)
-        pairs = list(zip(spaces, cores, strict=True))
-        listing = np.array(
-            [
-                [forms.assemble(space, known[t]) for space, known in pairs]
-                if turns is None or t in cores[0]
-                else turns.form(t)
-                for t in listed
-            ]
-        )
-        return RotaryLayer(listing, projection, self.bias, turns)
+        pairs, listing = list(zip(spaces, cores, strict=True)), []
+        for t in listed:
+            own = turns is None or t in cores[0]
+            listing.append([forms.assemble(s, known[t]) for s, known in pairs] if own else found.form(t))
+        return RotaryLayer(np.array(listing), projection, self.bias, turns)
 
     def _shorten(self, kept: int) -> float:
         """Choose the length of tokens at which the logits of the sharpest head have about the size SIZE."""
         size = 0.0
         for _ in range(3):
             pieces = np.arange(4 * kept).reshape(4, kept)
-            logits = self.reader.read(self._tokens(pieces.size), pieces, np.arange(1, kept + 1)).logits
+            logits = self.read_logits(self._tokens(pieces.size), pieces, np.arange(1, kept + 1)).logits
             size = float(np.median(np.abs(logits), axis=0).max()) / 0.67  # the standard deviation, from the median
             self.length *= float(np.sqrt(np.clip(SIZE / max(size, 1e-9), 1 / 16, 16)))
         return size
@@ -217,13 +205,13 @@ class LogitForms:
         drawn = np.concatenate([np.linalg.qr(self.rng.standard_normal(size))[0] for _ in range(self.repeats)])
         return drawn @ self.space * (self.length * np.sqrt(len(self.bias)))
 
-    def _random(self, needed: dict[int, int], kept: int) -> Ledger:
+    def _read_random(self, needed: dict[int, int], kept: int) -> Ledger:
         """Read sequences of random tokens that show at least so many pairs at every offset."""
         parts = []
         for positions, count in plan(needed, kept):
             pieces = np.arange(count * len(positions)).reshape(count, len(positions))
-            parts.append(self.reader.read(self._tokens(pieces.size), pieces, positions))
-        return Ledger.joined(parts)
+            parts.append(self.read_logits(self._tokens(pieces.size), pieces, positions))
+        return Ledger.join(parts)
 
     def _spaces(self, walk: Ledger, few: Array, fresh: Array, most: int | None) -> list[forms.Spaces]:
         """Find the form of every head at offset 1 from what a walk shows."""
@@ -255,9 +243,5 @@ class LogitForms:
                 worst = max(worst, rest)
         figures["cores"] = worst
         allowed = max(1e-4, 1e5 * self.noise)
-        FitError.if_above(
-            worst,
-            allowed,
-            "the logits of some offset are no form on the spaces of the first: biases, or no form at all",
-        )
+        FitError.if_above(worst, allowed, "the logits of an offset are no form on the spaces of the first: biases")
         return cores

@@ -67,15 +67,13 @@ def extract_bidirectional(
         later, _, rest = positions.read_terms(backwards, layer.form(1), reading.tokens, reading.keys, None, noise)
         earlier = layer.position_terms(later.shape[1])
         figures["misfit"] = rest
-        FitError.if_above(
-            rest, SPREAD, "the scores of later tokens are not those of earlier ones and a term of the offset"
-        )
+        FitError.if_above(rest, SPREAD, "later tokens have other scores than earlier ones and a term of the offset")
         later = later - later[:, :1] + earlier[:, :1]
     found = replace(layer, position_bias=earlier, slopes=None, later_bias=later)
-    return extracted(found, log)
+    return as_extracted(found, log)
 
 
-def extracted(layer: RotaryLayer, log: StageLog) -> Extracted:
+def as_extracted(layer: RotaryLayer, log: StageLog) -> Extracted:
     """Return a layer as the result of the method."""
     longest = None
     if isinstance(layer, ScoreLayer) and layer.position_bias is not None and layer.slopes is None:

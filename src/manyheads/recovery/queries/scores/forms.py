@@ -13,6 +13,7 @@ give the forms at all offsets, and frequencies are found, not needed. Derived he
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.linalg
 
 from manyheads.recovery._types import Array
 from manyheads.recovery.layers.rotary import Turns
@@ -39,11 +40,7 @@ class Frame:
 
 
 def find_frame(columns: tuple[Array, Array], rows: tuple[Array, Array], noise: float) -> Frame:
-    """Find the spaces of the forms of one head.
-
-    `columns` are queries (N, d) that span, and their scores (N, n) with a few keys; `rows` are keys (N, d) that span,
-    and their scores (n, N) with a few queries.
-    """
+    """Find the spaces of the forms of one head."""
     queries, scores = columns
     left = _range(_solve(queries, scores), scores, noise)
     keys, table = rows
@@ -52,9 +49,7 @@ def find_frame(columns: tuple[Array, Array], rows: tuple[Array, Array], noise: f
 
 def beside_one(space: Array) -> Array:
     """Return the space (d + 1, r + 1) that a space (d, r) and the last unit vector span."""
-    wide = np.pad(space, ((0, 1), (0, 1)))
-    wide[-1, -1] = 1.0
-    return wide
+    return scipy.linalg.block_diag(space, 1.0)
 
 
 def row_space(table: Array, noise: float) -> Array:

@@ -25,7 +25,7 @@ from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.repeated_tokens import difference, find_repeated_heads
 from manyheads.recovery.queries.rotary.forms import gap_rank
-from manyheads.recovery.queries.scores.refined_heads import refined_spaces
+from manyheads.recovery.queries.scores.refined_heads import refine_spaces
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 LENGTHS = (1.0, 2.0, 0.5, 1.0, 1.5)  # of the repeated tokens that are tried, relative to the first
@@ -64,14 +64,14 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: Generator) -> Head
     dim = oracle.dim
     length = int(np.clip(dim // 4, 6, 10))
     found: Heads | None = None
-    refusal: FitError | RankBudgetError | None = None
+    refusal: FitError | RankBudgetError = FitError("no token was tried")
     first = first_length(oracle, rng)
     try:
         few = find_repeated_heads(oracle, np.eye(dim), first * np.sqrt(dim), noise, rng, tries=2)
         rows, ranks = few.output_rows(EXTRA, few.floor(1e-7), rng)
         spaces = [np.linalg.svd(one)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]
         check_room(spaces)
-        spaces, rest = refined_spaces(oracle, sums, spaces, first, rng)
+        spaces, rest = refine_spaces(oracle, sums, spaces, first, rng)
         one = Heads.of(sums, spaces, 1 / few.condition, rest)
         missing = np.linalg.norm(one.projection.sum(0) - sums.projection) / np.linalg.norm(sums.projection)
         if missing < COMPLETE:
@@ -87,7 +87,7 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: Generator) -> Head
         try:
             spaces, separation = output_spaces(jacobians, float(wrong / np.linalg.norm(sums.projection)), rng)
             check_room(spaces)
-            spaces, rest = refined_spaces(oracle, sums, spaces, first, rng)
+            spaces, rest = refine_spaces(oracle, sums, spaces, first, rng)
         except (FitError, RankBudgetError) as error:
             refusal = error
             continue
@@ -96,16 +96,12 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: Generator) -> Head
         if found.residual < max(RIGHT, 1e3 * noise):
             break
     if found is None:
-        assert refusal is not None
         raise refusal
     return found
 
 
 def first_length(oracle: Oracle, rng: Generator) -> float:
-    """Return the least length of tokens, relative to sqrt(d), at which answers are far from linear in them.
-
-    Untrained layers have such small scores that heads attend nearly evenly; behind a norm length changes nothing.
-    """
+    """Return the least length of tokens, relative to sqrt(d), at which answers are far from linear in them."""
     x, other = rng.standard_normal((2, 4, oracle.dim))
     most = min(np.sqrt(oracle.dim), oracle.limits.reach)
     x, other = (one * (most / 2 / np.linalg.norm(one, axis=1, keepdims=True)) for one in (x, other))
@@ -179,9 +175,7 @@ def _groups(pencils: list[Array], floor: float, rng: Generator) -> tuple[list[Ar
     width = max(float(np.ptp(values[part].real) + np.abs(values[part].imag).max()) for part in parts)
     separation = float(gaps[cuts - 1].min() / np.abs(values).max()) if len(cuts) else 1.0
     if width * SPREAD > separation * float(np.abs(values).max()):
-        raise FitError(
-            "the weights of heads on a repeated token are too close together to tell the heads apart", width, separation
-        )
+        raise FitError("weights on a repeated token are too close to tell the heads apart", width, separation)
     return groups, separation
 
 
@@ -190,8 +184,4 @@ def check_room(spaces: list[Array]) -> None:
     ranks, whole = [len(space) for space in spaces], np.concatenate(spaces)
     condition = float(np.linalg.cond(whole))
     if len(whole) > whole.shape[1] or condition > 1e10:
-        raise RankBudgetError(
-            f"the output spaces of {len(ranks)} heads of ranks {ranks} overlap in {whole.shape[1]} dimensions",
-            condition,
-            1e10,
-        )
+        raise RankBudgetError(f"{len(ranks)} spaces of ranks {ranks} overlap in {whole.shape[1]}", condition, 1e10)

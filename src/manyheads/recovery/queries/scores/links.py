@@ -40,14 +40,14 @@ class Link:
 
     def forms(self, ledger: Ledger) -> Ledger:
         """Return a ledger of what the forms give, from one of scores."""
-        values = self.uncapped(ledger.logits)
+        values = self.remove_cap(ledger.logits)
         if self.query_norm is not None:
             values = values * norms(self.query_norm, ledger.tokens)[ledger.query]
         if self.key_norm is not None:
             values = values * norms(self.key_norm, ledger.tokens)[ledger.key]
         return Ledger(ledger.tokens, ledger.query, ledger.key, ledger.offset, values)
 
-    def uncapped(self, scores: Array) -> Array:
+    def remove_cap(self, scores: Array) -> Array:
         """Return scores before the cap."""
         if self.cap is None:
             return scores
@@ -68,11 +68,7 @@ def classify(once: Array, twice: Array, noise: float) -> tuple[str, float | None
     inverse = float((cubic * bent).sum() / (cubic**2).sum())
     rest = float(np.linalg.norm(bent - inverse * cubic) / np.linalg.norm(bent))
     if inverse <= 0 or rest > 1e-3:
-        raise FitError(
-            "twice a key has neither twice its score, nor the same, nor a capped one: scores of another kind",
-            rest,
-            1e-3,
-        )
+        raise FitError("twice a key scores neither twice, nor the same, nor capped: scores of another kind", rest, 1e-3)
     return "cap", inverse**-0.5
 
 

@@ -46,7 +46,7 @@ def zeros_attend_evenly(oracle: Oracle, bias: Array, total: Array, noise: float,
     return bool(np.linalg.norm(y - expected) < max(1e-5, 1e2 * noise) * np.linalg.norm(expected))
 
 
-def changed(one: Array, two: Array) -> float:
+def relative_change(one: Array, two: Array) -> float:
     """Return the largest relative change of a form (m, d + 1, d + 1), but for its constant, the last entry."""
     apart = one - two
     apart[:, -1, -1] = 0.0
@@ -67,7 +67,7 @@ def read_terms(
     terms, seen, spread = np.zeros((len(form), length)), np.zeros((len(form), length), bool), 0.0
     reference = None if reader.reference is None else extend(reader.reference[None])[0]
 
-    def predicted(queries: Array, keys: Array) -> Array:
+    def predict(queries: Array, keys: Array) -> Array:
         return np.einsum("nd,mde,ne->nm", extend(queries), form, extend(keys), optimize=True)
 
     def note(t: int, values: Array, raw: Array) -> None:
@@ -84,12 +84,12 @@ def read_terms(
         found = reader.scores(draw(pieces.size), pieces[:, 0], pieces[:, 1:], some)
         for t in [0, *some] if start == 0 else some:
             queries, keys, values = found.at(t)
-            note(t, values - predicted(queries, keys), values)
+            note(t, values - predict(queries, keys), values)
     if reference is not None:
         pieces = np.arange(2 * REPEATS).reshape(REPEATS, 2)
         queries, keys, values = reader.scores(draw(pieces.size), pieces[:, 0], pieces[:, 1:], [1], anchor=2).at(1)
         known = np.einsum("nd,mde,e->nm", extend(queries), form, reference)
-        note(1, values - predicted(queries, keys) + known + terms[:, 2], values)
+        note(1, values - predict(queries, keys) + known + terms[:, 2], values)
     steps = np.arange(length)
     slopes, uneven = np.zeros(len(form)), 0.0
     for head, (term, known_at) in enumerate(zip(terms, seen, strict=True)):

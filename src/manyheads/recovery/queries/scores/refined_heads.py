@@ -24,7 +24,7 @@ SLOW = 0.5  # of what was left, from which another round does not help
 EXCESS = 6  # sequences, relative to the dimension
 
 
-def refined_spaces(
+def refine_spaces(
     oracle: Oracle, sums: Sums, spaces: list[Array], length: float, rng: Generator, sphere: Array | None = None
 ) -> tuple[list[Array], float]:
     """Return output spaces (r_i, d) that explain random rows better, and what they leave of them, relative.
@@ -66,17 +66,14 @@ def refined_spaces(
 
 
 def _mixture(blocks: list[Array], head: int, moved: Array, along: Array, left: Array) -> Array:
-    """Return the columns of other heads (R - r, r) that a head has too much, from what it leaves (N, r).
-
-    Least squares at right angles to v T_i, along which a change of the weight does the same; conjugate gradients.
-    """
+    """Return the columns of other heads (R - r, r) that a head has too much, from what it leaves (N, r)."""
     own = along @ blocks[head]
     share = ((moved @ blocks[head]) * own).sum(1) / (own**2).sum(1)
     own = own / np.linalg.norm(own, axis=1, keepdims=True)
     features = (moved - share[:, None] * along) @ np.concatenate(blocks[:head] + blocks[head + 1 :], axis=1)
     basis, triangle = np.linalg.qr(features)
 
-    def applied(x: Array) -> Array:
+    def apply(x: Array) -> Array:
         y = basis @ x
         return basis.T @ (y - own * (own * y).sum(1, keepdims=True))
 
@@ -86,7 +83,7 @@ def _mixture(blocks: list[Array], head: int, moved: Array, along: Array, left: A
     for _ in range(STEPS):
         if size <= ENOUGH * first:
             break
-        turned = applied(direction)
+        turned = apply(direction)
         curvature = float((direction * turned).sum())
         if curvature < BLIND * float((direction**2).sum()):
             break

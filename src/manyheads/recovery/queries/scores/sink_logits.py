@@ -26,10 +26,7 @@ from manyheads.recovery.refusals import FitError
 def complete(
     layer: ScoreLayer, reader: ScoreReader, queries: Array, noise: float, allowed: float, figures: Figures
 ) -> ScoreLayer:
-    """Return a layer with the logits of its sinks, and with what its forms lack of the query alone.
-
-    The scores of `layer` are known up to a function of the query; `queries` (n, d) span.
-    """
+    """Return a layer with the logits of its sinks, and with what its forms lack of the query alone."""
     assert reader.reference is not None
     assert layer.turns is not None
     x = np.stack([np.broadcast_to(reader.reference, queries.shape), queries], axis=1)

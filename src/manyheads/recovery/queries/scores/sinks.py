@@ -62,12 +62,12 @@ def find_heads_beside_sinks(oracle: Oracle, sums: Sums, noise: float, rng: Gener
     dim = oracle.dim
     length = int(np.clip(dim // 4, 6, 10))
     best: tuple[float, list[Array], float] | None = None
-    refusal: FitError | RankBudgetError | None = None
+    refusal: FitError | RankBudgetError = FitError("no token was tried")
     first = first_length(oracle, rng)
     for scale in LENGTHS:
         z = repeated_token(oracle, scale * first, rng)
         try:
-            parts, separation, rest = _seen_parts(oracle, z, length, noise, rng)
+            parts, separation, rest = _visible_parts(oracle, z, length, noise, rng)
         except (FitError, RankBudgetError) as error:
             refusal = error
             continue
@@ -76,12 +76,11 @@ def find_heads_beside_sinks(oracle: Oracle, sums: Sums, noise: float, rng: Gener
         if rest < max(RIGHT, 1e4 * noise):
             break
     if best is None:
-        assert refusal is not None
         raise refusal
     return _solve(oracle, sums, best[1], best[2], noise, first, rng)
 
 
-def _seen_parts(
+def _visible_parts(
     oracle: Oracle, z: Array, length: int, noise: float, rng: Generator
 ) -> tuple[list[Array], float, float]:
     """Return W_i Q (d, d) of all heads at right angles to the answers about multiples of z; separation and misfit."""
@@ -97,20 +96,18 @@ def _seen_parts(
     jacobians = jacobians_at(oracle, z, length, step_at(z, noise)) @ beside
     spaces, separation = output_spaces(jacobians, WRONG * max(noise, 1e-16) ** (8 / 9), rng)
     whole = np.concatenate(spaces)
-    RankBudgetError.if_above(
-        len(whole), whole.shape[1], f"the output spaces of {len(spaces)} heads do not fit beside sinks"
-    )
+    RankBudgetError.if_above(len(whole), whole.shape[1], f"output spaces of {len(spaces)} heads and sinks do not fit")
     shares = jacobians @ np.linalg.pinv(whole)
     cuts = np.cumsum([len(space) for space in spaces])[:-1]
     found, worst = [], 0.0
     for share, space in zip(np.split(shares, cuts, axis=-1), spaces, strict=True):
-        part, rest = _scaled(share)
+        part, rest = _scale(share)
         found.append(part @ space @ beside.T)
         worst = max(worst, rest)
     return found, separation, worst
 
 
-def _scaled(share: Array) -> tuple[Array, float]:
+def _scale(share: Array) -> tuple[Array, float]:
     """Return U (d, r) of shares a(r, j) U (k, k, d, r) of the Jacobians of one head, and the relative misfit."""
     length = len(share)
     row, place = np.tril_indices(length)
@@ -123,9 +120,7 @@ def _scaled(share: Array) -> tuple[Array, float]:
     intercept, slope = np.linalg.lstsq(np.stack([own, own * sums], axis=1), np.ones(length), rcond=None)[0]
     misfit = float(np.sqrt(np.mean((own * (intercept + slope * sums) - 1) ** 2)))
     if not (slope > 0 and misfit < 1e-3):
-        raise FitError(
-            "the weights of a repeated token do not follow from a sink that is the same in all rows", misfit, 1e-3
-        )
+        raise FitError("the weights of a repeated token are of no sink that is the same in all rows", misfit, 1e-3)
     return sign * right[0].reshape(share.shape[2:]) / slope, max(misfit, float(size[1] / size[0]))
 
 

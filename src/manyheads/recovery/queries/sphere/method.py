@@ -67,8 +67,7 @@ def extract_on_sphere(
         theta, beta = _read_forms(rows, ranks, noise, rng, settings, figures)
     size = np.sqrt(1 + norm.epsilon)  # tokens of the sphere are u times this
     layer = AttentionLayer(theta * size**2, projection * size, beta * size, sums.bias, causal=oracle.causal)
-    off = "(x - mean) / sqrt(variance" if norm.centred else "x / sqrt(mean square"
-    acts_on = f"u = {off} + {norm.epsilon:.1e}), what a {norm.name} without weights makes of the tokens"
+    acts_on = f"u = {norm.formula}, what a {norm.name} without weights makes of the tokens"
     return Extracted(layer, tuple(log.stages), acts_on, prepare=norm)
 
 
@@ -85,7 +84,7 @@ def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: Generator, setting
         def ask(moves: Array) -> Array:
             probes = pairs.probe(start + moves)
             answers = pairs.respond(heads.queries, probes, heads.copies).reshape(len(moves), -1, dim)
-            return np.concatenate([answers, (probes @ pairs.sums.projection)[:, None]], axis=1)
+            return pairs.sums.append(answers, probes)
 
         return follow_nets(design, ask, heads.net, block, step=STEP, allowed=heads.allowed)
 
@@ -99,20 +98,15 @@ def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: Generator, setting
         if ranks is None:
             return 4
         if ranks.max() >= size:
-            raise _not_exhausted(pairs, len(ranks), count, len(turn))
+            raise RankBudgetError(f"{count} differences do not exhaust {len(ranks)} output spaces", count, len(turn))
         return int(ranks.max()) + settings.extra - count
 
     first = max(4, dim // len(heads.net.values) // 2)
     found = stack(probe_until(heads.net, turn, follow, wanted, first=first, errors=(design, heads.amplification)))
     if found.ranks is None or found.ranks.max() + settings.extra > len(found.probes):
-        raise _not_exhausted(pairs, len(found.values), len(found.probes), len(turn))
+        count, heads_ = len(found.probes), len(found.values)
+        raise RankBudgetError(f"{count} differences do not exhaust {heads_} output spaces", count, len(turn))
     return found
-
-
-def _not_exhausted(pairs: SpherePairs, heads: int, asked: int, most: int) -> RankBudgetError:
-    return RankBudgetError(
-        f"{asked} differences do not exhaust {heads} output spaces: high ranks, or noisy answers", asked, most
-    )
 
 
 def _read_forms(

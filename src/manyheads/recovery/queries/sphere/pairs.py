@@ -151,25 +151,20 @@ def find_sphere_heads(pairs: SpherePairs, rng: Generator, tries: int = 3) -> Sph
         residual = min(residual, float(net.residual))
         if net.residual > allowed:
             continue
-        found = _fewer(pairs, direction, w, answers, net, allowed)
+        found = _thin_out(pairs, direction, w, answers, net, allowed)
         if best is None or (heads, -found.worst) > (len(best.net.values), -best.worst):
             best = found
         if best.worst < WELL_SEPARATED:
             break
     if best is not None:
         return best
-    raise FitError(
-        "no pencil of copies of a query has heads that fit: no attention behind a norm, or noise", residual, allowed
-    )
+    raise FitError("no pencil of copies of a query fits: no attention behind a norm, or noise", residual, allowed)
 
 
-def _fewer(
+def _thin_out(
     pairs: SpherePairs, direction: Array, w: Array, answers: Array, net: PairNets, allowed: float
 ) -> SphereHeads:
-    """Keep as few queries and copies as the net needs at the next differences, where the sum of its values is known.
-
-    For exact answers the error of the values grows by LOSS at most; others keep three times as many.
-    """
+    """Keep as few queries and copies as the net needs at the next differences, where the sum of its values is known."""
     heads = len(net.values)
     copies = min(answers.shape[1], max(4, heads // 2 + 2) * pairs.repeats)
     kept = min(len(w), (heads + 3) * pairs.repeats)
@@ -195,11 +190,9 @@ def _fewer(
 def _starts(answers: Array, whole: Array) -> Array:
     """Return starting logits (b, m, n) from the pencils of answers (n, copies, m), one per query, that are real."""
     count, copies, _ = answers.shape
-    number = np.arange(1, copies + 1)
+    number, starts = np.arange(1, copies + 1), []
     weight = (1 / (1 + number))[:, None]
-    starts = []
-    for query in range(min(count, STARTS)):
-        z = answers[query]
+    for z in answers[: min(count, STARTS)]:
         pencil = np.linalg.lstsq(weight * (whole - z), weight * number[:, None] * z, rcond=None)[0]
         odds, frame = np.linalg.eig(pencil.T)
         if np.abs(odds.imag).max() > 1e-3 * np.abs(odds).max() or np.linalg.cond(frame) > 1e10:
@@ -208,8 +201,7 @@ def _starts(answers: Array, whole: Array) -> Array:
         values = (frame.real * shares).T  # (m, m)
         if np.linalg.cond(values) > 1e12:
             continue
-        gates = answers @ np.linalg.inv(values)  # (n, copies, m)
-        starts.append(read_gates(gates, np.log(number), 1e-4).T)
+        starts.append(read_gates(answers @ np.linalg.inv(values), np.log(number), 1e-4).T)
     return np.array(starts)
 
 
@@ -250,11 +242,7 @@ def read_norm(ask: Ask, dim: int, noise: float, rng: Generator) -> tuple[Normali
 
 
 def read_normalized_sums(ask: Ask, dim: int, noise: float, rng: Generator) -> tuple[Sums, Normalization, Array]:
-    """Read W_S and c from single tokens of the sphere, and which normalization stands in front.
-
-    Returns W_S and c, which act on tokens of norm sqrt d (of mean zero, if centred); the normalization; an orthonormal
-    basis of the space of the tokens, in random rotation, (d - 1 or d, d).
-    """
+    """Read W_S and c from single tokens of the sphere, and which normalization stands in front."""
     radius, loose = np.sqrt(dim), max(1e-8, 1e3 * noise)
     norm, token = read_norm(ask, dim, noise, rng)
     centre = np.eye(dim) - np.full((dim, dim), 1 / dim)

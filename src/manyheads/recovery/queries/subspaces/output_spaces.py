@@ -33,12 +33,11 @@ class Projections(NamedTuple):
     # Largest |v_b W_i - row| over the norm of the head's rows: a head exchanged at one probe is near one
     row_error: float
 
-    def taking(self, chosen: Indices) -> "Projections":
+    def take(self, chosen: Indices) -> "Projections":
         """Return some of the heads."""
-        parts = (None if part is None else part[chosen] for part in (self.projection, self.readers, self.splits))
-        projection, readers, splits = parts
-        assert projection is not None
-        return self._replace(projection=projection, readers=readers, splits=splits, ranks=self.ranks[chosen])
+        readers, splits = (None if part is None else part[chosen] for part in (self.readers, self.splits))
+        projection, ranks = self.projection[chosen], self.ranks[chosen]
+        return self._replace(projection=projection, readers=readers, splits=splits, ranks=ranks)
 
     def figures(self) -> Figures:
         """Return what a report shows of this stage."""
@@ -46,24 +45,19 @@ class Projections(NamedTuple):
 
 
 def split_projections(sums: Sums, stacks: Stacks, *, whole: bool = False) -> Projections:
-    """Read every W_i off W_S and the output spaces; by least squares over d probes where they are not exhausted.
-
-    `whole` takes the least squares in any case, and cuts each W_i at the gap of its singular values.
-    """
+    """Read every W_i off W_S and the output spaces; by least squares over d probes where they are not exhausted."""
     dim = len(sums.bias)
     ranks = stacks.ranks
     if ranks is not None and not ranks.any():
-        raise FitError(
-            f"what {len(ranks)} heads write is below the noise of its readings: give answers in a wider type",
-            stacks.levels.max(),
-            np.linalg.norm(stacks.values, axis=(1, 2)).max(),
-        )
+        size = np.linalg.norm(stacks.values, axis=(1, 2)).max()
+        what = f"what {len(ranks)} heads write is below the noise of its readings: give answers in a wider type"
+        raise FitError(what, stacks.levels.max(), size)
     if whole and len(stacks.probes) >= dim:
-        found = _cut_at_gaps(_by_probes(sums, stacks))
+        found = _cut_at_gaps(_fit_probes(sums, stacks))
     elif ranks is not None and ranks.sum() <= dim:
-        found = _by_spaces(sums, stacks, ranks)
+        found = _split_spaces(sums, stacks, ranks)
     elif len(stacks.probes) >= dim:
-        found = _by_probes(sums, stacks)
+        found = _fit_probes(sums, stacks)
     elif ranks is None:  # probes were dropped, so that d of them were asked and fewer are left
         raise RankBudgetError(
             f"{len(stacks.probes)} probes leave output spaces open: another seed, or bounded", len(stacks.probes), dim
@@ -94,35 +88,28 @@ def single_projection(sums: Sums, noise: float) -> Projections:
     return Projections(projection, (left[:, :rank] * singular[:rank])[None], basis[None], ranks, 1.0, 0.0, 0.0)
 
 
-def _by_spaces(sums: Sums, stacks: Stacks, ranks: Indices) -> Projections:
+def _split_spaces(sums: Sums, stacks: Stacks, ranks: Indices) -> Projections:
     heads, dim, widest = len(ranks), len(sums.bias), max(int(ranks.max()), 1)
-    bases = [
-        np.linalg.svd(rows, full_matrices=False)[2][:rank] for rows, rank in zip(stacks.values, ranks, strict=True)
-    ]
+    right = np.linalg.svd(stacks.values, full_matrices=False)[2]
+    bases = [rows[:rank] for rows, rank in zip(right, ranks, strict=True)]
     whole = np.concatenate(bases)  # (sum of ranks, d)
     turn, triangle = np.linalg.qr(whole.T)
     singular = np.linalg.svd(triangle, compute_uv=False)
     if not singular[-1] > np.finfo(float).eps * singular[0] * dim:
-        raise RankBudgetError(
-            "the output spaces of the heads overlap: take the bounded method",
-            singular[-1] / singular[0],
-            np.finfo(float).eps * dim,
-        )
+        least = np.finfo(float).eps * dim
+        raise RankBudgetError("the output spaces overlap: take bounded", singular[-1] / singular[0], least)
     inverse = np.linalg.solve(triangle, turn.T).T  # O^+ = Q R^-T, (d, sum of ranks)
     readers, splits = np.zeros((2, heads, dim, widest))
     projection = np.zeros((heads, dim, dim))
-    first = 0
-    for head, (basis, rank) in enumerate(zip(bases, ranks, strict=True)):
-        part = inverse[:, first : first + rank]
-        splits[head, :, :rank] = part
-        readers[head, :, :rank] = sums.projection @ part
+    parts = np.split(inverse, np.cumsum(ranks)[:-1], axis=1)
+    for head, (basis, rank, part) in enumerate(zip(bases, ranks, parts, strict=True)):
+        splits[head, :, :rank], readers[head, :, :rank] = part, sums.projection @ part
         projection[head] = readers[head, :, :rank] @ basis
-        first += rank
     condition = float(singular[0] / singular[-1])
     return Projections(projection, readers, splits, ranks, condition, *_errors(projection, sums, stacks))
 
 
-def _by_probes(sums: Sums, stacks: Stacks) -> Projections:
+def _fit_probes(sums: Sums, stacks: Stacks) -> Projections:
     """Least squares over the probes, which span the space; what is left of W_S is shared out."""
     projection = np.stack([np.linalg.lstsq(stacks.probes, rows, rcond=None)[0] for rows in stacks.values])
     errors = _errors(projection, sums, stacks)

@@ -20,31 +20,18 @@ SMALLEST = 1e-9  # weights are read down to this size
 
 
 def read_logits(answers: Array, values: Array, shifts: Array, least: float = 1e-3) -> Array:
-    """Read the logits (n, m) off answers (n, K, d) to heads of known values, at the shift nearest to half a gate.
-
-    Gates are read down to `least`.
-    """
+    """Read the logits (n, m) off answers (n, K, d) to heads of known values, at the shift nearest to half a gate."""
     gates = answers @ np.linalg.pinv(values) + expit(-shifts)[:, None]  # (n, K, m)
     return read_gates(gates, shifts, least)
 
 
 class PairReader:
-    """Reads logits off pairs: at known values v W_i the gates of all heads follow from one answer.
-
-    Attributes
-    ----------
-    sketched
-        Sketch tokens of one group.
-    smallest
-        Smallest weight that was read.
-    chosen
-        The heads whose logits are returned.
-    """
+    """Reads logits off pairs: at known values v W_i the gates of all heads follow from one answer."""
 
     sketched = 8
 
     def __init__(self, oracle: Oracle, bias: Array, heads: Projections, chosen: Indices):
-        self.heads, self.bias, self.smallest = heads.taking(chosen), bias, 1.0
+        self.heads, self.bias, self.smallest = heads.take(chosen), bias, 1.0
         self.chosen, self.projection = chosen, heads.projection
         self.pairs = Pairs.within(oracle, Sums(heads.projection.sum(0), bias), 1, 4, 0.0)
 

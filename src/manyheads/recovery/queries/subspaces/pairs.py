@@ -50,6 +50,7 @@ FIRST = 6  # rows at which heads are counted first; there are more where as many
 MOST = 3300  # unknown logits of one fit, heads times queries: a second or two for each step of the fit
 PROMISING = 0.03  # relative residual after fifteen steps below which a fit is finished; right starts are far below it
 SEEN = 8.0  # a singular value counts as a head from this multiple of the largest one that noise alone would have
+Sizes = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Pairs:
     causal: bool = True  # whether every prefix of a sequence is a sequence
     noise: float = EPS  # error of the oracle's answers relative to their token-dependent part
     # Sizes of the queries that count the heads, in units of the scale at which logits are about one
-    scales: tuple[float, ...] = SCALES
+    scales: Sizes = SCALES
     reach: float = np.inf  # largest norm of a token
     # Whether the rows at q + v are read too, where every row sees all tokens: the same heads at other logits
     both: bool = False
@@ -78,8 +79,7 @@ class Pairs:
         before: int,
         after: int,
         noise: float,
-        scales: tuple[float, ...] = SCALES,
-        *,
+        scales: Sizes = SCALES,
         both: bool = False,
     ) -> "Pairs":
         """Return pairs of an oracle, with so many copies as the server's longest sequence has room for."""
@@ -125,10 +125,7 @@ class Pairs:
         return NetDesign.of(features, np.tile(self.shifts, queries), centred=True)
 
     def respond(self, queries: Array, probes: Array) -> Array:
-        """Return the centred answers (b, n, K, d) of queries (n, d), or (b, n, d), at probes (b, d).
-
-        Where both rows are read there are 2 n of them: at q, and at q + v, of every query in turn.
-        """
+        """Return the centred answers (b, n, K, d) of queries (n, d), or (b, n, d), at probes (b, d)."""
         probes = np.atleast_2d(probes)
         queries = np.broadcast_to(queries, (len(probes), *queries.shape[-2:]))
         count, dim = queries.shape[0] * queries.shape[1], queries.shape[2]
@@ -151,12 +148,7 @@ class Pairs:
         return rest.reshape(len(probes), -1, len(self.copies), dim)
 
     def level(self, queries: Array, probe: Array, answers: Array | float = 0.0) -> float:
-        """Root mean square error of one entry of the centred answers, from the size of what was asked and answered.
-
-        Noise is relative to what depends on the tokens: the output bias does not count. Where the projections cancel
-        in W_S the answers are small beside their terms, which a head's share of the probe bounds, scaled up to the
-        query.
-        """
+        """Root mean square error of one entry of the centred answers, from the size of what was asked and answered."""
         longer = 1 + np.sqrt(np.mean(queries**2) / np.mean(probe**2))
         parts = queries @ self.sums.projection, probe @ self.sums.projection, longer * np.asarray(answers)
         return float(max(self.noise, 2 * EPS) * sum(np.sqrt(np.mean(part**2)) for part in parts))
@@ -174,7 +166,7 @@ class Separation(NamedTuple):
     lacking: float  # norm of v0 W_S - sum_i C_i: rounding, or what heads read that ignore the tokens
     separation: float  # smallest relative distance of two eigenvalues of the pencil that was used
 
-    def taking(self, pairs: Pairs, chosen: Indices) -> "Separation":
+    def take(self, pairs: Pairs, chosen: Indices) -> "Separation":
         """Return the same heads with some of the queries."""
         views = np.arange(pairs.views)
         rows = (pairs.views * chosen[:, None] + views).ravel()
@@ -188,36 +180,20 @@ class Separation(NamedTuple):
 
 
 def separate_heads(pairs: Pairs, dim: int, rng: Generator, *, oversampling: float, tries: int) -> Separation:
-    """Find the number of heads, and logits and values of each at one probe.
-
-    Asks `oversampling` queries per head and four more, and takes Jacobians at `tries` points of each of up to two
-    probes.
-    """
-    best: Separation | None = None
-    refused: Exception | None = None
+    """Find the number of heads, and logits and values of each at one probe."""
+    refused = FitError("no probe was tried")
     for _ in range(PROBES):
         probe = pairs.probe(rng, dim)
         scale = find_scale(pairs, probe, rng)
         try:
-            found = _separate_at(pairs, probe, scale, rng, oversampling, tries)
+            return _separate_at(pairs, probe, scale, rng, oversampling, tries)
         except FitError as error:
             refused = error
-            continue
-        if best is None or len(found.net.values) > len(best.net.values):
-            best = found
-        break
-    if best is None:
-        assert refused is not None
-        raise refused
-    return best
+    raise refused
 
 
 def find_scale(pairs: Pairs, probe: Array, rng: Generator) -> float:
-    """Return the scale of normal queries at which doubling them makes the answers 1.5 to 1.9 times as large.
-
-    Answers that are linear in the query double, saturated ones stay. At most 40 octaves are searched, four rows
-    of logits at each.
-    """
+    """Return the scale of normal queries at which doubling them makes the answers 1.5 to 1.9 times as large."""
     pairs = replace(pairs, middle=False)
     directions = rng.standard_normal((4 // pairs.views, len(probe)))
     start = np.tile(pairs.respond(0 * directions[:1], probe), (1, len(directions), 1, 1))
@@ -248,17 +224,14 @@ def _separate_at(
     """One probe: rank, pencils, start, fit."""
     queries, answers, axes = _count_heads(pairs, probe, scale, rng, oversampling)
     heads, dim = len(axes), len(probe)
-    FitError.if_above(
-        heads * len(answers),
-        MOST,
-        f"{heads} heads have {heads * len(answers)} logits in one fit: extract fewer, or raise {__name__}.MOST",
-    )
+    unknown = heads * len(answers)
+    FitError.if_above(unknown, MOST, f"{heads} heads have {unknown} logits in one fit: raise {__name__}.MOST")
     level = pairs.level(queries, probe, answers)
     design = pairs.design(len(answers))
     flat = answers.reshape(-1, dim)
     if heads == 0:
         net = PairNets(np.zeros((0, len(answers))), np.zeros((0, dim)), np.zeros(()))
-        return Separation(probe, queries, design, net, scale, level, _lacking(net, probe, pairs), np.inf)
+        return Separation(probe, queries, design, net, scale, level, _lack(net, probe, pairs), np.inf)
     allowed = 10 * level * np.sqrt(flat.size) / np.linalg.norm(flat)
     pencils = Pencils()
     directions = np.linalg.qr(rng.standard_normal((dim, heads)))[0].T * np.sqrt(dim)
@@ -279,18 +252,14 @@ def _separate_at(
                 net = fit_nets(design, flat, net.slopes, iterations=100)
             closest = min(closest, float(net.residual))
             if net.residual <= allowed:
-                lacking = _lacking(net, probe, pairs)
+                lacking = _lack(net, probe, pairs)
                 return Separation(probe, queries, design, net, scale, level, lacking, distance)
     if not real:
         raise FitError(
             f"{heads} heads show, and no pencil of Jacobians is real: no attention heads, or too noisy", separation, EPS
         )
-    raise FitError(
-        f"answers to pairs of {heads} dimensions are no net of as many heads: values depend on each other, or "
-        f"no attention layer (one that adds its input looks like this until residual=True says so)",
-        closest,
-        allowed,
-    )
+    what = f"answers to pairs of {heads} dimensions are no net of as many heads: no attention layer, or one that adds "
+    raise FitError(f"{what}its input, until residual=True says so", closest, allowed)
 
 
 def _count_heads(
@@ -325,5 +294,5 @@ def _jacobians(pairs: Pairs, probe: Array, point: Array, steps: Array, axes: Arr
     return [slopes[:, place].T for place in range(slopes.shape[1])]
 
 
-def _lacking(net: PairNets, probe: Array, pairs: Pairs) -> float:
+def _lack(net: PairNets, probe: Array, pairs: Pairs) -> float:
     return float(np.linalg.norm(probe @ pairs.sums.projection - net.values.sum(0)))

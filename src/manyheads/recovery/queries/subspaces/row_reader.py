@@ -43,11 +43,7 @@ class Rows(NamedTuple):
 def check_agreement(apart: float, heads: Projections, noise: float) -> None:
     """Refuse logits that two sequences disagree on: they are not bilinear in the tokens."""
     allowed = min(ROUGHEST, AGREEMENT * (max(noise, EPS) * heads.condition + heads.row_error))
-    FitError.if_above(
-        apart,
-        allowed,
-        "two sequences disagree on logits: not bilinear in the tokens (a cap, positions), or rough values",
-    )
+    FitError.if_above(apart, allowed, "two sequences disagree on logits: not bilinear in the tokens, or rough values")
 
 
 class RowReader:
@@ -100,10 +96,7 @@ class RowReader:
         raise FitError("no scale of tokens gave moderate logits", scale, 1.0)
 
     def ask(self, group: Array, basis: Array) -> tuple[Array, Array, Array]:
-        """Ask one group of sketch tokens against the whole basis.
-
-        Returns Theta U^T (m, d, g) and U Theta (m, g, d) in the basis, biases taken off, and the biases (m, d).
-        """
+        """Ask one group of sketch tokens against the whole basis."""
         heads, dim, many = len(self.heads.projection), len(self.bias), len(group)
         parts = [np.arange(first, first + self.fresh) % dim for first in range(0, dim, self.fresh)]
         zero = np.zeros((1, dim))
@@ -146,18 +139,19 @@ class RowReader:
 
     def _check(self, *weights: Array) -> None:
         self.smallest = min(self.smallest, *(float(part.min()) for part in weights))
-        FitError.if_below(
-            self.smallest, -0.01, "rows gave attention weights below zero: no attention layer, or accurate=True helps"
-        )
+        what = "rows gave attention weights below zero: no attention layer, or accurate=True helps"
+        FitError.if_below(self.smallest, -0.01, what)
 
     def weights(self, tokens: Array, read: Sequence[Rows]) -> list[Array]:
         """Weights (m, n, tokens) of the distinct tokens after the zero, for every row that is read."""
         answers = self.oracle(tokens, read=tuple(row.row for row in read)) - self.bias
         seen = max(row.seen for row in read)
         distinct = tokens[:, 1 : seen + 1]
-        return self._jointly(distinct, answers, read) if self.direct else self._by_head(distinct, answers, read)
+        return (
+            self._joint_weights(distinct, answers, read) if self.direct else self._head_weights(distinct, answers, read)
+        )
 
-    def _by_head(self, distinct: Array, answers: Array, read: Sequence[Rows]) -> list[Array]:
+    def _head_weights(self, distinct: Array, answers: Array, read: Sequence[Rows]) -> list[Array]:
         readers, splits = self.heads.readers, self.heads.splits
         assert readers is not None
         assert splits is not None
@@ -170,7 +164,7 @@ class RowReader:
             _solve_prefixes(triangle, right, [row.seen for row in read], [part[head] for part in found])
         return found
 
-    def _jointly(self, distinct: Array, answers: Array, read: Sequence[Rows]) -> list[Array]:
+    def _joint_weights(self, distinct: Array, answers: Array, read: Sequence[Rows]) -> list[Array]:
         heads = len(self.heads.projection)
         found: list[Array] = [np.empty((heads, len(distinct), row.seen)) for row in read]
         step = max(1, 2**25 // (heads * distinct.shape[1] * distinct.shape[2]))

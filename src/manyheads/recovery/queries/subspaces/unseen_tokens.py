@@ -41,9 +41,8 @@ def read_with_unseen_tokens(
     # Rotated: the first vectors of the decomposition alone have values for its first head
     seen, unseen = (np.linalg.qr(rng.standard_normal((len(part),) * 2))[0] @ part for part in (seen, unseen))
     sketch, beta, entry = _read_keys(reader, plan, unseen[: plan.queries], rng)
-    bases = [
-        _row_space(one, max(error, noise * float(np.abs(one).max()))) for one, error in zip(sketch, entry, strict=True)
-    ]
+    floors = np.maximum(entry, noise * np.abs(sketch).max((1, 2)))
+    bases = [_row_space(one, float(floor)) for one, floor in zip(sketch, floors, strict=True)]
     products, errors = _read_queries(reader, plan, bases, beta, seen, unseen, rng)
     apart = float(max(entry.max(), errors.max()))
     check_agreement(apart, heads, noise)
@@ -82,11 +81,7 @@ def _condition(reader: RowReader, tokens: Array) -> float:
 
 
 def _frames(dim: int, plan: UnseenPlan, rng: Generator) -> Array:
-    """Return orthonormal frames (parts, T, d) whose differences span the space, and a dimension more.
-
-    The differences of a frame of T tokens are orthogonal to its mean, which is along one direction o in all parts but
-    the last ones. There another direction is the mean, and o one of the others.
-    """
+    """Return orthonormal frames (parts, T, d) whose differences span the space, and a dimension more."""
     share = plan.seen - 1
     basis = np.linalg.qr(rng.standard_normal((dim, dim)))[0]
     first = -(-(dim - 1) // share)

@@ -7,7 +7,7 @@ No sum of two tokens is one, so that answers to one token are compared with a li
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.recovery._types import Generator
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.noise_estimate import LARGEST, PLAIN, ROUNDING, OracleNoise, root_mean_square
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.refusals import LimitError, NotALayer
@@ -16,7 +16,7 @@ FLATTEST = 1e-8  # smallest singular value of [E, 1] over the largest from which
 SPARE = 8  # tokens beyond those that span
 
 
-def check_vocabulary(table: np.ndarray, dim: int) -> None:
+def check_vocabulary(table: Array, dim: int) -> None:
     """Refuse tables whose tokens do not determine a layer, before anything is asked."""
     if table.shape[1] != dim:
         raise UsageError(f"vocabulary of shape {table.shape}: expected embeddings (tokens, {dim})")
@@ -24,16 +24,11 @@ def check_vocabulary(table: np.ndarray, dim: int) -> None:
     singular = np.linalg.svd(centred, compute_uv=False)
     rank = int((singular > FLATTEST * max(singular[0], 1e-300)).sum())
     if rank < dim:
-        raise LimitError(
-            f"the differences of the {len(table)} tokens of the vocabulary span {rank} of {dim} dimensions: answers "
-            f"determine the layer on these alone. Give {dim + 1} tokens or more whose differences span, or extract the "
-            f"function of their {rank} coordinates"
-        )
+        what = f"the differences of the {len(table)} tokens of the vocabulary span {rank} of {dim} dimensions"
+        remedy = f"give {dim + 1} tokens or more that span, or extract the function of their {rank} coordinates"
+        raise LimitError(f"{what}: {remedy}")
     if len(table) < 2 * dim + SPARE:
-        raise LimitError(
-            f"the vocabulary has {len(table)} tokens: {2 * dim + SPARE} are needed in {dim} dimensions, as many that "
-            "span, and others whose logits are read with theirs"
-        )
+        raise LimitError(f"the vocabulary has {len(table)} tokens: {2 * dim + SPARE} are needed in {dim} dimensions")
 
 
 def vocabulary_noise(oracle: Oracle, rng: Generator, *, stochastic: bool = False) -> OracleNoise:
@@ -51,9 +46,7 @@ def vocabulary_noise(oracle: Oracle, rng: Generator, *, stochastic: bool = False
     changes = (again - rows, exchanged[:, -1] - rows[:, -1], continued[:, :2] - rows[:, :2])
     repeat, order, later = (root_mean_square(part) / max(size, 1e-300) for part in changes)
     if repeat > ROUNDING * floor and not stochastic:
-        raise NotALayer(
-            "the same question is answered differently each time: say so by noise", repeat, ROUNDING * floor
-        )
+        raise NotALayer("the same question is answered differently: say so by noise", repeat, ROUNDING * floor)
     known = max(min(1e3 * floor, PLAIN), 10 * repeat)
     level = max(repeat, order if order <= known else 0.0, floor / 5)
     NotALayer.if_above(level, LARGEST, "the answers are too noisy to tell heads apart")

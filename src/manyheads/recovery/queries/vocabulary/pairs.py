@@ -104,10 +104,7 @@ class PairHeads(NamedTuple):
 
 
 def find_pair_heads(pairs: TablePairs, answers: Array, heads: int | None = None) -> PairHeads | None:
-    """Find the heads in the answers z (rows, d) of a pair; None where they do not fit or are too uncertain.
-
-    With `heads` given, only so many of them count.
-    """
+    """Find the heads in the answers z (rows, d) of a pair; None where they do not fit or are too uncertain."""
     level = max(pairs.noise, 2 * EPS) * 4 * float(np.sqrt(np.mean(answers**2)) + np.abs(pairs.sums.bias).max())
     spectrum = np.linalg.svd(answers, compute_uv=False)
     seen = int((spectrum > 8 * level * (np.sqrt(len(answers)) + np.sqrt(answers.shape[1]))).sum())
@@ -127,11 +124,7 @@ def find_pair_heads(pairs: TablePairs, answers: Array, heads: int | None = None)
 
 
 def find_logits(answers: Array, heads: int, design: NetDesign) -> Array | None:
-    """Return the logits (m, 2) at which units of the design lie in the span of the answers (rows, d).
-
-    From every point of a grid the distance is made least, for all of them together; the points where it is nearly zero
-    are the heads. None where fewer are found.
-    """
+    """Return the logits (m, 2) at which units of the design lie in the span of the answers (rows, d)."""
     span = np.linalg.svd(answers, full_matrices=False)[0][:, :heads]
     axis = np.linspace(-REACH, REACH, GRID)
     points = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
@@ -166,10 +159,7 @@ def find_logits(answers: Array, heads: int, design: NetDesign) -> Array | None:
 
 
 def order_triangle(first: Array, second: Array, third: Array) -> tuple[Array, Array] | None:
-    """Return `second` and `third` (m, d) in the order of `first`, so that first + second = third; None if they do not.
-
-    All three hold one row a head.
-    """
+    """Return `second` and `third` (m, d) in the order that makes first + second = third; None if there is none."""
     rest = first[:, None, None] + second[None, :, None] - third[None, None]  # (i, j, k, d)
     cost = np.linalg.norm(rest, axis=-1)
     heads = len(first)
@@ -208,7 +198,5 @@ def find_hubs(pairs: TablePairs, rng: Generator) -> Hubs:
         if same == SAME:
             break
     if best is None:
-        raise FitError(
-            "no pair of tokens shows its heads: logits too large or too alike, or noisy answers", np.inf, WORST
-        )
+        raise FitError("no pair of tokens shows its heads: logits too large or alike, or noise", np.inf, WORST)
     return best
