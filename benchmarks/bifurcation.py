@@ -15,7 +15,8 @@ os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
 import numpy as np
 
-from manyheads.theory.meanfield import OneBitNetwork, bifurcation_scan, classify_attractors, lyapunov_spectrum
+from manyheads.theory.meanfield import OneBitNetwork, bifurcation_scan, lyapunov_spectrum
+from manyheads.theory.meanfield.hopfield.attractors import classify_attractors
 
 BETAS = np.array([0.8, 1.0, 1.2, 1.255, 1.26451, 1.266, 1.27, 1.28, 1.4, 1.554, 2.0, 3.0])
 SCAN = np.linspace(0.02, 3, 150)

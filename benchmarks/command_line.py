@@ -34,7 +34,8 @@ COMMANDS = {
 EXTRACTION = """
 import numpy as np
 import manyheads as mh
-layer = mh.AttentionLayer(*np.random.default_rng(0).normal(size=(2, 2, 16, 16)) / 4)
+from manyheads.attention import AttentionLayer
+layer = AttentionLayer(*np.random.default_rng(0).normal(size=(2, 2, 16, 16)) / 4)
 mh.extract_layer(lambda x: layer(x), 16)
 """
 TOOLS = {

@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from manyheads._extras import require
-from manyheads.costs import AttentionShape, Convention, ModelShape, attention_cost, count, transformer_cost
+from manyheads.costs import ModelShape, attention_cost, count, transformer_cost
+from manyheads.costs.conventions import Convention
 from manyheads.costs.formulas.recurrent import rnn_cost
-from manyheads.costs.shapes import RecurrentShape
+from manyheads.costs.shapes import AttentionShape, RecurrentShape
 
 B, N, D, H, LAYERS = 2, 64, 48, 4, 12
 BLOCK = ModelShape(1, D, H, causal=False)

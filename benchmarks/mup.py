@@ -25,17 +25,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import numpy as np
 
-from manyheads.data import cut_patches, load_digits
-from manyheads.data.digits import normalize
-from manyheads.scaling import (
-    BaseHyperparameters,
-    Parametrization,
-    forward_multipliers,
-    initialize_model,
-    torch_groups,
-    transfer_check,
-)
+from manyheads.data import load_digits
+from manyheads.data.digits import cut_patches, normalize
+from manyheads.scaling import BaseHyperparameters, Parametrization, initialize_model, torch_groups, transfer_check
 from manyheads.scaling.axes import shapes_along
+from manyheads.scaling.parametrization.targets import forward_multipliers
 from manyheads.transformer import Shape
 
 BASE = Shape(8, 4, 2)

@@ -10,6 +10,7 @@ import numpy as np
 
 from manyheads import data, recovery, transformer
 from manyheads.data.characters import Vocabulary
+from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.theory import bigram, dmft, meanfield
 from manyheads.theory.bigram.theorems.gradient_noise import RowCoefficients, ValueNoise
 from manyheads.theory.bigram.theorems.signal import SignalSystem
@@ -136,27 +137,30 @@ ROWS = {
         fixed(on=data.TextWindows(np.arange(30), length=4, size=2)),
     ),
     "data.characters.Vocabulary.decode": ({"tokens": tokens(3, 6)}, fixed(on=Vocabulary(("\ufffd", "a", "b")))),
-    "data.cut_patches": ({"images": some(2, 4, 4)}, fixed(size=2)),
-    "data.ngram_losses": ({"train": tokens(3, 40), "validation": tokens(3, 20)}, fixed(vocabulary=3, context=1)),
+    "data.digits.cut_patches": ({"images": some(2, 4, 4)}, fixed(size=2)),
+    "data.ngrams.ngram_losses": ({"train": tokens(3, 40), "validation": tokens(3, 20)}, fixed(vocabulary=3, context=1)),
     "data.digits.normalize": ({"images": some(2, 4, 4)}, fixed()),
     "data.characters.split_tokens": ({"tokens": tokens(5, 30)}, fixed()),
     # spectra
     "spectra.coherence": ({"vectors": some(5, 3)}, fixed()),
-    "spectra.golub_kahan": ({"matrix": some(6, 4), "start": some(4)}, fixed(steps=3)),
-    "spectra.marchenko_pastur_density": ({"squares": positive(5)}, fixed(rows=8, columns=4)),
+    "spectra.bidiagonal.golub_kahan": ({"matrix": some(6, 4), "start": some(4)}, fixed(steps=3)),
+    "spectra.levels.marchenko_pastur_density": ({"squares": positive(5)}, fixed(rows=8, columns=4)),
     "spectra.stable_rank": ({"matrix": some(6, 4)}, fixed()),
-    "spectra.traced_stable_rank": ({"matrix": some(6, 4)}, fixed()),
+    "spectra.traced_ranks.traced_stable_rank": ({"matrix": some(6, 4)}, fixed()),
     # statistics
-    "statistics.discrepancy_interval": ({"samples": some(6)}, fixed(prediction=0.0, standard_error=0.1)),
-    "statistics.drift_test": ({"sizes": exactly(8.0, 16.0, 32.0), "optima": positive(6, 3)}, fixed(tolerance=1.0)),
+    "statistics.intervals.discrepancy_interval": ({"samples": some(6)}, fixed(prediction=0.0, standard_error=0.1)),
+    "statistics.exponents.drift_test": (
+        {"sizes": exactly(8.0, 16.0, 32.0), "optima": positive(6, 3)},
+        fixed(tolerance=1.0),
+    ),
     "statistics.fit_exponent": ({"sizes": exactly(8.0, 16.0, 32.0), "values": positive(6, 3)}, fixed()),
-    "statistics.fit_exponent_to_means": (
+    "statistics.exponents.fit_exponent_to_means": (
         {"sizes": exactly(8.0, 16.0, 32.0), "means": positive(3), "errors": exactly(0.1, 0.2, 0.1)},
         fixed(),
     ),
     "statistics.mean_interval": ({"samples": some(6)}, fixed()),
-    "statistics.replicates_to_decide": ({"samples": some(8)}, fixed(target=0.0, tolerance=1.0)),
-    "statistics.spearman": ({"x": some(8), "y": some(8)}, fixed()),
+    "statistics.verdicts.replicates_to_decide": ({"samples": some(8)}, fixed(target=0.0, tolerance=1.0)),
+    "statistics.rank_correlation.spearman": ({"x": some(8), "y": some(8)}, fixed()),
     # meanfield
     "theory.meanfield.OneBitNetwork": (
         {name: signs(2, 3) for name in ("output", "query", "key", "value")} | {"positional": signs(3, 2, 1)},
@@ -190,12 +194,12 @@ ROWS = {
         {name: of(getattr(TASK, name)) for name in ("transition", "stationary", "positions", "weights")},
         fixed(length=8),
     ),
-    "theory.bigram.LagFit.predict": (
+    "theory.bigram.lags.result.LagFit.predict": (
         {"windows": tokens(2, 5, 2)},
         lambda: {"on": bigram.fit_lags(alternating(np.random.default_rng(0)), 2)},
     ),
     "theory.bigram.fit_lags": ({"streams": alternating}, fixed(lags=2)),
-    "theory.bigram.lag_information": ({"streams": tokens(2, 200)}, fixed(lags=2)),
+    "theory.bigram.lags.streams.lag_information": ({"streams": tokens(2, 200)}, fixed(lags=2)),
     "theory.bigram.plant_lags": (
         {
             "stream": tokens(2, 20),
@@ -205,7 +209,7 @@ ROWS = {
         },
         generator(),
     ),
-    "theory.bigram.predict_transfer": ({"value": of(TASK.centred)}, TASKED),
+    "theory.bigram.transfer.predict_transfer": ({"value": of(TASK.centred)}, TASKED),
     "theory.bigram.screen": ({"tokens": tokens(3, 60, 4), "queries": tokens(3, 60), "targets": tokens(3, 60)}, fixed()),
     "theory.bigram.transfer_test": ({"value": of(TASK.centred), "pilot": batch}, fixed(sparsity=2)),
     # meanfield
@@ -214,15 +218,15 @@ ROWS = {
         {"state": exactly([0.3, 0.2, 0.6]), "times": exactly(0.1)},
         generator(task=ContrastiveTask(), dimension=20),
     ),
-    "theory.meanfield.train_weights": (
+    "theory.meanfield.contrastive.sgd.train_weights": (
         {"weights": positive(20), "features": of(TWO_FEATURES), "times": exactly(0.1)},
         generator(task=ContrastiveTask()),
     ),
-    "theory.meanfield.simulate_particles": (
+    "theory.meanfield.contrastive.particles.simulate_particles": (
         {"weights": positive(20), "features": of(TWO_FEATURES)},
         fixed(task=ContrastiveTask(), horizon=0.1, key=jax.random.key(0), steps=4, records=1),
     ),
-    "theory.meanfield.find_basins": ({"states": exactly(0.3, 0.2, 0.6)}, CONTRASTIVE),
+    "theory.meanfield.contrastive.stationary_states.find_basins": ({"states": exactly(0.3, 0.2, 0.6)}, CONTRASTIVE),
     "theory.meanfield.stationary_states": ({"starts": exactly([0.9, 0.0, 0.95])}, CONTRASTIVE),
     # bigram.theory
     "theory.bigram.theorems.frequencies.effective_vocabulary": ({"mean": some(TASK.vocabulary)}, TASKED),
@@ -394,8 +398,8 @@ ROWS = {
         ),
     ),
     # recovery
-    "recovery.Oracle.__call__": ({"x": some(2, 4, 3)}, lambda: {"on": recovery.Oracle.of(LAYER)}),
-    "recovery.Oracle.ask": ({"x": some(2, 4, 3)}, lambda: {"on": recovery.Oracle.of(LAYER)}),
+    "recovery.oracle.oracle.Oracle.__call__": ({"x": some(2, 4, 3)}, lambda: {"on": Oracle.of(LAYER)}),
+    "recovery.oracle.oracle.Oracle.ask": ({"x": some(2, 4, 3)}, lambda: {"on": Oracle.of(LAYER)}),
     "recovery.RotaryLayer": ({"forms": some(4, 2, 4, 4), "projection": some(2, 3, 3), "bias": some(3)}, fixed()),
     "recovery.RotaryLayer.__call__": (
         {"x": some(2, 4, 3)},
@@ -428,14 +432,14 @@ EXPENSIVE = {
     "theory.joma.theorems.scan_and_snap.training_time",
     "theory.joma.theorems.scan_and_snap.reduced_trajectory",
     "theory.meanfield.bifurcation_scan",
-    "theory.meanfield.find_basins",
+    "theory.meanfield.contrastive.stationary_states.find_basins",
     "theory.meanfield.lyapunov_spectrum",
     "theory.meanfield.overlap_trajectory",
-    "theory.meanfield.simulate_particles",
+    "theory.meanfield.contrastive.particles.simulate_particles",
     "theory.meanfield.stationary_states",
     "theory.meanfield.train_overlaps",
-    "theory.meanfield.train_weights",
-    "spectra.traced_stable_rank",
+    "theory.meanfield.contrastive.sgd.train_weights",
+    "spectra.traced_ranks.traced_stable_rank",
     "transformer.Transformer.__call__",
     "transformer.Transformer.record",
 }
@@ -445,7 +449,11 @@ OPAQUE = "takes no arrays: a model, a configuration, text or settings"
 ASKED = "called by the oracle, on sequences and answers that it has checked"
 FILES = "reads tensors from files; rows are whole numbers"
 # Functions whose arrays may hold labels of any kind: text and objects are taken.
-TAKES_LABELS = {"theory.bigram.fit_lags", "theory.bigram.lag_information", "theory.bigram.LagFit.predict"}
+TAKES_LABELS = {
+    "theory.bigram.fit_lags",
+    "theory.bigram.lags.streams.lag_information",
+    "theory.bigram.lags.result.LagFit.predict",
+}
 
 EXEMPT = {
     "study.Claim": "a word of a declaration: labelled arrays and values that the bench makes",
@@ -461,23 +469,18 @@ EXEMPT = {
     "study.sweep": "a word of a declaration: labelled arrays and values that the bench makes",
     "study.trajectories": "a word of a declaration: labelled arrays and values that the bench makes",
     "theory.bigram.theorems.frequencies.place_equally": "hands its distributions on to the task, which has a row",
-    "theory.bigram.LagFit.lags_of": "takes one symbol",
     "theory.joma.UpdateRule": "takes numbers",
     "attention.AttentionLayer.logits": TRACED,
     "attention.AttentionLayer.read": TRACED,
-    "attention.Mask.allowed": TRACED,
-    "attention.Mask.bias": TRACED,
     "attention.MultiHeadAttention.logits": TRACED,
     "attention.MultiHeadAttention.read": TRACED,
     "theory.bigram.theorems.population.check_weights": "refuses only",
     "costs.count": "takes its arrays without names: tested in test_arrays.py",
-    "costs.longest_chain": "takes its arrays without names: tested in test_arrays.py",
     "scaling.Muon.dimensions": OPAQUE,
     "scaling.Parametrization.optax": OPAQUE,
     "theory.meanfield.ContrastiveTask.loss": TRACED,
     "scaling.audit_model": OPAQUE,
     "scaling.initialize_model": OPAQUE,
-    "scaling.scale_logits": OPAQUE,
     "scaling.torch_groups": OPAQUE,
     "models.open_checkpoint": OPAQUE,
     "models.shape_from_config": OPAQUE,
@@ -489,8 +492,6 @@ EXEMPT = {
     "probe.record_attention": OPAQUE,
     "recovery.ExtractionOptions": OPAQUE,
     "recovery.parity_layer": "hands its slopes on to `parity_system`",
-    "recovery.Oracle": OPAQUE,
-    "recovery.Oracle.of": OPAQUE,
     "recovery.ServerLimits": "takes settings, and a table of embeddings that it converts and checks itself",
     "recovery.ServerLimits.check": ASKED,
     "recovery.ServerLimits.fit": ASKED,
@@ -499,7 +500,6 @@ EXEMPT = {
     "recovery.ServerLimits.shortened": ASKED,
     "recovery.ServerLimits.spacing": OPAQUE,
     "recovery.ServerLimits.stretch": ASKED,
-    "recovery.checkpoint_oracle": OPAQUE,
     "recovery.extract_layer": OPAQUE,
     "study.Verdict.from_json": OPAQUE,
     "study.run": "settings are fields of a study, which the identity of a run admits: no arrays",

@@ -20,9 +20,11 @@ from tests.array_rows import EXEMPT, EXPENSIVE, ROWS, TAKES_LABELS
 import manyheads
 from manyheads import _arrays
 from manyheads._arrays import as_integers, as_native, check_arrays
-from manyheads.data import ngram_losses
+from manyheads.costs.critical_path import longest_chain
 from manyheads.data.characters import Vocabulary
+from manyheads.data.ngrams import ngram_losses
 from manyheads.errors import ShapeError, UsageError
+from manyheads.recovery.oracle.oracle import Oracle, OracleError
 from manyheads.statistics import mean_interval
 
 ARRAYS = re.compile(r"\b(Array|ArrayLike|ndarray|NDArray|Any|MaskLike|\w*State|Batch|Mixture|RowCoefficients)\b")
@@ -200,14 +202,14 @@ def test_masked_complex_and_object_arrays_are_refused(name, change):
 def test_counting_reads_arrays_of_any_byte_order():
     x = np.ones((3, 4), ">f4")
     assert manyheads.count(lambda x: x @ x.T, x).flops == manyheads.count(lambda x: x @ x.T, np.float32(x)).flops
-    assert manyheads.costs.longest_chain(lambda x: x @ x.T, x) == 1
+    assert longest_chain(lambda x: x @ x.T, x) == 1
 
 
 def test_answers_of_an_oracle_are_arrays_from_outside():
     x = np.ones((2, 3, 4))
-    assert manyheads.recovery.Oracle(lambda x: (2 * x).astype(">f4"), 4)(x, "all").tolist() == (2 * x).tolist()
-    with pytest.raises(manyheads.recovery.oracle.oracle.OracleError, match="mask"):
-        manyheads.recovery.Oracle(lambda x: np.ma.masked_array(x, x > 0), 4)(x)
+    assert Oracle(lambda x: (2 * x).astype(">f4"), 4)(x, "all").tolist() == (2 * x).tolist()
+    with pytest.raises(OracleError, match="mask"):
+        Oracle(lambda x: np.ma.masked_array(x, x > 0), 4)(x)
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, 0.5, 2.0**63])

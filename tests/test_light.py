@@ -70,7 +70,8 @@ print(json.dumps(failed))
 
 EXTRACT = """
 import numpy as np, manyheads as mh
-layer = mh.AttentionLayer(*np.random.default_rng(0).normal(size=(2, 2, 16, 16)) / 4)
+from manyheads.attention import AttentionLayer
+layer = AttentionLayer(*np.random.default_rng(0).normal(size=(2, 2, 16, 16)) / 4)
 found = mh.extract_layer(lambda x: layer(x), 16)
 x = np.random.default_rng(1).normal(size=(3, 5, 16))
 np.testing.assert_allclose(found.layer(x), layer(x), rtol=0, atol=1e-8)
@@ -96,9 +97,10 @@ assert audit_model(parametrization, model, torch.optim.AdamW(groups), hyperparam
 """
 
 TENSORS = """
-import torch, manyheads as mh
+import torch
+from manyheads.attention import AttentionLayer
 theta, projection, x = (torch.randn(*shape, requires_grad=True) for shape in ((2, 8, 8), (2, 8, 8), (5, 6, 8)))
-mh.AttentionLayer(theta, projection, causal=True)(x).sum().backward()
+AttentionLayer(theta, projection, causal=True)(x).sum().backward()
 assert theta.grad is not None
 """
 

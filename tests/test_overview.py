@@ -14,22 +14,20 @@ from manyheads.data.texts import Text
 from manyheads.errors import FileRefused, UsageError
 from manyheads.probe.checkpoints.contents import Finding
 from manyheads.probe.checkpoints.verification import Verification
-from manyheads.recovery import Certificate, Recovery, assumptions, planted_layer
+from manyheads.recovery import Recovery, assumptions, planted_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
-from manyheads.scaling import (
-    BaseHyperparameters,
-    Parametrization,
-    audit_learning_rates,
-    coordinate_check,
-    transfer_check,
-)
+from manyheads.recovery.result.certificates import Certificate
+from manyheads.scaling import BaseHyperparameters, Parametrization, coordinate_check, transfer_check
+from manyheads.scaling.audit.parameter_settings import audit_learning_rates
 from manyheads.scaling.checks.growth_powers import QUANTITIES
 from manyheads.statistics import Interval
 from manyheads.study import Verdict, open_run, run
 from manyheads.study.reporting.charts import Estimate, draw_bars, draw_intervals
-from manyheads.theory.bigram import LagFit, Screening, TransferTest
 from manyheads.theory.bigram.lags.held_out import HeldOutLoss
+from manyheads.theory.bigram.lags.result import LagFit
 from manyheads.theory.bigram.lags.shared_table import SharedTable
+from manyheads.theory.bigram.screening import Screening
+from manyheads.theory.bigram.transfer import TransferTest
 from manyheads.theory.dmft import Problem, infinite_key_dim
 
 PARAMETRIZATION = Parametrization(base=(8, 4, 2))

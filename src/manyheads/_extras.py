@@ -7,6 +7,7 @@ from typing import Any
 
 import lazy_loader
 
+from manyheads._moved import find_address
 from manyheads.errors import ExtraMissing
 
 EXTRA_OF = {
@@ -45,6 +46,10 @@ def attach_stub(package: str, filename: str) -> tuple[Callable[[str], Any], Call
             return load(name)
         except ModuleNotFoundError as error:
             raise name_extra(error, f"{package}.{name}") from error
+        except AttributeError:
+            if address := find_address(package, filename, name):
+                raise ImportError(f"{package} lists no {name}: from {address} import {name}", name=package) from None
+            raise
 
     return load_or_name_extra, names, exported
 

@@ -1,6 +1,8 @@
-"""Packages that moved: whatever is asked of an old one is answered by the name of its successor."""
+"""Addresses of what moved: packages of older versions, and names that a package does not list."""
 
+import re
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -31,3 +33,17 @@ def note_moved_packages(package: str) -> None:
     for name in MOVED:
         sys.modules[f"{package}.{name}"] = moved = MovedPackage(f"{package}.{name}", f"Moved to {MOVED[name]}.")
         setattr(sys.modules[package], name, moved)
+
+
+def find_address(package: str, filename: str, name: str) -> str | None:
+    """Return the package below that lists a name, else the module that defines it; None of what is a module itself."""
+    folder = Path(filename).parent
+    if not name.isidentifier() or name.startswith("_") or (folder / name).exists() or (folder / f"{name}.py").exists():
+        return None
+    defined = rf"^(class|def) {name}\b|^{name}(: .*)? = "
+    for pattern, kind in ((rf" as {name}$", "__init__.pyi"), (defined, "*.py")):
+        for path in sorted(folder.rglob(kind), key=lambda path: (len(path.parts), path)):
+            if re.search(pattern, path.read_text(encoding="utf-8"), re.MULTILINE):
+                parts = path.relative_to(folder).with_suffix("").parts
+                return ".".join((package, *(part for part in parts if part != "__init__")))
+    return None

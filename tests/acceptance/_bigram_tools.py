@@ -19,7 +19,6 @@ from manyheads.theory.bigram import (
     fit_lags,
     plant_lags,
     predict_screening,
-    predict_transfer,
     screen,
     transfer_test,
 )
@@ -31,6 +30,7 @@ from manyheads.theory.bigram.lags.streams import information_of, read_streams
 from manyheads.theory.bigram.screening import chi_square
 from manyheads.theory.bigram.searches import draw_uniform_batch, search
 from manyheads.theory.bigram.task import draw_correlated
+from manyheads.theory.bigram.transfer import predict_transfer
 
 LEAST = 0.795  # recall of a single start without a test: 0.550, 0.875 and 0.963 where 30%, 60% and 100% follow the lags
 

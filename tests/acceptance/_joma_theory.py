@@ -10,7 +10,7 @@ from tests.acceptance._lane import Figure, Measured
 from tests.theory.joma.monte_carlo import sampled_gradient
 
 from manyheads.curves.drop_and_rise import drop_and_rise
-from manyheads.spectra import traced_stable_rank
+from manyheads.spectra.traced_ranks import traced_stable_rank
 from manyheads.theory.joma.systems.activations import NONLINEARITIES
 from manyheads.theory.joma.systems.components import relax, relax_layer
 from manyheads.theory.joma.systems.gaussian_mixture import Mixture

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
 
-from manyheads.data import read_characters
+from manyheads.data.characters import read_characters
 from manyheads.scaling import (
     BaseHyperparameters,
     MuonHyperparameters,

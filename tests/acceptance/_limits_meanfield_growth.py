@@ -11,8 +11,8 @@ from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._limits_distances import GROUPS, shown
 from tests.acceptance._limits_meanfield import figure, rich
 
-from manyheads.statistics import Interval, discrepancy_interval
-from manyheads.statistics.intervals import standard_error_of
+from manyheads.statistics import Interval
+from manyheads.statistics.intervals import discrepancy_interval, standard_error_of
 from manyheads.theory.dmft import Network, Problem
 
 

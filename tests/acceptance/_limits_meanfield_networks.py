@@ -20,7 +20,9 @@ from tests.acceptance._limits_distances import (
 )
 from tests.acceptance._limits_meanfield import figure, looked, rms, seeds_of, solve, toy_problem
 
-from manyheads.statistics import Interval, discrepancy_interval, fit_exponent_to_means
+from manyheads.statistics import Interval
+from manyheads.statistics.exponents import fit_exponent_to_means
+from manyheads.statistics.intervals import discrepancy_interval
 from manyheads.theory.dmft import Network, Problem
 from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
 from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention

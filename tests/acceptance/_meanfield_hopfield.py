@@ -8,7 +8,8 @@ from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 from tests.theory.meanfield.hopfield import oracle
 
-from manyheads.theory.meanfield import OneBitNetwork, classify_attractors, lyapunov_spectrum, mean_field_trajectory
+from manyheads.theory.meanfield import OneBitNetwork, lyapunov_spectrum, mean_field_trajectory
+from manyheads.theory.meanfield.hopfield.attractors import classify_attractors
 
 
 def map_against_loops(folder: Path, beta: float, steps: int, networks: int, seed: int) -> Measured:

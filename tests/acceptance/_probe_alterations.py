@@ -19,7 +19,7 @@ from tests.probe.families import build
 from tests.probe.trainings import save_quietly
 
 from manyheads.models import open_checkpoint
-from manyheads.probe import verify
+from manyheads.probe import verify_checkpoints as verify
 
 Array = np.ndarray[Any, Any]
 FAMILIES = ("gpt2", "gpt_neox", "opt", "llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt_oss", "olmo2")

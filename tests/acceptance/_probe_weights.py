@@ -14,7 +14,7 @@ import numpy as np
 import safetensors.numpy
 from tests.acceptance._lane import Figure, Measured
 
-from manyheads.probe import verify
+from manyheads.probe import verify_checkpoints as verify
 
 SIZES = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
 SIZES |= {"vocab_size": 50304}

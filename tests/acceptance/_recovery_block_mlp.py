@@ -14,7 +14,8 @@ from tests.recovery.oracle.test_front_doors import tiny
 from tests.recovery.planted_blocks import CONTROLS, PlantedBlock
 from tests.recovery.score_checkpoints import BEHIND_NORMS, MODELS, tiny_model
 
-from manyheads.recovery import ExtractionOptions, RecoveryRefused, checkpoint_oracle, compare_layers, extract_layer
+from manyheads.recovery import ExtractionOptions, RecoveryRefused, compare_layers, extract_layer
+from manyheads.recovery.oracle.checkpoint_oracles import checkpoint_oracle
 
 SEEDS = [0, 1, 2, 3, 4]
 OWN = ("noise", "selection", "verification")  # stages that measure and verify

@@ -8,8 +8,9 @@ from tests.acceptance._lane import Figure, Measured
 from tests.recovery.oracle.test_front_doors import ENCODERS, IMAGES, PLAIN, TURNED, tiny
 from tests.recovery.score_checkpoints import BEHIND_NORMS, tiny_model
 
-from manyheads.recovery import RecoveryRefused, checkpoint_oracle, extract_layer
+from manyheads.recovery import RecoveryRefused, extract_layer
 from manyheads.recovery.layers.matching import function_error
+from manyheads.recovery.oracle.checkpoint_oracles import checkpoint_oracle
 
 SEEDS = [0, 1, 2]
 BLOCKS = ("gpt2", "gpt_bigcode", "opt", "biogpt", "roberta-prelayernorm")

@@ -25,7 +25,8 @@ def trained_layers(seeds: int, steps: int, snapshots: int) -> list[AttentionLaye
     import jax
     import optax
 
-    from manyheads.data import TextWindows, read_characters
+    from manyheads.data import TextWindows
+    from manyheads.data.characters import read_characters
     from manyheads.transformer import Shape, TransformerConfig, initialize, standard_scaling, train
     from manyheads.transformer.inputs import TokenInput
     from manyheads.transformer.losses import cross_entropy

@@ -12,9 +12,10 @@ from tests.acceptance._recovery_model import WIKITEXT
 from tests.recovery.trained_families import FAMILIES, HEADS, LAYERS, attention_pairs, batch, family_model, train
 
 from manyheads.errors import ManyheadsError
-from manyheads.recovery import checkpoint_oracle, compare_layers, extract_layer
+from manyheads.recovery import compare_layers, extract_layer
 from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.oracle.checkpoint_layers import is_stored, true_layer
+from manyheads.recovery.oracle.checkpoint_oracles import checkpoint_oracle
 
 STEPS = 300
 REFUSED = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.acceptance._lane import ROOT
 
-from manyheads.data import read_characters
+from manyheads.data.characters import read_characters
 
 WIKITEXT = "../shared/data/wikitext-2/valid.txt"
 KEPT = ROOT / ".acceptance" / "recovery-gpt2"

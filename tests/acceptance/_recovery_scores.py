@@ -10,11 +10,12 @@ from tests.acceptance._recovery_model import WIKITEXT
 from tests.recovery.score_checkpoints import MODELS, t5_attention, tiny_model
 from tests.recovery.score_layers import KINDS, planted_score_layer
 
-from manyheads.data import read_characters
-from manyheads.recovery import ExtractionOptions, RecoveryRefused, checkpoint_oracle, extract_layer
+from manyheads.data.characters import read_characters
+from manyheads.recovery import ExtractionOptions, RecoveryRefused, extract_layer
 from manyheads.recovery.layers.evaluation import softmax
 from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.layers.scores import ScoreLayer
+from manyheads.recovery.oracle.checkpoint_oracles import checkpoint_oracle
 
 SEEDS = [0, 1, 2, 3, 4]
 STEPS, RATE, BATCH, LENGTH = 150, 5e-3, 16, 48

@@ -6,10 +6,10 @@ import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.recovery.rotary_layers import planted_rotary_layer
 
-from manyheads.recovery import Oracle, RecoveryRefused, compare_layers, evaluate_layer, gpt_layer
+from manyheads.recovery import RecoveryRefused, compare_layers, evaluate_layer, gpt_layer
 from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.oracle.normalization import Normalization, projected
-from manyheads.recovery.oracle.oracle import OracleSettings
+from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.queries.rotary.method import extract_rotary
 from manyheads.recovery.queries.sphere.method import extract_on_sphere
 

@@ -7,9 +7,10 @@ import numpy as np
 from tests.acceptance._lane import Figure, Measured
 
 from manyheads.attention import AttentionLayer
-from manyheads.recovery import Oracle, compare_layers, gpt_layer
+from manyheads.recovery import compare_layers, gpt_layer
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
+from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.subspaces.method import extract_by_subspaces
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.refusals import RecoveryRefused

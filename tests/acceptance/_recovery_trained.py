@@ -21,7 +21,7 @@ def hidden_states(path: Path) -> tuple[np.ndarray, ...]:
     import torch
     from transformers import AutoModel
 
-    from manyheads.data import read_characters
+    from manyheads.data.characters import read_characters
 
     _, (_, validation) = read_characters(ROOT / WIKITEXT)
     tokens = torch.from_numpy(validation[: 16 * 64].reshape(16, 64)).long()
@@ -45,8 +45,9 @@ def normed_states(path: Path, layer: int) -> np.ndarray:
 
 def extract_one(case: dict[str, Any]) -> dict[str, Any]:
     """Extract one layer of one checkpoint; return what it cost and how far it is off, on random and on real input."""
-    from manyheads.recovery import ExtractionOptions, RecoveryRefused, checkpoint_oracle, extract_layer
+    from manyheads.recovery import ExtractionOptions, RecoveryRefused, extract_layer
     from manyheads.recovery.layers.matching import function_error
+    from manyheads.recovery.oracle.checkpoint_oracles import checkpoint_oracle
 
     path, layer, through = Path(case["path"]), case["layer"], case["through"]
     oracle = checkpoint_oracle(path, layer, through=through, dtype=case["dtype"])

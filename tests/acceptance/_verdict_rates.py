@@ -12,8 +12,8 @@ import numpy as np
 from scipy import stats
 from tests.acceptance._lane import Measured
 
-from manyheads.statistics import decide, mean_interval, proportion_interval
-from manyheads.statistics.intervals import half_widths, mean_of, standard_error_of
+from manyheads.statistics import decide, mean_interval
+from manyheads.statistics.intervals import half_widths, mean_of, proportion_interval, standard_error_of
 from manyheads.study.verdicts import Verdict
 
 SIZES = (4, 8, 16, 32, 64)

@@ -18,9 +18,9 @@ from tests.models.test_counts import (
 )
 from tests.models.test_traced import test_what_is_multiplied_is_what_the_table_says
 
-from manyheads.costs import AttentionShape, ModelShape, count
+from manyheads.costs import ModelShape, count
 from manyheads.costs.formulas.recurrent import pooled_cost, rnn_cost
-from manyheads.costs.shapes import PooledShape, RecurrentShape
+from manyheads.costs.shapes import AttentionShape, PooledShape, RecurrentShape
 from manyheads.models.families import FAMILIES
 
 REFERENCE = SimpleNamespace(**{name: value for name, value in vars(conftest).items() if callable(value)})

@@ -17,7 +17,8 @@ from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._slurm import array_of_slurm, arrays_of_a_stand_in
 from tests.study.toys import VectorizedAverages, Walk
 
-from manyheads.statistics import Interval, decide, discrepancy_interval, mean_interval, proportion_interval
+from manyheads.statistics import Interval, decide, mean_interval
+from manyheads.statistics.intervals import discrepancy_interval, proportion_interval
 from manyheads.studies.attention.order_blindness import OrderBlindness
 from manyheads.study import open_run, run
 from manyheads.study.execution.executors import local_pool, open_executor

@@ -8,7 +8,8 @@ import pytest
 import tyro
 
 from manyheads.cli.count import Count
-from manyheads.costs import ModelShape, generation_cost, token_cost, transformer_cost
+from manyheads.costs import ModelShape, generation_cost, transformer_cost
+from manyheads.costs.formulas.decoding import token_cost
 from manyheads.errors import FileRefused, UsageError
 from manyheads.models.counts import count_parameters
 

@@ -337,8 +337,8 @@ def planted(monkeypatch, rng):
 
         return losses
 
-    monkeypatch.setattr("manyheads.scaling.measure_task", measure_task)
-    monkeypatch.setattr("manyheads.scaling.task_losses", task_losses)
+    monkeypatch.setattr("manyheads.scaling.checks.coordinate_check.measure_task", measure_task)
+    monkeypatch.setattr("manyheads.scaling.checks.transfer_check.task_losses", task_losses)
     return growth
 
 
@@ -560,7 +560,7 @@ def test_a_coordinate_check_is_not_lost_with_a_transfer_that_fails(call, planted
     def task_losses(task, parametrization, recipe):
         return lambda shape, rates, seed: -np.asarray(rates)
 
-    monkeypatch.setattr("manyheads.scaling.task_losses", task_losses)
+    monkeypatch.setattr("manyheads.scaling.checks.transfer_check.task_losses", task_losses)
     status, out, err = call("check", "--transfer", *(["--json"] if as_json else []))
     assert status == 3
     assert "an end of the grid" in err
@@ -578,7 +578,7 @@ def test_an_interval_without_ends_is_still_json(call, planted, monkeypatch):
     def task_losses(task, parametrization, recipe):
         return lambda shape, rates, seed: np.log(np.asarray(rates) / np.median(rates)) ** 2
 
-    monkeypatch.setattr("manyheads.scaling.task_losses", task_losses)
+    monkeypatch.setattr("manyheads.scaling.checks.transfer_check.task_losses", task_losses)
     _, out, _ = call("check", "--transfer", "--json")
     found = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))["transfer_check"]
     assert found["outcome"] == "inconclusive"

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.costs import Convention, Cost, ModelShape, count, transformer_cost
+from manyheads.costs import Cost, ModelShape, count, transformer_cost
 from manyheads.costs.comparison import compare_conventions, render_comparison
 from manyheads.costs.conventions import (
     PRESETS,
     Backward,
     Causal,
+    Convention,
     ConventionError,
     Embedding,
     Recompute,

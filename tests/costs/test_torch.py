@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from manyheads.costs import Convention, ModelShape, count, token_cost, transformer_cost
+from manyheads.costs import ModelShape, count, transformer_cost
+from manyheads.costs.conventions import Convention
+from manyheads.costs.formulas.decoding import token_cost
 from manyheads.costs.formulas.recurrent import pooled_cost, rnn_cost
 from manyheads.costs.shapes import PooledShape, RecurrentShape
 from manyheads.errors import UsageError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.data import ngram_losses
+from manyheads.data.ngrams import ngram_losses
 from manyheads.errors import UsageError
 
 

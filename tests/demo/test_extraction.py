@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from manyheads.data import read_characters
+from manyheads.data.characters import read_characters
 from manyheads.demo import extraction as chapter
 from manyheads.demo.chapters import CHAPTERS, Scene
 from manyheads.demo.extraction import Extraction, block_oracle

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from manyheads.data import TextWindows, load_text, read_characters
+from manyheads.data import TextWindows, load_text
+from manyheads.data.characters import read_characters
 from manyheads.demo.chapters import CHAPTERS, Scene
 from manyheads.demo.sampling import continue_text, find_prose
 from manyheads.demo.text import TextTraining, trained_model

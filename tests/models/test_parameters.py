@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 import safetensors.numpy
 
-from manyheads.models import open_checkpoint, parameter_roles
+from manyheads.models import open_checkpoint
 from manyheads.models.families import FAMILIES
 from manyheads.models.modules import Role
-from manyheads.models.parameters import parameter_map, recognize
+from manyheads.models.parameters import parameter_map, parameter_roles, recognize
 from manyheads.models.refusals import WeightsMismatch
 
 UNEMBEDDING = {

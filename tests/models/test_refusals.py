@@ -12,9 +12,9 @@ import safetensors
 import safetensors.numpy
 
 from manyheads.errors import FileRefused, ManyheadsError
-from manyheads.models import attention_weights, open_checkpoint, parameter_roles, refusals, shape_from_config
+from manyheads.models import attention_weights, open_checkpoint, refusals, shape_from_config
 from manyheads.models.checkpoints.tensor_file import TensorFile
-from manyheads.models.parameters import recognize
+from manyheads.models.parameters import parameter_roles, recognize
 
 F4 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 EIGHT = bytes(8)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.alphabet import ALPHABET
 
-from manyheads.costs import ModelShape, token_cost, transformer_cost
+from manyheads.costs import ModelShape, transformer_cost
+from manyheads.costs.formulas.decoding import token_cost
 from manyheads.costs.formulas.memory import stored_matrices
 from manyheads.errors import FileRefused, UsageError
 from manyheads.models import shape_from_config

@@ -8,12 +8,12 @@ import pytest
 import safetensors.numpy
 from tests.models import tiny
 
-from manyheads.models import attention_weights, open_checkpoint, parameter_roles
+from manyheads.models import attention_weights, open_checkpoint
 from manyheads.models.attention_layers import attention_config
 from manyheads.models.config import read_config
 from manyheads.models.families import FAMILIES
 from manyheads.models.modules import Role
-from manyheads.models.parameters import parameter_map
+from manyheads.models.parameters import parameter_map, parameter_roles
 from manyheads.models.refusals import ConfigInvalid
 
 pytestmark = pytest.mark.torch

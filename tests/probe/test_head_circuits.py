@@ -9,7 +9,7 @@ from tests.probe.families import batch, build, run
 from manyheads.errors import UsageError
 from manyheads.probe import head_spectra, record_attention
 from manyheads.probe.heads.circuits import CIRCUITS, MATRICES, head_norms, random_head_ranks, stable_ranks
-from manyheads.spectra import expected_stable_rank
+from manyheads.spectra.levels import expected_stable_rank
 
 
 def test_small_gram_matrices_give_the_norms(rng):

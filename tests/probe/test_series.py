@@ -6,7 +6,7 @@ import pytest
 import safetensors.numpy
 
 from manyheads.errors import UsageError
-from manyheads.probe import verify
+from manyheads.probe import verify_checkpoints as verify
 from manyheads.probe.checkpoints.series import read_order, sort_by_step
 
 ORDERED = [

@@ -12,7 +12,7 @@ from tests.models.conftest import FAMILIES
 
 from manyheads.errors import UsageError
 from manyheads.models import open_checkpoint
-from manyheads.probe import verify
+from manyheads.probe import verify_checkpoints as verify
 from manyheads.probe.checkpoints import contents, verification
 from manyheads.probe.checkpoints.contents import read_contents
 from manyheads.probe.checkpoints.trajectory_order import find_misplaced

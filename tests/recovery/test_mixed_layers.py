@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.recovery.mixed_layers import CHANGES, IMPOSSIBLE, KINDS, Outcome, build, run_case, surprise
 
-from manyheads.recovery import Certificate
+from manyheads.recovery.result.certificates import Certificate
 
 LAYERS, DIM, NEW, FALSE_ALARM = 28, 12, 200, 1e-4
 SLOW = {

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from manyheads.data import load_digits, read_characters
+from manyheads.data import load_digits
+from manyheads.data.characters import read_characters
 from manyheads.models.config import read_config
 from manyheads.models.torch.extractable_attention import find_attention, wide_mode
 

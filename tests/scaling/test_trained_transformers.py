@@ -6,7 +6,8 @@ import pytest
 from tests.scaling.adam import adam_steps
 
 from manyheads.errors import UsageError
-from manyheads.scaling import Parametrization, digits_task, text_task
+from manyheads.scaling import Parametrization
+from manyheads.scaling.task import digits_task, text_task
 from manyheads.scaling.trained.transformers import TWINS, Recipe, inputs_of, measure_updates, sweep_losses
 from manyheads.transformer import Shape, initialize
 from manyheads.transformer.losses import cross_entropy

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from scipy.sparse.linalg import aslinearoperator
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.spectra import golub_kahan
+from manyheads.spectra.bidiagonal import golub_kahan
 
 
 @given(rows=st.integers(1, 24), columns=st.integers(1, 24), number=st.integers(0, 2**32 - 1))

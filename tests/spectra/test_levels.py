@@ -3,14 +3,14 @@ import pytest
 from scipy import integrate, linalg, stats
 
 from manyheads.errors import UsageError
-from manyheads.spectra import (
+from manyheads.spectra import stable_rank
+from manyheads.spectra.levels import (
     causal_entropy_level,
     expected_stable_rank,
     marchenko_pastur_density,
     marchenko_pastur_edges,
     random_coherence,
     random_stable_rank,
-    stable_rank,
 )
 
 SHAPES = [(16, 16), (64, 16), (16, 100), (200, 200)]

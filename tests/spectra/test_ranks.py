@@ -208,7 +208,7 @@ def test_wrong_use_is_named(rng):
 
 def test_lanczos_error_is_kept_by_the_bare_ritz_value(rng):
     """At failure 1e-3 over 200 starts the chance of more than 8 misses is below 1e-12 (Poisson, mean 0.2)."""
-    from manyheads.spectra import golub_kahan
+    from manyheads.spectra.bidiagonal import golub_kahan
 
     side, steps = 100, 10
     matrix = np.diag(np.sqrt(np.linspace(1.0, 0.0, side)))

@@ -9,7 +9,8 @@ from jax.test_util import check_grads
 from tests.spectra.test_ranks import exact
 
 from manyheads.errors import ShapeError
-from manyheads.spectra import stable_rank, traced_stable_rank
+from manyheads.spectra import stable_rank
+from manyheads.spectra.traced_ranks import traced_stable_rank
 
 
 def test_sparse_arrays_and_jax_arrays(rng):

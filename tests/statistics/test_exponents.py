@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.statistics import Interval, decide, drift_test, fit_exponent, fit_exponent_to_means
-from manyheads.statistics.exponents import _Basis
+from manyheads.statistics import Interval, decide, fit_exponent
+from manyheads.statistics.exponents import _Basis, drift_test, fit_exponent_to_means
 from manyheads.statistics.intervals import half_widths, mean_of, standard_error_of
 
 DRAWS = 20_000

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from manyheads.errors import UsageError
-from manyheads.statistics import Interval, discrepancy_interval, mean_interval, proportion_interval
-from manyheads.statistics.intervals import half_widths, mean_of, standard_error_of, student_interval, tail_factors
+from manyheads.statistics import Interval, mean_interval
+from manyheads.statistics.intervals import (
+    discrepancy_interval,
+    half_widths,
+    mean_of,
+    proportion_interval,
+    standard_error_of,
+    student_interval,
+    tail_factors,
+)
 
 DRAWS = 20_000
 LOWEST, HIGHEST = stats.binom.ppf([1e-5, 1 - 1e-5], DRAWS, 0.99) / DRAWS

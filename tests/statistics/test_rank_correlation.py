@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.statistics import spearman
+from manyheads.statistics.rank_correlation import spearman
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from manyheads.errors import UsageError
-from manyheads.statistics import Interval, decide, mean_interval, replicates_to_decide
+from manyheads.statistics import Interval, decide, mean_interval
 from manyheads.statistics.intervals import half_widths, mean_of, standard_error_of
 from manyheads.statistics.verdicts import (
     MOST_REPLICATES,
     _decision_probability,
     acceptance_region,
+    replicates_to_decide,
     sequence_factor,
 )
 

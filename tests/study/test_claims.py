@@ -10,7 +10,8 @@ from tests.study.toys import SOURCE, Averages
 
 import manyheads as mh
 from manyheads.errors import UsageError
-from manyheads.statistics import Interval, fit_exponent, replicates_to_decide
+from manyheads.statistics import Interval, fit_exponent
+from manyheads.statistics.verdicts import replicates_to_decide
 from manyheads.study import Claim, Verdict, near
 from manyheads.study.base import decide
 

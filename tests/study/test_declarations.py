@@ -13,8 +13,9 @@ from tests.study.toys import SOURCE
 
 import manyheads.study as st
 from manyheads.cli.flags import flags_of
-from manyheads.statistics import fit_exponent, fit_exponent_to_means
+from manyheads.statistics import fit_exponent
 from manyheads.statistics.distances import squared_distance
+from manyheads.statistics.exponents import fit_exponent_to_means
 from manyheads.study import check_study
 from manyheads.study.base import evaluated_claims
 from manyheads.study.contract import ContractBroken

@@ -12,9 +12,9 @@ from tests.study.toys import RMS, Averages, Still
 import manyheads as mh
 from manyheads.data import load_text
 from manyheads.errors import UsageError
-from manyheads.study import load
 from manyheads.study.execution.executors import local_pool
 from manyheads.study.execution.units import Layout, compute
+from manyheads.study.registry import load
 from manyheads.study.store.identity import file_sha256
 
 STUDY = "from tests.study.toys import Still\nclass {}(Still):\n    name = 'toy/{}'\n"

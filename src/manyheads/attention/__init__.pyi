@@ -1,6 +1,5 @@
 # lazy_loader reads a stub of relative imports only.
 from .entropy import attention_entropy as attention_entropy
-from .masks import Mask as Mask
 from .masks import causal as causal
 from .masks import padding as padding
 from .masks import sliding_window as sliding_window

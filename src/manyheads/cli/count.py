@@ -165,7 +165,9 @@ class Count:
 
     def _model_cost(self) -> "tuple[Cost, dict[str, Any]]":
         from manyheads import costs
-        from manyheads.costs.formulas.memory import embedding_table, matrix_parameters
+        from manyheads.costs.formulas.decoding import token_cost
+        from manyheads.costs.formulas.depth import crossover_length
+        from manyheads.costs.formulas.memory import activation_bytes, embedding_table, matrix_parameters
         from manyheads.errors import UsageError
 
         if self.shapes or self.trips is not None:
@@ -181,17 +183,17 @@ class Count:
         if shape.vocabulary:
             extra["token_embedding_parameters"] = embedding_table(shape)
         if self.decode:
-            cost = costs.token_cost(shape, length, self.batch, convention)
+            cost = token_cost(shape, length, self.batch, convention)
             extra["kv_cache_bytes"] = costs.kv_cache_bytes(shape, length, self.batch)
         elif self.generate is not None:
             cost = costs.generation_cost(shape, length, self.generate, self.batch, convention=convention)
             extra["kv_cache_bytes"] = costs.kv_cache_bytes(shape, length + self.generate, self.batch)
         else:
             cost = costs.transformer_cost(shape, length, self.batch, self.training, convention=convention)
-            extra["crossover_length"] = float(costs.crossover_length(shape))
+            extra["crossover_length"] = float(crossover_length(shape))
         if self.training:
             kept = {"none": "none", "scores": "scores"}.get(convention.recompute, "block")
-            extra["activation_bytes_at_least"] = costs.activation_bytes(shape, length, self.batch, kept)  # type: ignore[arg-type]
+            extra["activation_bytes_at_least"] = activation_bytes(shape, length, self.batch, kept)  # type: ignore[arg-type]
         return cost, extra
 
     def _shape(self) -> "tuple[ModelShape, str]":

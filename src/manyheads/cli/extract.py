@@ -217,8 +217,8 @@ class Extract:
     def _open(self, path: Path) -> Target:
         """Return a layer of a checkpoint folder."""
         from manyheads.errors import UsageError
-        from manyheads.recovery import checkpoint_oracle
         from manyheads.recovery.oracle.checkpoint_layers import is_stored, true_layer
+        from manyheads.recovery.oracle.checkpoint_oracles import checkpoint_oracle
 
         if unfit := self._given(OF_FUNCTIONS):
             raise UsageError(f"{unfit}: for functions only; {self.oracle} is read from its file, leave it out")

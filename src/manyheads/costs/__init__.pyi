@@ -1,14 +1,8 @@
-from .conventions import Convention as Convention
 from .cost import Cost as Cost
 from .counter import count as count
-from .critical_path import longest_chain as longest_chain
 from .formulas.attention import attention_cost as attention_cost
 from .formulas.decoding import generation_cost as generation_cost
 from .formulas.decoding import kv_cache_bytes as kv_cache_bytes
-from .formulas.decoding import token_cost as token_cost
-from .formulas.depth import crossover_length as crossover_length
 from .formulas.depth import sequential_depth as sequential_depth
-from .formulas.memory import activation_bytes as activation_bytes
 from .formulas.model import transformer_cost as transformer_cost
-from .shapes import AttentionShape as AttentionShape
 from .shapes import ModelShape as ModelShape

@@ -23,7 +23,9 @@ from manyheads.curves.curve_shapes import LEAST, CurveShape, shape_at
 from manyheads.curves.drop_and_rise import drop_and_rise, forward_fill
 from manyheads.curves.summaries import EARLY, within_group_spearman
 from manyheads.errors import UsageError
-from manyheads.statistics import Interval, proportion_interval, spearman
+from manyheads.statistics import Interval
+from manyheads.statistics.intervals import proportion_interval
+from manyheads.statistics.rank_correlation import spearman
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

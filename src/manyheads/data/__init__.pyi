@@ -1,9 +1,3 @@
-from .characters import read_characters as read_characters
-from .digits import cut_patches as cut_patches
 from .digits import load_digits as load_digits
-from .digits import select_pair as select_pair
-from .ngrams import ngram_losses as ngram_losses
-from .recall import Recall as Recall
-from .recall import RecallSource as RecallSource
 from .texts import load_text as load_text
 from .windows import TextWindows as TextWindows

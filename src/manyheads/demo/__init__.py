@@ -1,7 +1,1 @@
 """One small transformer through everything: what `manyheads demo` runs."""
-
-from manyheads._extras import attach_stub
-
-__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
-
-del attach_stub

@@ -13,7 +13,7 @@ import numpy as np
 
 import manyheads.study as st
 from manyheads.attention import AttentionLayer, MultiHeadAttention
-from manyheads.data import read_characters
+from manyheads.data.characters import read_characters
 from manyheads.demo.entropy_rebound import finished_study, open_trainings, training_of
 from manyheads.demo.text import TextTraining, trained_model
 from manyheads.recovery import ExtractionOptions, RecoveryRefused, compare_layers, extract_layer

@@ -11,7 +11,8 @@ import numpy as np
 import xarray as xr
 
 import manyheads.study as st
-from manyheads.data import TextWindows, read_characters
+from manyheads.data import TextWindows
+from manyheads.data.characters import read_characters
 from manyheads.demo.text import TextTraining
 from manyheads.scaling.checks.coordinate_check import TOLERANCE
 from manyheads.scaling.checks.growth_powers import QUANTITIES, least_growth, required_growth

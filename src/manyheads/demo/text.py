@@ -13,11 +13,11 @@ import optax
 import xarray as xr
 
 import manyheads.study as st
-from manyheads.data import ngram_losses, read_characters
-from manyheads.data.characters import Split, Vocabulary
+from manyheads.data.characters import Split, Vocabulary, read_characters
+from manyheads.data.ngrams import ngram_losses
 from manyheads.demo.sampling import continue_text, find_prose, join_lines, mark_whitespace
 from manyheads.demo.text_pictures import text_panels
-from manyheads.spectra import causal_entropy_level
+from manyheads.spectra.levels import causal_entropy_level
 from manyheads.study.tables import record
 from manyheads.theory.joma.text.record import held_out_starts, recorded_dataset, train_and_record
 from manyheads.theory.joma.text.transformers import character_config, digest_text, step_flops

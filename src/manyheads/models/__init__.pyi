@@ -1,4 +1,3 @@
 from .attention_layers import attention_weights as attention_weights
 from .checkpoints.checkpoint import open_checkpoint as open_checkpoint
-from .parameters import parameter_roles as parameter_roles
 from .shape import shape_from_config as shape_from_config

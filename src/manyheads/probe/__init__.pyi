@@ -3,7 +3,7 @@ from .alarms.figures import Alarm as Alarm
 from .attention.recording import AttentionRecord as AttentionRecord
 from .attention.recording import record_attention as record_attention
 from .checkpoints.measurement import measure_checkpoints as measure_checkpoints
-from .checkpoints.verification import verify as verify
+from .checkpoints.verification import verify_checkpoints as verify_checkpoints
 from .checkpoints.weights import weight_spectra as weight_spectra
 from .heads.head_weights import head_spectra as head_spectra
 from .heads.qk_clip import qk_clip_factors as qk_clip_factors

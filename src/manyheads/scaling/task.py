@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from manyheads.data import TextWindows, cut_patches, load_digits, load_text
+from manyheads.data import TextWindows, load_digits, load_text
 from manyheads.data.characters import build_vocabulary
-from manyheads.data.digits import normalize
+from manyheads.data.digits import cut_patches, normalize
 from manyheads.data.draws import draw_integers
 from manyheads.errors import UsageError
 from manyheads.transformer.config import TransformerConfig

@@ -1,10 +1,2 @@
-from .bidiagonal import golub_kahan as golub_kahan
 from .coherences import coherence as coherence
-from .levels import causal_entropy_level as causal_entropy_level
-from .levels import expected_stable_rank as expected_stable_rank
-from .levels import marchenko_pastur_density as marchenko_pastur_density
-from .levels import marchenko_pastur_edges as marchenko_pastur_edges
-from .levels import random_coherence as random_coherence
-from .levels import random_stable_rank as random_stable_rank
 from .ranks import stable_rank as stable_rank
-from .traced_ranks import traced_stable_rank as traced_stable_rank

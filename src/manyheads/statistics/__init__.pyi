@@ -1,10 +1,4 @@
-from .exponents import drift_test as drift_test
 from .exponents import fit_exponent as fit_exponent
-from .exponents import fit_exponent_to_means as fit_exponent_to_means
 from .intervals import Interval as Interval
-from .intervals import discrepancy_interval as discrepancy_interval
 from .intervals import mean_interval as mean_interval
-from .intervals import proportion_interval as proportion_interval
-from .rank_correlation import spearman as spearman
 from .verdicts import decide as decide
-from .verdicts import replicates_to_decide as replicates_to_decide

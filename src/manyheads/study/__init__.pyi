@@ -28,7 +28,6 @@ from .panels import Curve as Curve
 from .panels import Lines as Lines
 from .panels import Listing as Listing
 from .panels import Panel as Panel
-from .registry import load as load
 from .reporting.citations import cite as cite
 from .reporting.drawing import draw as draw
 from .reporting.html import report as report

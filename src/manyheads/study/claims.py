@@ -157,8 +157,9 @@ class Claim:
         """Choose the rule by what was measured."""
         import numpy as np
 
-        from manyheads.statistics import Interval, replicates_to_decide
+        from manyheads.statistics import Interval
         from manyheads.statistics.exponents import ExponentFit
+        from manyheads.statistics.verdicts import replicates_to_decide
 
         target, tolerance = self.region
         stated: dict[str, Any] = {"target": target, "tolerance": tolerance, "basis": self.basis}

@@ -176,8 +176,15 @@ class Verdict(Shown):
         UsageError
             As `from_interval`; on the scale "log" a sample or target that is not positive.
         """
-        from manyheads.statistics import decide, discrepancy_interval, replicates_to_decide
-        from manyheads.statistics.intervals import as_samples, mean_of, student_interval, t_quantile
+        from manyheads.statistics import decide
+        from manyheads.statistics.intervals import (
+            as_samples,
+            discrepancy_interval,
+            mean_of,
+            student_interval,
+            t_quantile,
+        )
+        from manyheads.statistics.verdicts import replicates_to_decide
 
         values = as_samples(samples)
         if scale not in get_args(Scale):

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.costs import AttentionShape, attention_cost, count
+from manyheads.costs import attention_cost, count
 from manyheads.costs.conventions import Convention
+from manyheads.costs.shapes import AttentionShape
 from manyheads.errors import UsageError
 
 RUN = Convention(causal="dense")

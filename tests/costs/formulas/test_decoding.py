@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.costs import Cost, ModelShape, count, generation_cost, kv_cache_bytes, token_cost, transformer_cost
+from manyheads.costs import Cost, ModelShape, count, generation_cost, kv_cache_bytes, transformer_cost
+from manyheads.costs.formulas.decoding import token_cost
 from manyheads.errors import UsageError
 
 

@@ -3,8 +3,8 @@
 import jax
 import pytest
 
-from manyheads.costs import ModelShape, activation_bytes, transformer_cost
-from manyheads.costs.formulas.memory import embedding_table, stored_matrices
+from manyheads.costs import ModelShape, transformer_cost
+from manyheads.costs.formulas.memory import activation_bytes, embedding_table, stored_matrices
 from manyheads.errors import UsageError
 
 

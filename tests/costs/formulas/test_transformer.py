@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.costs import Convention, ModelShape, count, crossover_length, transformer_cost
+from manyheads.costs import ModelShape, count, transformer_cost
+from manyheads.costs.conventions import Convention
+from manyheads.costs.formulas.depth import crossover_length
 from manyheads.costs.formulas.memory import stored_matrices
 from manyheads.errors import UsageError
 

@@ -10,7 +10,8 @@ import pytest
 import safetensors.numpy
 
 from manyheads.errors import UsageError
-from manyheads.models import open_checkpoint, parameter_roles
+from manyheads.models import open_checkpoint
+from manyheads.models.parameters import parameter_roles
 from manyheads.models.refusals import CheckpointRefused
 
 CONFIG = {"model_type": "gpt2", "n_embd": 4}

@@ -6,8 +6,9 @@ from tests.scaling.torch_models import FAMILIES, build
 
 from manyheads.errors import UsageError
 from manyheads.models.refusals import NotExtractable
-from manyheads.recovery import ExtractionOptions, checkpoint_oracle, evaluate_layer, extract_layer
+from manyheads.recovery import ExtractionOptions, evaluate_layer, extract_layer
 from manyheads.recovery.oracle.checkpoint_layers import true_layer
+from manyheads.recovery.oracle.checkpoint_oracles import checkpoint_oracle
 from manyheads.recovery.result.summaries import summarize_recovery
 from manyheads.transformer import Shape
 

@@ -12,7 +12,6 @@ from manyheads.models.refusals import NotExtractable
 from manyheads.recovery import (
     ExtractionOptions,
     ServerLimits,
-    checkpoint_oracle,
     compare_layers,
     evaluate_layer,
     gpt_layer,
@@ -20,6 +19,7 @@ from manyheads.recovery import (
     save_layer,
 )
 from manyheads.recovery.oracle.checkpoint_layers import true_layer
+from manyheads.recovery.oracle.checkpoint_oracles import checkpoint_oracle
 from manyheads.recovery.oracle.front_doors import open_oracle
 from manyheads.recovery.refusals import OracleError, VerificationError
 from manyheads.transformer import Shape

@@ -8,8 +8,8 @@ import pytest
 
 import manyheads as mh
 from manyheads.errors import UsageError
-from manyheads.recovery import ExtractionOptions, Oracle, ServerLimits, compare_layers, evaluate_layer, gpt_layer
-from manyheads.recovery.oracle.oracle import Budget, OracleSettings
+from manyheads.recovery import ExtractionOptions, ServerLimits, compare_layers, evaluate_layer, gpt_layer
+from manyheads.recovery.oracle.oracle import Budget, Oracle, OracleSettings
 from manyheads.recovery.refusals import BudgetSpent, LimitError
 from manyheads.recovery.result.distributions import FittedSequences, GaussianSequences
 

@@ -4,9 +4,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from manyheads.recovery import Oracle, evaluate_layer, gpt_layer, oracle_noise
-from manyheads.recovery.oracle.noise_estimate import LARGEST
-from manyheads.recovery.oracle.oracle import OracleSettings
+from manyheads.recovery import evaluate_layer, gpt_layer
+from manyheads.recovery.oracle.noise_estimate import LARGEST, oracle_noise
+from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.refusals import NotALayer
 
 DIM = 32

@@ -6,8 +6,8 @@ import pytest
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
-from manyheads.recovery import Oracle, evaluate_layer, gpt_layer
-from manyheads.recovery.oracle.oracle import Budget, Counts, OracleSettings
+from manyheads.recovery import evaluate_layer, gpt_layer
+from manyheads.recovery.oracle.oracle import Budget, Counts, Oracle, OracleSettings
 from manyheads.recovery.refusals import BudgetSpent, OracleError
 
 

@@ -6,8 +6,9 @@ from tests.recovery.score_checkpoints import MODELS, t5_attention, tiny_model
 
 import manyheads as mh
 from manyheads.models.refusals import NotExtractable
-from manyheads.recovery import ExtractionOptions, checkpoint_oracle
+from manyheads.recovery import ExtractionOptions
 from manyheads.recovery.layers.matching import function_error
+from manyheads.recovery.oracle.checkpoint_oracles import checkpoint_oracle
 
 pytestmark = pytest.mark.torch
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from manyheads.errors import FileRefused
-from manyheads.recovery import Oracle
-from manyheads.recovery.oracle.oracle import Budget, OracleSettings
+from manyheads.recovery.oracle.oracle import Budget, Oracle, OracleSettings
 from manyheads.recovery.oracle.query_cache import QueryCache
 from manyheads.recovery.refusals import BudgetSpent, OracleError
 from manyheads.study.store.disk import StoreDamaged

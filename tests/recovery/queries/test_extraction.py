@@ -11,16 +11,10 @@ import pytest
 
 import manyheads as mh
 from manyheads.errors import UsageError
-from manyheads.recovery import (
-    ExtractionOptions,
-    Oracle,
-    compare_layers,
-    evaluate_layer,
-    extract_layer,
-    gpt_layer,
-)
+from manyheads.recovery import ExtractionOptions, compare_layers, evaluate_layer, extract_layer, gpt_layer
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
 from manyheads.recovery.oracle.noise_estimate import oracle_noise
+from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.oracle.query_cache import QueryCache
 from manyheads.recovery.queries import extraction, methods
 from manyheads.recovery.refusals import (

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from manyheads.recovery import Oracle, planted_layer
+from manyheads.recovery import planted_layer
+from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import read_sums
 
 

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binom
 
 from manyheads.errors import UsageError
-from manyheads.recovery import Oracle
+from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.result.certificates import Verification, certify, exceeding_share, oracle_errors
 from manyheads.recovery.result.distributions import GaussianSequences, ShortSequences
 

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyheads.errors import UsageError
-from manyheads.scaling import Parametrization, forward_multipliers
+from manyheads.scaling import Parametrization
 from manyheads.scaling.axes import shapes_along
 from manyheads.scaling.parametrization.muon import FACTORS, Muon
 from manyheads.scaling.parametrization.power_laws import Power
 from manyheads.scaling.parametrization.scaling_exponents import SCHEMES
+from manyheads.scaling.parametrization.targets import forward_multipliers
 from manyheads.transformer import Shape, TokenInput, standard_scaling
 from manyheads.transformer.scaling import ROLES
 

@@ -11,10 +11,10 @@ from manyheads.scaling import (
     ForwardMultipliers,
     MuonHyperparameters,
     Parametrization,
-    forward_multipliers,
     initialize_model,
     torch_groups,
 )
+from manyheads.scaling.parametrization.targets import forward_multipliers
 from manyheads.transformer import Shape
 
 VOCABULARY, LENGTH, BATCH = 29, 16, 8

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from manyheads.scaling import Parametrization, forward_multipliers
+from manyheads.scaling import Parametrization
+from manyheads.scaling.parametrization.targets import forward_multipliers
 from manyheads.scaling.preflight_checks.factors import Factors, find_uses, multipliers
 from manyheads.scaling.torch.forward_pass.multipliers import ForwardPass, Measured
 from manyheads.transformer import Shape

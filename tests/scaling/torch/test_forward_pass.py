@@ -12,10 +12,10 @@ from manyheads.scaling import (
     ForwardMultipliers,
     Parametrization,
     audit_model,
-    forward_multipliers,
     initialize_model,
     torch_groups,
 )
+from manyheads.scaling.parametrization.targets import forward_multipliers
 from manyheads.scaling.torch.forward_pass.multipliers import measure_forward
 from manyheads.scaling.torch.groups import ModelOptions, read_model
 from manyheads.transformer import Shape

@@ -9,16 +9,9 @@ from tests.scaling.torch_models import BASE, FAMILIES, FUSED, PLAIN, build, grow
 
 from manyheads.errors import UsageError
 from manyheads.models.parts import CARRIES
-from manyheads.scaling import (
-    BaseHyperparameters,
-    Parametrization,
-    audit_model,
-    forward_multipliers,
-    initialize_model,
-    scale_logits,
-    torch_groups,
-)
-from manyheads.scaling.torch.groups import ModelOptions, read_model
+from manyheads.scaling import BaseHyperparameters, Parametrization, audit_model, initialize_model, torch_groups
+from manyheads.scaling.parametrization.targets import forward_multipliers
+from manyheads.scaling.torch.groups import ModelOptions, read_model, scale_logits
 from manyheads.transformer import Shape
 
 pytestmark = pytest.mark.torch

@@ -53,7 +53,7 @@ def test_an_untrained_network_is_no_better_than_chance(seed):
 
 
 def study_batch(seed):
-    from manyheads.data import Recall
+    from manyheads.data.recall import Recall
 
     return Recall(8).draw(jax.random.key(seed), 4096)
 

@@ -6,7 +6,8 @@ import pytest
 from tests.scaling.adam import adam_steps
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.scaling import Parametrization, digits_task
+from manyheads.scaling import Parametrization
+from manyheads.scaling.task import digits_task
 from manyheads.scaling.trained.trajectories import SEQUENCES, TOKENS, draw_network, follow_networks
 from manyheads.scaling.trained.transformers import Recipe, factors_of
 from manyheads.studies.scaling.shared.convergence import (

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from manyheads.theory.bigram import lag_information, plant_lags
+from manyheads.theory.bigram import plant_lags
 from manyheads.theory.bigram.lags.alternating_least_squares import LagProblem
 from manyheads.theory.bigram.lags.forward_selection import (
     Scores,
@@ -16,7 +16,7 @@ from manyheads.theory.bigram.lags.forward_selection import (
 from manyheads.theory.bigram.lags.held_out import RIDGE, Additive, measure_losses
 from manyheads.theory.bigram.lags.refit import eliminate
 from manyheads.theory.bigram.lags.shared_table import check_shared_table
-from manyheads.theory.bigram.lags.streams import read_streams
+from manyheads.theory.bigram.lags.streams import lag_information, read_streams
 
 SIZE, LAGS = 3, 4
 TABLE = 0.7 * np.eye(SIZE)[[1, 2, 0]] + 0.1  # of answer and symbol: no symmetry hides a transpose

@@ -7,8 +7,8 @@ from scipy import stats
 from scipy.special import xlogy
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.theory.bigram import lag_information, plant_lags
-from manyheads.theory.bigram.lags.streams import read_streams
+from manyheads.theory.bigram import plant_lags
+from manyheads.theory.bigram.lags.streams import lag_information, read_streams
 
 
 def test_samples_of_several_sessions_do_not_reach_into_each_other(rng):

@@ -7,9 +7,10 @@ import pytest
 
 from manyheads.errors import ShapeError, UsageError
 from manyheads.studies.bigram.transfer import TransferCost
-from manyheads.theory.bigram import TransferSettings, draw_bigram_task, predict_transfer, transfer_test
+from manyheads.theory.bigram import TransferSettings, draw_bigram_task, transfer_test
 from manyheads.theory.bigram.searches import draw_uniform_batch, search
 from manyheads.theory.bigram.task import Batch, draw_correlated
+from manyheads.theory.bigram.transfer import predict_transfer
 
 
 @pytest.fixture

@@ -91,11 +91,11 @@ class Verify:
 
     def run(self) -> int:
         """Verify and print; return the exit status, 3 if no checkpoint can be read."""
-        from manyheads.probe import verify
+        from manyheads.probe import verify_checkpoints
         from manyheads.study.store.disk import printable
 
         against = None if self.against is None else given_checkpoints((self.against,))
-        found = verify(given_checkpoints(self.checkpoints), against=against, follow_links=self.follow_links)
+        found = verify_checkpoints(given_checkpoints(self.checkpoints), against=against, follow_links=self.follow_links)
         text = json.dumps(found.as_dict(), indent=1) if self.json else str(found)
         print("\n".join(map(printable, text.splitlines())))
         if not found.compared:

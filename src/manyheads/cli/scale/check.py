@@ -182,7 +182,7 @@ class Check(Theory):
         announce(f"pictures and figures in {self.out}", True)
 
     def _task(self) -> "Task":
-        from manyheads.scaling import digits_task, text_task
+        from manyheads.scaling.task import digits_task, text_task
 
         batch = self._usual("batch")
         return digits_task(batch) if self.task == "digits" else text_task(self.text, batch)
@@ -195,7 +195,8 @@ class Check(Theory):
     def _check_coordinates(
         self, task: "Task", parametrization: "Parametrization", recipe: "Recipe", shapes: "tuple[Shape, ...]"
     ) -> "CoordinateCheck":
-        from manyheads.scaling import coordinate_check, measure_task
+        from manyheads.scaling import coordinate_check
+        from manyheads.scaling.checks.coordinate_check import measure_task
         from manyheads.study.execution.progress import announce, progress_bar
 
         steps = self._usual("steps")
@@ -218,7 +219,8 @@ class Check(Theory):
     ) -> "TransferCheck":
         import numpy as np
 
-        from manyheads.scaling import task_losses, transfer_check
+        from manyheads.scaling import transfer_check
+        from manyheads.scaling.checks.transfer_check import task_losses
         from manyheads.study.execution.progress import announce, progress_bar
 
         low, high, count = self._usual("learning_rates")

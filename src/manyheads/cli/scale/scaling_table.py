@@ -106,7 +106,7 @@ class Scale(TunedTheory):
 
 def _compare(base: Notes | None, target: Notes | None, parametrization: "Parametrization", shape: "Shape") -> list[str]:
     """Return remarks on properties of the configurations that the table does not show."""
-    from manyheads.scaling import forward_multipliers
+    from manyheads.scaling.parametrization.targets import forward_multipliers
 
     remarks = [
         f"{which}: {note}" for which, read in (("base", base), ("target", target)) if read for note in read.assumed

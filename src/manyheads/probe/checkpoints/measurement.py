@@ -19,7 +19,7 @@ from manyheads.probe.attention.datasets import take_snapshot
 from manyheads.probe.attention.recording import record_attention
 from manyheads.probe.checkpoints.series import read_order
 from manyheads.probe.checkpoints.tokens import Tokens, check_fit, check_tokens, digest_tokens
-from manyheads.probe.checkpoints.verification import Verification, verify
+from manyheads.probe.checkpoints.verification import Verification, verify_checkpoints
 from manyheads.probe.checkpoints.weights import weight_spectra
 from manyheads.probe.lazy_torch import torch
 from manyheads.probe.live.reading import as_series, encode_snapshot, open_recording
@@ -64,8 +64,8 @@ def measure_checkpoints(
 ) -> "xr.DataTree":
     """Measure attention and weights of a series of checkpoints on the same tokens.
 
-    The series is verified first, see `verify`. The result is that of a live recording of a fixed batch: `find_alarms`,
-    `dormant_heads` and `manyheads probe health` read both.
+    The series is verified first (`verify_checkpoints`). The result is that of a live recording of a fixed batch:
+    `find_alarms`, `dormant_heads` and `manyheads probe health` read both.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def measure_checkpoints(
         raise UsageError(f"findings={findings!r}: expected 'refuse' or 'warn'")
     _check_place(dtype, device)
     order = read_order(list(checkpoints))
-    found = verify(order.sources, follow_links=follow_links)
+    found = verify_checkpoints(order.sources, follow_links=follow_links)
     _act_on(found, findings)
     members = _members([Path(str(source)) for source in order.sources], order.steps, found)
     config: Mapping[str, Any] = open_checkpoint(members[0].folder, follow_links=follow_links).config or {}

@@ -38,7 +38,7 @@ PASSING_KEYS = {"transformers_version", "_name_or_path", "dtype", "torch_dtype",
 
 @dataclass(frozen=True, repr=False)
 class Verification(Shown):
-    """What `verify` found.
+    """What `verify_checkpoints` found.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class Verification(Shown):
 
 
 @np.errstate(over="ignore", invalid="ignore")  # damaged weights hold anything
-def verify(
+def verify_checkpoints(
     checkpoints: Sequence[Source], *, against: Source | Sequence[Source] | None = None, follow_links: bool = False
 ) -> Verification:
     """Check whether a checkpoint series is what it says.
@@ -143,7 +143,7 @@ def verify(
     >>> weights = {"w": np.random.default_rng(0).normal(size=(8, 8))}
     >>> for step in (1, 2):
     ...     safetensors.numpy.save_file(weights, folder / f"step{step}.safetensors")
-    >>> [finding.kind for finding in verify(sorted(folder.iterdir())).findings]
+    >>> [finding.kind for finding in verify_checkpoints(sorted(folder.iterdir())).findings]
     ['duplicate']
     """
     sources = list(checkpoints)

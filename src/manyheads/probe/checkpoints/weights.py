@@ -21,8 +21,9 @@ from manyheads.models.refusals import FamilyUnknown, FileMissing
 from manyheads.probe.attention.datasets import layer_number
 from manyheads.probe.checkpoints.series import Source, as_checkpoint, path_of
 from manyheads.probe.heads.circuits import head_dataset, head_norms
-from manyheads.spectra import coherence, expected_stable_rank, marchenko_pastur_edges, stable_rank
+from manyheads.spectra import coherence, stable_rank
 from manyheads.spectra.bidiagonal import row_blocks
+from manyheads.spectra.levels import expected_stable_rank, marchenko_pastur_edges
 from manyheads.spectra.outliers import count_beyond_edge
 from manyheads.spectra.ranks import CHOLESKY_SIDE, StableRank
 

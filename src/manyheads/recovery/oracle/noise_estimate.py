@@ -75,7 +75,9 @@ def oracle_noise(oracle: Oracle, rng: Generator, *, stochastic: bool = False, si
     Examples
     --------
     >>> import numpy as np
-    >>> from manyheads.recovery import Oracle, oracle_noise, planted_layer
+    >>> from manyheads.recovery import planted_layer
+    >>> from manyheads.recovery.oracle.noise_estimate import oracle_noise
+    >>> from manyheads.recovery.oracle.oracle import Oracle
     >>> rng = np.random.default_rng(0)
     >>> noise = oracle_noise(Oracle.of(planted_layer(rng, 16, 2, causal=True)), rng)
     >>> noise.level < 1e-14, noise.causal, noise.normalized

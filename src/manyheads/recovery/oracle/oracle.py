@@ -113,7 +113,7 @@ class Oracle:
     Examples
     --------
     >>> import numpy as np
-    >>> from manyheads.recovery import Oracle
+    >>> from manyheads.recovery.oracle.oracle import Oracle
     >>> oracle = Oracle(lambda x: 2 * x, dim=3)
     >>> with oracle.stage("doubling"):
     ...     oracle(np.ones((5, 4, 3)), read="last").shape

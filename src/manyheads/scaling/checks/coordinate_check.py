@@ -23,9 +23,9 @@ from manyheads.errors import UsageError, check_call, check_rising
 from manyheads.scaling.axes import AXES, LETTERS, Axis, check_seeds, find_axis
 from manyheads.scaling.checks.growth_powers import QUANTITIES, least_growth, required_growth
 from manyheads.scaling.parametrization.parametrization import Parametrization
-from manyheads.statistics import decide, fit_exponent, replicates_to_decide
+from manyheads.statistics import decide, fit_exponent
 from manyheads.statistics.exponents import ExponentFit
-from manyheads.statistics.verdicts import Outcome
+from manyheads.statistics.verdicts import Outcome, replicates_to_decide
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from manyheads._settings import default_rules
 from manyheads.errors import CertificateError, UsageError, check_call
 from manyheads.scaling.axes import LETTERS, WORDS, Axis, check_seeds, find_axis
 from manyheads.scaling.parametrization.parametrization import Parametrization
-from manyheads.statistics import drift_test
-from manyheads.statistics.exponents import DriftTest
+from manyheads.statistics.exponents import DriftTest, drift_test
 from manyheads.statistics.verdicts import Outcome
 from manyheads.transformer.shape import Shape
 

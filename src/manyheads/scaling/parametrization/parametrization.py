@@ -257,7 +257,7 @@ class Parametrization:
             The base's optimizer, a schedule included. Clip by the global norm before it,
             `optax.chain(optax.clip_by_global_norm(1.0), p.optax(...))`, not inside.
         roles
-            Names of roles, a tree in the structure of the weights: `manyheads.transformer.roles(weights)`.
+            Names of roles, a tree in the structure of the weights: `manyheads.transformer.weights.roles(weights)`.
             A name in place of a branch holds for all of it.
         shape
             The shape that is trained.

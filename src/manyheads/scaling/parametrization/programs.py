@@ -51,7 +51,8 @@ def optax_snippet(parametrization: Parametrization, shape: Shape, hyperparameter
 import jax
 import optax
 
-from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialize, roles
+from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialize
+from manyheads.transformer.weights import roles
 from manyheads.scaling import {imported}Parametrization
 
 parametrization = {_constructed(p)}

@@ -12,7 +12,7 @@ import numpy as np
 
 import manyheads.study as st
 from manyheads.curves.drop_and_rise import drop_and_rise
-from manyheads.spectra import traced_stable_rank
+from manyheads.spectra.traced_ranks import traced_stable_rank
 from manyheads.theory.joma.systems import rebound_networks as networks
 from manyheads.theory.joma.systems.components import DYNAMICS, relax_layer
 from manyheads.theory.joma.systems.rebound_networks import COMPONENTS, HORIZONS, RANDOM_HORIZONS, RECORDS, record_times

@@ -14,9 +14,10 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.statistics import Interval, fit_exponent, fit_exponent_to_means, mean_interval, replicates_to_decide
+from manyheads.statistics import Interval, fit_exponent, mean_interval
 from manyheads.statistics.distances import SquaredDistance, half_width_of_draws, signed_root
-from manyheads.statistics.exponents import ExponentFit
+from manyheads.statistics.exponents import ExponentFit, fit_exponent_to_means
+from manyheads.statistics.verdicts import replicates_to_decide
 from manyheads.study.claims import Figure, Region, SampledFigure, Series
 from manyheads.study.verdicts import LEVEL
 

@@ -1,15 +1,10 @@
 from .lags.fit import LagSettings as LagSettings
 from .lags.fit import fit_lags as fit_lags
-from .lags.result import LagFit as LagFit
-from .lags.streams import lag_information as lag_information
 from .lags.streams import plant_lags as plant_lags
-from .screening import Screening as Screening
 from .screening import predict_screening as predict_screening
 from .screening import screen as screen
 from .task import BigramTask as BigramTask
 from .task import draw_bigram_task as draw_bigram_task
 from .training.two_stages import train_bigram as train_bigram
 from .transfer import TransferSettings as TransferSettings
-from .transfer import TransferTest as TransferTest
-from .transfer import predict_transfer as predict_transfer
 from .transfer import transfer_test as transfer_test

@@ -1,11 +1,3 @@
 from .task import JomaTask as JomaTask
 from .task import UpdateRule as UpdateRule
 from .task import draw_joma_task as draw_joma_task
-from .theorems.gaussian_mixture import expected_gradient as expected_gradient
-from .theorems.invariants import conserved_quantity as conserved_quantity
-from .theorems.latent_tree import predict_cooccurrence as predict_cooccurrence
-from .theorems.rebound import entropy_curve as entropy_curve
-from .theorems.salient_first import affine_offset as affine_offset
-from .theorems.salient_first import exact_time as exact_time
-from .theorems.winner_take_all import blowup_time as blowup_time
-from .theorems.winner_take_all import weights_at as weights_at

@@ -1,11 +1,7 @@
 from .contrastive.ode import overlap_trajectory as overlap_trajectory
-from .contrastive.particles import simulate_particles as simulate_particles
 from .contrastive.sgd import train_overlaps as train_overlaps
-from .contrastive.sgd import train_weights as train_weights
-from .contrastive.stationary_states import find_basins as find_basins
 from .contrastive.stationary_states import stationary_states as stationary_states
 from .contrastive.task import ContrastiveTask as ContrastiveTask
-from .hopfield.attractors import classify_attractors as classify_attractors
 from .hopfield.bifurcation import bifurcation_scan as bifurcation_scan
 from .hopfield.lyapunov import lyapunov_spectrum as lyapunov_spectrum
 from .hopfield.mean_field import mean_field_trajectory as mean_field_trajectory

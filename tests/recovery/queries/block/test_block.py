@@ -9,8 +9,9 @@ from tests.recovery.score_layers import planted_score_layer
 
 import manyheads as mh
 from manyheads.errors import UsageError
-from manyheads.recovery import ExtractionOptions, Oracle, ServerLimits, compare_layers, evaluate_layer
+from manyheads.recovery import ExtractionOptions, ServerLimits, compare_layers, evaluate_layer
 from manyheads.recovery.oracle.normalization import Normalization
+from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.block.attention import BlockAttention
 from manyheads.recovery.queries.block.composition import one_token_inverse
 from manyheads.recovery.queries.block.token_wise import open_token_wise

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from manyheads.attention import AttentionLayer
-from manyheads.recovery import Oracle, compare_layers, evaluate_layer, gpt_layer, planted_layer
+from manyheads.recovery import compare_layers, evaluate_layer, gpt_layer, planted_layer
 from manyheads.recovery.layers.matching import function_error
-from manyheads.recovery.oracle.oracle import OracleSettings
+from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.queries.bounded import method as bounded
 from manyheads.recovery.queries.bounded.method import BoundedSettings, extract_bounded
 from manyheads.recovery.queries.refinement import refine_layer

@@ -8,8 +8,9 @@ import pytest
 from tests.recovery.rotary_layers import planted_rotary_layer
 
 from manyheads.errors import UsageError
-from manyheads.recovery import Oracle, RecoveryRefused, evaluate_layer, gpt_layer
+from manyheads.recovery import RecoveryRefused, evaluate_layer, gpt_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
+from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.rotary.count_gates import CountGate, ask_counts, find_counted_heads
 from manyheads.recovery.queries.rotary.forms import FormSettings
 from manyheads.recovery.queries.rotary.logits import Reader, alternate, plan

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from manyheads.attention import AttentionLayer
-from manyheads.recovery import Oracle, RecoveryRefused, compare_layers, evaluate_layer, gpt_layer
+from manyheads.recovery import RecoveryRefused, compare_layers, evaluate_layer, gpt_layer
 from manyheads.recovery.oracle.normalization import Normalization, projected
-from manyheads.recovery.oracle.oracle import OracleSettings
+from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.rotary.forms import gap_rank
 from manyheads.recovery.queries.sphere.method import extract_on_sphere

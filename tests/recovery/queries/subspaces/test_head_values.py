@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from manyheads.attention import AttentionLayer
-from manyheads.recovery import Oracle, gpt_layer
+from manyheads.recovery import gpt_layer
+from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import read_sums
 from manyheads.recovery.queries.sigmoid_network import fit_nets, net_amplification
 from manyheads.recovery.queries.subspaces.head_values import (

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from manyheads.attention import AttentionLayer
-from manyheads.recovery import Oracle, compare_layers, gpt_layer, planted_layer
+from manyheads.recovery import compare_layers, gpt_layer, planted_layer
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
-from manyheads.recovery.oracle.oracle import OracleSettings
+from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.queries.subspaces.method import extract_by_subspaces
 from manyheads.recovery.queries.subspaces.settings import ProbeSettings, SubspaceSettings
 from manyheads.recovery.refusals import RecoveryRefused

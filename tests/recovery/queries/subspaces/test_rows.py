@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from manyheads.attention import AttentionLayer
-from manyheads.recovery import Oracle, gpt_layer, planted_layer
+from manyheads.recovery import gpt_layer, planted_layer
+from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.subspaces.output_spaces import Projections
 from manyheads.recovery.queries.subspaces.row_reader import RowReader, Rows
 from manyheads.recovery.queries.subspaces.rows import read_rows

@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 
 from manyheads.errors import UsageError
-from manyheads.theory.meanfield import (
-    OneBitNetwork,
-    bifurcation_scan,
-    classify_attractors,
-    lyapunov_spectrum,
-    mean_field_trajectory,
-)
+from manyheads.theory.meanfield import OneBitNetwork, bifurcation_scan, lyapunov_spectrum, mean_field_trajectory
+from manyheads.theory.meanfield.hopfield.attractors import classify_attractors
 from manyheads.theory.meanfield.hopfield.dynamics import State, Sweep, fill_window, first_state, read_weights, step
 from manyheads.theory.meanfield.hopfield.lyapunov import LyapunovSpectrum, flatten, orthonormalize, unflatten
 

@@ -17,7 +17,7 @@ import optax
 
 import manyheads.study as st
 from manyheads.curves.summaries import EARLY, RunSummary
-from manyheads.data import read_characters
+from manyheads.data.characters import read_characters
 from manyheads.statistics import mean_interval
 from manyheads.studies.joma.text.text_pictures import pictures
 from manyheads.theory.joma.text.record import recorded_dataset, reference_levels, train_and_record

@@ -15,7 +15,7 @@ import xarray as xr
 import manyheads.study as st
 from manyheads.curves.drop_and_rise import DropAndRise, replicated_drop_and_rise
 from manyheads.data import TextWindows, load_text
-from manyheads.spectra import causal_entropy_level, expected_stable_rank
+from manyheads.spectra.levels import causal_entropy_level, expected_stable_rank
 from manyheads.theory.joma.systems.networks.adam_training import train_by_adam
 from manyheads.theory.joma.text import variants
 from manyheads.theory.papers import TIAN

@@ -9,7 +9,8 @@ import xarray as xr
 import manyheads.study as st
 from manyheads.curves.summaries import EARLY, RunSummary, changes
 from manyheads.errors import UsageError
-from manyheads.statistics import mean_interval, spearman
+from manyheads.statistics import mean_interval
+from manyheads.statistics.rank_correlation import spearman
 from manyheads.study.panels import Multiples, Picture, spread_curve
 
 BANDS = "Lines are means over seeds, bands range from the smallest to the largest."

@@ -2,7 +2,7 @@ r"""Sample complexity: samples of stage one from scratch, and the excess loss af
 
 None of these is a bound of the paper (Ren, Wang and Lee, arXiv 2410.23438), whose bounds are worst cases: every
 docstring states whether it is derived or measured here. All assume that tokens are about equally frequent. The samples
-of transfer are `manyheads.theory.bigram.predict_transfer`, those of screening
+of transfer are `manyheads.theory.bigram.transfer.predict_transfer`, those of screening
 `manyheads.theory.bigram.predict_screening`.
 """
 

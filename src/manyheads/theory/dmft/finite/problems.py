@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.data import cut_patches, load_digits, load_text, select_pair
+from manyheads.data import load_digits, load_text
 from manyheads.data.characters import build_vocabulary
-from manyheads.data.digits import normalize
+from manyheads.data.digits import cut_patches, normalize, select_pair
 from manyheads.errors import UsageError
 from manyheads.theory.dmft.problem import Problem
 

@@ -13,7 +13,8 @@ from jaxtyping import Array, Int
 
 from manyheads.attention import attention_entropy, causal
 from manyheads.data import TextWindows
-from manyheads.spectra import causal_entropy_level, expected_stable_rank, traced_stable_rank
+from manyheads.spectra.levels import causal_entropy_level, expected_stable_rank
+from manyheads.spectra.traced_ranks import traced_stable_rank
 from manyheads.study.tables import record
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.training import Snapshot, Trained, train

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from manyheads.costs import ModelShape, transformer_cost
-from manyheads.data import load_text, read_characters
+from manyheads.data import load_text
+from manyheads.data.characters import read_characters
 from manyheads.errors import UsageError
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import TokenInput

@@ -14,9 +14,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from manyheads.attention import attention_entropy, causal
-from manyheads.data import TextWindows, read_characters
+from manyheads.data import TextWindows
+from manyheads.data.characters import read_characters
 from manyheads.data.words import read_words
-from manyheads.spectra import traced_stable_rank
+from manyheads.spectra.traced_ranks import traced_stable_rank
 from manyheads.theory.joma.text.record import held_out_starts
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import TokenInput

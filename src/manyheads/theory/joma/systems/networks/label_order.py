@@ -19,8 +19,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from manyheads._arrays import takes_arrays
-from manyheads.data import cut_patches, load_digits
-from manyheads.data.digits import normalize
+from manyheads.data import load_digits
+from manyheads.data.digits import cut_patches, normalize
 from manyheads.data.draws import draw_integers
 from manyheads.errors import ShapeError
 from manyheads.theory.joma.text.variants import layer_statistics

@@ -1,1 +1,0 @@
-from .text import trained_model as trained_model
