@@ -191,7 +191,7 @@ class ScoreLayer(RotaryLayer):
         if beyond <= 0:
             return np.pad(known, ((0, 0), (0, max(length - known.shape[1], 0))))
         if self.slopes is None:
-            raise UsageError(f"a sequence of {length} tokens: position terms end at offset {known.shape[1] - 1}")
+            raise UsageError(f"a sequence of {length} tokens: position terms are known to offset {known.shape[1] - 1}")
         steps = np.arange(1, length - known.shape[1] + 1)
         return np.concatenate([known, known[:, -1:] + self.slopes[:, None] * steps], axis=1)
 

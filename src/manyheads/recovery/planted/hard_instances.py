@@ -247,7 +247,7 @@ def attention_signal(layer: AttentionLayer, x: ArrayLike) -> Array:
 def _check_hidden(dim: int, hidden: Iterable[int]) -> tuple[int, ...]:
     chosen = tuple(int(coordinate) for coordinate in hidden)
     if not chosen or len(set(chosen)) < len(chosen) or not all(1 <= coordinate < dim for coordinate in chosen):
-        raise UsageError(f"hidden={chosen}: give different coordinates in 1 to {dim - 1}; coordinate 0 is the switch")
+        raise UsageError(f"hidden={chosen}: give different ones among 1 to {dim - 1}; coordinate 0 is the switch")
     return chosen
 
 

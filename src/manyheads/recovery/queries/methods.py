@@ -57,7 +57,7 @@ def settle(settings: OracleSettings, options: ExtractionOptions, measured: Oracl
     """Return the settings of the oracle with what was found out; refuse what contradicts the options."""
     if options.causal not in (None, measured.causal):
         found, said = (("", "not "), ("not ", ""))[not measured.causal]
-        raise NotALayer(f"the function is {found}causal, was said {said}to be: say causal={measured.causal}, or None")
+        raise NotALayer(f"the layer is {found}causal, and was said {said}to be: say causal={measured.causal}, or None")
     if measured.positional and not (options.rotary or options.scores):
         what = (
             "exchanging two earlier tokens changes the last row: positions, or more than one layer. Say rotary=True of "
