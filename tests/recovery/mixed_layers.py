@@ -11,7 +11,8 @@ from manyheads.errors import ManyheadsError
 from manyheads.recovery import ExtractionOptions, evaluate_layer, extract_layer, gpt_layer
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.refusals import RecoveryRefused, VerificationError
-from manyheads.recovery.result.certificates import Certificate, GaussianSequences, oracle_errors
+from manyheads.recovery.result.certificates import Certificate, oracle_errors
+from manyheads.recovery.result.distributions import GaussianSequences
 
 
 @dataclass(frozen=True)

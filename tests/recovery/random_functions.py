@@ -14,7 +14,7 @@ from manyheads.attention import AttentionLayer
 from manyheads.errors import CertificateError, ManyheadsError
 from manyheads.recovery import ExtractionOptions, evaluate_layer, extract_layer, gpt_layer
 from manyheads.recovery.refusals import VerificationError
-from manyheads.recovery.result.certificates import GaussianSequences
+from manyheads.recovery.result.distributions import GaussianSequences
 
 Function = Callable[[np.ndarray], np.ndarray]
 

@@ -22,7 +22,7 @@ from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.layers.panels import layer_panels
 from manyheads.recovery.oracle.normalization import Normalization, projected
-from manyheads.recovery.result.certificates import GaussianSequences
+from manyheads.recovery.result.distributions import GaussianSequences
 from manyheads.study.reporting.html import format_figure
 from manyheads.theory.papers import CHEN_LI
 

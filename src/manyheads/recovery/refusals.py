@@ -4,7 +4,7 @@ No layer that failed its own checks is returned. Where a fit or a verification e
 pass, the refusal carries it as `result`, for a reader who wants to look at it.
 """
 
-from typing import Any
+from typing import Any, SupportsFloat
 
 from manyheads.errors import CertificateError, ManyheadsError
 
@@ -18,9 +18,21 @@ class RecoveryRefused(CertificateError):
         What the recovery had when it was refused, None where there is nothing to show.
     """
 
-    def __init__(self, message: str, *, measured: float, threshold: float, result: Any = None):
-        super().__init__(message, measured=measured, threshold=threshold)
+    def __init__(self, message: str, measured: SupportsFloat = 0.0, threshold: SupportsFloat = 1.0, result: Any = None):
+        super().__init__(message, measured=float(measured), threshold=float(threshold))
         self.result = result
+
+    @classmethod
+    def if_above(cls, measured: SupportsFloat, threshold: SupportsFloat, message: str) -> None:
+        """Refuse a figure above its threshold, and NaN."""
+        if not float(measured) <= float(threshold):
+            raise cls(message, measured, threshold)
+
+    @classmethod
+    def if_below(cls, measured: SupportsFloat, threshold: SupportsFloat, message: str) -> None:
+        """Refuse a figure below its threshold, and NaN."""
+        if not float(measured) >= float(threshold):
+            raise cls(message, measured, threshold)
 
 
 class DesignError(RecoveryRefused):

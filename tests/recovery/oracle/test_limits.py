@@ -11,8 +11,7 @@ from manyheads.errors import UsageError
 from manyheads.recovery import ExtractionOptions, ServerLimits, compare_layers, evaluate_layer, gpt_layer
 from manyheads.recovery.oracle.oracle import Budget, Oracle, OracleSettings
 from manyheads.recovery.refusals import BudgetSpent, LimitError
-from manyheads.recovery.result.certificates import GaussianSequences
-from manyheads.recovery.result.fitted_sequences import FittedSequences
+from manyheads.recovery.result.distributions import FittedSequences, GaussianSequences
 
 
 def served(layer, limits, **settings):

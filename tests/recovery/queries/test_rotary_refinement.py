@@ -30,7 +30,7 @@ def test_the_tangent_is_that_of_the_layer(rng, biases):
     here = RotaryTangent.at(Examples(x, rng.standard_normal(x.shape)), weights)
     np.testing.assert_allclose(here.residual.reshape(x.shape), here.examples.y - weights.layer()(x), atol=1e-12)
     change, rows, step = rng.standard_normal(weights.flat().size), rng.standard_normal(here.residual.shape), 1e-6
-    by_differences = (here.moved(-step * change).residual - here.moved(step * change).residual) / (2 * step)
+    by_differences = (here.move(-step * change).residual - here.move(step * change).residual) / (2 * step)
     np.testing.assert_allclose(here.forward(change), by_differences, atol=1e-6)
     np.testing.assert_allclose(here.jacobian() @ change, here.forward(change).ravel(), atol=1e-10)
     np.testing.assert_allclose(here.jacobian().T @ rows.ravel(), here.vjp(rows), atol=1e-10)

@@ -18,7 +18,7 @@ def test_match_finds_the_order_and_its_margin(rng):
     net = PairNets(slopes, values, np.zeros(()))
     order = rng.permutation(5)
     near = PairNets(slopes + 0.05 * rng.normal(size=slopes.shape), values * 1.03, np.zeros(()))
-    match = match_net(near.permuted(order), net)
+    match = match_net(near.permute(order), net)
     np.testing.assert_array_equal(order[match.order], np.arange(5))
     assert match.margin < MARGIN
     mixed = PairNets(slopes, (values + values[::-1]) / 2, np.zeros(()))

@@ -9,14 +9,8 @@ from scipy.stats import binom
 
 from manyheads.errors import UsageError
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.result.certificates import (
-    GaussianSequences,
-    ShortSequences,
-    Verification,
-    certify,
-    exceeding_share,
-    oracle_errors,
-)
+from manyheads.recovery.result.certificates import Verification, certify, exceeding_share, oracle_errors
+from manyheads.recovery.result.distributions import GaussianSequences, ShortSequences
 
 FALSE_ALARM = 1e-5
 
@@ -124,7 +118,7 @@ def test_short_sequences_are_those_of_the_distribution(rng):
     assert sum(counts.values()) == 900
     assert min(counts.values()) > 200  # 300 expected, seven standard deviations
     assert "those of at most 8 tokens" in str(ShortSequences(GaussianSequences(), 8))
-    with pytest.raises(UsageError, match="at most 1 token"):
+    with pytest.raises(UsageError, match="of 1 to 1 tokens"):
         ShortSequences(GaussianSequences(), 1)(rng, 5, 2)
 
 

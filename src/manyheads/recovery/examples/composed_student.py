@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from manyheads.errors import UsageError
-
-Array: TypeAlias = NDArray[np.float64]
+from manyheads.recovery._types import Array, Generator
 
 BIAS = 0.5  # standard deviation of the biases of a drawn MLP, beside inputs of variance about one
 MEMORY = 30  # pairs of steps and gradients that L-BFGS keeps
@@ -50,7 +48,7 @@ class _Solved(Exception):
     """The loss is as small as was asked for."""
 
 
-def draw_composed(rng: np.random.Generator, dim: int, heads: int, hidden: int, *, logits: float = 0.5) -> Composed:
+def draw_composed(rng: Generator, dim: int, heads: int, hidden: int, *, logits: float = 0.5) -> Composed:
     """Draw weights of a start: normal, of variance one over the width; `logits` is the logits' standard deviation."""
     shapes = ((heads, dim, dim), (heads, dim, dim), (dim, hidden), (hidden,), (hidden, dim))
     scales = (logits / dim, dim**-0.5, 1.0, BIAS, hidden**-0.5)

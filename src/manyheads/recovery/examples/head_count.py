@@ -10,22 +10,19 @@ Derived here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from manyheads.errors import check_integer
+from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.examples.holdout import EXACT
 from manyheads.recovery.examples.student import Fit, StudentSettings, fit_student
 from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings, descend
 from manyheads.recovery.fit.variable_projection import Examples, Tangent, stack_theta
 from manyheads.recovery.layers.evaluation import sequence_errors
-
-if TYPE_CHECKING:
-    from manyheads.attention import AttentionLayer
-    from manyheads.recovery.result.results import StageLog
+from manyheads.recovery.result.results import StageLog
 
 REACH = 20.0  # multiple of its target at which a first search may end and still be refined
 GLANCE = 60  # evaluations of a first look at a number of heads: benign layers of 12 heads took 30, measured here
@@ -82,41 +79,22 @@ def note_count(found: Elimination, started: int) -> tuple[str, ...]:
     """Return notes on dropped heads and on the size of a head that would not show."""
     heads, notes = found.layer.heads, []
     if heads < started:
-        notes.append(
-            f"{started} heads were reduced to {heads}: held-out sequences do not distinguish the others from zero, "
-            "or from copies of these"
-        )
+        why = "held-out sequences do not distinguish the others from zero, or from copies of these"
+        notes.append(f"{started} heads were reduced to {heads}: {why}")
     if found.unseen > UNSEEN:
         notes.append(f"a further head with less than {found.unseen:.1g} of the labels' variance would not show")
     return tuple(notes)
 
 
-def _chance(differences: np.ndarray) -> float:
+def _chance(differences: Array) -> float:
     return CHANCE * float(differences.std(ddof=1)) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
 
 
-def check_heads(heads: int | None) -> int | None:
-    """Refuse what is no number of heads; None is to find it."""
-    return None if heads is None else check_integer("heads", heads)
-
-
 def fit_wanted(
-    examples: Examples,
-    held_out: Examples,
-    counts: Iterable[int],
-    rng: np.random.Generator,
-    *,
-    wanted: float,
-    settings: StudentSettings,
+    examples: Examples, held_out: Examples, counts: range, rng: Generator, *, wanted: float, settings: StudentSettings
 ) -> list[Fit]:
-    """Try numbers of heads until one reaches the error that is wanted; the last fit is the answer.
-
-    First a glance at each, in rising order: one short search. Where none succeeds, all are tried in earnest. A smaller
-    number that only had a bad start is what `eliminate_heads` finds.
-
-    Returns all fits in the order in which they were made; if none reached `wanted`, the best is the last.
-    """
-    counts, fits = list(counts), []
+    """Try numbers of heads until one reaches the error that is wanted; the last fit is the answer."""
+    fits: list[Fit] = []
     glance = replace(settings, restarts=1, evaluations=min(GLANCE, settings.evaluations), reach=REACH)
     for effort in (glance, settings):
         for heads in counts:
@@ -127,18 +105,9 @@ def fit_wanted(
 
 
 def fit_until_flat(
-    examples: Examples,
-    held_out: Examples,
-    counts: Iterable[int],
-    rng: np.random.Generator,
-    *,
-    settings: StudentSettings,
+    examples: Examples, held_out: Examples, counts: range, rng: Generator, *, settings: StudentSettings
 ) -> list[Fit]:
-    """Add heads as long as the held-out error falls by more than chance; the last fit is the answer.
-
-    For noisy labels whose noise is not known. A further head counts when the mean decrease of a sequence's squared
-    error is more than three of its standard errors, and more than 2% of the mean.
-    """
+    """Add heads as long as the held-out error falls by more than chance; the last fit is the answer."""
     fits: list[Fit] = []
     before = None
     for heads in counts:

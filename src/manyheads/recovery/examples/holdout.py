@@ -14,18 +14,13 @@ Derived here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from manyheads.attention import AttentionLayer
 from manyheads.recovery.examples.student import free_numbers
-from manyheads.recovery.fit.variable_projection import stack_theta
+from manyheads.recovery.fit.variable_projection import Examples, stack_theta
 from manyheads.recovery.layers.evaluation import relative_error, sequence_errors
-from manyheads.recovery.result.certificates import Certificate, exceeding_share
-
-if TYPE_CHECKING:
-    from manyheads.attention import AttentionLayer
-    from manyheads.recovery.fit.variable_projection import Examples
+from manyheads.recovery.result.certificates import Certificate, state_errors
 
 EXACT = 1e-10  # relative squared error of labels without noise: float32 labels leave some 1e-14
 LARGEST = 1e-6  # relative squared error of any sequence behind the certificate, where labels are exact
@@ -46,33 +41,18 @@ def error_of_noise(noise: float, examples: Examples, heads: int, held_out: Examp
 
 
 def certify_examples(layer: AttentionLayer, unseen: Examples, confidence: float, wanted: float) -> Certificate:
-    """State what sequences that no fit has seen prove: `manyheads.recovery.result.certificates`.
-
-    `wanted` is the mean relative squared error that is allowed. Where it is 1e-10 or less, one sequence may have 1e-6;
-    else n times the mean, which is all that n sequences may have together.
-    """
+    """State what sequences that no fit has seen prove: `manyheads.recovery.result.certificates`."""
     each = unseen.y[0].size
     size = unseen.power / (len(unseen) * each)
     relative = sequence_errors(layer, unseen) / each / size
     labels = "their labels as given" if wanted <= EXACT else "their labels as given, noise in them counted as error"
-    return Certificate(
-        largest_error=float(relative.max()),
-        median_error=float(np.median(relative)),
-        exceeding=exceeding_share(len(unseen), confidence),
-        confidence=confidence,
-        sequences=len(unseen),
-        tolerance=LARGEST if wanted <= EXACT else len(unseen) * wanted,
-        variance=size,
-        distribution=f"sequences drawn independently as the examples were, {labels}",
-    )
+    tolerance = LARGEST if wanted <= EXACT else len(unseen) * wanted
+    drawn = f"sequences drawn independently as the examples were, {labels}"
+    return state_errors(relative, size, tolerance, drawn, confidence)
 
 
 def drift_of_errors(layer: AttentionLayer, held_out: Examples, unseen: Examples) -> float:
-    """Return by how much the mean error of unseen sequences exceeds that of held-out ones, in standard errors.
-
-    The standard error is the larger of what the spread of the sequences' errors says and of what Gaussian noise would
-    have, so that a few sequences cannot pretend to be sure.
-    """
+    """Return by how much the mean error of unseen sequences exceeds that of held-out ones, in standard errors."""
     ours, theirs = (sequence_errors(layer, part) / part.y[0].size for part in (held_out, unseen))
     variance = 0.0
     for errors, part in ((ours, held_out), (theirs, unseen)):
@@ -83,15 +63,7 @@ def drift_of_errors(layer: AttentionLayer, held_out: Examples, unseen: Examples)
 
 
 def note_undetermined(layer: AttentionLayer, train: Examples, unseen: Examples) -> tuple[str, ...]:
-    """Say in words what the examples leave open about the heads, beside their order.
-
-    * Sequences of two tokens, and a head with constant logits, or two of opposite Theta, which are one of them and one
-      with constant logits.
-    * Sequences of two tokens, and a set of heads whose projections sum to less than the labels resolve: to turn them
-      all changes labels by (x_1 + x_2) sum W, whose share of the labels' squares is below 1e-10, or below the error's
-      share for each of p + 25 numbers in the labels (25: five standard deviations).
-    * Tokens that do not span the space: what the layer does with other directions was never seen.
-    """
+    """Say in words what the examples leave open about the heads, beside their order."""
     notes = []
     tokens = unseen.x.reshape(-1, unseen.dim) if len(unseen) * unseen.x.shape[1] > 4 * unseen.dim else train.x[:, 0]
     rank = int(np.linalg.matrix_rank(tokens))
@@ -121,8 +93,6 @@ def note_undetermined(layer: AttentionLayer, train: Examples, unseen: Examples) 
         total = np.asarray(layer.projection, np.float64)[turned].sum(0)
         if 2 * np.sum((covariance @ total) * total) <= limit * unseen.power:  # both rows change alike
             which = ", ".join(map(str, turned))
-            notes.append(
-                f"two tokens leave a sign open: heads {which} may change the signs of Theta, key bias and W together, "
-                "since their projections sum to less than these labels resolve"
-            )
+            what = f"heads {which} may change the signs of Theta, key bias and W together"
+            notes.append(f"two tokens leave a sign open: {what}, since their projections sum to nearly zero")
     return tuple(notes)

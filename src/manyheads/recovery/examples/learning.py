@@ -18,16 +18,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from manyheads._arrays import takes_arrays
+from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError, check_integer
-from manyheads.recovery.examples.head_count import (
-    check_heads,
-    eliminate_heads,
-    fit_until_flat,
-    fit_wanted,
-    note_count,
-)
+from manyheads.recovery._types import Generator
+from manyheads.recovery.examples.head_count import eliminate_heads, fit_until_flat, fit_wanted, note_count
 from manyheads.recovery.examples.holdout import (
     CHANCE,
     EXACT,
@@ -36,25 +34,24 @@ from manyheads.recovery.examples.holdout import (
     error_of_noise,
     note_undetermined,
 )
+from manyheads.recovery.examples.six_stages import learn_in_six_stages
+from manyheads.recovery.examples.stages.settings import LITERAL, StageSettings
 from manyheads.recovery.examples.stages.shards import list_shards, load_shard, open_shards
 from manyheads.recovery.examples.student import ENOUGH, Fit, StudentSettings, fit_student, free_numbers
 from manyheads.recovery.fit.gauss_newton import as_examples
 from manyheads.recovery.fit.variable_projection import Examples, Form
 from manyheads.recovery.layers.evaluation import relative_error
 from manyheads.recovery.refusals import NoFit
+from manyheads.recovery.result.certificates import Certificate
 from manyheads.recovery.result.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
 from manyheads.recovery.result.results import Recovery, Stage, StageLog
 
 if TYPE_CHECKING:
     from jaxtyping import Num
-    from numpy.typing import ArrayLike
-
-    from manyheads.attention import AttentionLayer
-    from manyheads.recovery.examples.stages.settings import StageSettings
-    from manyheads.recovery.result.certificates import Certificate
 
 Method = Literal["student", "six-stage"]
 SLIGHT = 1e-6  # share of the noise that a further step of the refinement must be worth
+FIGURES = ("train_error", "held_out_error", "restarts", "evaluations", "products")  # of a fit, in the report
 ACCURACY = 200  # sequences on which the contributions of heads are compared
 CEILING = 0.5  # share of the labels that noise of unknown size may be
 
@@ -94,9 +91,9 @@ class LearningOptions:
     causal: bool = False
     noise: float | Literal["estimate"] = 0.0
     tolerance: float | None = None
-    most_heads: int = 12
-    held_out: float = 0.1
-    confidence: float = 1 - 1e-4
+    most_heads: int = constrained(12, Constraint(least=1))
+    held_out: float = constrained(0.1, Constraint(above=0, most=0.4))
+    confidence: float = constrained(1 - 1e-4, Constraint(above=0, below=1))
     student: StudentSettings = field(default_factory=StudentSettings)
     stages: StageSettings | Literal["published"] | None = None
     executor: Executor | None = None
@@ -104,11 +101,9 @@ class LearningOptions:
     def __post_init__(self) -> None:
         if self.noise != "estimate" and not (isinstance(self.noise, float | int) and 0 <= self.noise < np.inf):
             raise UsageError(f"noise={self.noise!r}: a standard deviation, 0 for none, or 'estimate'")
-        if self.tolerance is not None and not self.tolerance > 0:
-            raise UsageError(f"tolerance={self.tolerance}: a positive relative squared error, or None")
-        if not 0 < self.held_out <= 0.4 or not 0 < self.confidence < 1:
-            raise UsageError(f"held_out={self.held_out}, confidence={self.confidence}: in (0, 0.4] and (0, 1)")
-        check_integer("most_heads", self.most_heads)
+        check_fields(self)
+        if self.tolerance is not None and not self.tolerance > 0:  # infinite allows any
+            raise UsageError(f"tolerance={self.tolerance}: expected a positive number, or None")
         if isinstance(self.stages, str) and self.stages != "published":
             raise UsageError(f"stages={self.stages!r}: give StageSettings, 'published', or None")
 
@@ -190,7 +185,7 @@ def learn_layer(
         raise UsageError(f"options of type {type(options).__name__}: expected LearningOptions")
     if method not in get_args(Method):
         raise UsageError(f"method={method!r}: expected one of {', '.join(get_args(Method))}")
-    heads = check_heads(heads)
+    heads = None if heads is None else check_integer("heads", heads)
     check_integer("seed", seed, 0)
     if method == "six-stage":
         _check_form(options)
@@ -207,20 +202,17 @@ def learn_layer(
 
 
 def _by_student(
-    parts: tuple[Examples, Examples, Examples], counts: range, options: LearningOptions, rng: np.random.Generator
+    parts: tuple[Examples, Examples, Examples], counts: range, options: LearningOptions, rng: Generator
 ) -> Recovery:
     train, held_out, unseen = parts
     student = options.student
     if options.noise:  # what is not worth the noise is not worth the time
-        few = replace(
-            student.refinement, gain=max(student.refinement.gain, SLIGHT), inner=min(student.refinement.inner, 100)
-        )
-        student = replace(student, refinement=few)
+        gain, inner = max(student.refinement.gain, SLIGHT), min(student.refinement.inner, 100)
+        student = replace(student, refinement=replace(student.refinement, gain=gain, inner=inner))
     if options.noise == "estimate" and options.tolerance is None:
         wanted = CEILING
-        fits = fit_until_flat(
-            train, held_out, counts, rng, settings=replace(student, restarts=min(2, student.restarts))
-        )
+        few = replace(student, restarts=min(2, student.restarts))
+        fits = fit_until_flat(train, held_out, counts, rng, settings=few)
     else:
         noise = 0.0 if options.noise == "estimate" else float(options.noise)
         wanted = options.tolerance or max(EXACT, error_of_noise(noise, train, counts[-1], held_out))
@@ -263,40 +255,26 @@ def _check_unseen(
         threshold = options.tolerance or error_of_noise(float(options.noise), train, result.heads, unseen)
         measured, what = relative_error(result.layer, unseen), "is larger than the tolerance"
     if measured > threshold:
-        raise NoFit(
-            f"the mean error on {len(unseen)} sequences that nothing has seen {what}: give more examples, or a larger "
-            "share of them in held_out",
-            measured=measured,
-            threshold=threshold,
-            result=result,
-        )
+        raise NoFit(f"mean error on {len(unseen)} unseen sequences {what}: add examples", measured, threshold, result)
 
 
 def _refuse(counts: range, best: Fit, wanted: float, held_out: Examples, result: Recovery) -> NoFit:
     size = (held_out.power / held_out.y.size) ** 0.5
     number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return NoFit(
-        f"no layer with {number} head{'s' if counts[-1] > 1 else ''} explains the held-out examples; the best has "
-        f"{best.heads}. Check key_bias, bias and causal; give more heads, examples or restarts; if labels are noisy, "
-        f"say noise= (up to {size * best.held_out_error**0.5:.2g} would explain this) or noise='estimate'",
-        measured=best.held_out_error,
-        threshold=wanted,
-        result=result,
+    noise = f"noise= (up to {size * best.held_out_error**0.5:.2g} would explain this) or noise='estimate'"
+    what = f"no layer with {number} head{'s' if counts[-1] > 1 else ''} explains the held-out examples; the best has "
+    what += (
+        f"{best.heads}. Check key_bias, bias and causal; give more heads or examples; if labels are noisy, say {noise}"
     )
+    return NoFit(what, best.held_out_error, wanted, result)
 
 
 def _stage(fit: Fit) -> Stage:
-    figures = {
-        "train_error": fit.train_error,
-        "held_out_error": fit.held_out_error,
-        "restarts": fit.restarts,
-        "evaluations": fit.evaluations,
-        "products": fit.products,
-    }
+    figures = {name: getattr(fit, name) for name in FIGURES}
     return Stage(f"{fit.heads} head{'s' if fit.heads > 1 else ''}", figures, fit.seconds)
 
 
-def _split(examples: Examples, share: float, rng: np.random.Generator) -> tuple[Examples, Examples, Examples]:
+def _split(examples: Examples, share: float, rng: Generator) -> tuple[Examples, Examples, Examples]:
     """Return examples to fit, to choose by, and for the certificate."""
     held = min(2000, int(share * len(examples)))
     if held < 2:
@@ -304,9 +282,8 @@ def _split(examples: Examples, share: float, rng: np.random.Generator) -> tuple[
     order = rng.permutation(len(examples))
     places = order[2 * held :], order[:held], order[held : 2 * held]
     fitted, chosen, unseen = (examples.take(np.sort(part)) for part in places)
-    for part in (fitted, chosen, unseen):
-        if part.power == 0:
-            raise UsageError("nearly all labels are the same: there is nothing to fit")
+    if not all(part.power for part in (fitted, chosen, unseen)):
+        raise UsageError("nearly all labels are the same: there is nothing to fit")
     return fitted, chosen, unseen
 
 
@@ -318,10 +295,9 @@ def _affordable(train: Examples, heads: int | None, options: LearningOptions) ->
     if not enough:
         unknowns = free_numbers(train, wanted[0])
         needed = int(np.ceil(ENOUGH * unknowns / train.y[0].size / (1 - 2 * options.held_out))) + 2
-        raise UsageError(
-            f"{len(train)} sequences to fit hold {labels} numbers, and {wanted[0]} heads have {unknowns}: a fit needs "
-            f"{ENOUGH:g} numbers for each, so give {needed} sequences or more, held-out ones included"
-        )
+        sizes = f"{len(train)} sequences to fit hold {labels} numbers, and {wanted[0]} heads have {unknowns}"
+        remedy = f"give {needed} sequences or more, held-out ones included"
+        raise UsageError(f"{sizes}: a fit needs {ENOUGH:g} numbers for each, so {remedy}")
     return range(enough[0], enough[-1] + 1)
 
 
@@ -350,18 +326,12 @@ def _check_form(options: LearningOptions) -> None:
         raise UsageError("noise='estimate' is the student's; the six stages want a standard deviation")
 
 
-def _in_six_stages(
-    shards: tuple[Any, ...], heads: int | None, options: LearningOptions, rng: np.random.Generator
-) -> Recovery:
-    from manyheads.recovery.examples.six_stages import learn_in_six_stages
-    from manyheads.recovery.examples.stages.settings import LITERAL, StageSettings
-
-    settings = replace(StageSettings() if options.stages is None else LITERAL, most_heads=options.most_heads)
-    if isinstance(options.stages, StageSettings):
-        settings = options.stages
-    settings = replace(settings, noise=float(options.noise) or settings.noise)
-    if options.tolerance is not None:
-        settings = replace(settings, tolerance=options.tolerance)
+def _in_six_stages(shards: tuple[Any, ...], heads: int | None, options: LearningOptions, rng: Generator) -> Recovery:
+    settings = options.stages
+    if not isinstance(settings, StageSettings):
+        settings = replace(StageSettings() if settings is None else LITERAL, most_heads=options.most_heads)
+    noise, tolerance = float(options.noise) or settings.noise, options.tolerance
+    settings = replace(settings, noise=noise, tolerance=settings.tolerance if tolerance is None else tolerance)
     data = open_shards(shards, options.executor)
     count = min(2000, int(options.held_out * data.count))
     if count < 1:
@@ -375,11 +345,5 @@ def _in_six_stages(
     result = replace(found, certificate=certificate, notes=notes, head_accuracy=accuracies)
     measured = relative_error(found.layer, unseen)
     if measured > max(wanted, EXACT) or not certificate.accepted:
-        raise NoFit(
-            f"the error on {count} sequences that nothing has seen is larger than on those that chose the number of "
-            "heads: give more examples",
-            measured=measured,
-            threshold=wanted,
-            result=result,
-        )
+        raise NoFit(f"the error on {count} unseen sequences is too large: give more examples", measured, wanted, result)
     return result

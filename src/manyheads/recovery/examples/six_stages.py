@@ -36,8 +36,8 @@ from concurrent.futures import Executor
 
 import numpy as np
 
-from manyheads.errors import UsageError
-from manyheads.recovery.examples.head_count import check_heads
+from manyheads.errors import UsageError, check_integer
+from manyheads.recovery._types import Generator
 from manyheads.recovery.examples.stages.pipeline import SixStageRun
 from manyheads.recovery.examples.stages.settings import StageSettings
 from manyheads.recovery.examples.stages.shards import Pair, Shard, Shards
@@ -51,7 +51,7 @@ def learn_in_six_stages(
     heads: int | None = None,
     *,
     settings: StageSettings | None = None,
-    rng: np.random.Generator,
+    rng: Generator,
     executor: Executor | None = None,
 ) -> Recovery:
     """Learn a multi-head attention layer, and its number of heads, from examples.
@@ -95,7 +95,7 @@ def learn_in_six_stages(
     (2, True)
     """
     settings = settings or StageSettings()
-    heads = check_heads(heads)
+    heads = None if heads is None else check_integer("heads", heads)
     run = SixStageRun.open(examples, settings, rng, executor)
     most = run.train.dim**2
     if heads is not None and heads > most:
@@ -106,12 +106,9 @@ def learn_in_six_stages(
     except RecoveryRefused:  # itself an ArithmeticError
         raise
     except (np.linalg.LinAlgError, ArithmeticError) as error:
-        raise NoFit(
-            f"the equations of stage {run.log.stages[-1].name if run.log.stages else 1!r}, or of the next one, have no "
-            f"solution ({error}): give more examples, or use method='student'",
-            measured=np.nan,
-            threshold=np.nan,
-        ) from error
+        stage = run.log.stages[-1].name if run.log.stages else 1
+        what = f"the equations of stage {stage!r}, or of the next one, have no solution ({error})"
+        raise NoFit(f"{what}: give more examples, or use method='student'", np.nan, np.nan) from error
 
 
 def _run_stages(run: SixStageRun, counts: Iterable[int]) -> Recovery:
@@ -129,9 +126,9 @@ def _run_stages(run: SixStageRun, counts: Iterable[int]) -> Recovery:
         if run.is_enough():
             attempt = run.joint_fit()  # stage 6, for the best number so far
             if attempt.error < run.threshold(settings.tolerance):
-                return run.reduced(attempt)
+                return run.reduce(attempt)
     if run.has_better():
         attempt = run.joint_fit()
         if attempt.error < run.threshold(settings.tolerance):
-            return run.reduced(attempt)
+            return run.reduce(attempt)
     raise run.refusal()

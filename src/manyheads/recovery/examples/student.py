@@ -14,22 +14,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.optimize import minimize
 
-from manyheads.errors import UsageError, check_integers
+from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.fit.gauss_newton import GaussNewtonFit, GaussNewtonSettings, descend
 from manyheads.recovery.fit.variable_projection import Examples, Tangent, stack_theta
 from manyheads.recovery.layers.evaluation import relative_error
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from manyheads.attention import AttentionLayer
-
-    Array = NDArray[np.float64]
 
 ENOUGH = 2.0  # labels a free number below which random starts were found to end nowhere (measured here)
 NEAR = 1e-3  # what the search leaves to the refinement
@@ -39,20 +33,20 @@ NEAR = 1e-3  # what the search leaves to the refinement
 class StudentSettings:
     """Budget of the student."""
 
-    restarts: int = 6  # random starts, at most, for a number of heads
-    evaluations: int = 600  # of the loss and its gradient in the search from one start, at most
-    patience: int = 40  # a search ends when this many iterations together lowered the loss by less than 2%
-    labels: float = 6.0  # labels for each free number (2 d^2 a head) that the search sees, where there are as many
-    memory: int = 30  # pairs that L-BFGS remembers
+    restarts: int = constrained(6, Constraint(least=1))  # random starts, at most, for a number of heads
+    evaluations: int = constrained(
+        600, Constraint(least=1)
+    )  # of the loss and its gradient in the search from one start, at most
+    # A search ends when this many iterations together lowered the loss by less than 2%
+    patience: int = constrained(40, Constraint(least=1))
+    # Labels for each free number (2 d^2 a head) that the search sees, where there are as many
+    labels: float = constrained(6.0, Constraint(least=ENOUGH))
+    memory: int = constrained(30, Constraint(least=1))  # pairs that L-BFGS remembers
     reach: float = np.inf  # a search that ended above this multiple of what it should reach is not refined
-    refinement: GaussNewtonSettings = field(
-        default_factory=GaussNewtonSettings
-    )  # when the Gauss-Newton refinement stops
+    refinement: GaussNewtonSettings = field(default_factory=GaussNewtonSettings)
 
     def __post_init__(self) -> None:
-        check_integers(self, "restarts", "evaluations", "patience", "memory")
-        if not self.labels >= ENOUGH:
-            raise UsageError(f"labels={self.labels}: give {ENOUGH:g} or more for each free number")
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -86,16 +80,12 @@ def fit_student(
     examples: Examples,
     held_out: Examples,
     heads: int,
-    rng: np.random.Generator,
+    rng: Generator,
     *,
     wanted: float,
     settings: StudentSettings | None = None,
 ) -> Fit:
-    """Fit a layer with a given number of heads from random starts, until one explains the held-out examples.
-
-    `wanted` is the relative squared held-out error at which no further start is tried; 0 tries them all. Returns the
-    best fit by held-out error; whether that is good enough is for the caller to ask.
-    """
+    """Fit a layer with a given number of heads from random starts, until one explains the held-out examples."""
     settings, start = settings or StudentSettings(), time.process_time()
     best: tuple[GaussNewtonFit, float] | None = None
     evaluations = products = restarts = 0
@@ -109,9 +99,8 @@ def fit_student(
         if near.loss <= settings.reach * until:
             refined = descend(near, settings.refinement)
             products += refined.products
-            if (
-                len(sample) < len(examples) and refined.error > 1e3 * settings.refinement.tolerance
-            ):  # noise averages out
+            noisy = refined.error > 1e3 * settings.refinement.tolerance
+            if len(sample) < len(examples) and noisy:  # noise averages out
                 refined = descend(Tangent.at(examples, stack_theta(refined.layer)), settings.refinement)
                 products += refined.products
         error = relative_error(refined.layer, held_out)
@@ -120,19 +109,14 @@ def fit_student(
         if error <= wanted:
             break
     assert best is not None
-    seconds = time.process_time() - start
-    done, error = best
+    seconds, (done, error) = time.process_time() - start, best
     return Fit(done.layer, done.error, error, restarts, evaluations, products, seconds, done.converged)
 
 
 def search(
-    examples: Examples, heads: int, rng: np.random.Generator, *, until: float, settings: StudentSettings
+    examples: Examples, heads: int, rng: Generator, *, until: float, settings: StudentSettings
 ) -> tuple[Tangent, int]:
-    """Descend from a random start with L-BFGS on the attention matrices; projections are solved for at each.
-
-    Returns the best point, and the number of evaluations: fewer than allowed where the error fell below `until`, or
-    stalled.
-    """
+    """Descend from a random start with L-BFGS on the attention matrices; projections are solved for at each."""
     start = draw_start(examples, heads, rng)
     best: list[Tangent] = []
     losses: list[float] = []
@@ -149,24 +133,13 @@ def search(
         if stalled or losses[-1] <= until:
             raise StopIteration
 
-    done = minimize(
-        evaluate,
-        start.ravel(),
-        jac=True,
-        method="L-BFGS-B",
-        callback=after,
-        options={
-            "maxiter": settings.evaluations,
-            "maxfun": settings.evaluations,
-            "maxcor": settings.memory,
-            "ftol": 1e-15,
-            "gtol": 1e-15,
-        },
-    )
+    limits = {"maxiter": settings.evaluations, "maxfun": settings.evaluations, "maxcor": settings.memory}
+    options = limits | {"ftol": 1e-15, "gtol": 1e-15}
+    done = minimize(evaluate, start.ravel(), jac=True, method="L-BFGS-B", callback=after, options=options)
     return best[0], int(done.nfev)
 
 
-def draw_start(examples: Examples, heads: int, rng: np.random.Generator) -> Array:
+def draw_start(examples: Examples, heads: int, rng: Generator) -> Array:
     """Draw attention matrices with logits of standard deviation 1/2 on tokens of variance one; no key bias."""
     dim = examples.dim
     scale = 0.5 / (dim * max(float(np.mean(examples.x**2)), np.finfo(float).tiny))
@@ -175,7 +148,7 @@ def draw_start(examples: Examples, heads: int, rng: np.random.Generator) -> Arra
     return theta
 
 
-def draw_sample(examples: Examples, heads: int, labels: float, rng: np.random.Generator) -> Examples:
+def draw_sample(examples: Examples, heads: int, labels: float, rng: Generator) -> Examples:
     """Draw sequences without replacement until there are so many labels for each free number."""
     each = examples.y[0].size
     count = int(np.ceil(labels * free_numbers(examples, heads) / each))

@@ -10,20 +10,17 @@ noise it ends at the parametric rate, (number of parameters) sigma^2 / (numbers 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from manyheads._arrays import check_arrays, takes_arrays
-from manyheads.errors import ShapeError, UsageError, check_integers
+from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads.attention import AttentionLayer
+from manyheads.errors import ShapeError, UsageError
+from manyheads.recovery._types import Array
 from manyheads.recovery.fit.variable_projection import PLAIN, Examples, Form, Tangent, stack_theta
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
-
-    from manyheads.attention import AttentionLayer
-
-    Array = NDArray[np.float64]
 
 LARGE = 1e75  # largest size of inputs, and the inverse of the smallest: sums of fourth powers stay within float64
 ROUNDING = 1e-28  # relative squared error of float64: residuals of some dozens of eps
@@ -34,19 +31,20 @@ WEAKEST, LIGHT, STRONGEST = 1e-12, 1e-2, 1e6  # damping, in units of the metric'
 class GaussNewtonSettings:
     """When Gauss-Newton stops."""
 
-    steps: int = 50  # Gauss-Newton steps, at most
-    inner: int = 300  # conjugate-gradient iterations of a step, at most
-    tolerance: float = ROUNDING  # relative squared error at which it stops; the default is rounding
+    steps: int = constrained(50, Constraint(least=1))  # Gauss-Newton steps, at most
+    inner: int = constrained(300, Constraint(least=1))  # conjugate-gradient iterations of a step, at most
+    tolerance: float = constrained(
+        ROUNDING, Constraint(above=0)
+    )  # relative squared error at which it stops; the default is rounding
     # It stops, converged, when the cosine between the residual and what any change of the layer could do falls below
     # this: the labels are explained as far as they can be
-    flat: float = 1e-7
-    gain: float = 1e-9  # it also stops, converged, when a step would lower the error by less than this share of it
-    damping: float = 1e-3  # damping of the first step, in units of the metric's curvature
+    flat: float = constrained(1e-7, Constraint(above=0))
+    # It also stops, converged, when a step would lower the error by less than this share of it
+    gain: float = constrained(1e-9, Constraint(above=0))
+    damping: float = constrained(1e-3, Constraint(above=0))  # of the first step, in units of the metric's curvature
 
     def __post_init__(self) -> None:
-        check_integers(self, "steps", "inner")
-        if not min(self.tolerance, self.flat, self.gain, self.damping) > 0:
-            raise UsageError(f"{self}: tolerance, flat, gain and damping are positive")
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -93,10 +91,7 @@ def fit_gauss_newton(
 
 
 def as_examples(x: ArrayLike, y: ArrayLike, form: Form = PLAIN, weights: ArrayLike | None = None) -> Examples:
-    """Check sequences, labels and weights, and promote them to float64.
-
-    Sequences and labels are (n, k, d), weights (n, k), not negative; labels that are all the same are refused.
-    """
+    """Check sequences, labels and weights, and promote them to float64."""
     given = zip(("x", "y", "weights"), (x, y, *(() if weights is None else (weights,))), strict=False)
     tokens, labels, *rest = (np.ascontiguousarray(as_reals(name, value), np.float64) for name, value in given)
     if tokens.ndim != 3 or 0 in tokens.shape or labels.shape != tokens.shape:
@@ -154,7 +149,7 @@ class Linearized(Protocol):
     def layer(self) -> Any:
         """The layer at this point."""
 
-    def moved(self, change: Array) -> Any:
+    def move(self, change: Array) -> Any:
         """Return the same at changed weights."""
 
     def forward(self, change: Array) -> Array:
@@ -186,7 +181,7 @@ def descend(here: Linearized, settings: GaussNewtonSettings) -> GaussNewtonFit:
             products += used
             if expected <= settings.gain * here.loss and damping <= LIGHT:
                 return GaussNewtonFit(here.layer, tuple(errors), products, cosine, converged=True)
-            there = here.moved(change)
+            there = here.move(change)
             gain = (here.loss - there.loss) / max(expected, np.finfo(float).tiny)
             if not np.isfinite(there.loss) or gain < 1e-3:
                 damping *= 8

@@ -24,17 +24,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
 
 from manyheads.attention import AttentionLayer
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.float64]
+from manyheads.recovery._types import Array
 
 BLOCK = 1 << 18  # numbers of one block's readings: what fits the cache while all products of the block are done
 RIDGE = 1e-14  # share of the mean diagonal added to a Gram matrix, so that equal heads have a projection each
@@ -144,7 +140,7 @@ class Tangent:
         residual = examples.labels - readings @ projection
         return cls(examples, theta, pattern, readings, factor, projection, residual)
 
-    def moved(self, change: Array) -> Tangent:
+    def move(self, change: Array) -> Tangent:
         """Return the same at attention matrices that were changed."""
         return Tangent.at(self.examples, self.theta + change)
 
@@ -157,13 +153,10 @@ class Tangent:
     def layer(self) -> AttentionLayer:
         """The fitted layer."""
         heads, dim, form = len(self.theta), self.examples.dim, self.examples.form
-        return AttentionLayer(
-            theta=self.theta[:, :dim].copy(),
-            projection=self.projection[: heads * dim].reshape(heads, dim, dim).copy(),
-            key_bias=self.theta[:, dim].copy() if form.key_bias else None,
-            bias=self.projection[heads * dim].copy() if form.bias else None,
-            causal=form.causal,
-        )
+        projection = self.projection[: heads * dim].reshape(heads, dim, dim).copy()
+        key_bias = self.theta[:, dim].copy() if form.key_bias else None
+        bias = self.projection[heads * dim].copy() if form.bias else None
+        return AttentionLayer(self.theta[:, :dim].copy(), projection, key_bias, bias, form.causal)
 
     def forward(self, change: Array) -> Array:
         """Return the first-order change of the rows when the projections follow: P_perp J dTheta, (n k, d)."""
@@ -179,7 +172,7 @@ class Tangent:
             keys, seen = x[part], len(x[part])
             asked = (self.examples.queries[rows] @ across).reshape(seen, length * heads, dim)
             logits = np.matmul(asked, keys.transpose(0, 2, 1)).reshape(seen, length, heads, length)
-            through = _softmax_derivative(self.pattern[part], logits)
+            through = softmax_derivative(self.pattern[part], logits)
             read_ = np.matmul(through.reshape(seen, length * heads, length), keys)
             moved[rows] = read_.reshape(-1, heads * dim) @ stack
         return self.examples.weigh(moved)
@@ -194,7 +187,7 @@ class Tangent:
             keys, seen = x[part], len(x[part])
             back = (weighed[rows] @ stack.T).reshape(seen, length * heads, dim)
             weights = np.matmul(back, keys.transpose(0, 2, 1)).reshape(seen, length, heads, length)
-            through = _softmax_derivative(self.pattern[part], weights)
+            through = softmax_derivative(self.pattern[part], weights)
             read_ = np.matmul(through.reshape(seen, length * heads, length), keys)
             gathered += self.examples.queries[rows].T @ read_.reshape(-1, heads * dim)
         return np.moveaxis(gathered.reshape(-1, heads, dim), 1, 0).copy()
@@ -202,10 +195,8 @@ class Tangent:
     def whiten(self, gradient: Array) -> Array:
         """Apply the inverse of the metric to a gradient, of theta's shape."""
         rows = self.examples.queries.shape[0]
-        solved = [
-            scipy.linalg.cho_solve(side, scipy.linalg.cho_solve(self.examples.token_gram, part).T).T
-            for side, part in zip(self._curvatures, gradient, strict=True)
-        ]
+        outer, sides = self.examples.token_gram, zip(self._curvatures, gradient, strict=True)
+        solved = [scipy.linalg.cho_solve(side, scipy.linalg.cho_solve(outer, part).T).T for side, part in sides]
         return rows * np.stack(solved)
 
     @cached_property
@@ -219,8 +210,8 @@ class Tangent:
             keys, pattern, seen = x[part], self.pattern[part], len(x[part])
             values = np.matmul(keys[:, None], self.projection[: heads * dim].reshape(heads, dim, dim))  # (n, m, k, d)
             inner = np.matmul(values, values.transpose(0, 1, 3, 2))[:, None]  # (n, 1, m, k, k)
-            once = _softmax_derivative(pattern[..., None, :], inner)  # (n, k, m, k, k): D_r on the right side
-            both = _softmax_derivative(pattern[..., None, :], once.swapaxes(-1, -2))
+            once = softmax_derivative(pattern[..., None, :], inner)  # (n, k, m, k, k): D_r on the right side
+            both = softmax_derivative(pattern[..., None, :], once.swapaxes(-1, -2))
             kernel = (both if scales is None else both * scales[part]).sum(1)  # (n, m, k, k)
             read_ = np.matmul(kernel.reshape(seen, heads * length, length), keys).reshape(seen, heads, length, dim)
             for head in range(heads):
@@ -277,7 +268,7 @@ def stack_theta(layer: AttentionLayer) -> Array:
     return np.concatenate([theta, np.asarray(layer.key_bias, np.float64)[:, None]], axis=1)
 
 
-def _softmax_derivative(pattern: Array, change: Array) -> Array:
+def softmax_derivative(pattern: Array, change: Array) -> Array:
     """Return D_r change along the last axis: a o (change - a . change)."""
     weighed = pattern * change
     return weighed - pattern * weighed.sum(-1, keepdims=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from manyheads.attention import AttentionLayer
+from manyheads.recovery.layers.evaluation import dense_weights
 from manyheads.recovery.layers.rotary import RotaryLayer
 
 RANK_TOLERANCE = 1e-6  # a singular value below this share of the largest one does not count towards a rank
@@ -26,27 +27,17 @@ class Head:
 
 
 def describe_heads(layer: AttentionLayer, tolerance: float = RANK_TOLERANCE) -> tuple[Head, ...]:
-    """Return ranks and norms of every head, heads in the order of the layer.
-
-    A singular value counts towards a rank when it is above the share `tolerance` of the largest one.
-    """
-    weights = (np.asarray(layer.theta, np.float64), np.asarray(layer.projection, np.float64))
-    spectra = [np.linalg.svd(stack, compute_uv=False) for stack in weights]  # (m, d) each
+    """Return ranks and norms of every head, heads in the order of the layer."""
+    theta, projection, key_bias, _ = dense_weights(layer)
+    spectra = [np.linalg.svd(stack, compute_uv=False) for stack in (theta, projection)]  # (m, d) each
     ranks = [np.sum(values > tolerance * values[:, :1], axis=1) for values in spectra]
     norms = [np.sqrt((values**2).sum(1)) for values in spectra]
-    biases = np.zeros(layer.heads) if layer.key_bias is None else np.linalg.norm(layer.key_bias, axis=1)
-    rows = zip(*ranks, *norms, biases, strict=True)
+    rows = zip(*ranks, *norms, np.linalg.norm(key_bias, axis=1), strict=True)
     return tuple(Head(int(a), int(b), float(c), float(d), float(e)) for a, b, c, d, e in rows)
 
 
 def say_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks in few words.
-
-    Examples
-    --------
-    >>> say_ranks([16, 16, 16]), say_ranks([4, 3, 4])
-    ('16', '3 to 4')
-    """
+    """Return ranks in few words."""
     low, high = min(found := list(ranks)), max(found)
     return str(low) if low == high else f"{low} to {high}"
 
@@ -73,7 +64,5 @@ def free_parameters(dim: int, heads: Iterable[Head]) -> int:
     >>> free_parameters(8, [Head(2, 2, 1.0, 1.0, 1.0)])
     66
     """
-    return dim + sum(
-        head.theta_rank * (2 * dim + 1 - head.theta_rank) + head.projection_rank * (2 * dim - head.projection_rank)
-        for head in heads
-    )
+    pairs = [(head.theta_rank, head.projection_rank) for head in heads]
+    return dim + sum(a * (2 * dim + 1 - a) + b * (2 * dim - b) for a, b in pairs)

@@ -3,21 +3,21 @@
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from manyheads._arrays import takes_arrays
+from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Array, ArrayFunction
+from manyheads.recovery.fit.variable_projection import Examples
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-    from numpy.typing import ArrayLike
-
-    from manyheads.attention import AttentionLayer
-    from manyheads.recovery.fit.variable_projection import Examples
 
 TOKENS = 1 << 14  # tokens that are worked on at once
 
 
 @takes_arrays
-def evaluate_layer(layer: "AttentionLayer", x: "Float[ArrayLike, 'n k d']") -> "Float[np.ndarray, 'n k d']":
+def evaluate_layer(layer: AttentionLayer, x: "Float[ArrayLike, 'n k d']") -> "Float[np.ndarray, 'n k d']":
     """Apply a layer with merged weights to sequences in float64, without compiling anything.
 
     y = sum_i softmax_rows(x Theta_i x^T + 1 (x beta_i)^T + mask) x W_i + 1 c^T
@@ -30,10 +30,6 @@ def evaluate_layer(layer: "AttentionLayer", x: "Float[ArrayLike, 'n k d']") -> "
         Theta, W (m, d, d), the key bias (m, d) and the output bias (d,), or None; causal or not.
     x
         Sequences (n, k, d).
-
-    Returns
-    -------
-    (n, k, d), float64.
 
     Examples
     --------
@@ -58,23 +54,35 @@ def evaluate_layer(layer: "AttentionLayer", x: "Float[ArrayLike, 'n k d']") -> "
     return y if layer.bias is None else y + np.asarray(layer.bias, np.float64)
 
 
-def sequence_errors(layer: "AttentionLayer", examples: "Examples") -> np.ndarray:
+def dense_weights(layer: AttentionLayer) -> tuple[Array, Array, Array, Array]:
+    """Return Theta, W (m, d, d), the key bias (m, d) and the output bias (d,) in float64, zeros for what is absent."""
+    theta, projection = np.asarray(layer.theta, np.float64), np.asarray(layer.projection, np.float64)
+    key_bias = np.zeros(theta.shape[:2]) if layer.key_bias is None else np.asarray(layer.key_bias, np.float64)
+    bias = np.zeros(layer.dim) if layer.bias is None else np.asarray(layer.bias, np.float64)
+    return theta, projection, key_bias, bias
+
+
+def apply_layer(layer: AttentionLayer | ArrayFunction, x: Array) -> Array:
+    """Apply a layer of any kind to sequences (n, k, d), without compiling anything."""
+    return evaluate_layer(layer, x) if isinstance(layer, AttentionLayer) else layer(x)
+
+
+def sequence_errors(layer: AttentionLayer | ArrayFunction, examples: Examples) -> Array:
     """Return the squared error of a layer on each sequence, summed over rows and columns, (n,)."""
-    errors: np.ndarray = ((evaluate_layer(layer, examples.x) - examples.y) ** 2).sum((1, 2))
-    return errors
+    return ((apply_layer(layer, examples.x) - examples.y) ** 2).sum((1, 2))
 
 
-def relative_error(layer: "AttentionLayer", examples: "Examples") -> float:
+def relative_error(layer: AttentionLayer | ArrayFunction, examples: Examples) -> float:
     """Return the squared error of a layer relative to the variance of the labels; infinite for NaN."""
     error = float(sequence_errors(layer, examples).sum()) / examples.power
     return error if np.isfinite(error) else np.inf
 
 
-def attention_logits(layer: "AttentionLayer", x: np.ndarray, head: int | None = None) -> np.ndarray:
+def attention_logits(layer: AttentionLayer, x: Array, head: int | None = None) -> Array:
     """Return the logits (n, k, k) of one head on sequences (n, k, d), or (m, n, k, k) of all; -inf where masked."""
     if head is None:
         return np.stack([attention_logits(layer, x, i) for i in range(layer.heads)])
-    logits: np.ndarray = (x @ np.asarray(layer.theta[head], np.float64)) @ x.transpose(0, 2, 1)
+    logits = (x @ np.asarray(layer.theta[head], np.float64)) @ x.transpose(0, 2, 1)
     if layer.key_bias is not None:
         logits += (x @ np.asarray(layer.key_bias[head], np.float64))[:, None, :]
     if layer.causal:
@@ -82,7 +90,7 @@ def attention_logits(layer: "AttentionLayer", x: np.ndarray, head: int | None = 
     return logits
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
+def softmax(logits: Array) -> Array:
     """Return the softmax over the last axis."""
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)

@@ -22,7 +22,6 @@ from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.study.store.disk import room_on_disk, temporary_beside
 
 SavedLayer: TypeAlias = AttentionLayer | RotaryLayer
-
 PLAIN, TURNED, SCORED = "manyheads attention layer 1", "manyheads rotary layer 1", "manyheads score layer 1"
 CAUSAL = {True: "yes", False: "no"}
 SCALARS: Mapping[str, Any] = {"cap": float, "window": int}  # of a layer with other scores, as arrays of one number
@@ -154,7 +153,7 @@ def _shapes(heads: int, dim: int) -> dict[str, tuple[int, ...]]:
     return {"theta": square, "projection": square, "key_bias": (heads, dim), "bias": (dim,)}
 
 
-def _turned_shapes(file: TensorFile, heads: int, dim: int) -> dict[str, tuple[int, ...]]:
+def _turn_shapes(file: TensorFile, heads: int, dim: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes that the tensors of a layer with rotary positions have; ranks are the file's own."""
     forms = file.entries["forms"].shape if "forms" in file.entries else ()
     expected: dict[str, tuple[int, ...]] = {"forms": (*forms[:1], heads, dim + 1, dim + 1)}
@@ -171,7 +170,7 @@ def _turned_shapes(file: TensorFile, heads: int, dim: int) -> dict[str, tuple[in
 def _score_shapes(file: TensorFile, heads: int, dim: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes that the tensors of a layer with other scores have; how many terms there are is its own."""
     terms = file.entries["position_bias"].shape[1:2] if "position_bias" in file.entries else ()
-    expected = dict.fromkeys(SCALARS, (1,)) | _turned_shapes(file, heads, dim)
+    expected = dict.fromkeys(SCALARS, (1,)) | _turn_shapes(file, heads, dim)
     for name, shape in ScoreLayer.shapes(heads, dim).items():
         expected[name] = tuple(size for size in shape if size is not None) + (terms if None in shape else ())
     return expected
@@ -192,7 +191,7 @@ def _check(file: TensorFile) -> None:
     if len(shape) != 3 or shape[1] != shape[2] or 0 in shape:
         refuse(f"projection has shape {shape}, not (m, d, d)")
     heads, dim, _ = shape
-    shapes = _turned_shapes if kind == TURNED else _score_shapes
+    shapes = _turn_shapes if kind == TURNED else _score_shapes
     expected = _shapes(heads, dim) if kind == PLAIN else shapes(file, heads, dim)
     needed = set(expected) - {"key_bias", "bias", *SCALARS, *ScoreLayer.shapes(1, 1)}
     if not needed <= set(file.names) <= set(expected):

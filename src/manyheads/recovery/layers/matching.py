@@ -2,19 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from manyheads._arrays import takes_arrays
 from manyheads._overview import Overview, Shown
 from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError, UsageError
+from manyheads.recovery._types import Array, Indices
+from manyheads.recovery.layers.evaluation import dense_weights
 from manyheads.recovery.layers.rotary import RotaryLayer
-
-Array: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,7 +39,7 @@ class LayerErrors(Shown):
         return Overview(title, names, [tuple(getattr(self, name) for name in names)], (order,))
 
 
-def match_heads(truth: AttentionLayer, found: AttentionLayer) -> NDArray[np.intp]:
+def match_heads(truth: AttentionLayer, found: AttentionLayer) -> Indices:
     r"""Find the order of the recovered heads that fits the planted ones best.
 
     The permutation minimizes :math:`\sum_i \|\Theta_i - \hat\Theta_{\pi(i)}\|_F / \|\Theta_i\|_F` (an assignment
@@ -49,10 +48,7 @@ def match_heads(truth: AttentionLayer, found: AttentionLayer) -> NDArray[np.intp
     Returns the permutation (m,): planted head i is recovered head permutation[i].
     """
     if truth.theta.shape != found.theta.shape:
-        raise ShapeError(
-            f"layers with theta of shapes {truth.theta.shape} and {found.theta.shape}: heads can be matched when "
-            "dimension and number of heads agree; compare the functions with function_error"
-        )
+        raise ShapeError(f"theta {truth.theta.shape} and {found.theta.shape}: compare function_error")
     cost = _distances(truth.theta, found.theta) + 1e-9 * np.minimum(_distances(truth.projection, found.projection), 1.0)
     return linear_sum_assignment(cost)[1]
 
@@ -101,19 +97,14 @@ def _compare_rotary(truth: RotaryLayer, found: RotaryLayer) -> LayerErrors:
     return LayerErrors(**worst, permutation=errors[0].permutation)
 
 
-def _compare(truth: AttentionLayer, found: AttentionLayer, order: NDArray[np.intp]) -> LayerErrors:
+def _compare(truth: AttentionLayer, found: AttentionLayer, order: Indices) -> LayerErrors:
     """Return the errors under a matching of heads."""
-    heads, dim = truth.heads, truth.dim
-    beta, found_beta = _or_zero(truth.key_bias, (heads, dim)), _or_zero(found.key_bias, (heads, dim))[order]
-    shift, found_shift = _or_zero(truth.bias, (1, dim)), _or_zero(found.bias, (1, dim))
-    theta, projection = _sizes(truth.theta), _sizes(truth.projection)
-    return LayerErrors(
-        theta=_worst(truth.theta, found.theta[order], theta.max()),
-        projection=_worst(truth.projection, found.projection[order], projection.max()),
-        key_bias=_worst(beta, found_beta, theta),
-        bias=_worst(shift, found_shift, projection.max()),
-        permutation=tuple(int(head) for head in order),
-    )
+    theta, projection, beta, shift = dense_weights(truth)
+    others = dense_weights(found)
+    sizes, most = _sizes(theta), _sizes(projection).max()
+    matrices = _worst(theta, others[0][order], sizes.max()), _worst(projection, others[1][order], most)
+    biases = _worst(beta, others[2][order], sizes), _worst(shift[None], others[3][None], most)
+    return LayerErrors(*matrices, *biases, tuple(map(int, order)))
 
 
 @takes_arrays
@@ -138,10 +129,6 @@ def function_error(truth: Callable[[Array], Any], found: Callable[[Array], Any],
 def _sizes(weights: Any) -> Array:
     """Return the Frobenius norm of each head's weight, (m,)."""
     return np.sqrt(np.sum(np.square(np.asarray(weights, np.float64)), axis=tuple(range(1, np.ndim(weights)))))
-
-
-def _or_zero(weight: Any, shape: tuple[int, ...]) -> Array:
-    return np.zeros(shape) if weight is None else np.asarray(weight, np.float64).reshape(shape)
 
 
 def _distances(truth: Any, found: Any) -> Array:

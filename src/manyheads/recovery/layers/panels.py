@@ -1,9 +1,13 @@
 """Panels of a layer: heads, spectra, share of the residual stream."""
 
+from typing import Any
+
 import numpy as np
 
 from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Array
 from manyheads.recovery.layers.description import RANK_TOLERANCE, describe_heads
+from manyheads.recovery.layers.evaluation import dense_weights
 from manyheads.study import Curve, Lines, Listing
 from manyheads.study.panels import Panel, Picture
 from manyheads.study.reporting.html import format_figure
@@ -17,10 +21,6 @@ def layer_panels(layer: AttentionLayer, tolerance: float = RANK_TOLERANCE) -> tu
     return (heads_picture(layer), *_spectra(layer), _overlaps(layer, tolerance), _table(layer, tolerance))
 
 
-def _weights(layer: AttentionLayer) -> tuple[np.ndarray, np.ndarray]:
-    return np.asarray(layer.theta, np.float64), np.asarray(layer.projection, np.float64)
-
-
 def heads_picture(layer: AttentionLayer) -> Picture:
     """Lay out |Theta| and below it |W| of every head, each relative to its own largest cell."""
     rows = -(-layer.heads // COLUMNS)
@@ -30,28 +30,25 @@ def heads_picture(layer: AttentionLayer) -> Picture:
     values = np.full((rows * 2 * (side + gap) - gap, columns * (side + gap) - gap), np.nan)
     marks = [""] * values.shape[0]
     for head in range(layer.heads):
-        for lower, (name, weights) in enumerate(zip(("Θ", "W"), _weights(layer), strict=True)):
+        for lower, (name, weights) in enumerate(zip(("Θ", "W"), dense_weights(layer)[:2], strict=True)):
             top, left = (2 * (head // columns) + lower) * (side + gap), head % columns * (side + gap)
-            values[top : top + side, left : left + side] = _pooled(weights[head])
+            values[top : top + side, left : left + side] = _pool(weights[head])
             first = head - head % columns
             last = min(first + columns, layer.heads) - 1
             marks[top + side // 2] = f"{name} {first}" if first == last else f"{name} {first}-{last}"
     pooled = f", root mean square over blocks of up to {-(-layer.dim // POOLED)} rows" if layer.dim > POOLED else ""
-    return Picture(
-        "The recovered heads",
-        "entry of the key token (Θ), of the output (W)",
-        "heads; entry of the query token, of the input",
-        tuple(tuple(map(float, row)) for row in values),
-        value_label="size, relative to the largest",
-        x_ticks=("",) * values.shape[1],
-        y_ticks=tuple(marks),
-        note=f"What a head compares (Θ) and what it passes on (W), entry by entry{pooled}; each matrix relative to its "
-        "own largest cell. Heads from left to right, those of a row of Θ above the same heads' W.",
-        limits=(0.0, 1.0),
+    values_ = tuple(tuple(map(float, row)) for row in values)
+    note = (
+        f"What a head compares (Θ) and what it passes on (W), entry by entry{pooled}; each matrix relative to its own "
+        "largest cell. Heads from left to right, those of a row of Θ above the same heads' W."
     )
+    axes = ("entry of the key token (Θ), of the output (W)", "heads; entry of the query token, of the input")
+    ticks: dict[str, Any] = {"x_ticks": ("",) * values.shape[1], "y_ticks": tuple(marks)}
+    label = "size, relative to the largest"
+    return Picture("The recovered heads", *axes, values_, value_label=label, note=note, limits=(0.0, 1.0), **ticks)
 
 
-def _pooled(matrix: np.ndarray) -> np.ndarray:
+def _pool(matrix: Array) -> Array:
     """Return the sizes of the entries, as root mean squares over blocks where there are many."""
     edges = np.unique(np.linspace(0, len(matrix), min(len(matrix), POOLED) + 1).astype(int))
     squares = np.add.reduceat(np.add.reduceat(matrix**2, edges[:-1], 0), edges[:-1], 1)
@@ -61,68 +58,43 @@ def _pooled(matrix: np.ndarray) -> np.ndarray:
 
 def _spectra(layer: AttentionLayer) -> tuple[Lines, ...]:
     panels = []
-    for name, weights in zip(("Θ", "W"), _weights(layer), strict=True):
+    for name, weights in zip(("Θ", "W"), dense_weights(layer)[:2], strict=True):
         values = np.linalg.svd(weights, compute_uv=False)  # (m, d)
         floor = 1e-14 * max(values.max(), np.finfo(float).tiny)
+        numbers = tuple(map(float, range(1, layer.dim + 1)))
+        labels = [f"head {head}" if layer.heads <= 12 else "" for head in range(layer.heads)]
+        lines = (tuple(map(float, np.maximum(one, floor))) for one in values)
         curves = tuple(
-            Curve(
-                tuple(map(float, range(1, layer.dim + 1))),
-                tuple(map(float, np.maximum(one, floor))),
-                f"head {head}" if layer.heads <= 12 else "",
-                group=head,
-            )
-            for head, one in enumerate(values)
+            Curve(numbers, line, label, group=g) for g, (line, label) in enumerate(zip(lines, labels, strict=True))
         )
-        panels.append(
-            Lines(
-                f"Singular values of {name}",
-                "number",
-                "singular value",
-                curves,
-                log_y=True,
-                note="One line a head. Where a line falls off a cliff the head ends: its rank is the number before.",
-            )
-        )
+        note = "One line a head. Where a line falls off a cliff the head ends: its rank is the number before."
+        panels.append(Lines(f"Singular values of {name}", "number", "singular value", curves, log_y=True, note=note))
     return tuple(panels)
 
 
 def _overlaps(layer: AttentionLayer, tolerance: float) -> Picture:
     """Compare where heads write: squared cosines between the row spaces of W_i and W_j, averaged."""
     bases = []
-    for matrix in _weights(layer)[1]:
+    for matrix in dense_weights(layer)[1]:
         _, values, rows = np.linalg.svd(matrix)
         bases.append(rows[: int(np.sum(values > tolerance * values[0]))])  # (rank, d)
     shared = [[float(np.sum((a @ b.T) ** 2) / max(min(len(a), len(b)), 1)) for b in bases] for a in bases]
     names = tuple(str(head) for head in range(layer.heads))
-    return Picture(
-        "Do heads write into the same directions?",
-        "head",
-        "head",
-        tuple(map(tuple, shared)),
-        value_label="share of the smaller space",
-        x_ticks=names,
-        y_ticks=names,
-        note="Average squared cosine between what two heads can write into the stream: 1 for the same directions, 0 "
-        f"for disjoint ones; unrelated heads of rank r share r/{layer.dim}.",
-        limits=(0.0, 1.0),
+    note = (
+        "Average squared cosine between what two heads can write into the stream: 1 for the same directions, 0 for "
+        f"disjoint ones; unrelated heads of rank r share r/{layer.dim}."
     )
+    labels: dict[str, Any] = {"value_label": "share of the smaller space", "x_ticks": names, "y_ticks": names}
+    labels |= {"note": note, "limits": (0.0, 1.0)}
+    title = "Do heads write into the same directions?"
+    return Picture(title, "head", "head", tuple(map(tuple, shared)), **labels)
 
 
 def _table(layer: AttentionLayer, tolerance: float) -> Listing:
-    rows = tuple(
-        (
-            str(number),
-            str(head.theta_rank),
-            format_figure(head.theta_norm),
-            str(head.projection_rank),
-            format_figure(head.projection_norm),
-            format_figure(head.key_bias_norm),
-        )
-        for number, head in enumerate(describe_heads(layer, tolerance))
-    )
-    return Listing(
-        "Heads in figures",
-        ("head", "rank of Θ", "‖Θ‖", "rank of W", "‖W‖", "‖β‖"),
-        rows,
-        note=f"Frobenius norms. Ranks count singular values above {tolerance:.2g} of the largest one.",
-    )
+    rows = []
+    for number, head in enumerate(describe_heads(layer, tolerance)):
+        theta, projection, beta = map(format_figure, (head.theta_norm, head.projection_norm, head.key_bias_norm))
+        rows.append((str(number), str(head.theta_rank), theta, str(head.projection_rank), projection, beta))
+    columns = ("head", "rank of Θ", "‖Θ‖", "rank of W", "‖W‖", "‖β‖")
+    note = f"Frobenius norms. Ranks count singular values above {tolerance:.2g} of the largest one."
+    return Listing("Heads in figures", columns, tuple(rows), note=note)

@@ -17,16 +17,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from manyheads._arrays import as_native, takes_arrays
 from manyheads._overview import ArraysAsShapes
 from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError, UsageError
+from manyheads.recovery._types import Array
 from manyheads.recovery.layers.evaluation import softmax
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-    from numpy.typing import ArrayLike
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -34,13 +35,13 @@ class Turns(ArraysAsShapes):
     """Forms of every head beyond the offsets that are listed: Theta_i^(t) = L_i G_i^(t-1) F_i - L_i S_i."""
 
     # L_i (d + 1, r_i), G_i (r_i, r_i) and F_i (r_i, d + 1) of every head, a tuple of arrays each
-    left: tuple[np.ndarray, ...]
-    turn: tuple[np.ndarray, ...]
-    first: tuple[np.ndarray, ...]
+    left: tuple[Array, ...]
+    turn: tuple[Array, ...]
+    first: tuple[Array, ...]
     # S_i (r_i,), subtracted from the last column: the function of the query that fixes which logit is zero
-    shift: tuple[np.ndarray, ...]
+    shift: tuple[Array, ...]
 
-    def form(self, offset: int) -> np.ndarray:
+    def form(self, offset: int) -> Array:
         """Return the forms (m, d + 1, d + 1) at one offset, which may be 0."""
         forms = []
         for left, turn, first, shift in zip(self.left, self.turn, self.first, self.shift, strict=True):
@@ -49,7 +50,7 @@ class Turns(ArraysAsShapes):
             forms.append(left @ moved)
         return np.array(forms)
 
-    def frequencies(self) -> list[np.ndarray]:
+    def frequencies(self) -> list[Array]:
         """Return, for every head, the angles in [0, pi] by which one step turns its planes, largest first."""
         angles = [np.sort(np.angle(np.linalg.eigvals(turn)))[::-1] for turn in self.turn]
         return [angle[: (len(angle) + 1) // 2] for angle in angles]
@@ -176,7 +177,7 @@ class RotaryLayer(ArraysAsShapes):
         """Return the attention matrices (m, d, d) at one offset, without what the biases add."""
         return self.form(offset)[:, :-1, :-1]
 
-    def form(self, offset: int) -> np.ndarray:
+    def form(self, offset: int) -> Array:
         """Return the forms (m, d + 1, d + 1) at one offset."""
         if 0 <= offset < self.offsets:
             return self.forms[offset]

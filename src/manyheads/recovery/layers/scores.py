@@ -24,15 +24,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from manyheads._arrays import as_native, takes_arrays
 from manyheads.errors import ShapeError, UsageError
+from manyheads.recovery._types import Array
 from manyheads.recovery.layers.evaluation import softmax
 from manyheads.recovery.layers.rotary import RotaryLayer
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-    from numpy.typing import ArrayLike
 
 
 @final
@@ -117,11 +118,8 @@ class ScoreLayer(RotaryLayer):
         """Return the layer that gives for x what this one gives for factor * x."""
         scaled = super().of_scaled_tokens(factor)
         sizes = np.append(np.full(self.dim, factor), 1.0)
-        norms = {
-            name: sizes[:, None] * form * sizes
-            for name in ("query_norm", "key_norm")
-            if (form := getattr(self, name)) is not None
-        }
+        given = {name: getattr(self, name) for name in ("query_norm", "key_norm")}
+        norms = {name: sizes[:, None] * form * sizes for name, form in given.items() if form is not None}
         return replace(scaled, **norms)  # type: ignore[return-value]
 
     def parts(self) -> list[str]:
@@ -149,10 +147,7 @@ class ScoreLayer(RotaryLayer):
         y = super().__call__(x)
         if self.value_bias is None:
             return y
-        added: np.ndarray = y + np.einsum(
-            "mnr,me->nre", self.weights(np.asarray(x, np.float64)).sum(-1), self.value_bias
-        )
-        return added
+        return y + np.einsum("mnr,me->nre", self.weights(np.asarray(x, np.float64)).sum(-1), self.value_bias)
 
     def weights(self, x: "Float[np.ndarray, 'n k d']") -> "Float[np.ndarray, 'm n k k']":
         """Return the attention weights (m, n, k, k) on sequences (n, k, d), without those of sinks."""
@@ -188,7 +183,7 @@ class ScoreLayer(RotaryLayer):
         seen = (apart >= 0) & (apart < (self.window or length))
         return np.where(seen, scores, -np.inf)
 
-    def position_terms(self, length: int) -> np.ndarray:
+    def position_terms(self, length: int) -> Array:
         """Return b (m, length)."""
         known = self.position_bias
         assert known is not None
@@ -196,14 +191,12 @@ class ScoreLayer(RotaryLayer):
         if beyond <= 0:
             return np.pad(known, ((0, 0), (0, max(length - known.shape[1], 0))))
         if self.slopes is None:
-            raise UsageError(
-                f"a sequence of {length} tokens: position terms are known up to offset {known.shape[1] - 1}"
-            )
+            raise UsageError(f"a sequence of {length} tokens: position terms are known to offset {known.shape[1] - 1}")
         steps = np.arange(1, length - known.shape[1] + 1)
         return np.concatenate([known, known[:, -1:] + self.slopes[:, None] * steps], axis=1)
 
 
-def _norms(form: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+def _norms(form: Array, tokens: Array) -> Array:
     """Return the norms (m, n, k) of tokens (n, k, d + 1)."""
     squares = np.einsum("nkd,mde,nke->mnk", tokens, form, tokens, optimize=True)
     return np.sqrt(np.maximum(squares, np.finfo(np.float64).tiny))

@@ -11,6 +11,7 @@ from manyheads.models.attention_layers import AttentionWeights, Rotary, unread
 from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, parameter_map
+from manyheads.recovery._types import Array
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.checkpoint_oracles import Through
 from manyheads.recovery.oracle.normalization import projected
@@ -25,31 +26,25 @@ def true_layer(
     on what u can show (`manyheads.recovery.oracle.normalization`); "block-with-mlp" as well, without the output bias,
     which the MLP absorbs, and with the layer scale. A `RotaryLayer` where queries and keys are turned.
     """
-    found = _true_layer(path, layer, through, follow_links)
-    if through != "block-with-mlp":
-        return found
-    checkpoint = open_checkpoint(path, follow_links=follow_links)
-    roles = parameter_map(checkpoint).roles
-    scales = [name for name, one in roles.items() if (one.role, one.layer) == (Role.ATTENTION_SCALE, layer)]
-    scale = checkpoint.tensor(scales[0]).astype(np.float64) if scales else 1.0
-    return replace(found, projection=np.asarray(found.projection) * scale, bias=None)
-
-
-def _true_layer(path: Path | str, layer: int, through: Through, follow_links: bool) -> AttentionLayer | RotaryLayer:
     checkpoint = open_checkpoint(path, follow_links=follow_links)
     parameters = parameter_map(checkpoint)
-    weights = attention_weights(checkpoint, layer, parameters)
-    if weights.config.rotary is not None:
-        gain, shift = np.ones(weights.config.width), np.zeros(weights.config.width)
-        if through != "attention":
-            gain, shift = _norm(checkpoint, parameters, layer, len(gain))
-        centred = through != "attention" and weights.config.norm == "layer"
-        return _turned(weights, weights.config.rotary, gain, shift, centred=centred)
-    found = _widened(weights).merged()
-    if through == "attention":
+    weights, behind = attention_weights(checkpoint, layer, parameters), through != "attention"
+    config = weights.config
+    found: AttentionLayer | RotaryLayer = _widen(weights).merged()
+    gain: Array = np.ones(config.width)
+    shift: Array = np.zeros(config.width)
+    if behind:
+        gain, shift = _norm(checkpoint, parameters, layer, config.width)
+    centred = behind and config.norm == "layer"
+    if config.rotary is not None:
+        found = _rotary_layer(weights, config.rotary, gain, shift, centred=centred)
+    elif behind:
+        found = projected(_widen(weights).merged(), gain, shift, centred=centred)
+    if through != "block-with-mlp":
         return found
-    gain, shift = _norm(checkpoint, parameters, layer, found.dim)
-    return projected(found, gain, shift, centred=weights.config.norm == "layer")
+    names = (name for name, one in parameters.roles.items() if (one.role, one.layer) == (Role.ATTENTION_SCALE, layer))
+    scale = next((checkpoint.tensor(name).astype(np.float64) for name in names), 1.0)
+    return replace(found, projection=np.asarray(found.projection) * scale, bias=None)
 
 
 def is_stored(path: Path | str) -> bool:
@@ -57,14 +52,11 @@ def is_stored(path: Path | str) -> bool:
     return not unread(parameter_map(open_checkpoint(path)).config)
 
 
-def _turned(
-    weights: AttentionWeights, rotary: Rotary, gain: np.ndarray, shift: np.ndarray, *, centred: bool
+def _rotary_layer(
+    weights: AttentionWeights, rotary: Rotary, gain: Array, shift: Array, *, centred: bool
 ) -> RotaryLayer:
-    """Return a layer with rotary positions in float64, on tokens before gain and shift, projected off ones if centred.
-
-    What queries and keys make of the shift are biases of theirs.
-    """
-    wide = _widened(weights)
+    """Return a rotary layer in float64, on tokens before gain and shift, projected off ones if centred."""
+    wide = _widen(weights)
     groups, (_, _, rank) = wide.heads // wide.groups, wide.query.shape
     # a checkpoint turns components (i, i + dims/2), the layer (i, i + N/2): both take the same new order.
     half = rotary.dims // 2
@@ -72,50 +64,38 @@ def _turned(
     middle = len(still) // 2
     order = np.concatenate([turned[:half], still[:middle], turned[half:], still[middle:]])
 
-    def biased(weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:  # (m, d, N) -> (m, d + 1, N)
+    def with_bias(weight: Array, bias: Array | None) -> Array:  # (m, d, N) -> (m, d + 1, N)
         row = (shift @ weight + (0.0 if bias is None else bias))[:, None, :]
         return np.concatenate([behind(weight), row], axis=1)[..., order]
 
-    def behind(weight: np.ndarray) -> np.ndarray:
+    def behind(weight: Array) -> Array:
         scaled = gain[:, None] * weight
         return scaled - scaled.mean(-2, keepdims=True) if centred else scaled
 
     merged = wide.merged()  # projections and output bias are the same with and without positions
     projection = np.asarray(merged.projection)
     constant = (0.0 if merged.bias is None else np.asarray(merged.bias)) + (shift @ projection).sum(0)
-    return RotaryLayer.of_projections(
-        wide.scale * biased(wide.query, wide.query_bias),
-        np.repeat(biased(wide.key, wide.key_bias), groups, axis=0),
-        behind(projection),
-        rotary.frequencies(),
-        bias=constant if np.any(constant) else None,
-    )
+    constant_ = constant if np.any(constant) else None
+    query, key = wide.scale * with_bias(wide.query, wide.query_bias), with_bias(wide.key, wide.key_bias)
+    key = np.repeat(key, groups, axis=0)
+    return RotaryLayer.of_projections(query, key, behind(projection), rotary.frequencies(), bias=constant_)
 
 
-def _widened(weights: AttentionWeights) -> MultiHeadAttention:
+def _widen(weights: AttentionWeights) -> MultiHeadAttention:
     """Return the weights as a layer in float64."""
 
-    def wide(array: np.ndarray | None) -> np.ndarray | None:
+    def wide(array: Array | None) -> Array | None:
         return None if array is None else np.asarray(array, np.float64)
 
-    return MultiHeadAttention(
-        query=np.asarray(weights.query, np.float64),
-        key=np.asarray(weights.key, np.float64),
-        value=np.asarray(weights.value, np.float64),
-        output=np.asarray(weights.output, np.float64),
-        query_bias=wide(weights.query_bias),
-        key_bias=wide(weights.key_bias),
-        value_bias=wide(weights.value_bias),
-        bias=wide(weights.output_bias),
-        scale=weights.scale,
-        causal=weights.config.causal,
-    )
+    names = ("query", "key", "value", "output", "query_bias", "key_bias", "value_bias")
+    arrays = {name: wide(getattr(weights, name)) for name in names} | {"bias": wide(weights.output_bias)}
+    return MultiHeadAttention(**arrays, scale=weights.scale, causal=weights.config.causal)
 
 
-def _norm(checkpoint: Checkpoint, parameters: ParameterMap, layer: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
+def _norm(checkpoint: Checkpoint, parameters: ParameterMap, layer: int, dim: int) -> tuple[Array, Array]:
     """Return gain and shift of the norm in front of the attention, ones and zeros where it has none."""
 
-    def read(kind: str, absent: float) -> np.ndarray:
+    def read(kind: str, absent: float) -> Array:
         names = parameters.names(Role.ATTENTION_NORM, kind, layer)
         return checkpoint.tensor(names[0]).astype(np.float64) if names else np.full(dim, absent)
 

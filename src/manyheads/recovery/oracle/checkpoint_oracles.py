@@ -12,6 +12,7 @@ answer can be scored, is in `manyheads.recovery.oracle.checkpoint_layers`.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -37,21 +38,12 @@ from manyheads.recovery.oracle.layer_oracle import LayerOracle
 Through = Literal["attention", "block", "block-with-mlp"]
 Floats = Literal["float64", "float32"]
 ASKED: Mapping[Through, str] = MappingProxyType(
-    {
-        "attention": "the attention sub-module",
-        "block": "x + attn(norm(x))",
-        "block-with-mlp": "the block with its MLP",
-    }
+    {"attention": "the attention sub-module", "block": "x + attn(norm(x))", "block-with-mlp": "the block with its MLP"}
 )
 
 
 def checkpoint_oracle(
-    model: Any,
-    layer: int,
-    *,
-    through: Through = "attention",
-    dtype: Floats = "float64",
-    follow_links: bool = False,
+    model: Any, layer: int, *, through: Through = "attention", dtype: Floats = "float64", follow_links: bool = False
 ) -> LayerOracle:
     """Make an oracle of one layer of a checkpoint folder, or of a model of transformers.
 
@@ -107,25 +99,13 @@ def checkpoint_oracle(
     positions = None if facts.rotary is None else rotary_frequencies(model, model.config, layer)
     block = through == "block"
     if block and norm is None:
-        raise NotExtractable(
-            f"layer {layer} of {about} has no norm in front of its attention under a name that is known here. Ask with "
-            "through='attention'"
-        )
+        raise NotExtractable(f"layer {layer} of {about} has no norm before attention: ask with through='attention'")
     asked = module, norm if block else None, positions
-    return LayerOracle(
-        attention_function(*asked, dtype=dtype, causal=facts.causal, window=facts.window),
-        dim=facts.width,
-        causal=facts.causal,
-        residual=block,
-        normalized=through != "attention",
-        rotary=facts.rotary is not None,
-        scores=has_other_scores(config, facts, norms=through != "block-with-mlp")
-        or (through != "attention" and _turns_a_shift(config, facts)),
-        mlp=through == "block-with-mlp",
-        dtype=dtype,
-        about=f"{ASKED[through]} of layer {layer} of {about} ({config.family.model_type}), in {dtype}",
-        itself=native_function(*asked, causal=facts.causal, window=facts.window),
-    )
+    oracle = _as_oracle(asked, config, facts, dtype, f"{ASKED[through]} of layer {layer} of {about}")
+    scores = has_other_scores(config, facts, norms=through != "block-with-mlp")
+    scores = scores or (through != "attention" and _turns_a_shift(config, facts))
+    kind: dict[str, Any] = {"residual": block, "normalized": through != "attention", "mlp": through == "block-with-mlp"}
+    return replace(oracle, scores=scores, **kind)
 
 
 def attention_module_oracle(module: Any, dtype: Floats = "float64") -> LayerOracle:
@@ -134,8 +114,7 @@ def attention_module_oracle(module: Any, dtype: Floats = "float64") -> LayerOrac
     name = type(module).__name__
     if "Attention" not in name:
         raise NotExtractable(
-            f"{name} is a part of a model of transformers, and not its attention: give the attention sub-module, or "
-            "the whole model with layer=, and through='block-with-mlp' for a whole block"
+            f"{name} is a part of a model, and not its attention: give that, or the model with layer= and through="
         )
     layer = next((part.layer_idx for part in module.modules() if getattr(part, "layer_idx", None) is not None), 0)
     facts = _facts(config, layer)
@@ -143,27 +122,24 @@ def attention_module_oracle(module: Any, dtype: Floats = "float64") -> LayerOrac
     raw = next(part.config for part in module.modules() if hasattr(part, "config"))
     positions = None if facts.rotary is None else rotary_frequencies(module, raw, layer)
     asked = module, None, positions
-    return LayerOracle(
-        attention_function(*asked, dtype=dtype, causal=facts.causal, window=facts.window),
-        dim=facts.width,
-        causal=facts.causal,
-        normalized=False,
-        rotary=facts.rotary is not None,
-        scores=has_other_scores(config, facts),
-        dtype=dtype,
-        about=f"{name} of a {config.family.model_type} model, in {dtype}",
-        itself=native_function(*asked, causal=facts.causal, window=facts.window),
-    )
+    return _as_oracle(asked, config, facts, dtype, name)
+
+
+def _as_oracle(asked: Any, config: ModelConfig, facts: AttentionConfig, dtype: Floats, about: str) -> LayerOracle:
+    """Return modules of a model with their norm and positions as a function, with the facts of their attention."""
+    function = attention_function(*asked, dtype=dtype, causal=facts.causal, window=facts.window)
+    itself = native_function(*asked, causal=facts.causal, window=facts.window)
+    scores, rotary = has_other_scores(config, facts), facts.rotary is not None
+    about = f"{about} ({config.family.model_type}), in {dtype}"
+    stated = (function, facts.width, facts.causal, False, False, rotary, scores)
+    return LayerOracle(*stated, dtype=dtype, about=about, itself=itself)
 
 
 def _configuration(module: Any) -> ModelConfig:
     """Return the configuration of a model of transformers, or of a part of one."""
     raw = next((part.config for part in module.modules() if hasattr(getattr(part, "config", None), "to_dict")), None)
     if raw is None:
-        raise UsageError(
-            f"{type(module).__name__} has no configuration of transformers: give its attention sub-module, and what is "
-            "known of it by ExtractionOptions"
-        )
+        raise UsageError(f"{type(module).__name__} has no configuration of transformers: give its attention sub-module")
     said: Mapping[str, Any] = raw.to_dict()
     return read_config(said, type(module).__name__)
 
@@ -172,17 +148,13 @@ def _facts(config: ModelConfig, layer: int) -> AttentionConfig:
     """Return the facts of a layer, or say why the attention of its family is not asked."""
     if reason := unread(config, any_score=True):
         raise NotExtractable(
-            f"the attention of a {config.family.model_type} model is of no form that is extracted here: {reason}. "
-            "Give it as a function, if its scores alone are others"
+            f"the attention of {config.family.model_type} is not extracted here: {reason}. Give it as a function"
         )
     return attention_config(config, layer, any_score=True)
 
 
 def has_other_scores(config: ModelConfig, facts: AttentionConfig, *, norms: bool = True) -> bool:
-    """Tell whether scores are more than those of plain or of rotary attention: biases, norms, caps, terms, windows.
-
-    A norm in front whose gain is not read as others are counts as well, unless `norms` is False.
-    """
+    """Tell whether scores are more than those of plain or of rotary attention: biases, norms, caps, terms, windows."""
     biased = facts.rotary is not None and config.has_biases(Role.QUERY, Role.KEY, Role.QUERY_KEY_VALUE)
     return biased or facts.window is not None or bool(unread(config, norms=norms))
 
@@ -191,36 +163,23 @@ def refuse_what_queries_cannot_tell(config: ModelConfig, facts: AttentionConfig,
     """Refuse what no choice of queries could tell, or no method here can."""
     name = f"layer {layer} of a {config.family.model_type} model"
     if facts.rotary is not None and facts.rotary.scaling.get("rope_type") in ("dynamic", "longrope"):
-        raise NotExtractable(
-            f"{name} turns its queries by angles that change with the length of the sequence "
-            f"({facts.rotary.scaling['rope_type']}), so that logits are no function of the offset"
-        )
+        raise NotExtractable(f"{name} turns by angles that change with the length, {facts.rotary.scaling['rope_type']}")
     if through == "attention":
         return
-    if facts.norm_place == "post":
-        raise NotExtractable(
-            f"{name} normalizes after the residual sum, norm(x + attn(x)): the norm hides the length of what it is "
-            "given, and its input cannot be subtracted. Ask with through='attention'"
-        )
     roles = {one.role for one in config.family.body}
-    if Role.ATTENTION_POST_NORM in roles:
-        raise NotExtractable(
-            f"{name} normalizes what its attention adds, x + norm(attn(x)), so that it is no sum over tokens that "
-            "values determine. Ask with through='attention'"
-        )
-    if Role.SINK in roles:
-        raise NotExtractable(
-            f"{name} has learned sinks, which take a share of a single token too, so that the epsilon of the norm "
-            "in front does not show in answers to short ones. Ask with through='attention'"
-        )
+    refused = {
+        "normalizes after the residual sum, norm(x + attn(x)), which cannot be subtracted": facts.norm_place == "post",
+        "normalizes what its attention adds, x + norm(attn(x)), no sum over tokens": Role.ATTENTION_POST_NORM in roles,
+        "has learned sinks, which hide the epsilon of the norm in front": Role.SINK in roles,
+    }
+    for why, is_so in refused.items():
+        if is_so:
+            raise NotExtractable(f"{name} {why}: Ask with through='attention'")
     if through == "block" or facts.parallel:
         return
     if has_other_scores(config, facts, norms=False) or _turns_a_shift(config, facts):
-        raise NotExtractable(
-            f"{name} has a window, other scores than plain or plain rotary ones, or a LayerNorm in front of rotary "
-            "positions, whose shift acts as biases do: with an MLP behind it these are not extracted, since its "
-            "inversion asks tokens so large that the norm shows a sphere of them alone. Ask with through='block'"
-        )
+        why = "scores beyond plain or plain rotary ones are not extracted with an MLP behind, which asks large tokens"
+        raise NotExtractable(f"{name}: {why}. Ask with through='block'")
 
 
 def _turns_a_shift(config: ModelConfig, facts: AttentionConfig) -> bool:

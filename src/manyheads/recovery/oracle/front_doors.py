@@ -12,75 +12,44 @@ from manyheads._extras import require
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
 from manyheads.models.torch.extractable_attention import WIDE, widen
-from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery._types import Array
+from manyheads.recovery.layers.evaluation import apply_layer
 from manyheads.recovery.layers.files import is_layer_file, load_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.layers.scores import ScoreLayer
-from manyheads.recovery.oracle.checkpoint_oracles import Through, attention_module_oracle, checkpoint_oracle
+from manyheads.recovery.oracle.checkpoint_oracles import Floats, Through, attention_module_oracle, checkpoint_oracle
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
 
+# Attributes by which a function states its properties
 STATED = ("causal", "residual", "normalized", "rotary", "scores", "mlp", "dtype")
-"""Attributes by which a function states its properties."""
 
 
 def open_oracle(
-    given: Any,
-    dim: int | None = None,
-    layer: int | None = None,
-    dtype: str = "float64",
-    through: Through = "attention",
+    given: Any, dim: int | None = None, layer: int | None = None, dtype: str = "float64", through: Through = "attention"
 ) -> LayerOracle:
-    """Return what is asked as a function of sequences with its properties.
-
-    Parameters
-    ----------
-    given
-        A function (n, k, d) -> (n, k, d), whose attributes `dim`, `causal`, `residual`, `normalized`, `rotary`,
-        `scores`, `mlp` and `dtype` are read where it has them; a module of PyTorch, or one of transformers; a model of
-        transformers or a checkpoint folder, with `layer`; the file of a saved layer.
-    dim
-        Token dimension, where `given` does not say it.
-    layer
-        Number of a layer of a model, from 0.
-    dtype
-        In which modules compute; "float32" does not widen their weights.
-    through
-        What of a layer of a model is asked, as of `checkpoint_oracle`.
-
-    Raises
-    ------
-    UsageError
-        No function and none of the others; a layer where there are none, or a missing one; no dimension.
-    NotExtractable, CheckpointRefused
-        As of `checkpoint_oracle`.
-    """
+    """Return what is asked, `given` as in `extract_layer`, as a function of sequences with its properties."""
+    floats: Any = dtype  # checked by `checkpoint_oracle`
     if isinstance(given, str | os.PathLike):
-        found = _of_path(Path(given), layer, dtype, through)
+        found = _of_path(Path(given), layer, floats, through)
     elif is_module(given):
-        found = _of_module(given, dim, layer, dtype, through)
+        found = _of_module(given, dim, layer, floats, through)
     else:
         if not callable(given) or isinstance(given, type):
-            raise UsageError(
-                f"the oracle is {_named(given)}: give a function (n, k, d) -> (n, k, d), a module of PyTorch, "
-                "a model of transformers or a checkpoint folder with layer=, or the file of a saved layer"
-            )
+            remedy = "a function (n, k, d) -> (n, k, d), a module of PyTorch, a model with layer=, or a saved layer"
+            raise UsageError(f"the oracle is {_name_of(given)}: give {remedy}")
         if layer is not None:
             raise UsageError(f"layer = {layer}: of models only; a function is one layer, leave it out")
         found = _of_function(given, dim)
     if through != "attention" and layer is None:
-        raise UsageError(
-            f"through = {through!r}: of a layer of a model or a checkpoint folder. Of a function, ExtractionOptions "
-            "says what it is: residual, normalized, mlp"
-        )
+        raise UsageError(f"through = {through!r}: of a layer of a model. Of a function, ExtractionOptions says so")
     if dim is not None and dim != found.dim:
         raise UsageError(f"dim = {dim}, and {found.about} takes tokens of dimension {found.dim}: leave dim out")
     return found
 
 
-def _named(given: Any) -> str:
-    return (
-        f"the class {given.__name__}, not an object of it" if isinstance(given, type) else f"a {type(given).__name__}"
-    )
+def _name_of(given: Any) -> str:
+    named = f"a {type(given).__name__}"
+    return f"the class {given.__name__}, not an object of it" if isinstance(given, type) else named
 
 
 def _of_function(given: Callable[[Any], Any], dim: int | None) -> LayerOracle:
@@ -92,19 +61,19 @@ def _of_function(given: Callable[[Any], Any], dim: int | None) -> LayerOracle:
     dim = getattr(given, "dim", None) if dim is None else dim
     if dim is None:
         raise UsageError("the function has no attribute dim: give the token dimension, dim=")
-    return LayerOracle(given, dim, about=getattr(given, "__qualname__", type(given).__name__), **_stated(given))
+    return LayerOracle(given, dim, about=getattr(given, "__qualname__", type(given).__name__), **_statements(given))
 
 
-def _stated(given: Any) -> dict[str, Any]:
+def _statements(given: Any) -> dict[str, Any]:
     """Return the properties that attributes state."""
     return {name: value for name in STATED if isinstance(value := getattr(given, name, None), bool | str)}
 
 
-def _of_path(path: Path, layer: int | None, dtype: str, through: Through) -> LayerOracle:
+def _of_path(path: Path, layer: int | None, dtype: Floats, through: Through) -> LayerOracle:
     if path.is_dir():
         if layer is None:
             raise UsageError(f"no layer of {path} is named: give its number, from 0")
-        return checkpoint_oracle(path, layer, through=through, dtype=dtype)  # type: ignore[arg-type]
+        return checkpoint_oracle(path, layer, through=through, dtype=dtype)
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
     if path.suffix == ".safetensors" and not is_layer_file(path):
@@ -119,8 +88,7 @@ def _of_layer(layer: AttentionLayer | RotaryLayer, about: str) -> LayerOracle:
         return LayerOracle(
             layer, layer.dim, causal=layer.causal, rotary=True, scores=isinstance(layer, ScoreLayer), about=about
         )
-    plain = layer
-    return LayerOracle(lambda x: evaluate_layer(plain, x), plain.dim, causal=bool(plain.causal), about=about)
+    return LayerOracle(lambda x: apply_layer(layer, x), layer.dim, causal=bool(layer.causal), about=about)
 
 
 def is_module(given: Any) -> bool:
@@ -129,25 +97,25 @@ def is_module(given: Any) -> bool:
     return torch is not None and isinstance(given, torch.nn.Module)
 
 
-def _of_module(module: Any, dim: int | None, layer: int | None, dtype: str, through: Through) -> LayerOracle:
+def _of_module(module: Any, dim: int | None, layer: int | None, dtype: Floats, through: Through) -> LayerOracle:
     """Return a model of transformers, a part of one, or a module of the user."""
     if hasattr(module, "config") and hasattr(module, "base_model"):
         if layer is None:
             raise UsageError(f"no layer of {type(module).__name__} is named: give its number, from 0, layer=")
-        return checkpoint_oracle(module, layer, through=through, dtype=dtype)  # type: ignore[arg-type]
+        return checkpoint_oracle(module, layer, through=through, dtype=dtype)
     if layer is not None:
         raise UsageError(f"layer = {layer}: {type(module).__name__} is no model of transformers, leave it out")
     if type(module).__module__.startswith("transformers.models."):
-        return attention_module_oracle(module, dtype)  # type: ignore[arg-type]
+        return attention_module_oracle(module, dtype)
     function = _module_function(module, dtype)
     width = _width(module, function) if dim is None else dim
-    stated = _stated(module) | {"dtype": dtype}
+    stated = _statements(module) | {"dtype": dtype}
     kind = next((str(one.dtype).removeprefix("torch.") for one in module.parameters()), dtype)
     itself = None if kind == dtype else (_module_function(module, kind), kind)
     return LayerOracle(function, width, about=f"{type(module).__name__}, in {dtype}", itself=itself, **stated)
 
 
-def _module_function(module: Any, dtype: str) -> Callable[[Any], np.ndarray]:
+def _module_function(module: Any, dtype: str) -> Callable[[Any], Array]:
     """Return a copy of a module in the precision as a function of arrays; of a tuple, the first entry answers."""
     torch = require("torch")
     copy = widen(module, dtype)
@@ -155,7 +123,7 @@ def _module_function(module: Any, dtype: str) -> Callable[[Any], np.ndarray]:
     several = isinstance(copy, torch.nn.MultiheadAttention)  # queries, keys and values are given one by one
     turned = several and not copy.batch_first
 
-    def answer(x: np.ndarray) -> np.ndarray:
+    def answer(x: Array) -> Array:
         with torch.inference_mode():
             tokens = torch.from_numpy(np.array(x)).to(device, getattr(torch, dtype))
             tokens = tokens.transpose(0, 1) if turned else tokens
@@ -167,7 +135,7 @@ def _module_function(module: Any, dtype: str) -> Callable[[Any], np.ndarray]:
     return answer
 
 
-def _width(module: Any, function: Callable[[Any], np.ndarray]) -> int:
+def _width(module: Any, function: Callable[[Any], Array]) -> int:
     """Return the token dimension of a module: the one input width of its linear maps that it takes and returns."""
     torch = require("torch")
     if isinstance(module, torch.nn.MultiheadAttention):
@@ -182,9 +150,6 @@ def _width(module: Any, function: Callable[[Any], np.ndarray]) -> int:
         if answered.shape == (1, 2, width):
             fitting.append(width)
     if len(fitting) != 1:
-        raise UsageError(
-            f"{type(module).__name__} does not show its token dimension: of the widths {sorted(set(linear))} of its "
-            f"linear maps, it answers {fitting or 'none'} with a tensor of the same shape. Give it, dim=, or a module "
-            "that maps (n, k, d) to (n, k, d)"
-        )
+        tried = f"of the widths {sorted(set(linear))} of its linear maps, it takes and returns {fitting or 'none'}"
+        raise UsageError(f"{type(module).__name__} does not show its token dimension: {tried}. Give it, dim=")
     return fitting[0]

@@ -19,7 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.errors import UsageError, check_integer
+from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads.errors import UsageError
+from manyheads.recovery._types import Array
 from manyheads.recovery.refusals import LimitError
 
 SLACK = 1e-5  # share by which a token may exceed the largest norm: it is rounded when it is handed over
@@ -55,35 +57,18 @@ class ServerLimits:
     array([0.123, 2.   ])
     """
 
-    min_length: int = 1
-    max_length: int | None = None
-    max_norm: float | None = None
-    max_batch: int | None = None
+    min_length: int = constrained(1, Constraint(least=1))
+    max_length: int | None = constrained(None, Constraint(least="min_length"))
+    max_norm: float | None = constrained(None, Constraint(above=0))
+    max_batch: int | None = constrained(None, Constraint(least=1))
     last_row: bool = False
-    calls_per_second: float | None = None
-    decimals: int | None = None
-    bits: int | None = None
-    vocabulary: np.ndarray | None = field(default=None, compare=False, repr=False)
+    calls_per_second: float | None = constrained(None, Constraint(least=SLOWEST))
+    decimals: int | None = constrained(None, Constraint(least=0, most=17))
+    bits: int | None = constrained(None, Constraint(least=2, most=53))
+    vocabulary: Array | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_integer("min_length", self.min_length)
-        for name, least, most in (
-            ("max_length", 1, None),
-            ("max_batch", 1, None),
-            ("decimals", 0, 17),
-            ("bits", 2, 53),
-        ):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), least, most)
-        for name in ("max_norm", "calls_per_second"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < np.inf:
-                raise UsageError(f"{name}={value}: give a positive number, or None for no limit")
-        if self.max_length is not None and self.max_length < self.min_length:
-            raise UsageError(f"max_length={self.max_length} is below min_length={self.min_length}: no length is left")
-        if self.calls_per_second is not None and self.calls_per_second < SLOWEST:
-            raise UsageError(f"calls_per_second={self.calls_per_second:g}: one wait would take more than an hour")
-
+        check_fields(self)
         if self.vocabulary is not None:
             table = np.array(self.vocabulary, np.float64)
             if table.ndim != 2 or not table.size or not np.isfinite(table).all():
@@ -111,7 +96,7 @@ class ServerLimits:
         eps = np.finfo(dtype).eps if self.bits is None else max(float(np.finfo(dtype).eps), 2.0 ** (1 - self.bits))
         return max(float(eps) * size, 0.0 if self.decimals is None else 10.0**-self.decimals)
 
-    def round(self, y: np.ndarray) -> np.ndarray:
+    def round(self, y: Array) -> Array:
         """Round answers to the decimals or bits of the server."""
         if self.decimals is not None:
             y = np.round(y, self.decimals)
@@ -120,52 +105,43 @@ class ServerLimits:
             y = np.ldexp(np.round(np.ldexp(fraction, self.bits)), exponent - self.bits)
         return y
 
-    def check(self, x: np.ndarray) -> None:
+    def check(self, x: Array) -> None:
         """Refuse sequences (n, k, d) that the server does not take."""
-        length, norm = x.shape[1], float(np.sqrt((x * x).sum(-1).max()))
+        length, norm = x.shape[1], largest_norm(x)
         if not self.min_length <= length <= self.longest:
-            raise LimitError(
-                f"a sequence of {length} tokens has to be asked, and the server takes {self.min_length} to "
-                f"{self.longest:g}: choose another method, or extract where longer ones are taken"
-            )
+            taken = f"the server takes {self.min_length} to {self.longest:g}"
+            raise LimitError(f"a sequence of {length} tokens has to be asked, and {taken}: choose another method")
         if norm > self.reach * (1 + SLACK):
             raise LimitError(
-                f"a token of norm {norm:.3g} has to be asked, and the server takes {self.reach:.3g}: choose another "
-                "method, or a distribution of shorter tokens"
+                f"a token of norm {norm:.3g} is needed, and the server takes {self.reach:.3g}: choose another method"
             )
-
         if self.vocabulary is not None:
             strange = sum(row.tobytes() not in self._rows for row in x.reshape(-1, x.shape[2]) + 0.0)
             if strange:
-                raise LimitError(
-                    f"{strange} of {x.shape[0] * length} tokens to be asked are no rows of the vocabulary, and the "
-                    "server takes no others: the method 'vocabulary' asks rows alone"
-                )
+                tokens = f"{strange} of {x.shape[0] * length} tokens"
+                raise LimitError(f"{tokens} are no rows of the vocabulary: the method 'vocabulary' asks rows alone")
 
     def unit(self, dim: int) -> float:
         """Return the norm of tokens that can be tripled: sqrt(d), or less where norms are limited."""
         return min(float(np.sqrt(dim)), self.reach / 3)
 
-    def shortened(self, x: np.ndarray) -> np.ndarray:
+    def shortened(self, x: Array) -> Array:
         """Return tokens (..., d) with those that are longer than the largest norm shortened to it, with a margin."""
         if self.max_norm is None:
             return x
         norms = np.linalg.norm(x, axis=-1, keepdims=True)
-        shorter: np.ndarray = x * np.minimum(1.0, MARGIN * self.max_norm / np.maximum(norms, np.finfo(float).tiny))
-        return shorter
+        return x * np.minimum(1.0, MARGIN * self.max_norm / np.maximum(norms, np.finfo(float).tiny))
 
-    def fit(self, x: np.ndarray) -> np.ndarray:
+    def fit(self, x: Array) -> Array:
         """Return normal tokens (..., d) as the server takes them: in its unit, or as rows of its vocabulary."""
         if self.vocabulary is not None:
-            rows: np.ndarray = self.vocabulary[(1e6 * np.abs(x[..., 0])).astype(int) % len(self.vocabulary)]
-            return rows
+            return self.vocabulary[(1e6 * np.abs(x[..., 0])).astype(int) % len(self.vocabulary)]
         if self.max_norm is None:
             return x
         unit, norms = self.unit(x.shape[-1]), np.linalg.norm(x, axis=-1, keepdims=True)
-        shortened: np.ndarray = x * np.minimum(unit / np.sqrt(x.shape[-1]), 3 * unit / norms)
-        return shortened
+        return x * np.minimum(unit / np.sqrt(x.shape[-1]), 3 * unit / norms)
 
-    def stretch(self, x: np.ndarray, *, pad: bool) -> tuple[np.ndarray, slice]:
+    def stretch(self, x: Array, *, pad: bool) -> tuple[Array, slice]:
         """Return sequences that are long enough, and the rows that answer for those of x (n, k, d).
 
         `pad` appends copies of the last token, which no row of a causal layer sees; otherwise all tokens are repeated.
@@ -184,7 +160,7 @@ class ServerLimits:
         The rate is kept by waiting.
         """
 
-        def server(x: np.ndarray) -> np.ndarray:
+        def server(x: Array) -> Array:
             if self.max_batch is not None and len(x) > self.max_batch:
                 raise LimitError(f"{len(x)} sequences in one request: this server takes {self.max_batch}")
             self.check(x)
@@ -194,3 +170,8 @@ class ServerLimits:
             return self.round(y[:, -1] if self.last_row else y)
 
         return server
+
+
+def largest_norm(x: Array) -> float:
+    """Return the largest Euclidean norm of a token (..., d)."""
+    return float(np.sqrt((x * x).sum(-1).max()))

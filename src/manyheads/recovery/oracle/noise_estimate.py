@@ -23,68 +23,35 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.refusals import NotALayer
 
 LARGEST = 0.03  # noise beyond which no method here tells heads apart; joint fits from random weights need no less
 ROUNDING = 64.0  # units of the answers' dtype by which two runs of the same arithmetic may differ
 PLAIN = 0.01  # relative change of an answer that is no rounding, unless more was measured: float16 has three digits
-
-HIDDEN = (
-    "the answers do not depend on the tokens beyond their rounding ({}): no head reads the tokens, or an output bias "
-    "hides them; take it off, or answer in a wider type"
-)
-
+HIDDEN = "answers do not depend on the tokens beyond their rounding ({}): take an output bias off, or use a wider type"
 SMOOTH = 0.5  # correlation of what is left at two neighbouring points beyond which it is a function and not rounding
 
 
 @dataclass(frozen=True)
 class OracleNoise:
-    """Measured noise and properties of an oracle.
+    """Measured noise and properties of an oracle."""
 
-    Attributes
-    ----------
-    level
-        Noise of the answers relative to their token-dependent part: the largest of the figures below that are noise.
-    repeat
-        Relative difference of two answers to the same question: zero for a function.
-    affine
-        What is left of additivity and homogeneity with one token, on the sphere where `normalized`.
-    order
-        What exchanging the earlier tokens changes in the last row; noise, unless `positional`.
-    causal
-        Whether no row depends on a later token.
-    normalized
-        Whether the function reads its tokens through a normalization: F(s x) = F(x).
-    centred
-        Whether that normalization subtracts the mean too, as a LayerNorm does: F(x + s 1) = F(x).
-    positional
-        Whether the last row depends on the order of the earlier tokens.
-    dtype
-        The floating-point type of the answers.
-    dim
-        Token dimension.
-    rounding
-        Distance between neighbouring numbers of that type at the size of the answers, relative to their token-dependent
-        part.
-    """
-
-    level: float
-    repeat: float
-    affine: float
-    order: float
-    causal: bool
-    normalized: bool
-    centred: bool
-    positional: bool
-    dtype: str
+    level: float  # of the answers relative to their token-dependent part: the largest figure below that is noise
+    repeat: float  # relative difference of two answers to the same question: zero for a function
+    affine: float  # what is left of additivity and homogeneity with one token, on the sphere where `normalized`
+    order: float  # what exchanging the earlier tokens changes in the last row; noise, unless `positional`
+    causal: bool  # whether no row depends on a later token
+    normalized: bool  # whether the function reads its tokens through a normalization: F(s x) = F(x)
+    centred: bool  # whether that normalization subtracts the mean too, as a LayerNorm does: F(x + s 1) = F(x)
+    positional: bool  # whether the last row depends on the order of the earlier tokens
+    dtype: str  # floating-point type of the answers
     dim: int
-    rounding: float
+    rounding: float  # distance between neighbouring numbers of that type, relative to the token-dependent part
 
 
-def oracle_noise(
-    oracle: Oracle, rng: np.random.Generator, *, stochastic: bool = False, sinks: bool = False
-) -> OracleNoise:
+def oracle_noise(oracle: Oracle, rng: Generator, *, stochastic: bool = False, sinks: bool = False) -> OracleNoise:
     """Measure the noise of an oracle, and whether it is causal, normalized or positional.
 
     Parameters
@@ -122,14 +89,9 @@ def oracle_noise(
         repeat = f.relative([(1.0, f(f.a)), (-1.0, f.ask(f.a))])[0]
         floor = f.relative_spacing()
         if repeat > ROUNDING * floor and not stochastic:
-            raise NotALayer(
-                "the same question is answered differently each time: switch dropout and sampling off, or say that "
-                "the answers are noisy: give noise, or --noise on the command line",
-                measured=repeat,
-                threshold=ROUNDING * floor,
-            )
-        if floor / 5 > LARGEST:
-            raise NotALayer(HIDDEN.format(oracle.answer_dtype), measured=floor / 5, threshold=LARGEST)
+            what = "the same question is answered differently each time: switch dropout off, or give noise (--noise)"
+            raise NotALayer(what, repeat, ROUNDING * floor)
+        NotALayer.if_above(floor / 5, LARGEST, HIDDEN.format(oracle.answer_dtype))
         least = max(repeat, floor)
         normalized, centred = _is_normalized(f, least)
         affine = _check_affine(f, normalized, least, sinks)
@@ -143,39 +105,15 @@ def oracle_noise(
                 fault = HIDDEN.format(oracle.answer_dtype)
             elif affine > LARGEST > repeat:  # asked again, it says the same
                 fault = "answers to one token are not affine in it: this is no attention layer, or its noise is fixed"
-            raise NotALayer(fault, measured=level, threshold=LARGEST)
-    return OracleNoise(
-        level=level,
-        repeat=repeat,
-        affine=affine,
-        order=order,
-        causal=later <= known,
-        normalized=normalized,
-        centred=centred,
-        positional=order > known,
-        dtype=str(oracle.answer_dtype),
-        dim=oracle.dim,
-        rounding=floor,
-    )
+            raise NotALayer(fault, level, LARGEST)
+    measured = (level, repeat, affine, order, later <= known, normalized, centred, order > known)
+    return OracleNoise(*measured, str(oracle.answer_dtype), oracle.dim, floor)
 
 
 class Steadiness:
-    """Check that answers do not change during an extraction: four sequences are asked at the start, and by `check`.
+    """Check that answers do not change during an extraction: four sequences are asked at the start, and by `check`."""
 
-    A function has no memory. Where one was at work (a cache, a counter, weights that went on training), the answers of
-    an extraction are of several functions, and a certificate would speak of one that is gone.
-
-    Parameters
-    ----------
-    oracle
-        Asked about four sequences of three tokens, in the stage "noise".
-    level
-        Its noise, relative to the token-dependent part of the answers.
-    rng
-        Draws the tokens.
-    """
-
-    def __init__(self, oracle: Oracle, level: float, rng: np.random.Generator):
+    def __init__(self, oracle: Oracle, level: float, rng: Generator):
         self.oracle = oracle
         self.x = oracle.limits.fit(rng.standard_normal((4, 3, oracle.dim)))
         with oracle.stage("noise"):
@@ -190,16 +128,10 @@ class Steadiness:
             now = self.oracle(self.x, read="all")
         apart = root_mean_square(now - self.before)
         changed = apart / self.size if self.size > 0 else np.inf if apart > 0 else 0.0
-        if not changed <= self.allowed:
-            raise NotALayer(
-                "the answers have changed since the extraction began: the function remembers what it was asked, or "
-                "was replaced. Give one that depends on its argument alone",
-                measured=changed,
-                threshold=self.allowed,
-            )
+        NotALayer.if_above(changed, self.allowed, "the answers have changed since the extraction began: a memory")
 
 
-def _frames(rng: np.random.Generator, count: int, dim: int) -> np.ndarray:
+def _frames(rng: Generator, count: int, dim: int) -> Array:
     """Draw `count` times four tokens (4, n, d) of norm sqrt(d): orthogonal to each other and to 1 where d allows it."""
     u = rng.standard_normal((count, dim, 4))
     if dim > 4:
@@ -209,23 +141,18 @@ def _frames(rng: np.random.Generator, count: int, dim: int) -> np.ndarray:
 
 
 class _Answers:
-    """Answers to one token, and to sequences of three, and the size of what depends on tokens: the unit of noise.
+    """Answers to one token, and to sequences of three, and the size of what depends on tokens: the unit of noise."""
 
-    Where the projections cancel, W_S = 0, answers to one token are rounding alone; the size is that of the answers to
-    three tokens then.
-    """
-
-    def __init__(self, oracle: Oracle, frames: np.ndarray):
+    def __init__(self, oracle: Oracle, frames: Array):
         self.oracle = oracle
-        self.a, self.b, self.e, self.f = frames
-        a, b, e, f = frames
+        self.a, self.b, self.e, self.f = a, b, e, f = frames
         stacks = [np.stack(tokens, 1) for tokens in ((a, b, e), (b, a, e), (a, b, f))]
         self.rows, self.exchanged, self.continued = np.split(oracle(np.concatenate(stacks), read="all"), 3)
-        self._known: dict[bytes, np.ndarray] = {}
+        self._known: dict[bytes, Array] = {}
         self.constant = 0.5 * (self(self.a) + self(-self.a)).mean(0)  # exact for affine answers, on the sphere too
         self.size = root_mean_square(self.rows - self.constant)
 
-    def __call__(self, x: np.ndarray) -> np.ndarray:
+    def __call__(self, x: Array) -> Array:
         """Answer tokens (n, d), each of them asked once."""
         key = x.tobytes()
         if key not in self._known:
@@ -239,18 +166,18 @@ class _Answers:
             return spacing / self.size
         return np.inf if self.rows.any() else spacing
 
-    def ask(self, x: np.ndarray) -> np.ndarray:
+    def ask(self, x: Array) -> Array:
         """Ask about tokens (n, d), whether or not they were asked before."""
         return self.oracle(x[:, None, :])
 
-    def relative(self, terms: list[tuple[float, np.ndarray]]) -> tuple[float, np.ndarray]:
+    def relative(self, terms: list[tuple[float, Array]]) -> tuple[float, Array]:
         """Return the root mean square of a sum of terms s_j y_j, relative to that of s_j (y_j - c), and the sum."""
         left = sum((s * y for s, y in terms), np.zeros(()))
         size = np.sqrt(sum((s * max(root_mean_square(y - self.constant), self.size)) ** 2 for s, y in terms))
         return (root_mean_square(left) / float(size) if size > 0 else 0.0), left
 
 
-def root_mean_square(x: np.ndarray) -> float:
+def root_mean_square(x: Array) -> float:
     """Return the root of the mean square over all entries."""
     return float(np.sqrt(np.mean(x**2)))
 
@@ -270,7 +197,7 @@ def _check_affine(f: _Answers, normalized: bool, least: float, sinks: bool) -> f
     """Return what is left of the identities; of a smooth function it is 0 where there may be sinks, or refused."""
     turn = np.array([np.cos(0.1), np.sin(0.1)])
     near_a, near_b = turn[0] * f.a + turn[1] * f.e, turn[0] * f.b + turn[1] * f.f
-    identity = _on_the_sphere if normalized else _anywhere
+    identity = _sphere_identity if normalized else _additivity
     level, left = f.relative(identity(f, f.a, f.b))
     if not normalized:
         zero = f(np.zeros((1, f.oracle.dim)))
@@ -281,32 +208,23 @@ def _check_affine(f: _Answers, normalized: bool, least: float, sinks: bool) -> f
         beside = f.relative(identity(f, near_a, near_b))[1]
         correlation = float((left * beside).sum() / np.sqrt((left**2).sum() * (beside**2).sum()))
         if correlation > SMOOTH:
-            hint = (
-                "this is no attention layer, or more than one; of a transformer block with its MLP, say mlp=True, of "
-                "learned sinks scores=True"
-            )
-            y = f(f.a)
-            if not f.oracle.residual and root_mean_square(f(3 * f.a) - y - 2 * f.a) <= 0.02 * root_mean_square(
-                f(3 * f.a) - y
-            ):
+            hint = "this is no attention layer, or more than one; say mlp=True of a block, scores=True of learned sinks"
+            moved = f(3 * f.a) - f(f.a)
+            if not f.oracle.residual and root_mean_square(moved - 2 * f.a) <= 0.02 * root_mean_square(moved):
                 hint = "it looks like x + F(LN(x)): if the function adds its input, say residual=True"
             elif sinks:
                 return 0.0
-            raise NotALayer(
-                f"answers to one token are not affine in it, and by a smooth function (correlation {correlation:.2f} "
-                f"between neighbouring points): {hint}",
-                measured=level,
-                threshold=1e3 * least,
-            )
+            smooth = f"by a smooth function (correlation {correlation:.2f} between neighbouring points)"
+            raise NotALayer(f"answers to one token are not affine in it, and {smooth}: {hint}", level, 1e3 * least)
     return level
 
 
-def _anywhere(f: _Answers, a: np.ndarray, b: np.ndarray) -> list[tuple[float, np.ndarray]]:
+def _additivity(f: _Answers, a: Array, b: Array) -> list[tuple[float, Array]]:
     zero = f(np.zeros_like(a[:1]))
     return [(1.0, f(a)), (1.0, f(b)), (-1.0, f(a + b)), (-1.0, np.broadcast_to(zero, a.shape))]
 
 
-def _on_the_sphere(f: _Answers, a: np.ndarray, b: np.ndarray) -> list[tuple[float, np.ndarray]]:
+def _sphere_identity(f: _Answers, a: Array, b: Array) -> list[tuple[float, Array]]:
     """F((a + b)/sqrt 2) - c = (F(a) + F(b) - 2 c)/sqrt 2 with 2 c = F(b) + F(-b)."""
     half = np.sqrt(0.5)
     rest = 0.5 * (1 - 2 * half)  # of c, half of it from F(b) and half from F(-b)

@@ -7,18 +7,13 @@ import numpy as np
 from manyheads._arrays import takes_arrays
 from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError
+from manyheads.recovery._types import Array
+from manyheads.recovery.layers.evaluation import dense_weights
 
 
 @dataclass(frozen=True)
 class Normalization:
     """u = (x - mean x) / sqrt(mean (x - mean x)² + epsilon), or without the means.
-
-    Attributes
-    ----------
-    centred
-        Whether the mean is taken off: LayerNorm. Else RMSNorm.
-    epsilon
-        What is added under the root.
 
     Examples
     --------
@@ -27,32 +22,22 @@ class Normalization:
     array([-1.,  1.])
     """
 
-    centred: bool = True
-    epsilon: float = 1e-5
+    centred: bool = True  # whether the mean is taken off: LayerNorm. Else RMSNorm.
+    epsilon: float = 1e-5  # what is added under the root
 
     @takes_arrays
-    def __call__(self, x: np.ndarray) -> np.ndarray:
+    def __call__(self, x: Array) -> Array:
         """Normalize tokens (..., d)."""
         x = np.asarray(x, np.float64)
         moved = x - x.mean(-1, keepdims=True) if self.centred else x
         return moved / np.sqrt((moved**2).mean(-1, keepdims=True) + self.epsilon)
 
     @takes_arrays
-    def inverse(self, u: np.ndarray) -> np.ndarray:
-        """Return the tokens (..., d) that are normalized to u, of mean square below 1, but for their mean.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> norm = Normalization(centred=False, epsilon=1e-5)
-        >>> u = np.array([0.5, -0.25])
-        >>> bool(np.allclose(norm(norm.inverse(u)), u, rtol=1e-14))
-        True
-        """
+    def inverse(self, u: Array) -> Array:
+        """Return the tokens (..., d) that are normalized to u, of mean square below 1, but for their mean."""
         u = np.asarray(u, np.float64)
         u = u - u.mean(-1, keepdims=True) if self.centred else u
-        found: np.ndarray = u * np.sqrt(self.epsilon / (1 - (u**2).mean(-1, keepdims=True)))
-        return found
+        return u * np.sqrt(self.epsilon / (1 - (u**2).mean(-1, keepdims=True)))
 
     @property
     def formula(self) -> str:
@@ -68,7 +53,7 @@ class Normalization:
 
 @takes_arrays
 def projected(
-    layer: AttentionLayer, gain: np.ndarray, shift: np.ndarray | None = None, *, centred: bool = True
+    layer: AttentionLayer, gain: Array, shift: Array | None = None, *, centred: bool = True
 ) -> AttentionLayer:
     r"""Return the layer on u that is the same function as `layer` on gain * u + shift.
 
@@ -81,19 +66,12 @@ def projected(
 
     `gain` gamma and `shift` delta are (d,); no shift is zero.
     """
-    theta, projection = np.asarray(layer.theta, np.float64), np.asarray(layer.projection, np.float64)
-    dim = theta.shape[-1]
+    theta, projection, beta, constant = dense_weights(layer)
+    dim = layer.dim
     gain = np.asarray(gain, np.float64)
     shift = np.zeros(dim) if shift is None else np.asarray(shift, np.float64)
     if gain.shape != (dim,) or shift.shape != (dim,):
         raise ShapeError(f"gain {gain.shape} and shift {shift.shape}: expected ({dim},) both")
     off = np.diag(gain) - (np.ones((dim, 1)) @ gain[None] / dim if centred else 0.0)  # P G
-    beta = np.zeros(theta.shape[:2]) if layer.key_bias is None else np.asarray(layer.key_bias, np.float64)
-    constant = np.zeros(dim) if layer.bias is None else np.asarray(layer.bias, np.float64)
-    return AttentionLayer(
-        off @ theta @ off.T,
-        off @ projection,
-        (beta + shift @ theta) @ off.T,
-        constant + (shift @ projection).sum(0),
-        layer.causal,
-    )
+    turned = off @ theta @ off.T, off @ projection, (beta + shift @ theta) @ off.T
+    return AttentionLayer(*turned, constant + (shift @ projection).sum(0), layer.causal)

@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from manyheads._arrays import takes_arrays
+from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError, check_integer
+from manyheads.recovery._types import Array
 from manyheads.recovery.oracle.answers import ask_function
-from manyheads.recovery.oracle.limits import ServerLimits
+from manyheads.recovery.oracle.limits import ServerLimits, largest_norm
 from manyheads.recovery.oracle.query_cache import QueryCache
 from manyheads.recovery.refusals import BudgetSpent, OracleError
 from manyheads.study.execution.progress import announce
@@ -26,11 +29,9 @@ from manyheads.study.execution.progress import announce
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from manyheads.attention import AttentionLayer
-
 Rows = Literal["last", "all"]
 Read = Rows | tuple[int, ...]
-
+MORE = "Allow more; answers that were stored are not asked again"
 REQUESTS = 16  # requests of a limited server whose answers are stored together
 
 
@@ -49,29 +50,20 @@ class Counts:
     own_seconds: float = 0.0
 
     def __add__(self, other: "Counts") -> "Counts":
-        return Counts(
-            self.calls + other.calls,
-            self.tokens + other.tokens,
-            self.numbers + other.numbers,
-            max(self.largest_norm, other.largest_norm),
-            self.stored + other.stored,
-            self.oracle_seconds + other.oracle_seconds,
-            self.own_seconds + other.own_seconds,
-        )
+        sums = {name: value + getattr(other, name) for name, value in vars(self).items()}
+        return Counts(**sums | {"largest_norm": max(self.largest_norm, other.largest_norm)})
 
 
 @dataclass(frozen=True)
 class Budget:
     """Budget of an extraction, stored answers included; None is no limit. Seconds are of the clock."""
 
-    calls: float | None = None
-    tokens: float | None = None
-    seconds: float | None = None
+    calls: float | None = constrained(None, Constraint(above=0))
+    tokens: float | None = constrained(None, Constraint(above=0))
+    seconds: float | None = constrained(None, Constraint(above=0))
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if value is not None and not value > 0:
-                raise UsageError(f"a budget of {value} {name}: give a positive number, or None for no limit")
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -80,21 +72,16 @@ class OracleSettings:
 
     causal: bool = True  # whether a token attends to itself and to earlier ones only
     residual: bool = False  # whether the function adds its input to what the layer gives; it is subtracted again
-    dtype: str = "float64"  # floating-point type in which the tokens are handed over. The answers may have any.
-    batch: int = 1 << 14  # most tokens that are handed over at once
+    # Floating-point type in which the tokens are handed over; the answers may have any
+    dtype: str = constrained("float64", Constraint(choices=("float16", "float32", "float64")))
+    batch: int = constrained(1 << 14, Constraint(least=1))  # most tokens that are handed over at once
     budget: Budget = field(default_factory=Budget)  # what may be asked in all
     progress: bool | None = False  # show a line on standard error while asking; None shows it when that is a terminal
     limits: ServerLimits = field(default_factory=ServerLimits)  # what the server takes and shows
     pad: bool = False  # lengthen sequences at their end, which causal layers do not see, and not by repetition
 
     def __post_init__(self) -> None:
-        check_integer("batch", self.batch)
-        try:
-            kind: str = np.dtype(self.dtype).kind
-        except TypeError:
-            kind = "none"
-        if kind != "f":
-            raise UsageError(f"dtype = {self.dtype!r}: tokens are handed over as float16, float32 or float64")
+        check_fields(self)
 
 
 class Oracle:
@@ -251,10 +238,9 @@ class Oracle:
         if not np.isfinite(x).all():
             raise FloatingPointError("a question to the oracle holds NaN or infinite numbers")
         if read != "last" and self.limits.last_row:
-            return np.stack([self(part) for part in self._seen_by(x, read)], axis=1)
+            return np.stack([self(part) for part in self._prefixes(x, read)], axis=1)
         if isinstance(read, tuple):
-            rows: np.ndarray = self(x, "all")[:, list(read)]
-            return rows
+            return self(x, "all")[:, list(read)]
         step = max(1, self.settings.batch // x.shape[1])
         if self._request < np.inf:
             step = min(step, REQUESTS * int(self._request))
@@ -267,11 +253,10 @@ class Oracle:
     @takes_arrays
     def ask(self, x: "Float[np.ndarray, 'n k d']") -> "Float[np.ndarray, 'n k d']":
         """Ask about one batch (n, k, d) past the store; return all rows as they came, the input not subtracted."""
-        if self.limits.last_row:
-            return np.concatenate([self._ask(part) for part in self._seen_by(x, "all")], axis=1)
-        return self._ask(x)
+        parts = self._prefixes(x, "all") if self.limits.last_row else [x]
+        return np.concatenate([self._ask(part) for part in parts], axis=1)
 
-    def _seen_by(self, x: np.ndarray, read: Read) -> Iterator[np.ndarray]:
+    def _prefixes(self, x: Array, read: Read) -> Iterator[Array]:
         """Return for some rows of x (n, k, d) the sequences of which they are the last rows."""
         length = x.shape[1]
         for row in range(length) if isinstance(read, str) else read:
@@ -284,19 +269,18 @@ class Oracle:
         rate, batch = self.limits.calls_per_second, self.limits.max_batch
         return min(np.inf if rate is None else max(1.0, rate // 1), np.inf if batch is None else batch)
 
-    def _ask(self, x: np.ndarray) -> np.ndarray:
-        """Ask in requests that the server takes; return the rows that it shows."""
+    def _ask(self, x: Array) -> Array:
+        """Ask in requests that the server takes; return the rows that it shows, in the type in which they came."""
         sent, rows = self.limits.stretch(x, pad=self.settings.pad)
         self.limits.check(sent)
         self._afford(*sent.shape[:2])
         size = len(sent) if self._request == np.inf else int(self._request)
-        answers = [self._send(sent[start : start + size]) for start in range(0, len(sent), size)]
-        y = np.concatenate(answers)
+        y = np.concatenate([self._send(sent[start : start + size]) for start in range(0, len(sent), size)])
         y = y if self.limits.last_row else y[:, rows]
         self._count(sent, y.size, 0)
         return y
 
-    def _send(self, x: np.ndarray) -> np.ndarray:
+    def _send(self, x: Array) -> Array:
         """Send one request, when the rate allows it."""
         self._tick("own_seconds")
         try:
@@ -316,16 +300,14 @@ class Oracle:
         now = time.monotonic()
         wait, allowed = self._free - now, self.settings.budget.seconds
         if allowed is not None and now + wait - self._started > allowed:
-            raise BudgetSpent(
-                f"{allowed:g} seconds are allowed, and the rate of {self.limits.calls_per_second:g} calls a second "
-                "leaves no more. Allow more; answers that were stored are not asked again"
-            )
+            rate = f"the rate of {self.limits.calls_per_second:g} calls a second leaves no more"
+            raise BudgetSpent(f"{allowed:g} seconds are allowed, and {rate}. {MORE}")
         time.sleep(max(0.0, wait))
         self._free = max(now, self._free) + calls / self.limits.calls_per_second
 
-    def _answer(self, x: np.ndarray, read: Rows) -> np.ndarray:
+    def _answer(self, x: Array, read: Rows) -> Array:
         if self.cache is None:
-            return self._fresh(x, read)
+            return self._ask_anew(x, read)
         if not self.cache.attached:
             with self.stage("fingerprint"):
                 longest = self.limits.max_length
@@ -339,11 +321,11 @@ class Oracle:
             self._afford(*sent.shape[:2])
             self._count(sent, known.size if read == "all" else known[:, -1].size, len(known))
         if missing.any():
-            fresh = iter(self.cache.keep([keys[i] for i in np.flatnonzero(missing)], self._fresh(x[missing], read)))
+            fresh = iter(self.cache.keep([keys[i] for i in np.flatnonzero(missing)], self._ask_anew(x[missing], read)))
             found = [next(fresh) if answer is None else answer for answer in found]
         return np.stack([answer for answer in found if answer is not None])
 
-    def _fresh(self, x: np.ndarray, read: Rows) -> np.ndarray:
+    def _ask_anew(self, x: Array, read: Rows) -> Array:
         """Ask, and keep the rows that are read; no others are counted as read."""
         y = self._ask(x)
         if read == "all":
@@ -356,22 +338,15 @@ class Oracle:
         budget = self.settings.budget
         if budget == Budget():
             return
-        spent = self.total
-        after = {
-            "calls": spent.calls + calls,
-            "tokens": spent.tokens + calls * length,
-            "seconds": time.monotonic() - self._started,
-        }
+        spent, seconds = self.total, time.monotonic() - self._started
+        after = {"calls": spent.calls + calls, "tokens": spent.tokens + calls * length, "seconds": seconds}
         for name, allowed in asdict(budget).items():
             if allowed is not None and after[name] > allowed:
-                raise BudgetSpent(
-                    f"{allowed:g} {name} are allowed; the next {calls} calls of {length} tokens would make "
-                    f"{after[name]:g} {name}. Allow more; answers that were stored are not asked again"
-                )
+                more = f"the next {calls} calls of {length} tokens would make {after[name]:g}"
+                raise BudgetSpent(f"{allowed:g} {name} are allowed; {more}. {MORE}")
 
-    def _count(self, x: np.ndarray, numbers: int, stored: int) -> None:
-        norm = float(np.sqrt((x * x).sum(-1).max()))
-        one = Counts(len(x), x.shape[0] * x.shape[1], numbers, norm, stored)
+    def _count(self, x: Array, numbers: int, stored: int) -> None:
+        one = Counts(len(x), x.shape[0] * x.shape[1], numbers, largest_norm(x), stored)
         self._tallies[self._name] = self._tallies.get(self._name, Counts()) + one
         if self._chatty:
             self._report()
@@ -386,3 +361,22 @@ class Oracle:
         spent, self._mark = now - self._mark, now
         tally = self._tallies.get(self._name, Counts())
         self._tallies[self._name] = replace(tally, **{clock: getattr(tally, clock) + spent})
+
+
+class Behind(Oracle):
+    """An oracle that asks another one, which counts."""
+
+    def __init__(self, behind: Oracle, **settings: Any):
+        super().__init__(behind.function, behind.dim, replace(behind.settings, **settings))
+        self.behind, self.answer_dtype = behind, behind.answer_dtype
+
+    @property
+    def counts(self) -> Mapping[str, Counts]:
+        """Queries of every stage to the oracle behind."""
+        return self.behind.counts
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count under this name what the oracle behind is asked within."""
+        with self.behind.stage(name):
+            yield

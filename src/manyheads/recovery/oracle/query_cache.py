@@ -16,13 +16,14 @@ import hashlib
 import os
 import shutil
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from manyheads.errors import FileRefused
+from manyheads.recovery._types import ArrayFunction
 from manyheads.study.store.disk import (
     StoreDamaged,
     hash_files,
@@ -36,19 +37,12 @@ from manyheads.study.store.disk import (
 FORMAT = 1
 HEADER, MANIFEST, DATA = "oracle.json", "manifest.json", "answers.safetensors"
 REMEDY = "it is left as it is: delete it, or give another folder, to ask again"
-
 PROBES = (1, 2, 5)  # lengths of the sequences that tell one oracle from another
 CACHED = 16  # batches that are held in memory
 
 
 class QueryCache:
-    """Folder of stored answers of one oracle.
-
-    Parameters
-    ----------
-    path
-        The folder; made when the first answer is stored.
-    """
+    """Folder of stored answers of one oracle."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
@@ -76,18 +70,8 @@ class QueryCache:
     def _batches(self) -> Path:
         return self.path / "batches"
 
-    def attach(
-        self,
-        dim: int,
-        dtype: str,
-        ask: Callable[[np.ndarray], np.ndarray],
-        fit: Callable[[np.ndarray], np.ndarray] = np.asarray,
-    ) -> None:
-        """Check that the stored answers are of this oracle, by asking the probes; the first oracle signs the cache.
-
-        `ask` answers sequences (n, k, d) with all rows, past the cache; `fit` makes the probes
-        sequences that the server takes.
-        """
+    def attach(self, dim: int, dtype: str, ask: ArrayFunction, fit: ArrayFunction = np.asarray) -> None:
+        """Check that the stored answers are of this oracle, by asking the probes; the first oracle signs the cache."""
         if self.attached:
             return
         usual = _probes(dim)
@@ -110,18 +94,14 @@ class QueryCache:
         stored = read_signed(self.path / HEADER, "no answers are stored here", REMEDY)
         for name, value in about.items():
             if stored.get(name) != value:
-                raise FileRefused(
-                    f"{self.path} holds answers of another oracle: {name} is {stored.get(name)!r} there and "
-                    f"{value!r} here; {REMEDY}"
-                )
+                what = f"{name} is {stored.get(name)!r} there and {value!r} here"
+                raise FileRefused(f"{self.path} holds answers of another oracle: {what}; {REMEDY}")
         before = [np.reshape(probe, y.shape) for probe, y in zip(stored["probes"], answers, strict=True)]
         difference, size = _difference(before, answers)
         allowed = max(64 * float(np.finfo(about["dtype"]).eps) * size, 10 * stored["repeat"])
         if not difference <= allowed:
-            raise FileRefused(
-                f"{self.path} holds answers of another oracle, or of another state of it: the same questions are "
-                f"answered {difference:.2g} apart (relative; {allowed:.2g} is rounding); {REMEDY}"
-            )
+            apart = f"answers are {difference:.2g} apart, relative; {allowed:.2g} is rounding"
+            raise FileRefused(f"{self.path} holds answers of another oracle, or another state of it: {apart}; {REMEDY}")
 
     def keys(self, x: np.ndarray, read: str) -> list[bytes]:
         """Return the keys of questions (n, k, d), counting how often each was asked."""
@@ -204,10 +184,7 @@ def _probes(dim: int) -> list[np.ndarray]:
 
 
 def _difference(a: list[np.ndarray], b: list[np.ndarray]) -> tuple[float, float]:
-    """Return the root mean square of a - b, and that of a, relative to what of a depends on the tokens.
-
-    Both are zero where a and b agree and are constant.
-    """
+    """Return the root mean square of a - b, and that of a, relative to what of a depends on the tokens."""
     one, other = (np.concatenate([y.astype(np.float64).reshape(-1, y.shape[-1]) for y in part]) for part in (a, b))
     moved = one - one[0]
     size = float(np.linalg.norm(moved - moved.mean(0)))

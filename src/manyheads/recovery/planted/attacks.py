@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
+from manyheads.recovery._types import Array, Generator
 
 
 @takes_arrays
@@ -28,7 +29,7 @@ def unmask_parity(x: ArrayLike, y: ArrayLike, heads: int) -> tuple[int, ...]:
 
     Sequences and labels are (N, 2, d), without noise; `heads` is the size of the hidden set.
     """
-    tokens, labels = _switched_on(x, y)
+    tokens, labels = _select_on(x, y)
     dim = tokens.shape[-1]
     if not 1 <= heads < dim:
         raise UsageError(f"heads={heads}: a parity layer hides 1 to {dim - 1} coordinates here")
@@ -42,7 +43,7 @@ def unmask_parity(x: ArrayLike, y: ArrayLike, heads: int) -> tuple[int, ...]:
 
 
 @takes_arrays
-def unmask_wave(x: ArrayLike, y: ArrayLike, *, rng: np.random.Generator, tries: int = 64) -> tuple[int, ...]:
+def unmask_wave(x: ArrayLike, y: ArrayLike, *, rng: Generator, tries: int = 64) -> tuple[int, ...]:
     r"""Find the hidden set of a wave layer of period 4 by Gaussian elimination over the field of two elements.
 
     Where the switch is on, the entry of the label is nearly 0 or ±2, and which of the two is a parity of the products
@@ -51,7 +52,7 @@ def unmask_wave(x: ArrayLike, y: ArrayLike, *, rng: np.random.Generator, tries: 
 
     Sequences and labels are (N, 2, d), without noise; equations are drawn `tries` times at most.
     """
-    tokens, labels = _switched_on(x, y)
+    tokens, labels = _select_on(x, y)
     dim, drawn = tokens.shape[-1], tokens.shape[-1] + 8
     if len(tokens) < 2 * drawn:
         raise UsageError(f"{len(tokens)} sequences with the switch on: give {2 * drawn} or more")
@@ -63,18 +64,14 @@ def unmask_wave(x: ArrayLike, y: ArrayLike, *, rng: np.random.Generator, tries: 
         solution = _solve_binary(equations[chosen], high[chosen])
         if solution is not None and np.mean((equations @ solution.astype(int)) % 2 == high) > 0.9:
             return tuple(int(coordinate) for coordinate in np.flatnonzero(solution[1:]) + 1)
-    raise UsageError(
-        f"no parity explains nine in ten of the labels after {tries} tries: is the period 4, and is there noise?"
-    )
+    raise UsageError(f"no parity explains nine in ten labels after {tries} tries: is the period 4, and is there noise?")
 
 
-def _switched_on(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _select_on(x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
     """Return the sequences whose tokens differ in coordinate 0, and their labels."""
     tokens, labels = np.asarray(x, np.float64), np.asarray(y, np.float64)
     if tokens.ndim != 3 or tokens.shape[1] != 2 or labels.shape != tokens.shape:
-        raise ShapeError(
-            f"shapes {tokens.shape} and {labels.shape}: expected pairs of tokens (N, 2, d), and labels alike"
-        )
+        raise ShapeError(f"shapes {tokens.shape} and {labels.shape}: expected pairs of tokens (N, 2, d), and labels")
     on = tokens[:, 0, 0] != tokens[:, 1, 0]
     return tokens[on], labels[on]
 

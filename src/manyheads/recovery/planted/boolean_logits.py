@@ -21,13 +21,11 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr
 from scipy.stats import binom
 
 from manyheads.errors import UsageError
-
-Array = NDArray[np.float64]
+from manyheads.recovery._types import Array
 
 ENUMERATED = 18  # signs up to which all values are enumerated
 PEAK = math.sqrt(3 - math.sqrt(6))  # where |He_3 phi| is largest: He_4 vanishes
@@ -75,8 +73,7 @@ def measure_gap(weights: Array, width: float) -> NormalGap:
     left = float(np.abs(excess[times > LAST / 2] * times[times > LAST / 2]).max())
     if left > 0.01:
         raise UsageError(
-            f"the characteristic function is {left:.2g} beyond t = {LAST / 2:g}, expected at most 0.01: the weights "
-            f"are near a lattice; give at most {ENUMERATED} of them"
+            f"characteristic function {left:.2g} at t > {LAST / 2:g}, near a lattice: give {ENUMERATED} weights at most"
         )
     gap = STEP / math.pi * np.sin(np.append(PLACES, width)[:, None] * times) @ excess  # F - Phi, odd in its argument
     inside = 2 * float(ndtr(width)) - 1
@@ -84,14 +81,7 @@ def measure_gap(weights: Array, width: float) -> NormalGap:
 
 
 def enumerate_logits(weights: Array) -> Array:
-    """Return all values of sum_c w_c x_c over signs x, in rising order, (2^d,).
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> enumerate_logits(np.array([3.0, 4.0])).tolist()
-    [-7.0, -1.0, 1.0, 7.0]
-    """
+    """Return all values of sum_c w_c x_c over signs x, in rising order, (2^d,)."""
     values = np.zeros(1)
     for weight in weights:
         values = np.concatenate([values - weight, values + weight])

@@ -15,22 +15,22 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyheads._arrays import takes_arrays
 from manyheads._overview import Overview, Shown
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Array
+from manyheads.recovery.layers.evaluation import dense_weights
 from manyheads.recovery.planted.task import Inputs
 from manyheads.spectra import stable_rank
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Array: TypeAlias = NDArray[np.float64]
 
 ENUMERATED = 16  # heads up to which all subsets are summed; beyond, an eigenvalue bounds their sums from below
 ENTRIES = 4096  # entries of an attention matrix, at most, that are held against lattices
@@ -107,10 +107,8 @@ class Assumptions(Shown):
         rows = [("assumption", "value", "healthy", "")]
         rows += [(one.name, f"{one.value:.3g}", _range(one), "" if one.healthy else one.breaks) for one in self]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        return "\n".join(
-            f"{name:<{widths[0]}}  {value:>{widths[1]}}  {healthy:<{widths[2]}}  {note}".rstrip()
-            for name, value, healthy, note in rows
-        )
+        lines = (f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:<{widths[2]}}  {note}" for a, b, c, note in rows)
+        return "\n".join(line.rstrip() for line in lines)
 
 
 def assumptions(layer: AttentionLayer, inputs: Inputs = "boolean") -> Assumptions:
@@ -163,8 +161,7 @@ def assumptions(layer: AttentionLayer, inputs: Inputs = "boolean") -> Assumption
     """
     if inputs not in ("boolean", "gaussian"):
         raise UsageError(f"inputs={inputs!r}: expected 'boolean' or 'gaussian'")
-    theta, projection = np.asarray(layer.theta, np.float64), np.asarray(layer.projection, np.float64)
-    beta = np.zeros(theta.shape[:2]) if layer.key_bias is None else np.asarray(layer.key_bias, np.float64)
+    theta, projection, beta, _ = dense_weights(layer)
     if not all(np.all(np.isfinite(weights)) for weights in (theta, projection, beta)):
         raise UsageError("the layer holds NaN or infinite weights: there is nothing to diagnose")
     found = [*_geometry(theta, projection, inputs), *_sums(projection), *_logits(theta, beta)]

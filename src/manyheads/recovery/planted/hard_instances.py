@@ -28,29 +28,27 @@ lower bounds for this problem exist.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import comb
 
 from manyheads._arrays import takes_arrays
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Array
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.refusals import IllConditioned
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-Array: TypeAlias = NDArray[np.float64]
 
+# Condition number of the system for the projections above which a parity layer is refused: six heads reach 8e3. The
+# signal, of size one, is a difference of terms as large as the projections; at 1e4 single precision keeps three
+# digits of it.
 WORST_CONDITION = 1e4
-"""Condition number of the system for the projections above which a parity layer is refused: six heads reach 8e3.
-
-The signal, of size one, is a difference of terms as large as the projections; at 1e4 single precision keeps three
-digits of it."""
-
 SHARPEST = 12.0  # least slope of a wave: at the nearest even value, one away, a tooth is within 1.3e-5 of its plateau
 
 
@@ -106,14 +104,11 @@ def parity_system(heads: int, slopes: ArrayLike | None = None) -> ParitySystem:
     u = np.arange(2, 2 * heads + 1, 2)
     system = np.tanh(np.outer(u, chosen) / 2)  # (u, m)
     condition = float(np.linalg.cond(system))
-    if not condition <= WORST_CONDITION:
-        raise IllConditioned(
-            f"{heads} slopes give projections that cancel: use fewer heads (at most six) or slopes further apart",
-            measured=condition,
-            threshold=WORST_CONDITION,
-        )
+    IllConditioned.if_above(
+        condition, WORST_CONDITION, f"{heads} slopes give projections that cancel: use fewer heads, or slopes apart"
+    )
     wanted = (-1.0) ** ((2 * heads - u) // 2) * u / heads
-    return ParitySystem(chosen, np.asarray(np.linalg.solve(system, wanted), np.float64), condition)
+    return ParitySystem(chosen, np.linalg.solve(system, wanted), condition)
 
 
 @takes_arrays
@@ -208,10 +203,8 @@ def wave_layer(
     reach, spread = heads * period / 4, math.sqrt(2 * len(hidden))
     if reach < 2 * spread:
         needed = 2 * math.ceil(4 * spread / period)
-        raise UsageError(
-            f"{heads} heads of period {period} reach {reach:g}, the sum has standard deviation {spread:.3g}: give "
-            f"{needed} heads or more, a longer period, or hide fewer coordinates"
-        )
+        short = f"{heads} heads of period {period} reach {reach:g}, the sum has standard deviation {spread:.3g}"
+        raise UsageError(f"{short}: give {needed} heads or more, a longer period, or hide fewer coordinates")
     thresholds = (np.arange(heads) - (heads - 1) / 2) * period / 2 + (1 if period % 8 == 0 else 0)
     theta, projection = np.zeros((heads, dim, dim)), np.zeros((heads, dim, dim))
     theta[:, 0, list(hidden)] = slope
@@ -254,9 +247,7 @@ def attention_signal(layer: AttentionLayer, x: ArrayLike) -> Array:
 def _check_hidden(dim: int, hidden: Iterable[int]) -> tuple[int, ...]:
     chosen = tuple(int(coordinate) for coordinate in hidden)
     if not chosen or len(set(chosen)) < len(chosen) or not all(1 <= coordinate < dim for coordinate in chosen):
-        raise UsageError(
-            f"hidden={chosen}: give different coordinates among 1 to {dim - 1}; coordinate 0 is the switch"
-        )
+        raise UsageError(f"hidden={chosen}: give different ones among 1 to {dim - 1}; coordinate 0 is the switch")
     return chosen
 
 

@@ -9,25 +9,23 @@ is hard to learn at all in `manyheads.recovery.planted.hard_instances`.
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError, check_integer
+from manyheads.recovery._types import Array, Generator
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-Array: TypeAlias = NDArray[np.float64]
+
 Inputs: TypeAlias = Literal["boolean", "gaussian"]
-
+# Standard deviation of the query bias of a GPT-shaped layer, beside query entries of standard deviation one
 QUERY_BIAS = 0.3
-"""Standard deviation of the query bias of a GPT-shaped layer, beside query entries of standard deviation one."""
-
 OUTPUT_BIAS = 0.1  # standard deviation of the output bias of a GPT-shaped layer
 
 
 def planted_layer(
-    rng: np.random.Generator,
+    rng: Generator,
     dim: int,
     heads: int,
     *,
@@ -92,9 +90,7 @@ def planted_layer(
     return AttentionLayer(theta, projection, beta, rng.standard_normal(dim) if bias else None, causal)
 
 
-def equal_spectrum_layer(
-    rng: np.random.Generator, dim: int, heads: int, rank: int, *, scale: float = 1.0
-) -> AttentionLayer:
+def equal_spectrum_layer(rng: Generator, dim: int, heads: int, rank: int, *, scale: float = 1.0) -> AttentionLayer:
     r"""Return a layer whose attention matrices have `rank` equal singular values: their stable rank is exactly that.
 
     :math:`\Theta_i = (\beta / \sqrt r)\, U_i V_i^\top` with beta = `scale`, r = `rank` and independent uniform frames
@@ -117,7 +113,7 @@ def equal_spectrum_layer(
 
 
 def gpt_layer(
-    rng: np.random.Generator,
+    rng: Generator,
     dim: int,
     heads: int,
     *,
@@ -181,7 +177,7 @@ def gpt_layer(
 
 
 def sequences(
-    rng: np.random.Generator, count: int, length: int, dim: int, *, distribution: Inputs = "boolean"
+    rng: Generator, count: int, length: int, dim: int, *, distribution: Inputs = "boolean"
 ) -> "Float[np.ndarray, 'n k d']":
     """Draw sequences with independent entries of mean zero and variance one.
 
@@ -220,12 +216,10 @@ def sequences(
     raise UsageError(f"distribution={distribution!r}: expected 'boolean' or 'gaussian'")
 
 
-def normal_matrix(rng: np.random.Generator, dim: int, norm: float, rank: int | None = None) -> Array:
+def normal_matrix(rng: Generator, dim: int, norm: float, rank: int | None = None) -> Array:
     """Return a (d, d) matrix of independent normal entries, or of normal factors, scaled to a Frobenius norm."""
-    if rank is None:
-        matrix = rng.standard_normal((dim, dim))
-    else:
-        matrix = rng.standard_normal((dim, rank)) @ rng.standard_normal((rank, dim))
+    matrix = rng.standard_normal((dim, dim if rank is None else rank))
+    matrix = matrix if rank is None else matrix @ rng.standard_normal((rank, dim))
     return matrix * (norm / np.linalg.norm(matrix))
 
 

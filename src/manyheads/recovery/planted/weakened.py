@@ -6,12 +6,12 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Array
+from manyheads.recovery.layers.evaluation import dense_weights
 
-Array: TypeAlias = NDArray[np.float64]
 Weaken: TypeAlias = Callable[[Array, Array, float], tuple[Array, Array]]
 
 
@@ -41,20 +41,19 @@ def weakened_layer(layer: AttentionLayer, name: str, strength: float) -> Attenti
         raise UsageError(f"name={name!r}: expected one of {', '.join(WEAKENINGS)}")
     if layer.heads != 2 or not 0 <= strength <= 1:
         raise UsageError(f"{layer.heads} heads, strength={strength}: give two heads, and a strength from 0 to 1")
-    theta, projection = (np.asarray(one, np.float64) for one in (layer.theta, layer.projection))
-    return AttentionLayer(*WEAKENINGS[name].change(theta, projection, strength))
+    return AttentionLayer(*WEAKENINGS[name].change(*dense_weights(layer)[:2], strength))
 
 
-def _rescaled(theta: Array, like: Array) -> Array:
+def _rescale(theta: Array, like: Array) -> Array:
     norms = [np.linalg.norm(one, axis=(1, 2), keepdims=True) for one in (theta, like)]
-    return np.asarray(theta * (norms[1] / norms[0]))
+    return theta * (norms[1] / norms[0])
 
 
 def _coherence(theta: Array, projection: Array, strength: float) -> tuple[Array, Array]:
     first, last = theta / np.linalg.norm(theta, axis=(1, 2), keepdims=True)
     across = last - np.vdot(last, first) * first
     mixed = strength * first + (1 - strength**2) ** 0.5 * across / np.linalg.norm(across)
-    return _rescaled(np.stack([first, mixed]), theta), projection
+    return _rescale(np.stack([first, mixed]), theta), projection
 
 
 def _cancellation(theta: Array, projection: Array, strength: float) -> tuple[Array, Array]:
@@ -64,18 +63,18 @@ def _cancellation(theta: Array, projection: Array, strength: float) -> tuple[Arr
 def _rank(theta: Array, projection: Array, strength: float) -> tuple[Array, Array]:
     left, values, right = np.linalg.svd(theta)
     values[:, 1:] *= 1 - strength
-    return _rescaled((left * values[:, None]) @ right, theta), projection
+    return _rescale((left * values[:, None]) @ right, theta), projection
 
 
 def _diagonal(theta: Array, projection: Array, strength: float) -> tuple[Array, Array]:
     signs = np.array([1.0, -1.0])[:, None, None]
     identity = np.linalg.norm(theta, axis=(1, 2), keepdims=True) * np.eye(theta.shape[1]) / theta.shape[1] ** 0.5
-    return _rescaled((1 - strength) * theta + strength * signs * identity, theta), projection
+    return _rescale((1 - strength) * theta + strength * signs * identity, theta), projection
 
 
 def _column(theta: Array, projection: Array, strength: float) -> tuple[Array, Array]:
     factors = np.where(np.arange(theta.shape[2]) == 0, 1.0, 1 - strength)
-    return _rescaled(theta * factors, theta), projection
+    return _rescale(theta * factors, theta), projection
 
 
 def _norms(theta: Array, projection: Array, strength: float) -> tuple[Array, Array]:
@@ -84,9 +83,10 @@ def _norms(theta: Array, projection: Array, strength: float) -> tuple[Array, Arr
 
 def _lattice(theta: Array, projection: Array, strength: float) -> tuple[Array, Array]:
     size = np.linalg.norm(theta, axis=(1, 2), keepdims=True) / theta.shape[1]
-    return _rescaled((1 - strength) * theta + strength * np.copysign(size, theta), theta), projection
+    return _rescale((1 - strength) * theta + strength * np.copysign(size, theta), theta), projection
 
 
+# Weakenings of a layer, by name
 WEAKENINGS: Mapping[str, Weakening] = MappingProxyType(
     {
         "coherence": Weakening("equal attention matrices", "coherence of attention", _coherence),
@@ -98,4 +98,3 @@ WEAKENINGS: Mapping[str, Weakening] = MappingProxyType(
         "lattice": Weakening("entries of one size", "distance from lattices", _lattice),
     }
 )
-"""Weakenings of a layer, by name."""

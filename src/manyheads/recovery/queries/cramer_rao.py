@@ -14,15 +14,13 @@ and are left out. Derived here.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Array
 from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.description import RANK_TOLERANCE
-from manyheads.recovery.layers.evaluation import softmax
+from manyheads.recovery.layers.evaluation import dense_weights, softmax
 from manyheads.recovery.queries.rotary.tangent import SEEN, RotaryTangent, RotaryWeights
-
-Array = NDArray[np.float64]
 
 ENTRIES = 1 << 23  # of a part of a Jacobian
 UNSEEN = 1e-12  # eigenvalue of the information of a direction that changes no answer, relative to the largest
@@ -30,10 +28,7 @@ UNSEEN = 1e-12  # eigenvalue of the information of a direction that changes no a
 
 @dataclass(frozen=True)
 class Factors:
-    """Factors of a layer without positions: lists of [W_Q; b_Q] (d + 1, r) and W_O (r, d), one for each head.
-
-    W_K (d, r) and W_V (d, r) are one for each group of heads that share them; `key_group` and `value_group` say which.
-    """
+    """Factors of a layer without positions: lists of [W_Q; b_Q] (d + 1, r) and W_O (r, d), one for each head."""
 
     query: list[Array]
     key: list[Array]
@@ -46,8 +41,7 @@ class Factors:
     @classmethod
     def of(cls, layer: AttentionLayer, tolerance: float = RANK_TOLERANCE) -> "Factors":
         """Factor merged weights; a singular value counts above the share `tolerance` of a head's largest one."""
-        theta, projection = np.asarray(layer.theta, np.float64), np.asarray(layer.projection, np.float64)
-        beta = np.zeros(theta.shape[:2]) if layer.key_bias is None else np.asarray(layer.key_bias, np.float64)
+        theta, projection, beta, _ = dense_weights(layer)
         logits = np.concatenate([theta, beta[:, None]], axis=1)
         keys, key_group = _distinct_spaces([one.T for one in logits], tolerance)
         values, value_group = _distinct_spaces(list(projection), tolerance)
@@ -97,10 +91,7 @@ class Factors:
 
 
 def query_cost(own: Factors | RotaryWeights, asked: Array, wide: Array) -> float:
-    """Return phi, the bound of the calls in units of s^2 / e, of sequences (n, k, d).
-
-    `wide` is the information of those on which the error is measured.
-    """
+    """Return phi, the bound of the calls in units of s^2 / e, of sequences (n, k, d)."""
     seen = information(own, asked)
     size = np.sqrt(np.diag(seen)) + np.finfo(np.float64).tiny
     spectrum, basis = np.linalg.eigh(seen / size / size[:, None])

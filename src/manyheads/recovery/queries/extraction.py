@@ -13,6 +13,7 @@ import numpy as np
 
 from manyheads._machine import machine_memory
 from manyheads.errors import UsageError, check_integer
+from manyheads.recovery._types import Array, ArrayFunction, Generator
 from manyheads.recovery.oracle.checkpoint_oracles import Through
 from manyheads.recovery.oracle.front_doors import open_oracle
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
@@ -24,30 +25,13 @@ from manyheads.recovery.queries.block.method import Block, open_block
 from manyheads.recovery.queries.options import CERTIFICATES, ExtractionOptions
 from manyheads.recovery.queries.vocabulary.noise import vocabulary_noise
 from manyheads.recovery.refusals import RankBudgetError, RecoveryRefused, VerificationError
-from manyheads.recovery.result.certificates import (
-    OBSERVED,
-    Certificate,
-    Draw,
-    ShortSequences,
-    certify,
-    oracle_errors,
-)
+from manyheads.recovery.result.certificates import OBSERVED, Certificate, certify, oracle_errors
+from manyheads.recovery.result.distributions import Draw, ShortSequences
 from manyheads.recovery.result.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
 from manyheads.recovery.result.results import Extracted, Recovery
 
-Method = Literal[
-    "auto",
-    "subspaces",
-    "bounded",
-    "sphere",
-    "rotary",
-    "rotary-sphere",
-    "scores",
-    "scores-sphere",
-    "vocabulary",
-    "probes",
-]
-
+OnSphere = Literal["sphere", "rotary-sphere", "scores-sphere"]
+Method = Literal["auto", "subspaces", "probes", "bounded", "rotary", "scores", "vocabulary", OnSphere]
 SELECTION = 20  # sequences on which an attempt is judged before the certificate is drawn
 MATRICES = 12  # matrices (d, d) that an extraction holds at least: W_S, its readings, and Theta and W of a head or two
 VERIFIED = 64  # tokens that the verification holds for each of its sequences, copies included
@@ -174,45 +158,40 @@ def extract_layer(
         plan = plan if block is None else [attempt for attempt in plan if block.can_run(attempt.method)]
         methods.check_room(plan[-1].method if plan[0].guess else plan[0].method, asked)
         steady = Steadiness(oracle, level, streams[-1])
-        found = _Extraction(oracle, options, measured, level, steady, streams[1:3], block).run(plan, streams[3:-1])
+        found = _Extraction(oracle, options, measured, level, steady, streams[1], streams[2], block).run(
+            plan, streams[3:-1]
+        )
     if target.itself is None:
         return found
     assert found.extracted is not None
-    draw = _covered(options.draw, found.extracted)(np.random.default_rng([seed, OBSERVED]), OBSERVED, target.dim)
+    draw = _cover(options.draw, found.extracted)(np.random.default_rng([seed, OBSERVED]), OBSERVED, target.dim)
     return dataclasses.replace(found, certificate=_add_model_error(found.certificate, target, draw))
 
 
+@dataclasses.dataclass
 class _Extraction:
     """The attempts of one extraction, until one of them is verified."""
 
-    def __init__(
-        self,
-        oracle: Oracle,
-        options: ExtractionOptions,
-        measured: OracleNoise,
-        level: float,
-        steady: Steadiness,
-        streams: list[np.random.Generator],
-        block: Block | None = None,
-    ):
-        self.oracle, self.options, self.measured, self.level = oracle, options, measured, level
-        self.block = block
-        self.asked = oracle if block is None else block.attention  # by the methods
-        self.verified = oracle if block is None else block.beyond
-        self.steady = steady
-        self.selection, self.certification = streams
-        self.tried: list[str] = []
-        self.refusals: list[RecoveryRefused] = []
-        self.best: tuple[float, methods.Attempt, Extracted] | None = None
-        self.certificates = 0
-        self.rejected: Recovery | None = None
+    oracle: Oracle
+    options: ExtractionOptions
+    measured: OracleNoise
+    level: float
+    steady: Steadiness
+    selection: Generator
+    certification: Generator
+    block: Block | None = None
+    tried: list[str] = dataclasses.field(default_factory=list)
+    refusals: list[RecoveryRefused] = dataclasses.field(default_factory=list)
+    best: tuple[float, methods.Attempt, Extracted] | None = None
+    certificates: int = 0
+    rejected: Recovery | None = None
 
-    def run(self, plan: list[methods.Attempt], streams: list[np.random.Generator]) -> Recovery:
-        """Make the attempts of the plan until one is verified.
+    def __post_init__(self) -> None:
+        self.asked = self.oracle if self.block is None else self.block.attention  # by the methods
+        self.verified = self.oracle if self.block is None else self.block.beyond
 
-        The certificate is drawn for the first attempt that is right on sequences of its own, which are not used again:
-        choosing by them does not favour the certificate. Where none is, the best one is certified, and refused.
-        """
+    def run(self, plan: list[methods.Attempt], streams: list[Generator]) -> Recovery:
+        """Make the attempts of the plan until one is verified."""
         guesses = [attempt for attempt in plan if attempt.guess]
         drawn = [*self.selection.spawn(len(guesses)), *streams]
         for attempt, rng in zip(plan, drawn, strict=False):
@@ -233,15 +212,12 @@ class _Extraction:
         raise self._rejection(self.rejected or self._certify())
 
     def _is_due(self, attempt: methods.Attempt) -> bool:
-        if attempt.after == "unverified":
-            return self.best is not None
-        if attempt.after == "ranks":
-            return self.best is None and any(isinstance(refusal, RankBudgetError) for refusal in self.refusals)
-        if attempt.after == "refused":
-            return self.best is None
-        return True
+        if attempt.after in ("always", "unverified"):
+            return attempt.after == "always" or self.best is not None
+        overlap = any(isinstance(refusal, RankBudgetError) for refusal in self.refusals)
+        return self.best is None and (attempt.after == "refused" or overlap)
 
-    def _try(self, attempt: methods.Attempt, rng: np.random.Generator) -> float | None:
+    def _try(self, attempt: methods.Attempt, rng: Generator) -> float | None:
         """Run one attempt; return the largest error on fresh sequences, None where it was refused."""
         name = f"{attempt.method}{', accurate' if attempt.accurate else ''}"
         try:
@@ -250,12 +226,12 @@ class _Extraction:
             self.refusals += [] if attempt.guess else [refusal]
             self.tried.append(f"{name}: {type(refusal).__name__}: {refusal}")
             return None
-        found = found if self.block is None else self.block.composed(found)
+        found = found if self.block is None else self.block.compose(found)
         if self.options.residual:
             attention = found.attention
             found = dataclasses.replace(found, whole=lambda x: x + attention(x))
         with self.oracle.stage("selection"):
-            draw = _covered(self.options.draw, found)
+            draw = _cover(self.options.draw, found)
             errors = oracle_errors(self.verified, _predictor(found), self.selection, SELECTION, draw)
         error = float(errors.relative.max())
         self.tried.append(f"{name}: {found.layer.heads} heads, relative squared error {error:.2g}")
@@ -270,24 +246,18 @@ class _Extraction:
         _, attempt, found = self.best
         self.certificates += 1
         settings = self.options.verification()
-        settings = dataclasses.replace(settings, distribution=_covered(settings.distribution, found))
+        settings = dataclasses.replace(settings, distribution=_cover(settings.distribution, found))
         certificate = certify(self.verified, _predictor(found), self.certification, settings)
         if self.block is not None:
             unit = f"{certificate.distribution}; relative to what other tokens change in the answers"
             certificate = dataclasses.replace(certificate, distribution=unit)
         accuracies = self._accuracies(found, certificate)
+        counts, notes = dict(self.oracle.counts), note_unresolved(accuracies)
         recovery = Recovery(
-            layer=found.layer,
-            certificate=certificate,
-            stages=found.stages,
-            method=attempt.method,
-            reason=attempt.reason,
-            counts=dict(self.oracle.counts),
-            noise=self.measured,
-            tried=tuple(self.tried),
-            extracted=found,
-            notes=note_unresolved(accuracies),
-            head_accuracy=accuracies,
+            found.layer, certificate, found.stages, attempt.method, attempt.reason, counts, self.measured
+        )
+        recovery = dataclasses.replace(
+            recovery, tried=tuple(self.tried), extracted=found, notes=notes, head_accuracy=accuracies
         )
         if not certificate.accepted:
             self.tried.append(f"rejected: relative squared error {certificate.largest_error:.2g} on fresh sequences")
@@ -297,7 +267,7 @@ class _Extraction:
         return recovery
 
     def _accuracies(self, found: Extracted, certificate: Certificate) -> tuple[HeadAccuracy, ...]:
-        draw = _covered(self.options.draw, found)
+        draw = _cover(self.options.draw, found)
         stacks = draw(self.selection, ACCURACY, self.oracle.dim)
         stacks = stacks if found.prepare is None else [found.prepare(x) for x in stacks]
         error, variance = certificate.largest_error, certificate.variance
@@ -309,33 +279,22 @@ class _Extraction:
         certificate: Certificate = recovery.certificate
         # What was asked since it was certified counts too.
         recovery = dataclasses.replace(recovery, counts=dict(self.oracle.counts), tried=tuple(self.tried))
-        why = (
-            "the function is no such layer, it is too noisy, or the recovery went wrong; another seed, accurate=True "
-            "or a larger tolerance may help"
-        )
+        why = "no such layer, or too noisy; another seed, accurate=True or a larger tolerance may help"
         if self.level**2 > certificate.tolerance:
-            why = (
-                f"noise counts as error, and that of the answers has the relative size {self.level:.1g}; give a "
-                "tolerance above its square"
-            )
-        error = VerificationError(
-            f"the layer that was found ({recovery.heads} heads, method {recovery.method}) is wrong on fresh sequences: "
-            f"{why}, and the error carries what was found as its result",
-            measured=certificate.largest_error,
-            threshold=certificate.tolerance,
-            result=recovery,
-        )
+            why = f"the noise of the answers has the relative size {self.level:.1g}; give a tolerance above its square"
+        why = f"the layer found ({recovery.heads} heads, method {recovery.method}) is wrong on fresh sequences: {why}"
+        error = VerificationError(why, certificate.largest_error, certificate.tolerance, recovery)
         for line in self.tried:
             error.add_note(line)
         return error
 
 
-def _predictor(found: Extracted) -> Callable[[np.ndarray], np.ndarray]:
+def _predictor(found: Extracted) -> ArrayFunction:
     """Return what is compared with the oracle that is verified."""
     return found.whole.beyond_one_token if isinstance(found.whole, Composition) else found.attention
 
 
-def _add_model_error(certificate: Certificate, target: LayerOracle, stacks: list[np.ndarray]) -> Certificate:
+def _add_model_error(certificate: Certificate, target: LayerOracle, stacks: list[Array]) -> Certificate:
     """Add the largest error against the model in its own precision: that of the copy and the distance between both."""
     assert target.itself is not None
     function, kind = target.itself
@@ -345,7 +304,7 @@ def _add_model_error(certificate: Certificate, target: LayerOracle, stacks: list
     return dataclasses.replace(certificate, itself=largest, type_itself=kind)
 
 
-def _covered(draw: Draw, found: Extracted) -> Draw:
+def _cover(draw: Draw, found: Extracted) -> Draw:
     """Return the part of a distribution that a layer answers for."""
     return draw if found.longest is None else ShortSequences(draw, found.longest)
 
@@ -358,7 +317,5 @@ def _check_memory(dim: int, options: ExtractionOptions) -> None:
         ("verify", options.verify, 8 * VERIFIED * options.verify * dim),
     ):
         if memory is not None and needed > memory:
-            raise UsageError(
-                f"{what}={value}: the extraction would hold {needed / 1e9:.3g} GB, and this machine has "
-                f"{memory / 1e9:.3g} GB; give a smaller number, or use a larger machine"
-            )
+            sizes = f"{needed / 1e9:.3g} GB, and this machine has {memory / 1e9:.3g} GB"
+            raise UsageError(f"{what}={value}: the extraction would hold {sizes}; give less, or use a larger machine")

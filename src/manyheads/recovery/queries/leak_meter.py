@@ -44,9 +44,9 @@ DECADE = 4.5  # numbers a free parameter for each factor of ten of the error, by
 SHORT = 3.0  # norm of tokens, in units of sqrt(d), below which designs were cheaper than random tokens
 NORMS = (2.0, 3.0, 5.0)  # of tokens, in units of sqrt(d): the best of these, as far as the server takes them
 UNCOUNTED = (
-    "no attack behind noise was run on layers behind a norm, with scores other than RoPE's, over a vocabulary, or with "
-    f"RoPE and more than {LARGEST:,} weights"
+    "no attack behind noise was run on layers behind a norm, over a vocabulary, with other scores, or with RoPE and "
 )
+UNCOUNTED += f"more than {LARGEST:,} weights"
 LABELS = (60.0, 400.0)  # numbers a free parameter of the queries of which phi is computed: few make it too large
 WORK = 8e9  # by which they are bounded: numbers times the square of the free parameters
 MOST = 500  # free parameters up to which phi is computed: it falls with them, so that no constant may stand for it
@@ -67,17 +67,6 @@ class Defence:
 class LeakMeter:
     """Calls that attacks on a layer without positions have needed.
 
-    Parameters
-    ----------
-    each
-        p / (k d): free parameters over the numbers of a call.
-    target
-        Relative squared error at which the layer counts as extracted.
-    cost
-        phi, the Cramér-Rao bound of the calls in units of s^2 / e; None where it was not computed.
-    rounded
-        Whether attacks on rounding were run.
-
     Examples
     --------
     >>> meter = LeakMeter(each=6.5, target=1e-6, cost=6.5)
@@ -85,10 +74,10 @@ class LeakMeter:
     ([65000, 13], 143)
     """
 
-    each: float
-    target: float
-    cost: float | None
-    rounded: bool = True
+    each: float  # p / (k d): free parameters over the numbers of a call
+    target: float  # relative squared error at which the layer counts as extracted
+    cost: float | None  # phi, the Cramér-Rao bound of the calls in units of s^2 / e; None if not computed
+    rounded: bool = True  # whether attacks on rounding were run
 
     def behind_noise(self, noise: float) -> Defence:
         """Return what is known of calls whose answers have independent noise."""
@@ -146,16 +135,9 @@ def measure_leak(found: "Recovery", target: float, limits: ServerLimits | None =
         cost, norm = min((query_cost(own, one * sphere, wide), one) for one in norms)
     meter = LeakMeter(each, target, cost, not unmeasured)
     verified = found.counts["verification"].calls if "verification" in found.counts else 0
-    return {
-        "target": target,
-        "asked": found.total.calls - verified,
-        "parameters": free,
-        "counting": each,
-        "length": length,
-        "norm": norm * root,
-        "unmeasured": unmeasured,
-        "defences": [asdict(one) for one in meter.defences()],
-    }
+    priced = {"target": target, "asked": found.total.calls - verified, "parameters": free, "counting": each}
+    priced |= {"length": length, "norm": norm * root, "unmeasured": unmeasured}
+    return priced | {"defences": [asdict(one) for one in meter.defences()]}
 
 
 def _explain_gap(layer: Any, free: int, norm: float, limits: ServerLimits, length: int) -> str:
@@ -175,10 +157,8 @@ def _explain_gap(layer: Any, free: int, norm: float, limits: ServerLimits, lengt
 
 def describe_queries(leak: Mapping[str, Any]) -> str:
     """Return the target error and the queries that the figures refer to."""
-    return (
-        f"to a squared error of {leak['target']:g}, {leak['length']} tokens a call, of norm {leak['norm']:.3g} at most "
-        "(more tokens a call need fewer calls)"
-    )
+    tokens = f"{leak['length']} tokens a call, of norm {leak['norm']:.3g} at most (more tokens a call need fewer calls)"
+    return f"to a squared error of {leak['target']:g}, {tokens}"
 
 
 def describe_unmeasured(leak: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from manyheads.errors import ManyheadsError
+from manyheads.recovery._types import Generator
 from manyheads.recovery.oracle.noise_estimate import OracleNoise
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.queries.bounded.method import BoundedSettings, extract_bounded
@@ -19,26 +20,22 @@ from manyheads.recovery.queries.rotary.method import extract_rotary
 from manyheads.recovery.queries.rotary.normalized import extract_rotary_on_sphere
 from manyheads.recovery.queries.scores.method import extract_scores
 from manyheads.recovery.queries.scores.normalized import extract_scores_behind_norm
-from manyheads.recovery.queries.sphere.method import SphereSettings, extract_on_sphere
+from manyheads.recovery.queries.sphere.method import extract_on_sphere
+from manyheads.recovery.queries.sphere.rows import SketchSettings
 from manyheads.recovery.queries.subspaces.method import extract_by_subspaces
 from manyheads.recovery.queries.subspaces.settings import ProbeSettings, SubspaceSettings
-from manyheads.recovery.queries.vocabulary.method import VocabularySettings, extract_from_vocabulary
+from manyheads.recovery.queries.vocabulary.method import extract_from_vocabulary
 from manyheads.recovery.queries.vocabulary.noise import check_vocabulary
 from manyheads.recovery.refusals import FitError, LimitError, NotALayer, RecoveryRefused
 from manyheads.recovery.result.results import Extracted
 
 EXACT = 1e-10  # noise up to which the design that divides by small differences is chosen
+# Tolerance from which, and noise up to which, single precision is met by `probes`. On a trained GPT-2 its
+# certificates state 4e-6 to 3e-3, for a sixth of the calls of the bounded method (row `trained-probes`).
 LOOSE, ROUNDED = 1e-2, 1e-6
-"""Tolerance from which, and noise up to which, single precision is met by `probes`.
-
-On a trained GPT-2 its certificates state 4e-6 to 3e-3, for a sixth of the calls of the bounded method
-(row `trained-probes`).
-"""
-
 SINGLE = 3e-8  # noise of sines and cosines that were rounded to float32, whatever the rest is computed in
-
+# Largest dimension at which a layer that has no room for disjoint output spaces is tried with O(d^2) calls unasked
 WIDEST = 256
-"""Largest dimension at which a layer that has no room for disjoint output spaces is tried with O(d^2) calls unasked."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +46,8 @@ class Attempt:
     method: str
     accurate: bool
     reason: str  # why this method
-    # "always"; "unverified": only where an earlier attempt found a layer that failed on fresh sequences; "ranks": only
-    # where an earlier one was refused because the output spaces of the heads are not disjoint; "refused": only where
-    # all earlier ones were refused
+    # "unverified": where an earlier one found a layer that failed on fresh sequences; "ranks": where one was refused
+    # because the output spaces of the heads are not disjoint; "refused": where all earlier ones were refused
     after: Literal["always", "unverified", "ranks", "refused"] = "always"
     noise: float = 0.0  # least noise that the method assumes
     guess: bool = False  # whether what it finds counts only if it is right
@@ -61,19 +57,13 @@ def settle(settings: OracleSettings, options: ExtractionOptions, measured: Oracl
     """Return the settings of the oracle with what was found out; refuse what contradicts the options."""
     if options.causal not in (None, measured.causal):
         found, said = (("", "not "), ("not ", ""))[not measured.causal]
-        raise NotALayer(
-            f"the function is {found}causal, and was said {said}to be: say causal={measured.causal}, or None",
-            measured=float(measured.causal),
-            threshold=float(not measured.causal),
-        )
+        raise NotALayer(f"the layer is {found}causal, and was said {said}to be: say causal={measured.causal}, or None")
     if measured.positional and not (options.rotary or options.scores):
-        raise NotALayer(
-            "exchanging two earlier tokens changes the last row: the function adds or turns by positions, or is more "
-            "than one layer. If queries and keys are rotated, say rotary=True; if scores depend on positions "
-            "otherwise, say scores=True; positions that are added to tokens are taken out by the caller",
-            measured=measured.order,
-            threshold=10 * measured.level,
+        what = (
+            "exchanging two earlier tokens changes the last row: positions, or more than one layer. Say rotary=True of "
         )
+        what += "rotated queries and keys, scores=True of other scores; take positions out that are added to tokens"
+        raise NotALayer(what, measured.order, 10 * measured.level)
     return dataclasses.replace(settings, causal=measured.causal, pad=settings.pad and measured.causal)
 
 
@@ -83,38 +73,23 @@ def check_limits(oracle: Oracle, options: ExtractionOptions) -> None:
     if limits.vocabulary is not None:
         check_vocabulary(limits.vocabulary, oracle.dim)
         if options.rotary or options.scores or options.normalized:
-            raise LimitError(
-                "a vocabulary with rotary positions or a norm in front: these methods ask tokens between its rows. "
-                "Give the function without them"
-            )
+            raise LimitError("a vocabulary with rotary positions or a norm in front: give the function without them")
     if oracle.longest < 3 <= limits.longest:
-        raise LimitError(
-            f"lengths from {limits.min_length} to {limits.max_length}: three tokens repeated as often have no length "
-            "in between. If the function is causal and shows all rows, say so by causal=True in the options or as its "
-            "attribute: then sequences are padded"
+        lengths = (
+            f"lengths from {limits.min_length} to {limits.max_length}: three tokens, repeated, have none in between"
         )
+        raise LimitError(f"{lengths}. If it is causal and shows all rows, say causal=True: then sequences are padded")
     if limits.longest < 3:
-        raise LimitError(
-            f"max_length={limits.max_length}: sequences of three tokens are needed. Two show every head at one shift "
-            "of its logit, which does not tell a head from one with the opposite signs"
-        )
+        raise LimitError(f"max_length={limits.max_length}: sequences of three tokens are needed; two leave signs open")
     if (options.rotary or options.scores) and limits.last_row and limits.min_length > 1:
-        raise LimitError(
-            f"min_length={limits.min_length} with last_row: positions make what stands in front of a token matter, so "
-            "that shorter sequences cannot be lengthened; extract where all rows or shorter sequences are answered"
-        )
+        what = "behind positions shorter sequences cannot be lengthened; extract where all rows are answered"
+        raise LimitError(f"min_length={limits.min_length} with last_row: {what}")
 
 
 # Tokens of the longest sequence, and units sqrt(d) of the largest norm, that a method cannot do without
 ROOM: Mapping[str, tuple[int, float]] = MappingProxyType(
-    {
-        "sphere": (10, 2.0),
-        "rotary": (33, np.inf),
-        "rotary-sphere": (16, 2.0),
-        "scores": (33, 3.0),
-        "scores-sphere": (33, 2.0),
-        "vocabulary": (8, 0.0),
-    }
+    {"sphere": (10, 2.0), "rotary": (33, np.inf), "rotary-sphere": (16, 2.0)}
+    | {"scores": (33, 3.0), "scores-sphere": (33, 2.0), "vocabulary": (8, 0.0)}
 )
 
 
@@ -150,9 +125,8 @@ def plan_attempts(method: str, level: float, measured: OracleNoise, options: Ext
     if method.startswith("scores") and not options.accurate:
         plan.append(Attempt(method, True, "more calls for more digits", "refused"))
     if method == "rotary" or (method == "rotary-sphere" and not options.mlp):
-        plan.append(
-            Attempt(method.replace("rotary", "scores"), options.accurate, f"any score, as {method} refused", "refused")
-        )
+        other = method.replace("rotary", "scores")
+        plan.append(Attempt(other, options.accurate, f"any score, as {method} refused", "refused"))
     if method == "probes" and reason != "asked for":
         reason = "heads could not be followed from probe to probe"
         plan += [Attempt("bounded", options.accurate, reason, after) for after in ("unverified", "refused")]
@@ -164,11 +138,11 @@ def plan_attempts(method: str, level: float, measured: OracleNoise, options: Ext
 def _choose(level: float, measured: OracleNoise, options: ExtractionOptions) -> tuple[str, str]:
     if options.limits.vocabulary is not None:
         return "vocabulary", "the server takes the tokens of a vocabulary alone"
-    if options.scores:
-        if measured.normalized if options.normalized is None else options.normalized:
-            return "scores-sphere", "the function normalizes its tokens, and its scores are others than rotary ones"
-        return "scores", "the attention scores are said to be others than plain or rotary ones"
     normalized = measured.normalized if options.normalized is None else options.normalized
+    if options.scores and normalized:
+        return "scores-sphere", "the function normalizes its tokens, and its scores are others than rotary ones"
+    if options.scores:
+        return "scores", "the attention scores are said to be others than plain or rotary ones"
     if options.rotary and normalized:
         return "rotary-sphere", "the function normalizes its tokens, and turns queries and keys by their positions"
     if options.rotary:
@@ -182,39 +156,33 @@ def _choose(level: float, measured: OracleNoise, options: ExtractionOptions) -> 
     return "bounded", f"the relative noise {level:.1g} is above {EXACT:g}"
 
 
-@dataclass(frozen=True)
-class Method:
-    """One extractor, and its settings for few calls and for many digits.
-
-    ``extract(oracle, noise, rng, settings)`` asks the oracle, whose answers have the relative error `noise`, and
-    returns the layer, not yet verified, with the figures of its stages; it raises `RecoveryRefused`.
-    """
-
-    extract: Callable[[Oracle, float, np.random.Generator, Any], Extracted]
-    settings: Any
-
-    def __call__(self, oracle: Oracle, noise: float, rng: np.random.Generator, accurate: bool) -> Extracted:
-        """Extract, with more calls for more digits where `accurate`."""
-        return self.extract(oracle, noise, rng, self.settings.accurate() if accurate else self.settings())
+# run(oracle, noise, rng, accurate) asks the oracle, whose answers have the relative error `noise`, and returns a layer
+# that is not yet verified, with the figures of its stages; it raises `RecoveryRefused`.
+Runner = Callable[[Oracle, float, Generator, bool], Extracted]
 
 
-Runner = Callable[[Oracle, float, np.random.Generator, bool], Extracted]
+def _runner(extract: Callable[[Oracle, float, Generator, Any], Extracted], sparing: Any, accurate: Any) -> Runner:
+    """Return an extractor with its settings for few calls and for many digits."""
+    return lambda oracle, noise, rng, many: extract(oracle, noise, rng, accurate if many else sparing)
+
+
+FORMS, ACCURATE = FormSettings(), FormSettings.accurate()
 METHODS: Mapping[str, Runner] = MappingProxyType(
     {
-        "subspaces": Method(extract_by_subspaces, SubspaceSettings),
-        "probes": Method(extract_by_subspaces, ProbeSettings),
-        "bounded": Method(extract_bounded, BoundedSettings),
-        "sphere": Method(extract_on_sphere, SphereSettings),
-        "rotary": Method(extract_rotary, FormSettings),
-        "scores": Method(extract_scores, FormSettings),
-        "scores-sphere": Method(extract_scores_behind_norm, FormSettings),
-        "vocabulary": Method(extract_from_vocabulary, VocabularySettings),
-        "rotary-sphere": Method(extract_rotary_on_sphere, FormSettings),
+        "subspaces": _runner(extract_by_subspaces, SubspaceSettings(), SubspaceSettings.accurate()),
+        "probes": _runner(extract_by_subspaces, ProbeSettings(), ProbeSettings(sketch=12.0)),
+        "bounded": _runner(extract_bounded, BoundedSettings(), BoundedSettings(oversampling=3.0, tries=24)),
+        "sphere": _runner(extract_on_sphere, SketchSettings(), SketchSettings(extra=10, share=0.4)),
+        "rotary": _runner(extract_rotary, FORMS, ACCURATE),
+        "scores": _runner(extract_scores, FORMS, ACCURATE),
+        "scores-sphere": _runner(extract_scores_behind_norm, FORMS, ACCURATE),
+        "vocabulary": _runner(extract_from_vocabulary, SketchSettings(), SketchSettings(extra=12, share=0.4)),
+        "rotary-sphere": _runner(extract_rotary_on_sphere, FORMS, ACCURATE),
     }
 )
 
 
-def run_method(attempt: Attempt, oracle: Oracle, level: float, rng: np.random.Generator) -> Extracted:
+def run_method(attempt: Attempt, oracle: Oracle, level: float, rng: Generator) -> Extracted:
     """Run a method, and convert numerical failures to `FitError`."""
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -222,28 +190,18 @@ def run_method(attempt: Attempt, oracle: Oracle, level: float, rng: np.random.Ge
             found = METHODS[attempt.method](oracle, max(level, attempt.noise), rng, attempt.accurate)
     except ManyheadsError:
         raise
-    except (np.linalg.LinAlgError, ArithmeticError) as error:
-        raise _not_finite(attempt, error) from error
-    except ValueError as error:
-        # SciPy says by ValueError, in several wordings, that it was handed NaN; anything else is a mistake of ours.
-        if not any(word in str(error).lower() for word in ("nan", "inf", "numeric")):
+    except (np.linalg.LinAlgError, ArithmeticError, ValueError) as error:
+        # SciPy says by ValueError, in several wordings, that it was handed NaN; any other is a mistake of ours.
+        words = ("nan", "inf", "numeric")
+        if type(error) is ValueError and not any(word in str(error).lower() for word in words):
             raise
         raise _not_finite(attempt, error) from error
-    if not all(np.isfinite(np.asarray(part)).all() for part in _parameters(found)):
+    # what a layer holds besides (forms of other offsets) shows in its predictions
+    parts = (getattr(found.layer, name, None) for name in ("theta", "projection", "key_bias", "bias"))
+    if not all(np.isfinite(np.asarray(part)).all() for part in parts if part is not None):
         raise _not_finite(attempt, "the layer found has weights that are not finite")
     return found
 
 
 def _not_finite(attempt: Attempt, error: Any) -> RecoveryRefused:
-    return FitError(
-        f"the arithmetic of method {attempt.method!r} broke down ({error}): the answers fit no layer of this form, or "
-        "are too noisy",
-        measured=np.inf,
-        threshold=1.0,
-    )
-
-
-def _parameters(found: Extracted) -> list[Any]:
-    """Return the arrays of a layer; what it holds besides (forms of other offsets) shows in its predictions."""
-    parts = (getattr(found.layer, name, None) for name in ("theta", "projection", "key_bias", "bias"))
-    return [part for part in parts if part is not None]
+    return FitError(f"arithmetic of method {attempt.method!r} broke down ({error}): other layer, or noise", np.inf, 1.0)

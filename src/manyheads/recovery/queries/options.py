@@ -2,13 +2,14 @@
 
 import os
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from manyheads.errors import check_integer
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
 from manyheads.recovery.oracle.limits import ServerLimits
 from manyheads.recovery.oracle.oracle import Budget, OracleSettings
-from manyheads.recovery.result.certificates import Draw, GaussianSequences, Verification
-from manyheads.recovery.result.fitted_sequences import FittedSequences
+from manyheads.recovery.result.certificates import Verification
+from manyheads.recovery.result.distributions import Draw, FittedSequences, GaussianSequences
 
 CERTIFICATES = 2  # number of certificates that may be drawn; the confidence holds for all of them together
 MOST_TRIES = 1000  # largest number of seeds of a method
@@ -63,7 +64,7 @@ class ExtractionOptions:
     mlp: bool = False
     stochastic: bool = False
     accurate: bool = False
-    tries: int = 3
+    tries: int = constrained(3, Constraint(least=1, most=MOST_TRIES))
     verify: int = 400
     confidence: float = 1 - 1e-4
     tolerance: float = 1e-6
@@ -78,22 +79,19 @@ class ExtractionOptions:
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        check_integer("tries", self.tries, 1, MOST_TRIES)
+        check_fields(self)
         self.verification()
         self.oracle()
 
     def knowing(self, target: LayerOracle) -> "ExtractionOptions":
         """Return the options with what a function states of itself, where they are silent."""
-        return replace(
-            self,
-            causal=target.causal if self.causal is None else self.causal,
-            normalized=target.normalized if self.normalized is None else self.normalized,
-            residual=self.residual or target.residual,
-            rotary=self.rotary or target.rotary,
-            scores=self.scores or target.scores,
-            mlp=self.mlp or target.mlp,
-            dtype=target.dtype if self.dtype == "float64" else self.dtype,
-        )
+        stated: dict[str, Any] = {"dtype": target.dtype if self.dtype == "float64" else self.dtype}
+        for name in ("causal", "normalized", "residual", "rotary", "scores", "mlp"):
+            own = getattr(self, name)
+            stated[name] = (
+                own if own is not None and (own or name in ("causal", "normalized")) else getattr(target, name)
+            )
+        return replace(self, **stated)
 
     def verification(self) -> Verification:
         """Return how the result is verified."""
@@ -110,13 +108,7 @@ class ExtractionOptions:
 
     def oracle(self) -> OracleSettings:
         """Return how the function is asked."""
-        return OracleSettings(
-            causal=self.causal is not False,
-            residual=self.residual,
-            dtype=self.dtype,
-            batch=self.batch,
-            budget=Budget(self.most_calls, self.most_tokens, self.most_seconds),
-            progress=self.progress,
-            limits=self.limits,
-            pad=bool(self.causal or self.rotary or self.scores) and not self.limits.last_row,
-        )
+        budget = Budget(self.most_calls, self.most_tokens, self.most_seconds)
+        pad = bool(self.causal or self.rotary or self.scores) and not self.limits.last_row
+        known = (self.causal is not False, self.residual, self.dtype, self.batch)
+        return OracleSettings(*known, budget, self.progress, self.limits, pad)

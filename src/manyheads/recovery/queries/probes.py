@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manyheads.recovery.queries.sigmoid_network import Array, NetDesign, PairNets, net_amplification
+from manyheads.recovery._types import Array
+from manyheads.recovery.queries.sigmoid_network import NetDesign, PairNets, net_amplification
 from manyheads.recovery.queries.warm_start import Followed
 
 CLEAR = 0.05  # weight below which a probe is left out: its errors are twenty times those of the reference
@@ -48,7 +49,7 @@ def probe_until(
     `errors`, the design of the nets and the amplification of noise at the reference, weights probes by their error and
     leaves out those where it is much larger; None counts all accepted ones alike.
     """
-    moves, nets = [np.zeros((1, directions.shape[1]))], [PairNets(*(np.asarray(part)[None] for part in reference))]
+    moves, nets = [np.zeros((1, directions.shape[1]))], [reference.one(np.newaxis)]
     weights = [np.ones((1, len(reference.values)))]
     used = dropped = halvings = 0
     count = first
@@ -66,7 +67,7 @@ def probe_until(
         dropped += len(block) - len(kept)
         halvings += found.halvings
         moves.append(found.steps[kept, None] * block[kept])
-        nets.append(PairNets(*(part[kept] for part in found.nets)))
+        nets.append(found.nets.one(kept))
         weights.append(weight)
         joined = PairNets(*(np.concatenate(parts) for parts in zip(*nets, strict=True)))
         probed = Probed(np.concatenate(moves), joined, np.concatenate(weights), dropped, halvings)

@@ -15,9 +15,9 @@ and W of its rank (`manyheads.recovery.queries.rotary.tangent`). P is then the f
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Generator
 from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings, descend, fit_gauss_newton
 from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.evaluation import relative_error
@@ -26,8 +26,6 @@ from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.rotary.tangent import NEAR, RotaryTangent, RotaryWeights
 from manyheads.recovery.queries.sigmoid_network import EXACT
 from manyheads.recovery.result.results import StageLog
-
-Array = NDArray[np.float64]
 
 LENGTH = 4  # tokens of a sequence
 HELD = 8  # one sequence in so many is held out
@@ -51,36 +49,16 @@ class Refined(NamedTuple):
     kept: bool  # whether the refined layer was the better one
 
 
-def refinement_size(dim: int, heads: int, excess: float) -> int:
-    """Return the number of sequences whose labels are `excess` times as many as the weights."""
-    return int(np.ceil(excess * _weights(dim, heads) / (LENGTH * dim)))
-
-
 def refinement_work(dim: int, heads: int, excess: float) -> float:
-    """Return the floating-point operations that a refinement is expected to take.
-
-    Examples
-    --------
-    >>> refinement_work(64, 4, excess=12) < 4e11 < refinement_work(128, 8, excess=12)
-    True
-    """
-    return 8.0 * PRODUCTS * refinement_size(dim, heads, excess) * LENGTH * heads * dim**2
+    """Return the floating-point operations that a refinement is expected to take."""
+    count = int(np.ceil(excess * _weights(dim, heads) / (LENGTH * dim)))  # sequences
+    return 8.0 * PRODUCTS * count * LENGTH * heads * dim**2
 
 
 def refine_layer(
-    oracle: Oracle,
-    layer: AttentionLayer | RotaryLayer,
-    rng: np.random.Generator,
-    *,
-    excess: float = 12.0,
-    length: int = LENGTH,
+    oracle: Oracle, layer: AttentionLayer | RotaryLayer, rng: Generator, *, excess: float = 12.0, length: int = LENGTH
 ) -> Refined:
-    """Fit all weights of a layer to fresh answers of its oracle, from where an extraction left them.
-
-    Asks about standard normal tokens, shortened where the server asks for it: labels are `excess` times as many as the
-    weights, and an eighth more are held out. Forms of a rotary layer have to go on by turns; its frequencies are found
-    as far as sequences of `length` tokens show them.
-    """
+    """Fit all weights of a layer to fresh answers of its oracle, from where an extraction left them."""
     weights = fitted_weights(layer)
     length = int(min(length, oracle.longest))
     fresh, held = ask_fresh(oracle, int(np.ceil(excess * weights / (length * layer.dim))), length, rng)
@@ -90,10 +68,9 @@ def refine_layer(
     else:
         plain = fit_gauss_newton(layer, fresh.x, fresh.y, settings=PLAIN)
         fitted, error = plain.layer, plain.error
-    before, after = (function_error(one, held) for one in (layer, fitted))
-    share = weights / fresh.x.size
+    before, after = (relative_error(one, held) for one in (layer, fitted))
+    share, kept = weights / fresh.x.size, after < before
     noise = error / (1 - share)
-    kept = after < before
     return Refined(fitted if kept else layer, before, after, noise, noise * share, kept)
 
 
@@ -112,9 +89,7 @@ def _fit_rotary(layer: RotaryLayer, fresh: Examples, free: int) -> tuple[RotaryL
     return found, fitted.error
 
 
-def refine_turned(
-    oracle: Oracle, layer: RotaryLayer, noise: float, rng: np.random.Generator, log: StageLog
-) -> RotaryLayer:
+def refine_turned(oracle: Oracle, layer: RotaryLayer, noise: float, rng: Generator, log: StageLog) -> RotaryLayer:
     """Refine a rotary layer where answers are noisy, if it is small enough and its forms go on by turns."""
     if type(layer) is not RotaryLayer or layer.turns is None or noise <= EXACT:
         return layer
@@ -123,8 +98,7 @@ def refine_turned(
     with log.stage("refinement") as figures:
         refined = refine_layer(oracle, layer, rng, length=TURNED)
         figures |= {name: float(value) for name, value in refined._asdict().items() if name != "layer"}
-    found: RotaryLayer = refined.layer
-    return found
+    return refined.layer
 
 
 def fitted_weights(layer: AttentionLayer | RotaryLayer) -> int:
@@ -134,25 +108,12 @@ def fitted_weights(layer: AttentionLayer | RotaryLayer) -> int:
     return _weights(layer.dim, layer.heads)
 
 
-def function_error(layer: AttentionLayer | RotaryLayer, examples: Examples) -> float:
-    """Return the squared error of a layer relative to the variance of the labels; infinite for NaN."""
-    if not isinstance(layer, RotaryLayer):
-        return relative_error(layer, examples)
-    error = float(np.sum((layer(examples.x) - examples.y) ** 2)) / examples.power
-    return error if np.isfinite(error) else np.inf
-
-
-def ask_fresh(oracle: Oracle, count: int, length: int, rng: np.random.Generator) -> tuple[Examples, Examples]:
+def ask_fresh(oracle: Oracle, count: int, length: int, rng: Generator) -> tuple[Examples, Examples]:
     """Ask about `count` sequences of standard normal tokens, and an eighth more, held out."""
-    x = rng.standard_normal((with_held(count), length, oracle.dim)) * (oracle.unit / np.sqrt(oracle.dim))
+    x = rng.standard_normal((count + max(16, count // HELD), length, oracle.dim)) * (oracle.unit / np.sqrt(oracle.dim))
     x *= np.minimum(1.0, oracle.limits.reach / np.linalg.norm(x, axis=-1, keepdims=True))
     y = oracle(x, read="all")
     return Examples(x[:count], y[:count]), Examples(x[count:], y[count:])
-
-
-def with_held(count: int) -> int:
-    """Return the number of sequences with those that are held out."""
-    return count + max(16, count // HELD)
 
 
 def _weights(dim: int, heads: int) -> int:

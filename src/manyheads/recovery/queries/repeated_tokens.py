@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Ask, Generator, Indices
 from manyheads.recovery.queries.rotary.forms import gap_rank
-from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 STEP = 2e-3  # angle between the points of a difference, in radians
@@ -35,13 +35,13 @@ USABLE = 1e3  # amplification below which two tokens are enough
 
 
 def difference(
-    ask: Callable[..., Array], sequences: Callable[[float], Array], step: float, stencil: tuple[float, ...] = STENCIL
+    ask: Ask, sequences: Callable[[float], Array], step: float, stencil: tuple[float, ...] = STENCIL
 ) -> Array:
     """Return the derivatives (n, k, d) of the answers to sequences(s) (n, k, d) at s = 0."""
-    parts = [
-        weight / step * (ask(sequences(shift * step), read="all") - ask(sequences(-shift * step), read="all"))
-        for shift, weight in enumerate(stencil, start=1)
+    sides = [
+        [ask(sequences(sign * place * step), read="all") for sign in (1, -1)] for place in range(1, len(stencil) + 1)
     ]
+    parts = [weight / step * (above - below) for weight, (above, below) in zip(stencil, sides, strict=True)]
     return np.asarray(sum(parts))
 
 
@@ -49,18 +49,18 @@ def difference(
 class RepeatedToken:
     """Asks about sequences of one token z in which one place is moved on the sphere through z."""
 
-    ask: Callable[..., Array]
+    ask: Ask
     basis: Array  # orthonormal rows (b, d) that span the tokens
     axis: Array  # z, of norm one (d,)
     radius: float  # |z|
 
-    def directions(self, count: int, rng: np.random.Generator) -> Array:
+    def directions(self, count: int, rng: Generator) -> Array:
         """Draw orthonormal directions (count, d) at right angles to z."""
         drawn = rng.standard_normal((count, len(self.basis))) @ self.basis
         drawn -= np.outer(drawn @ self.axis, self.axis)
         return np.linalg.qr(drawn.T)[0].T
 
-    def derivatives(self, directions: Array, places: np.ndarray, length: int) -> Array:
+    def derivatives(self, directions: Array, places: Indices, length: int) -> Array:
         """Return the derivatives (a, p, length, d) of all rows, each place moved along each direction (a, d)."""
         moved = np.repeat(directions, len(places), axis=0)
         where, z = np.tile(places, len(directions)), self.radius * self.axis
@@ -76,15 +76,12 @@ class RepeatedToken:
 
 @dataclass(frozen=True)
 class RepeatedHeads:
-    """The heads at one token z: p_i(n, n - 1) of the first token in rows n = 1 .. T, (T, m), and how well they differ.
-
-    `condition` multiplies errors of answers; `residual` is the relative error of the tables of rank one.
-    """
+    """The heads at one token z: shares p_i(n, n - 1) of the first token in rows n = 1 .. T, (T, m)."""
 
     token: RepeatedToken
     shares: Array
-    condition: float
-    residual: float
+    condition: float  # multiplies errors of answers
+    residual: float  # relative error of the tables of rank one
 
     def values(self, directions: Array) -> Array:
         """Return e W_i, (m, a, d), at directions (a, d), from one moved token each."""
@@ -100,7 +97,7 @@ class RepeatedHeads:
         """Return the singular value of a head's values, relative, below which it is not the head's own."""
         return min(max(10 * self.residual, self.leak, least), COARSEST)
 
-    def output_rows(self, extra: int, floor: float, rng: np.random.Generator) -> tuple[Array, list[int]]:
+    def output_rows(self, extra: int, floor: float, rng: Generator) -> tuple[Array, list[int]]:
         """Return e W_i (m, a, d) at as many directions as exhaust the output spaces, and the ranks of these."""
         dim, heads = len(self.token.axis), self.shares.shape[1]
         most, wanted = len(self.token.basis) - 1, max(4, dim // heads + extra)
@@ -114,16 +111,12 @@ class RepeatedHeads:
             if max(ranks) + min(extra, 2) <= count:
                 return rows, ranks
             if count == most:
-                raise RankBudgetError(
-                    f"the output spaces of {heads} heads are not exhausted by {count} directions: heads of full rank",
-                    measured=float(max(ranks)),
-                    threshold=float(most),
-                )
+                raise RankBudgetError(f"{count} directions do not exhaust {heads} output spaces", max(ranks), most)
             wanted *= 2
 
 
 def find_repeated_heads(
-    ask: Callable[..., Array], basis: Array, radius: float, noise: float, rng: np.random.Generator, tries: int = TRIES
+    ask: Ask, basis: Array, radius: float, noise: float, rng: Generator, tries: int = TRIES
 ) -> RepeatedHeads:
     """Find the heads at the best of a few random tokens of a norm."""
     best: RepeatedHeads | None = None
@@ -132,16 +125,13 @@ def find_repeated_heads(
         axis = rng.standard_normal(len(basis)) @ basis
         token = RepeatedToken(ask, basis, axis / np.linalg.norm(axis), radius)
         while True:
-            found = _at(token, offsets, max(RANK, 1e2 * noise / STEP), rng)
+            found = _heads_at(token, offsets, max(RANK, 1e2 * noise / STEP), rng)
             if not isinstance(found, int):
                 break
             offsets *= 2
             if offsets > MOST:
                 raise RankBudgetError(
-                    f"the answers to a moved token have {found} dimensions, more heads than {MOST} offsets show: no "
-                    "layer with positions, or too many heads",
-                    measured=float(found),
-                    threshold=float(MOST - 2),
+                    f"moved tokens show {found} dimensions, for {MOST} offsets: too many heads", found, MOST - 2
                 )
         if found is None:
             continue
@@ -154,16 +144,11 @@ def find_repeated_heads(
         if best.condition < (USABLE if turn else GOOD * rank[0]):
             break
     if best is None:
-        raise FitError(
-            "sequences of one repeated token show no heads: weights that do not depend on positions, or not on them "
-            "alone, or answers too noisy to be differentiated",
-            measured=rest,
-            threshold=ROUGH,
-        )
+        raise FitError("repeated tokens show no heads: weights of more than positions, or noise", rest, ROUGH)
     return best
 
 
-def _at(token: RepeatedToken, offsets: int, cut: float, rng: np.random.Generator) -> RepeatedHeads | int | None:
+def _heads_at(token: RepeatedToken, offsets: int, cut: float, rng: Generator) -> RepeatedHeads | int | None:
     """Return the heads at a token; how many there seem to be, where offsets are too few; None if they do not split."""
     length = 2 * offsets
     moved = token.derivatives(token.directions(1, rng), np.arange(length), length)  # (1, place, row, d)
@@ -173,8 +158,7 @@ def _at(token: RepeatedToken, offsets: int, cut: float, rng: np.random.Generator
     flat = table.reshape(-1, table.shape[2])
     spectrum, frame = np.linalg.svd(flat, full_matrices=False)[1:]
     heads = gap_rank(spectrum, cut)
-    if not heads:
-        raise FitError("moved tokens change no answer: no head reads the tokens", measured=0.0, threshold=1.0)
+    FitError.if_below(heads, 1, "moved tokens change no answer: no head reads the tokens")
     if heads > offsets - 2:
         return heads
     small = table @ frame[:heads].T  # (n, t, m)

@@ -24,27 +24,18 @@ from scipy import linalg
 from scipy.special import expit, logit
 
 from manyheads.errors import ShapeError
+from manyheads.recovery._types import Array, Indices
 from manyheads.recovery.refusals import FitError
 
-Array = NDArray[np.float64]
-
 EPS = float(np.finfo(np.float64).eps)
-
 TINY = float(np.finfo(np.float64).tiny)
-
 EXACT = 1e-10  # relative error of an answer up to which it counts as exact but for rounding
 MEMORY = 2**28  # bytes that the normal matrices and Jacobians of one block of probes may take
-
+# Share of the mean squared derivative that a parameter without any is damped with. A saturated gate says nothing of
+# its logit: damped relative to its own derivative alone, it would take any step, and a step into the far end of the
+# gate is one without return.
 FLOOR = 1e-6
-"""Share of the mean squared derivative that a parameter without any is damped with.
-
-A saturated gate says nothing of its logit: damped relative to its own derivative alone, it would take any step, and a
-step into the far end of the gate is one without return.
-"""
-
 STEP = 1.0  # most that one step may change the logit of one row through one parameter
-
-
 CHOLESKY = 96  # size from which normal equations are solved one by one, at half the arithmetic, and not in a batch
 
 
@@ -79,8 +70,7 @@ class NetDesign:
         return self._gates(slopes) - self.baselines[:, None]
 
     def _gates(self, slopes: Array) -> Array:
-        gates: Array = expit(self.features @ np.swapaxes(slopes, -1, -2) - self.shifts[:, None])
-        return gates
+        return expit(self.features @ np.swapaxes(slopes, -1, -2) - self.shifts[:, None])
 
 
 class PairNets(NamedTuple):
@@ -90,11 +80,11 @@ class PairNets(NamedTuple):
     values: Array
     residual: Array
 
-    def one(self, index: int) -> "PairNets":
-        """Return the net of one probe."""
+    def one(self, index: Any) -> "PairNets":
+        """Return the net of one probe, or of some."""
         return PairNets(self.slopes[index], self.values[index], self.residual[index])
 
-    def permuted(self, order: Any) -> "PairNets":
+    def permute(self, order: Any) -> "PairNets":
         """Return the same single net with its heads in another order."""
         return PairNets(self.slopes[order], self.values[order], self.residual)
 
@@ -103,8 +93,7 @@ def read_gates(gates: Array, shifts: Array, least: float) -> Array:
     """Return logits (n, m) from gates (n, K, m), each at the shift where its gate is nearest to one half."""
     best = np.argmin(np.abs(gates - 0.5), axis=1)
     chosen = np.take_along_axis(gates, best[:, None], axis=1)[:, 0]
-    found: Array = logit(np.clip(chosen, least, 1 - least)) + shifts[best]
-    return found
+    return logit(np.clip(chosen, least, 1 - least)) + shifts[best]
 
 
 def lift_pivots(triangle: Array) -> Array:
@@ -115,10 +104,7 @@ def lift_pivots(triangle: Array) -> Array:
 
 
 def kaufman_normal(features: Array, derivative: Array, basis: Array, values: Array) -> Array:
-    """Return the normal matrices (b, m p, m p) of Kaufman's Jacobian, from the derivatives of the gates (b, n, m).
-
-    `basis` (b, n, m) is orthonormal and spans the units; the Jacobian is projected off it.
-    """
+    """Return the normal matrices (b, m p, m p) of Kaufman's Jacobian, from the derivatives of the gates (b, n, m)."""
     probes, rows, heads = derivative.shape
     width = features.shape[1]
     jacobian = (derivative[..., None] * features[:, None, :]).reshape(probes, rows, heads * width)
@@ -157,7 +143,7 @@ def fit_nets(
         parts.append(fit.run(iterations, tolerance))
     nets = PairNets(*map(np.concatenate, zip(*parts, strict=True)))
     if not all(np.isfinite(part).all() for part in nets):
-        raise FitError("a fit of the pair net left the finite numbers", measured=np.inf, threshold=1.0)
+        raise FitError("a fit of the pair net left the finite numbers", np.inf, 1.0)
     return nets.one(0) if single else nets
 
 
@@ -192,19 +178,19 @@ class _Fit:
             values = values @ np.swapaxes(self.basis, 1, 2)
         return self.slopes, values, np.sqrt(self.loss / self.total)
 
-    def _residual(self, slopes: Array, which: NDArray[np.intp]) -> tuple[Array, Array, Array]:
+    def _residual(self, slopes: Array, which: Indices) -> tuple[Array, Array, Array]:
         """Residual (b, n, D), its square, and the orthonormal basis of the units (b, n, m)."""
         basis = np.linalg.qr(self.design.units(slopes))[0]
         rest = self.answers[which] - basis @ (np.swapaxes(basis, 1, 2) @ self.answers[which])
         return rest, (rest**2).sum((1, 2)), basis
 
-    def _values(self, slopes: Array, which: NDArray[np.intp]) -> Array:
+    def _values(self, slopes: Array, which: Indices) -> Array:
         """Values (b, m, D): the linear least-squares solution; heads with the same units share theirs."""
         basis, triangle = np.linalg.qr(self.design.units(slopes))
         inner = np.swapaxes(basis, 1, 2) @ self.answers[which]
-        return np.asarray(np.linalg.solve(lift_pivots(triangle), inner), np.float64)
+        return np.linalg.solve(lift_pivots(triangle), inner)
 
-    def _normal(self, which: NDArray[np.intp]) -> tuple[Array, Array]:
+    def _normal(self, which: Indices) -> tuple[Array, Array]:
         """Return the normal matrix (b, m p, m p) and right-hand side (b, m p) of Kaufman's linear problem."""
         slopes, features = self.slopes[which], self.design.features
         rest, _, basis = self._residual(slopes, which)
@@ -215,7 +201,7 @@ class _Fit:
         right = (np.swapaxes(back, 1, 2) @ features).reshape(len(which), -1)
         return kaufman_normal(features, derivative, basis, values), right
 
-    def _step(self, active: NDArray[np.intp]) -> NDArray[np.bool_]:
+    def _step(self, active: Indices) -> NDArray[np.bool_]:
         """One accepted step per probe where one is found; which probes moved."""
         matrix, right = self._normal(active)
         size = matrix.shape[1]
@@ -247,7 +233,7 @@ def _solve_definite(matrices: Array, right: Array) -> Array:
     """Solve (b, s, s) x = (b, s), by Cholesky where that pays; no step where a matrix is not positive definite."""
     if matrices.shape[1] < CHOLESKY:
         try:
-            return np.asarray(np.linalg.solve(matrices, right[..., None])[..., 0], np.float64)
+            return np.linalg.solve(matrices, right[..., None])[..., 0]
         except np.linalg.LinAlgError:
             pass
     steps = np.zeros_like(right)

@@ -12,28 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from manyheads.recovery.queries.sigmoid_network import Array, NetDesign, PairNets, fit_nets
+from manyheads.recovery._types import Array, ArrayFunction, Indices
+from manyheads.recovery.queries.sigmoid_network import NetDesign, PairNets, fit_nets
 
+# Largest matched cost over smallest unmatched cost at which a match of heads still counts as clear. Measured here on
+# trained layers: heads exchanged without any other sign had margins above one; right fits stay below a third.
 MARGIN = 0.5
-"""Largest matched cost over smallest unmatched cost at which a match of heads still counts as clear.
-
-Measured here on trained layers: heads exchanged without any other sign had margins above one; right fits stay below a
-third.
-"""
-
-
 HALVINGS = 6  # halvings of the step of a probe, at most; then it is not accepted
 
 
 class Match(NamedTuple):
-    """Heads of one net matched to another: order, cost of the worst pair made, and its ratio to the best pair not made.
+    """Heads of one net matched to another."""
 
-    `order[i]` is the head of the found net that continues head i of the reference.
-    """
-
-    order: NDArray[np.intp]
-    cost: float
-    margin: float
+    order: Indices  # order[i] is the head of the found net that continues head i of the reference
+    cost: float  # of the worst pair made
+    margin: float  # its ratio to the best pair not made
 
 
 class Followed(NamedTuple):
@@ -44,6 +37,13 @@ class Followed(NamedTuple):
     accepted: NDArray[np.bool_]  # (b,) whether all guards passed
     halvings: int  # halvings of all probes together
     margin: Array  # (b,) margin of each match
+
+    @classmethod
+    def join(cls, parts: "list[Followed]") -> "Followed":
+        """Join what was followed in several blocks."""
+        nets, steps, accepted, halvings, margin = zip(*parts, strict=True)
+        joined = PairNets(*(np.concatenate(stack) for stack in zip(*nets, strict=True)))
+        return cls(joined, np.concatenate(steps), np.concatenate(accepted), sum(halvings), np.concatenate(margin))
 
 
 def match_net(found: PairNets, reference: PairNets, design: NetDesign | None = None) -> Match:
@@ -70,7 +70,7 @@ def match_net(found: PairNets, reference: PairNets, design: NetDesign | None = N
 
 def follow_nets(
     design: NetDesign,
-    ask: Callable[[Array], Array],
+    ask: ArrayFunction,
     reference: PairNets,
     probes: Array,
     *,
@@ -95,13 +95,13 @@ def follow_nets(
         answers = ask(steps[pending, None] * probes[pending])
         found = fit_nets(design, answers, reference.slopes) if fit is None else fit(answers)
         matches = [match_net(found.one(row), reference, design) for row in range(len(pending))]
-        found = _stack([found.one(row).permuted(match.order) for row, match in enumerate(matches)])
+        found = _stack([found.one(row).permute(match.order) for row, match in enumerate(matches)])
         objection = np.maximum(found.residual / allowed, 1.0)
         objection *= np.maximum(np.array([match.margin for match in matches]) / MARGIN, 1.0)
         fine = np.flatnonzero(objection <= 1.0)
         if check is not None and len(fine):
-            chosen = PairNets(*(part[fine] for part in found))
-            objection[fine] = np.maximum(check((steps[pending, None] * probes[pending])[fine], chosen), 1.0)
+            moves = steps[pending, None] * probes[pending]
+            objection[fine] = np.maximum(check(moves[fine], found.one(fine)), 1.0)
         for row, probe in enumerate(pending):
             if objection[row] < score[probe]:
                 nets[probe], score[probe] = found.one(row), objection[row]

@@ -13,91 +13,24 @@ which no finite number of answers gives; only E[min(e, 1)] <= E* + eps follows. 
 rarer than eps, nor of sequences that D does not draw, nor of an oracle that answers otherwise later.
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads._overview import Overview, Shown
-from manyheads.errors import UsageError, check_integer, check_integers
+from manyheads.errors import UsageError
+from manyheads.recovery._types import Array, ArrayFunction, Generator
 from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.result.distributions import Draw, GaussianSequences, describe_draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COARSE = 1e-3  # mean squared rounding of the answers, relative to their variance, from which it counts as an error
-
 OBSERVED = 50  # fresh sequences on which a model itself is compared
-
-Draw = Callable[[np.random.Generator, int, int], list[np.ndarray]]
-"""A distribution of sequences: draws `count` independent ones of dimension `dim`, stacked by their length (n, k, d)."""
-
-
-@dataclass(frozen=True)
-class GaussianSequences:
-    """Sequences of Gaussian tokens with independent, uniformly drawn lengths and scales.
-
-    Attributes
-    ----------
-    lengths
-        Lengths; a repeated one is drawn in proportion. One default sequence in six has 32 to 128 tokens, so that a
-        function with a shorter attention window is no attention layer.
-    scales
-        Standard deviations of the tokens.
-    """
-
-    lengths: tuple[int, ...] = 4 * (2, 4, 8, 16) + (32, 64, 128)
-    scales: tuple[float, ...] = (0.5, 1.0, 2.0)
-
-    def __post_init__(self) -> None:
-        if not self.lengths:
-            raise UsageError("lengths=(): give at least one")
-        for length in self.lengths:
-            check_integer("length", length)
-        if not self.scales or not all(0 < scale < np.inf for scale in self.scales):
-            raise UsageError(f"scales {self.scales}: give at least one, all of them positive")
-
-    def __call__(self, rng: np.random.Generator, count: int, dim: int) -> list[np.ndarray]:
-        """Draw `count` sequences, those of a length stacked."""
-        lengths, scales = rng.choice(self.lengths, count), rng.choice(self.scales, count)
-        return [
-            rng.standard_normal((int((lengths == k).sum()), k, dim)) * scales[lengths == k, None, None]
-            for k in dict.fromkeys(self.lengths)
-            if (lengths == k).any()
-        ]
-
-    def __str__(self) -> str:
-        scales = ", ".join(f"{scale:g}" for scale in self.scales)
-        counts = Counter(self.lengths)
-        groups = [(n, [str(k) for k in counts if counts[k] == n]) for n in dict.fromkeys(counts.values())]
-        shares = [f"{', '.join(ks)}{f' ({n / len(self.lengths):.0%} each)' * (len(groups) > 1)}" for n, ks in groups]
-        return f"Gaussian tokens of scale {scales} in sequences of length {', '.join(shares)}"
-
-
-@dataclass(frozen=True)
-class ShortSequences:
-    """The sequences of a distribution that have at most `longest` tokens."""
-
-    draw: Draw
-    longest: int
-
-    def __call__(self, rng: np.random.Generator, count: int, dim: int) -> list[np.ndarray]:
-        """Draw until there are `count` short ones."""
-        found: list[np.ndarray] = []
-        for _ in range(100):
-            missing = count - sum(map(len, found))
-            if not missing:
-                return found
-            for x in self.draw(rng, missing, dim):
-                found += [x] if x.shape[1] <= self.longest else []
-        raise UsageError(
-            f"the distribution draws hardly any sequence of at most {self.longest} tokens: give shorter ones"
-        )
-
-    def __str__(self) -> str:
-        return f"{describe_draw(self.draw)}, those of at most {self.longest} tokens"
 
 
 @dataclass(frozen=True, repr=False)
@@ -146,22 +79,18 @@ class Certificate(Shown):
 
     def to_json(self) -> Mapping[str, Any]:
         """Return the figures, whether they suffice, and the sentence, as JSON can hold them."""
-        return {
-            name: value if not isinstance(value, float) or np.isfinite(value) else str(value)
-            for name, value in asdict(self).items()
-        } | {"accepted": self.accepted, "statement": str(self)}
+        figures = {
+            name: str(v) if isinstance(v, float) and not np.isfinite(v) else v for name, v in asdict(self).items()
+        }
+        return figures | {"accepted": self.accepted, "statement": str(self)}
 
     def __str__(self) -> str:
+        itself = f" This is about a copy of the model. Against the model itself, which computes in {self.type_itself}, "
+        itself += f"errors are up to {self.itself or 0.0:.2g} ({OBSERVED} fresh sequences)."
         return (
             f"With confidence 1 - {1 - self.confidence:.2g}, at most {100 * self.exceeding:.2g}% of the sequences have "
             f"a relative squared error above {self.largest_error:.2g} ({self.sequences} fresh ones, median "
-            f"{self.median_error:.2g}; {self.distribution})."
-            + (
-                ""
-                if self.itself is None
-                else f" This is about a copy of the model. Against the model itself, which computes in "
-                f"{self.type_itself}, errors are up to {self.itself:.2g} ({OBSERVED} fresh sequences)."
-            )
+            f"{self.median_error:.2g}; {self.distribution}).{'' if self.itself is None else itself}"
         )
 
     def plot(self) -> "Figure":
@@ -182,46 +111,39 @@ class Certificate(Shown):
 class Verification:
     """Settings of the verification of a recovered layer."""
 
-    sequences: int = 400  # n, fresh sequences
-    confidence: float = 1 - 1e-4  # 1 - delta
+    sequences: int = constrained(400, Constraint(least=1))  # n, fresh sequences
+    confidence: float = constrained(1 - 1e-4, Constraint(above=0, below=1))  # 1 - delta
     tolerance: float = 1e-6  # largest relative squared error that is accepted
-    distribution: Draw = GaussianSequences()  # D: draws the sequences. Its text says in the certificate what it draws.
+    # D: draws the sequences. Its text says in the certificate what it draws.
+    distribution: Draw = field(default_factory=GaussianSequences)
     # How many certificates may be drawn until one is accepted. Each has the share delta/rounds of the doubt, so that
     # the confidence holds for whichever is shown.
-    rounds: int = 1
+    rounds: int = constrained(1, Constraint(least=1))
 
     def __post_init__(self) -> None:
-        check_integers(self, "rounds", "sequences")
-        if not 0 < self.confidence < 1:
-            raise UsageError(f"confidence {self.confidence}: give a number between 0 and 1")
-        if not self.tolerance > 0:
-            raise UsageError(f"tolerance {self.tolerance}: give a positive relative squared error")
+        check_fields(self)
+        if not self.tolerance > 0:  # infinite accepts any
+            raise UsageError(f"tolerance={self.tolerance}: expected a positive number")
 
 
 def certify(
-    oracle: Oracle,
-    predict: Callable[[np.ndarray], np.ndarray],
-    rng: np.random.Generator,
-    settings: Verification | None = None,
+    oracle: Oracle, predict: ArrayFunction, rng: Generator, settings: Verification | None = None
 ) -> Certificate:
-    """Compare a recovered layer with its oracle on fresh sequences, and state what that proves.
-
-    `predict` maps (n, k, d) to (n, k, d) and must not depend on what `rng` draws, which is used for nothing else.
-    Whether the certificate is good enough is for the caller to ask (`accepted`).
-    """
+    """Compare a recovered layer with its oracle on fresh sequences, and state what that proves."""
     settings = settings or Verification()
     with oracle.stage("verification"):
         errors = oracle_errors(oracle, predict, rng, settings.sequences, settings.distribution)
-    return Certificate(
-        largest_error=float(errors.relative.max()),
-        median_error=float(np.median(errors.relative)),
-        exceeding=exceeding_share(settings.sequences, settings.confidence, settings.rounds),
-        confidence=settings.confidence,
-        sequences=settings.sequences,
-        tolerance=settings.tolerance,
-        variance=errors.variance,
-        distribution=describe_draw(settings.distribution) + (", last rows" if oracle.limits.last_row else ""),
-    )
+    drawn = describe_draw(settings.distribution) + (", last rows" if oracle.limits.last_row else "")
+    doubt = settings.confidence, settings.rounds
+    return state_errors(errors.relative, errors.variance, settings.tolerance, drawn, *doubt)
+
+
+def state_errors(
+    errors: Array, variance: float, tolerance: float, drawn: str, confidence: float, rounds: int = 1
+) -> Certificate:
+    """Return what relative errors of fresh sequences (n,) prove."""
+    share, median = exceeding_share(len(errors), confidence, rounds), float(np.median(errors))
+    return Certificate(float(errors.max()), median, share, confidence, len(errors), tolerance, variance, drawn)
 
 
 def exceeding_share(sequences: int, confidence: float, rounds: int = 1) -> float:
@@ -233,32 +155,26 @@ def exceeding_share(sequences: int, confidence: float, rounds: int = 1) -> float
 class OracleErrors(NamedTuple):
     """Mean squared error of every sequence (n,), variance of the answers, and the mean square of their rounding."""
 
-    squared: np.ndarray
+    squared: Array
     variance: float
     rounding: float
 
     @property
-    def relative(self) -> np.ndarray:
+    def relative(self) -> Array:
         """Errors relative to the variance; at least the rounding of the answers where that is coarse beside it."""
         coarse = self.rounding > COARSE * self.variance
         errors = np.maximum(self.squared, self.rounding) if coarse else self.squared
         return np.divide(errors, self.variance, out=np.where(errors > 0, np.inf, 0.0), where=self.variance > 0)
 
 
-def oracle_errors(
-    oracle: Oracle, predict: Callable[[np.ndarray], np.ndarray], rng: np.random.Generator, count: int, draw: Draw
-) -> OracleErrors:
-    """Compare predictions with the answers to `count` sequences, or with their last rows where only these are shown.
-
-    A rounded number errs by a uniform share of its last digit, of mean square spacing^2 / 12. Where that is not small
-    beside the variance of the answers, rounding removes what depends on the tokens, and a prediction without it agrees.
-    """
+def oracle_errors(oracle: Oracle, predict: ArrayFunction, rng: Generator, count: int, draw: Draw) -> OracleErrors:
+    """Compare predictions with the answers to `count` sequences, or with their last rows where only these are shown."""
     stacks = draw(rng, count, oracle.dim)
     if sum(map(len, stacks)) != count:
         raise UsageError(f"the distribution drew {sum(map(len, stacks))} sequences where {count} were asked for")
     errors, means, squares, whole = [], [], [], []
     last = oracle.limits.last_row
-    origin: np.ndarray | None = None  # near the mean, so that a large bias does not cancel digits of the variance
+    origin: Array | None = None  # near the mean, so that a large bias does not cancel digits of the variance
     for x in stacks:
         if not np.isfinite(x).all():
             raise UsageError("the distribution drew tokens that are NaN or infinite: nothing can be asked about them")
@@ -275,9 +191,3 @@ def oracle_errors(
     variance = np.concatenate(squares).mean() - np.mean(np.concatenate(means).mean(0) ** 2)
     spacing = oracle.limits.spacing(float(np.sqrt(np.concatenate(whole).mean())), oracle.answer_dtype or np.float64)
     return OracleErrors(np.concatenate(errors), max(float(variance), 0.0), spacing**2 / 12)
-
-
-def describe_draw(draw: Draw) -> str:
-    """Return what a distribution says of itself, or its name."""
-    name = getattr(draw, "__qualname__", None)  # of a function
-    return str(draw) if name is None else f"sequences drawn by {name}"

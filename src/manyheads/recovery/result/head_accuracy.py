@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from manyheads.recovery._types import Array
 from manyheads.recovery.layers.evaluation import attention_logits, softmax
 from manyheads.recovery.layers.rotary import RotaryLayer
 
@@ -43,12 +44,8 @@ class HeadAccuracy:
         return self.projection < 1
 
 
-def head_accuracies(layer: Any, stacks: list[np.ndarray], error: float, variance: float) -> tuple[HeadAccuracy, ...]:
-    """Return the accuracy of every head of a layer.
-
-    `stacks` are what the layer acts on: sequences (n, k, d), those of a length stacked; some fifty suffice. `error` is
-    the squared error of the answers relative to their `variance`.
-    """
+def head_accuracies(layer: Any, stacks: list[Array], error: float, variance: float) -> tuple[HeadAccuracy, ...]:
+    """Return the accuracy of every head of a layer."""
     heads = layer.heads
     gram, mean, weight = np.zeros((2 * heads, 2 * heads)), np.zeros((2 * heads, layer.dim)), 0
     for x in stacks:
@@ -80,15 +77,13 @@ def note_unresolved(accuracies: tuple[HeadAccuracy, ...], told_apart: bool = Fal
     if not unresolved:
         return ()
     which = f"head {unresolved[0]} is" if len(unresolved) == 1 else f"heads {', '.join(unresolved)} are"
-    why = (
-        "though held-out sequences need every head: its matrices are not determined"
-        if told_apart
-        else "and might not exist"
-    )
+    why = "and might not exist"
+    if told_apart:
+        why = "though held-out sequences need every head: its matrices are not determined"
     return (f"{which} below the error of the layer, {why}",)
 
 
-def _responses(layer: Any, x: np.ndarray) -> np.ndarray:
+def _responses(layer: Any, x: Array) -> Array:
     """Return h and t of all heads, (2m, n, k, d)."""
     logits = layer.logits(x) if isinstance(layer, RotaryLayer) else attention_logits(layer, x)  # (m, n, k, k)
     weights = softmax(logits)

@@ -23,12 +23,9 @@ def stages_panel(found: Recovery) -> Listing:
         )
         cost = ("", "", "") if asked is None else (f"{asked.calls:,}", f"{asked.tokens:,}", f"{asked.numbers:,}")
         rows.append((name, *cost, "" if stage is None else format_figure(round(stage.seconds, 3)), said))
-    return Listing(
-        "Stage by stage",
-        ("stage", "calls", "tokens", "numbers read", "CPU s", "what it found"),
-        tuple(rows),
-        note="A call is one sequence. Noise is measured before, and the result is selected and verified afterwards.",
-    )
+    columns = ("stage", "calls", "tokens", "numbers read", "CPU s", "what it found")
+    note = "A call is one sequence. Noise is measured before, and the result is selected and verified afterwards."
+    return Listing("Stage by stage", columns, tuple(rows), note=note)
 
 
 def leak_panel(leak: Mapping[str, Any]) -> Listing:
@@ -38,44 +35,32 @@ def leak_panel(leak: Mapping[str, Any]) -> Listing:
         calls = ("bound", "cheapest")
         figures = ["not measured" if one[name] is None else format_figure(float(f"{one[name]:.3g}")) for name in calls]
         rows.append((one["name"], *figures, format_figure(float(f"{one['loss']:.3g}"))))
-    return Listing(
-        "What attacks behind noise and rounding have cost",
-        ("defence", "bound, calls", "cheapest attack known, calls", "squared error of an answer"),
-        tuple(rows),
-        note=(
-            f"Calls {describe_queries(leak)}. {leak['counting']:,.3g} calls show as many numbers as the layer has free "
-            f"parameters. Bounds: {', '.join(dict.fromkeys(map(name_bound, leak['defences'])))}. "
-            f"{gap[:1].upper()}{gap[1:]}. Errors are relative to the variance."
-        ),
-    )
+    columns = ("defence", "bound, calls", "cheapest attack known, calls", "squared error of an answer")
+    bounds = ", ".join(dict.fromkeys(map(name_bound, leak["defences"])))
+    note = f"Calls {describe_queries(leak)}. {leak['counting']:,.3g} calls show as many numbers as the layer has free "
+    note += f"parameters. Bounds: {bounds}. {gap[:1].upper()}{gap[1:]}. Errors are relative to the variance."
+    return Listing("What attacks behind noise and rounding have cost", columns, tuple(rows), note=note)
 
 
 def recovery_section(found: Recovery, summary: Mapping[str, Any]) -> Section:
     """Return the chapter of a report on one recovery, from it and its `summarize_recovery`."""
-    asked = summary["asked"]
-    facts = {
-        "oracle": summary.get("oracle", ""),
-        "method": f"{summary['method']}: {summary['reason']}",
-        "acts on": summary["acts_on"],
-        "pictures": "of the heads one token back" if isinstance(found.layer, RotaryLayer) else "",
-        "asked": f"{asked['calls']:,} calls, {asked['tokens']:,} tokens, {asked['numbers']:,} numbers read",
-        "free parameters": f"{summary['parameters']:,}" if summary["parameters"] else "",
-        "largest token": format_figure(asked["largest_norm"]),
-        "against the weights": ", ".join(
-            f"{name.replace('_', ' ')} {format_figure(value)}" for name, value in summary["against_weights"].items()
-        ),
-        "tried": "; ".join(summary["tried"]),
-    }
+    asked, against = summary["asked"], summary["against_weights"].items()
+    facts = {"oracle": summary.get("oracle", ""), "method": f"{summary['method']}: {summary['reason']}"}
+    facts["acts on"] = summary["acts_on"]
+    facts["pictures"] = "of the heads one token back" if isinstance(found.layer, RotaryLayer) else ""
+    facts["asked"] = f"{asked['calls']:,} calls, {asked['tokens']:,} tokens, {asked['numbers']:,} numbers read"
+    facts["free parameters"] = f"{summary['parameters']:,}" if summary["parameters"] else ""
+    facts["largest token"] = format_figure(asked["largest_norm"])
+    facts["against the weights"] = ", ".join(f"{name.replace('_', ' ')} {format_figure(v)}" for name, v in against)
+    facts["tried"] = "; ".join(summary["tried"])
     layer = at_offset_one(found.layer)
     leak = summary.get("leak")
-    return Section(
-        f"{summary['heads']} heads in {summary['dim']} dimensions, from answers alone",
-        summary["certificate"]["statement"],
-        (
-            *layer_panels(layer, summary["rank_tolerance"]),
-            stages_panel(found),
-            *(() if leak is None else (leak_panel(leak),)),
-        ),
-        facts=tuple((name, value) for name, value in facts.items() if value),
-        command=summary.get("command", ""),
+    panels = (
+        *layer_panels(layer, summary["rank_tolerance"]),
+        stages_panel(found),
+        *([leak_panel(leak)] if leak else []),
     )
+    title = f"{summary['heads']} heads in {summary['dim']} dimensions, from answers alone"
+    facts_ = tuple((name, value) for name, value in facts.items() if value)
+    statement, command = summary["certificate"]["statement"], summary.get("command", "")
+    return Section(title, statement, panels, facts=facts_, command=command)

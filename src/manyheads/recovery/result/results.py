@@ -1,24 +1,24 @@
 """Result of a recovery: the layer, its certificate, and the figures of every stage."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from manyheads._arrays import takes_arrays
 from manyheads._overview import Overview, Shown
+from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Array, ArrayFunction, Figures
+from manyheads.recovery.layers.description import at_offset_one, describe_heads, rank_tolerance
+from manyheads.recovery.layers.evaluation import apply_layer
+from manyheads.recovery.oracle.noise_estimate import OracleNoise
+from manyheads.recovery.oracle.oracle import Counts, Oracle
 from manyheads.recovery.result.head_accuracy import HeadAccuracy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from manyheads.attention import AttentionLayer
-    from manyheads.recovery.oracle.noise_estimate import OracleNoise
-    from manyheads.recovery.oracle.oracle import Counts, Oracle
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,13 @@ class Stage:
 class StageLog:
     """Times stages and keeps their figures; queries of an oracle are counted under the stage's name."""
 
-    def __init__(self, oracle: "Oracle | None" = None):
-        self.oracle = oracle
-        self.stages: list[Stage] = []
+    def __init__(self, oracle: Oracle | None = None):
+        self.oracle, self.stages = oracle, list[Stage]()
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[dict[str, float]]:
+    def stage(self, name: str) -> Iterator[Figures]:
         """Run one stage, which writes its figures into the dictionary it is given."""
-        started, figures = time.process_time(), dict[str, float]()
+        started, figures = time.process_time(), Figures()
         with nullcontext() if self.oracle is None else self.oracle.stage(name):
             yield figures
         plain = {name: float(value) for name, value in figures.items()}
@@ -49,48 +48,24 @@ class StageLog:
 
 @dataclass(frozen=True)
 class Extracted:
-    """Result of a method of extraction, before it is verified.
+    """Result of a method of extraction, before it is verified."""
 
-    Attributes
-    ----------
-    layer
-        The layer with merged weights, float64.
-    stages
-        The stages in the order in which they ran.
-    acts_on
-        What the layer acts on, in words: the tokens themselves, or what a LayerNorm makes of them.
-    prepare
-        Maps tokens (n, k, d) to what the layer acts on; None where that is the tokens.
-    predict
-        Maps tokens (n, k, d) to answers of the attention (n, k, d) where `layer` alone cannot (positions that turn
-        queries and keys). None: the layer, applied to what `prepare` returns.
-    longest
-        Most tokens of a sequence for which the layer is known; None for all.
-    whole
-        The function that was asked, where it is more than the attention: with its residual connection, or its MLP.
-    """
-
-    layer: "AttentionLayer"
-    stages: tuple[Stage, ...] = ()
-    acts_on: str = "the tokens"
-    prepare: Callable[[np.ndarray], np.ndarray] | None = None
-    predict: Callable[[np.ndarray], np.ndarray] | None = None
-    longest: int | None = None
-    whole: Callable[[np.ndarray], np.ndarray] | None = None
+    layer: AttentionLayer  # with merged weights, float64
+    stages: tuple[Stage, ...] = ()  # in the order in which they ran
+    acts_on: str = "the tokens"  # what the layer acts on, in words: the tokens, or what a norm makes of them
+    prepare: ArrayFunction | None = None  # maps tokens (n, k, d) to what the layer acts on; None: the tokens
+    longest: int | None = None  # most tokens of a sequence for which the layer is known; None for all
+    whole: ArrayFunction | None = None  # the function that was asked, if with a residual connection or an MLP
 
     @takes_arrays
-    def __call__(self, x: np.ndarray) -> np.ndarray:
+    def __call__(self, x: Array) -> Array:
         """Return the answers of the function that was asked, residual and MLP included, to tokens (n, k, d)."""
         return self.attention(x) if self.whole is None else self.whole(x)
 
     @takes_arrays
-    def attention(self, x: np.ndarray) -> np.ndarray:
+    def attention(self, x: Array) -> Array:
         """Return the answers of the attention alone to tokens (n, k, d), behind its norm if it has one, in float64."""
-        from manyheads.recovery.layers.evaluation import evaluate_layer
-
-        if self.predict is not None:
-            return self.predict(x)
-        return evaluate_layer(self.layer, x if self.prepare is None else self.prepare(x))
+        return apply_layer(self.layer, x if self.prepare is None else self.prepare(x))
 
 
 @dataclass(frozen=True, repr=False)
@@ -123,13 +98,13 @@ class Recovery(Shown):
         Share and accuracy of every head, in the order of the layer.
     """
 
-    layer: "AttentionLayer"
+    layer: AttentionLayer
     certificate: Any
     stages: tuple[Stage, ...]
     method: str
     reason: str = ""
-    counts: Mapping[str, "Counts"] = field(default_factory=dict)
-    noise: "OracleNoise | None" = None
+    counts: Mapping[str, Counts] = field(default_factory=dict)
+    noise: OracleNoise | None = None
     tried: tuple[str, ...] = ()
     extracted: Extracted | None = None
     notes: tuple[str, ...] = ()
@@ -141,10 +116,8 @@ class Recovery(Shown):
         return self.layer.heads
 
     @property
-    def total(self) -> "Counts":
+    def total(self) -> Counts:
         """All queries to the oracle."""
-        from manyheads.recovery.oracle.oracle import Counts
-
         return sum(self.counts.values(), Counts())
 
     def save(self, path: Path | str, notes: Mapping[str, str] | None = None) -> Path:
@@ -156,29 +129,19 @@ class Recovery(Shown):
 
     def plot(self) -> "Figure":
         """Draw what every head compares (W_QK) and what it passes on (W_OV), entry by entry."""
-        from manyheads.recovery.layers.description import at_offset_one
         from manyheads.recovery.layers.panels import heads_picture
         from manyheads.study.reporting.charts import draw_titled
 
         return draw_titled(heads_picture(at_offset_one(self.layer)))
 
     def _overview(self) -> Overview:
-        from manyheads.recovery.layers.description import at_offset_one, describe_heads, rank_tolerance
-
         layer, asked = at_offset_one(self.layer), self.total
         heads = describe_heads(layer, rank_tolerance(float(self.certificate.largest_error)))
         accuracy = self.head_accuracy or (None,) * len(heads)
-        rows = [
-            (
-                place,
-                head.theta_rank,
-                head.theta_norm,
-                head.projection_rank,
-                head.projection_norm,
-                *((None, None, None) if one is None else (one.share, one.theta, one.projection)),
-            )
-            for place, (head, one) in enumerate(zip(heads, accuracy, strict=True))
-        ]
+        rows = []
+        for place, (head, one) in enumerate(zip(heads, accuracy, strict=True)):
+            matrices = (head.theta_rank, head.theta_norm, head.projection_rank, head.projection_norm)
+            rows.append((place, *matrices, *([None] * 3 if one is None else (one.share, one.theta, one.projection))))
         columns = ("head", "qk_rank", "qk_norm", "ov_rank", "ov_norm", "share", "qk_error", "ov_error")
         title = f"Recovery: {self.heads} heads in {layer.dim} dimensions, method {self.method!r}, {asked.calls:,} calls"
         return Overview(title, columns, rows, (str(self.certificate), *self.notes))

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads.recovery._types import Array
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.oracle import Oracle
@@ -31,7 +31,6 @@ from manyheads.recovery.queries.scores.method import extract_scores
 from manyheads.recovery.refusals import FitError, RecoveryRefused
 from manyheads.recovery.result.results import Extracted
 
-Array = NDArray[np.float64]
 Function = Callable[[Array], Array]
 
 SHAPES = {"gpt2": "GPT-2-shaped", "llama": "LLaMA-shaped", "qwen": "Qwen-shaped"}

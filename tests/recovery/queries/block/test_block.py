@@ -39,13 +39,13 @@ def test_one_token_sequences_leave_the_attention(kind, rng):
     assert token_wise.causal == block.layer.causal
     assert token_wise.centred == block.norm.centred
     figures = {}
-    sums = read_value_sum(token_wise, False, rng, figures)
+    projection, norm = read_value_sum(token_wise, False, rng, figures)
     truth = block.truth.projection.sum(0)
-    assert np.linalg.norm(sums.projection - truth) < 1e-9 * np.linalg.norm(truth)
-    assert sums.norm.epsilon == pytest.approx(block.norm.epsilon, rel=1e-5)
+    assert np.linalg.norm(projection - truth) < 1e-9 * np.linalg.norm(truth)
+    assert norm.epsilon == pytest.approx(block.norm.epsilon, rel=1e-5)
     x = rng.standard_normal((4, 6, DIM))
     expected = evaluate_layer(block.truth, block.norm(token_wise.scale * x))
-    answers = BlockAttention(token_wise, sums)
+    answers = BlockAttention(token_wise, projection, norm)
     np.testing.assert_allclose(answers(x, "all"), expected, atol=1e-8)
     np.testing.assert_allclose(answers(x, (1, 4)), expected[:, [1, 4]], atol=1e-8)
     assert oracle.total.calls == block.calls
@@ -127,7 +127,7 @@ def test_refusals_say_what_to_do(rng):
     turned = PlantedBlock(rng, rotary=True, centred=False)
     asks = {
         "in float32": (lambda x: block(x).astype(np.float32), {}, NotALayer),
-        "in float64, are exact to": (noisy, {}, NotALayer),
+        "in float64 are exact to": (noisy, {}, NotALayer),
         "say rotary=True": (lambda x: turned(x), {}, NotALayer),
         "rounded answers or a vocabulary": (block, {"limits": ServerLimits(decimals=9)}, LimitError),
         "extract its attention alone": (block, {"limits": ServerLimits(max_norm=20.0)}, LimitError),

@@ -9,7 +9,7 @@ from manyheads.recovery.layers.evaluation import softmax
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import read_sums
 from manyheads.recovery.queries.scores.heads import find_heads
-from manyheads.recovery.queries.scores.refined_heads import refined_spaces
+from manyheads.recovery.queries.scores.refined_heads import refine_spaces
 from manyheads.recovery.refusals import RankBudgetError
 
 DIM, HEADS = 16, 2
@@ -104,10 +104,10 @@ def test_random_rows_refine_spaces_that_are_a_little_wrong(seed):
     sums = read_sums(oracle, DIM)
     spaces = [np.linalg.svd(one)[2][:4] for one in truth]
     near = [space + 0.01 * rng.standard_normal((4, 12)) @ np.concatenate(spaces) for space in spaces]
-    found, rest = refined_spaces(oracle, sums, near, 1.0, rng)
+    found, rest = refine_spaces(oracle, sums, near, 1.0, rng)
     assert rest < 1e-11
     for mine, own in zip(found, spaces, strict=True):
         outside = mine - mine @ own.T @ own
         assert np.linalg.norm(outside) < 1e-10 * np.linalg.norm(mine)
     apart = Oracle(lambda x: np.tanh(oracle.function(x)), DIM)
-    assert refined_spaces(apart, read_sums(apart, DIM), near, 1.0, rng)[1] > 1e-4
+    assert refine_spaces(apart, read_sums(apart, DIM), near, 1.0, rng)[1] > 1e-4

@@ -20,21 +20,19 @@ are derived here.
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.layers.evaluation import softmax
-
-Array: TypeAlias = NDArray[np.float64]
 
 BLOCK = 1 << 16  # rows that are drawn at a time
 
 
 def predict_acceptance(
-    rng: np.random.Generator, length: int, heads: int, thresholds: ArrayLike, scale: float = 2.0, draws: int = 400_000
+    rng: Generator, length: int, heads: int, thresholds: ArrayLike, scale: float = 2.0, draws: int = 400_000
 ) -> Array:
     """Return the probability that a row is certified to each threshold, in large dimension, by Monte Carlo.
 

@@ -25,13 +25,12 @@ here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array: TypeAlias = NDArray[np.float64]
+from manyheads.recovery._types import Array, Indices
 
 BLOCK = 20_000  # sequences that are worked on at a time
 
@@ -77,30 +76,26 @@ def fit_simplex(x: Array, y: Array, total: Array) -> tuple[Array, Array]:
     return np.concatenate([1 - solved.sum(-1, keepdims=True), solved], -1), misfit
 
 
-def measure_quality(x: Array, y: Array, total: Array, floor: float) -> Array:
-    """Return the misfit of every row (N, k), made worse where the smallest weight is below twice the floor.
-
-    It grows without bound as that weight falls to the floor and is infinite below: such rows say nothing that can be
-    trusted about a logarithm. Nothing here jumps, so that rounding decides nothing.
-    """
-    parts = []
-    for begin in range(0, len(x), BLOCK):
-        weights, misfit = fit_simplex(x[begin : begin + BLOCK], y[begin : begin + BLOCK], total)
-        parts.append(_penalize(weights, misfit, floor))
-    return np.concatenate(parts)
-
-
-def certify_rows(x: Array, y: Array, total: Array, floor: float, threshold: float) -> RowCertificates:
-    """Return the certificates of the rows whose quality is below a threshold.
-
-    Their trust is (1 - (quality / threshold)^2)^2: it ends at zero where rows are no longer kept, so that ties there,
-    which sequences of signs have by the dozen, do not matter.
-    """
-    parts = []
+def _blocks(x: Array, y: Array, total: Array, floor: float) -> Iterator[tuple[Array, Array, Array]]:
+    """Yield tokens, lambda and the quality of rows, block by block."""
     for begin in range(0, len(x), BLOCK):
         tokens = x[begin : begin + BLOCK]
         weights, misfit = fit_simplex(tokens, y[begin : begin + BLOCK], total)
-        quality = _penalize(weights, misfit, floor)
+        share = np.clip(weights.min(-1) / floor - 1, 0, 1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            quality = np.where(share > 0, misfit / share, np.inf)
+        yield tokens, weights, quality
+
+
+def measure_quality(x: Array, y: Array, total: Array, floor: float) -> Array:
+    """Return the misfit of every row (N, k), made worse where the smallest weight is below twice the floor."""
+    return np.concatenate([quality for *_, quality in _blocks(x, y, total, floor)])
+
+
+def certify_rows(x: Array, y: Array, total: Array, floor: float, threshold: float) -> RowCertificates:
+    """Return the certificates of the rows whose quality is below a threshold."""
+    parts = []
+    for tokens, weights, quality in _blocks(x, y, total, floor):
         sequence, row = np.nonzero(quality < threshold)
         trust = (1 - (quality[sequence, row] / threshold) ** 2) ** 2
         parts.append(_equate(tokens[sequence], row, weights[sequence, row], trust))
@@ -109,29 +104,17 @@ def certify_rows(x: Array, y: Array, total: Array, floor: float, threshold: floa
 
 def join(parts: list[RowCertificates]) -> RowCertificates:
     """Return all certificates of several sets."""
-    return RowCertificates(
-        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("query", "mixes", "targets", "trust"))
-    )
+    names = ("query", "mixes", "targets", "trust")
+    return RowCertificates(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
-def _penalize(weights: Array, misfit: Array, floor: float) -> Array:
-    share = np.clip(weights.min(-1) / floor - 1, 0, 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(share > 0, misfit / share, np.inf)
-
-
-def _equate(tokens: Array, row: NDArray[np.intp], weights: Array, trust: Array) -> RowCertificates:
+def _equate(tokens: Array, row: Indices, weights: Array, trust: Array) -> RowCertificates:
     """Return the equations of rows (n,) of sequences (n, k, d) with weights (n, k)."""
     count, length, _ = tokens.shape
-    moved = (
-        weights[:, :, None] * (np.eye(length) - weights[:, None])[:, :, 1:]
-    )  # D without its first column, (n, k, k-1)
+    moved = weights[:, :, None] * (np.eye(length) - weights[:, None])[:, :, 1:]  # D without its first column
     square = moved.transpose(0, 2, 1) @ moved  # positive definite, as all weights are positive
     factor = np.linalg.cholesky(square).transpose(0, 2, 1)  # R
     logs = np.log(weights)
-    return RowCertificates(
-        query=tokens[np.arange(count), row],
-        mixes=factor @ (tokens[:, 1:] - tokens[:, :1]),
-        targets=np.einsum("nst,nt->ns", factor, logs[:, 1:] - logs[:, :1]),
-        trust=trust,
-    )
+    mixes = factor @ (tokens[:, 1:] - tokens[:, :1])
+    targets = np.einsum("nst,nt->ns", factor, logs[:, 1:] - logs[:, :1])
+    return RowCertificates(tokens[np.arange(count), row], mixes, targets, trust)

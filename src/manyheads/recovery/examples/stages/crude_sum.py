@@ -31,17 +31,15 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.examples.stages.shards import Shards, add_up
-from manyheads.recovery.layers.evaluation import softmax
+from manyheads.recovery.layers.evaluation import dense_weights, softmax
 from manyheads.recovery.refusals import DesignError
 
-Array: TypeAlias = NDArray[np.float64]
 CrudeForm: TypeAlias = Literal["regression", "correlation"]
-
 WORST_CONDITION = 1e8  # condition of S^T S above which the inputs count as not spanning the space
 
 
@@ -70,31 +68,26 @@ def estimate_crude_sum(data: Shards, form: CrudeForm = "regression") -> tuple[Ar
     """
     if form not in ("regression", "correlation"):
         raise UsageError(f"form={form!r}: expected 'regression' or 'correlation'")
-    moments = add_up(data.map(measure_moments))
+    moments = Moments(*add_up(data.map(measure_moments)))
     values = np.linalg.eigvalsh(moments.inputs)
     condition = float(values[-1] / values[0]) if values[0] > 0 else np.inf
-    if not condition <= WORST_CONDITION:
-        raise DesignError(
-            "the sums of tokens do not span the space: project the tokens onto the directions that occur, "
-            "or add examples",
-            measured=condition,
-            threshold=WORST_CONDITION,
-        )
+    DesignError.if_above(
+        condition, WORST_CONDITION, "the sums of tokens do not span the space: project the tokens, or add examples"
+    )
     regression = form == "regression"
-    found = np.linalg.solve(moments.inputs, moments.cross) if regression else moments.cross / moments.rows
-    estimate = np.asarray(found, np.float64)
+    estimate = np.linalg.solve(moments.inputs, moments.cross) if regression else moments.cross / moments.rows
     variance = np.trace(moments.inputs) / (moments.rows * data.dim)
     label = (moments.power / moments.rows) ** 0.5
     return estimate, float(np.linalg.norm(estimate) * variance**0.5 / label) if label else 0.0
 
 
-def predict_bias(layer: AttentionLayer, length: int, rng: np.random.Generator, draws: int = 200_000) -> Array:
+def predict_bias(layer: AttentionLayer, length: int, rng: Generator, draws: int = 200_000) -> Array:
     r"""Return the bias of the correlation form, to leading order in the stable rank: sum_i c(beta_i) Theta_i W_i.
 
     c is a Monte Carlo mean over `draws` rows of `length` independent logits: its standard error is below
     1 / (2 sqrt(draws)).
     """
-    theta, projection = np.asarray(layer.theta, np.float64), np.asarray(layer.projection, np.float64)
+    theta, projection, *_ = dense_weights(layer)
     rows = rng.standard_normal((draws, length))
     sizes = np.linalg.norm(theta, axis=(1, 2))
     spread = [1 - float(np.square(softmax(size * rows)).sum(-1).mean()) for size in sizes]

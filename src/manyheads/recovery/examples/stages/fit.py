@@ -17,17 +17,14 @@ G. Golub, V. Pereyra, SIAM J. Numer. Anal. 10 (1973), and L. Kaufman, BIT 15 (19
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads._constraints import check_fields, constrained
 from manyheads.attention import AttentionLayer
-from manyheads.errors import UsageError
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.fit.variable_projection import Examples, Tangent
-
-Array: TypeAlias = NDArray[np.float64]
-FitForm: TypeAlias = Literal["projection", "net"]
 
 STARTING_SCALES = (1.0, 2.0, 4.0)  # standard deviation of the logits at the starts, in turn
 
@@ -36,7 +33,8 @@ STARTING_SCALES = (1.0, 2.0, 4.0)  # standard deviation of the logits at the sta
 class FitSettings:
     """Settings of the fit in the span."""
 
-    form: FitForm = "projection"  # "projection": descents from random starts. "net": random points alone.
+    # "projection": descents from random starts. "net": random points alone.
+    form: Literal["projection", "net"] = constrained("projection")
     starts: int = 24  # random starts, at most
     points: int = 2000  # points of the net
     sequences: int = 600  # sequences that are fitted
@@ -44,8 +42,7 @@ class FitSettings:
     good: float = 1e-3  # relative squared error at which no further start is tried
 
     def __post_init__(self) -> None:
-        if self.form not in ("projection", "net"):
-            raise UsageError(f"form={self.form!r}: expected 'projection' or 'net'")
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -57,29 +54,23 @@ class SpanFit:
     tried: int
 
 
-def fit_in_span(
-    span: Array, x: Array, y: Array, heads: int, rng: np.random.Generator, settings: FitSettings
-) -> SpanFit:
-    """Find heads in a span.
-
-    `span` is an orthonormal basis (s, d, d), and s need not be the number of heads.
-    """
+def fit_in_span(span: Array, x: Array, y: Array, heads: int, rng: Generator, settings: FitSettings) -> SpanFit:
+    """Find heads in a span."""
     examples = Examples(x, y)
     deviations = [np.std((x @ part) @ x.transpose(0, 2, 1)) for part in span]
     units = span / np.maximum(deviations, np.finfo(float).tiny)[:, None, None]  # each part gives logits of variance one
-    best: tuple[float, Tangent] | None = None
+    best: Tangent | None = None
     count = settings.starts if settings.form == "projection" else settings.points
     for tried in range(1, count + 1):
         scale = STARTING_SCALES[(tried - 1) % len(STARTING_SCALES)] / len(span) ** 0.5
-        here = _at(examples, units, scale * rng.standard_normal((heads, len(span))))
+        here = _point_at(examples, units, scale * rng.standard_normal((heads, len(span))))
         if settings.form == "projection":
             here = descend_in_span(here, units, settings)
-        if best is None or here.loss < best[0]:
-            best = (here.loss, here)
-        if best[0] < settings.good:
+        best = here if best is None or here.loss < best.loss else best
+        if best.loss < settings.good:
             break
     assert best is not None
-    return SpanFit(best[1].layer, best[0], tried)
+    return SpanFit(best.layer, best.loss, tried)
 
 
 def descend_in_span(here: Tangent, span: Array, settings: FitSettings) -> Tangent:
@@ -116,5 +107,5 @@ def differentiate(here: Tangent, span: Array) -> Array:
     return np.stack(columns, axis=1)
 
 
-def _at(examples: Examples, span: Array, mixture: Array) -> Tangent:
+def _point_at(examples: Examples, span: Array, mixture: Array) -> Tangent:
     return Tangent.at(examples, np.tensordot(mixture, span, 1))

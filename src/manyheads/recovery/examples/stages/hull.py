@@ -24,17 +24,14 @@ are worked out here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads.recovery._types import Array
 from manyheads.recovery.examples.stages.agreement import RowCertificates, certify_rows, measure_quality
 from manyheads.recovery.examples.stages.shards import Shards, apply
 from manyheads.recovery.examples.stages.smallest_eigenvalues import find_bottom_by_products, find_bottom_dense
 from manyheads.recovery.refusals import CertificateShortage
-
-Array: TypeAlias = NDArray[np.float64]
 
 SHOWN = 12  # eigenvalues that are kept
 
@@ -84,21 +81,14 @@ class Hull:
 
 
 def choose_rows(data: Shards, total: Array, settings: HullSettings) -> tuple[list[RowCertificates], float]:
-    """Keep the best rows: two passes over the shards, one for the exact threshold, one for the rows below it.
-
-    Returns the certificates of each shard, and the threshold.
-    """
+    """Keep the best rows: two passes over the shards, one for the exact threshold, one for the rows below it."""
     wanted = settings.kept or max(16 * data.dim**2, data.rows // 100)
     needed = 2 * data.dim**2 // (data.length - 1)
     ranked = data.smallest(measure_quality, 2 * wanted, total, settings.floor)
     count = min(wanted, len(ranked) // 2)  # half of what qualifies, at most: certificates are the better rows
-    if count < needed:
-        raise CertificateShortage(
-            f"{count} rows of {data.rows} can be certified, of {needed} needed: give more examples, or examples whose "
-            "attention is less saturated",
-            measured=float(count),
-            threshold=float(needed),
-        )
+    CertificateShortage.if_below(
+        count, needed, f"{count} of {data.rows} rows can be certified: give more examples, or less saturated attention"
+    )
     threshold = float(ranked[count - 1])
     threshold = max(threshold, 1e-12)  # rows that are all perfect to rounding are all kept
     return data.map(certify_rows, total, settings.floor, threshold), threshold
@@ -111,14 +101,22 @@ def find_hull(data: Shards, total: Array, heads: int, settings: HullSettings) ->
 
 def fit_hull(data: Shards, parts: list[RowCertificates], threshold: float, heads: int, settings: HullSettings) -> Hull:
     """Find the affine hull from certificates that are already chosen; see `find_hull`."""
-    trust = [part.trust for part in parts]
-    weights = trust
+
+    def fit(weights: list[Array]) -> Hull:
+        if data.dim <= settings.dense:
+            values, vectors = find_bottom_dense(parts, weights, max(SHOWN, heads + 1), data.executor)
+        else:
+            start = np.random.default_rng(data.dim)  # any start finds the same space
+            values, vectors = find_bottom_by_products(parts, weights, heads + 1, start)
+        basis = vectors[:-1, :heads].T.reshape(heads, data.dim, data.dim)
+        return Hull(basis.copy(), vectors[-1, :heads].copy(), values, sum(map(len, parts)), threshold)
+
+    weights = trust = [part.trust for part in parts]
     for _ in range(settings.reweighings):
-        hull = _fit(data, parts, threshold, heads, weights, settings)
-        misses = apply(data.executor, _miss, parts, [hull] * len(parts))
-        scale = 2 * weighted_median(np.concatenate(misses), np.concatenate(trust))
-        weights = [_weigh_again(*each, scale) for each in zip(trust, misses, strict=True)]
-    return _fit(data, parts, threshold, heads, weights, settings)
+        misses = apply(data.executor, _miss, parts, [fit(weights)] * len(parts))
+        scale = max(2 * weighted_median(np.concatenate(misses), np.concatenate(trust)), 1e-14)
+        weights = [own / np.square(1 + np.square(miss / scale)) for own, miss in zip(trust, misses, strict=True)]
+    return fit(weights)
 
 
 def weighted_median(values: Array, weights: Array) -> float:
@@ -128,27 +126,6 @@ def weighted_median(values: Array, weights: Array) -> float:
     return float(values[order[np.searchsorted(below, below[-1] / 2)]])
 
 
-def _fit(
-    data: Shards,
-    parts: list[RowCertificates],
-    threshold: float,
-    heads: int,
-    weights: list[Array],
-    settings: HullSettings,
-) -> Hull:
-    if data.dim <= settings.dense:
-        values, vectors = find_bottom_dense(parts, weights, max(SHOWN, heads + 1), data.executor)
-    else:
-        start = np.random.default_rng(data.dim)  # any start finds the same space
-        values, vectors = find_bottom_by_products(parts, weights, heads + 1, start)
-    basis = vectors[:-1, :heads].T.reshape(heads, data.dim, data.dim)
-    return Hull(basis.copy(), vectors[-1, :heads].copy(), values, sum(map(len, parts)), threshold)
-
-
 def _miss(certificates: RowCertificates, hull: Hull) -> Array:
     """Return how far each row is from the bottom space, (n,)."""
     return np.sqrt(np.square(certificates.misses(hull.basis, hull.heights)).sum((1, 2)))
-
-
-def _weigh_again(trust: Array, misses: Array, scale: float) -> Array:
-    return trust / np.square(1 + np.square(misses / max(scale, 1e-14)))

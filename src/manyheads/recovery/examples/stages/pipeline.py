@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.examples.head_count import eliminate_heads, note_count
 from manyheads.recovery.examples.stages.agreement import RowCertificates
 from manyheads.recovery.examples.stages.crude_sum import estimate_crude_sum
@@ -25,11 +25,6 @@ from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.evaluation import relative_error
 from manyheads.recovery.refusals import EffectiveSumError, HullGapError, NoFit, RecoveryRefused
 from manyheads.recovery.result.results import Recovery, StageLog
-
-if TYPE_CHECKING:
-    from manyheads.attention import AttentionLayer
-
-Array: TypeAlias = NDArray[np.float64]
 
 LEAST_GAP = 2.5  # between the eigenvalues above and in a hull: a smaller one is named as the reason of a failure
 LEAST_SUM = 0.35  # effective size of the sum of projections: likewise; a fifth of the projections' joint norm, or less
@@ -52,7 +47,7 @@ class SixStageRun:
     held: Examples
     # As given
     settings: StageSettings
-    rng: np.random.Generator
+    rng: Generator
     noise_share: float  # expected squared noise in the labels relative to their variance
     log: StageLog = field(default_factory=StageLog)
     fitted: list[Candidate] = field(default_factory=list)
@@ -68,7 +63,7 @@ class SixStageRun:
         cls,
         examples: Pair | Iterable[Shard] | Shards,
         settings: StageSettings,
-        rng: np.random.Generator,
+        rng: Generator,
         executor: Executor | None,
     ) -> SixStageRun:
         """Check the examples, and put the last ones aside."""
@@ -106,8 +101,7 @@ class SixStageRun:
             return self._trimmed
         with self.log.stage("refined sum"):
             refined = refine_sum(self.train, None if hull is None else hull.nearest, self.settings.refinement)
-        if hull is None:
-            self._trimmed = refined
+        self._trimmed = refined if hull is None else None
         return refined
 
     def fit(self, span: Array, heads: int) -> None:
@@ -122,12 +116,9 @@ class SixStageRun:
     def is_enough(self) -> bool:
         """Whether the best fit so far is worth the joint one: it is good, or the last head did not improve it."""
         best = self.without_joint_fit()
-        if not best:
-            return False
-        last = self.fitted[-1]
         before = min((attempt.error for attempt in self.fitted[:-1]), default=np.inf)
-        stalled = last.error > self.settings.gain * before
-        return best[0].error < self.threshold(self.settings.enough) or stalled
+        stalled = self.fitted[-1].error > self.settings.gain * before
+        return bool(best) and (best[0].error < self.threshold(self.settings.enough) or stalled)
 
     def without_joint_fit(self) -> list[Candidate]:
         """Return the fits whose number of heads has had no joint fit, best first."""
@@ -159,7 +150,7 @@ class SixStageRun:
         """Return the layer with the smallest held-out error."""
         return min([*self.fitted, *self.joint_fits.values()], key=lambda attempt: attempt.error, default=None)
 
-    def reduced(self, attempt: Candidate) -> Recovery:
+    def reduce(self, attempt: Candidate) -> Recovery:
         """Return what a joint fit found, without heads that held-out sequences do not ask for."""
         assert self.sample is not None
         found = eliminate_heads(attempt.layer, self.sample, self.held, self.log, self.settings.joint_fit)
@@ -168,12 +159,9 @@ class SixStageRun:
 
     def recovery(self, attempt: Candidate) -> Recovery:
         """Return what an attempt found, with the statement that was checked."""
-        certificate = {
-            "statement": "relative squared error on sequences that were held out of every fit",
-            "held_out_error": attempt.error,
-            "threshold": self.threshold(self.settings.tolerance),
-            "sequences": len(self.held),
-        }
+        threshold = self.threshold(self.settings.tolerance)
+        figures = {"held_out_error": attempt.error, "threshold": threshold, "sequences": len(self.held)}
+        certificate = {"statement": "relative squared error on sequences that were held out of every fit"} | figures
         return Recovery(attempt.layer, certificate, tuple(self.log.stages), "six-stage")
 
     def refusal(self) -> RecoveryRefused:
@@ -182,28 +170,13 @@ class SixStageRun:
         result = self.recovery(best) if best else None
         gap = max(self.gaps, default=0.0)
         if self.effective < LEAST_SUM:
-            return EffectiveSumError(
-                "the projections nearly cancel, so that certificates say nothing; use method='student'",
-                measured=self.effective,
-                threshold=LEAST_SUM,
-                result=result,
-            )
+            return EffectiveSumError("the projections cancel: use method='student'", self.effective, LEAST_SUM, result)
         if gap < LEAST_GAP or best is None:
-            return HullGapError(
-                "no hull of attention matrices stands out from the certificates, and no fit came out right; give more "
-                "examples, or use method='student'",
-                measured=gap,
-                threshold=LEAST_GAP,
-                result=result,
-            )
-        return NoFit(
-            f"no number of heads up to {max(attempt.layer.heads for attempt in self.fitted)} explains the held-out "
-            "examples; more examples, more heads, method='student', or a tolerance that allows for noise "
-            "may help",
-            measured=best.error,
-            threshold=self.threshold(self.settings.tolerance),
-            result=result,
-        )
+            what = "no hull stands out: give more examples, or use method='student'"
+            return HullGapError(what, gap, LEAST_GAP, result)
+        what = f"no number of heads up to {max(one.layer.heads for one in self.fitted)} explains held-out examples"
+        remedy = "give more examples or heads, method='student', or a tolerance that allows for noise"
+        return NoFit(f"{what}: {remedy}", best.error, self.threshold(self.settings.tolerance), result)
 
     def _draw(self, count: int) -> tuple[Array, Array]:
         size = self.train.count

@@ -17,21 +17,20 @@ S. Chen, Y. Li, arXiv 2402.04084: the stage, in its first form. The trimmed head
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads._constraints import check_fields, constrained
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Array
 from manyheads.recovery.examples.stages.shards import Shards, add_up
 from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings, fit_gauss_newton
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.refusals import CertificateShortage
 
-Array: TypeAlias = NDArray[np.float64]
 TIED = 1e-9  # relative difference of doubts that are equal but for rounding
-RefinedForm: TypeAlias = Literal["trimmed", "margin"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class RefinementSettings:
     """Settings of the refined sum of projections."""
 
     # "trimmed": one head, fitted to ever fewer rows. "margin": the clearest rows under the nearest point of the hull.
-    form: RefinedForm = "trimmed"
+    form: Literal["trimmed", "margin"] = constrained("trimmed")
     sequences: int = 3000  # sequences that the head is fitted to, at most
     # After each fit, the share of the rows that sets the scale of the next weights
     shares: tuple[float, ...] = (0.6, 0.35, 0.2, 0.1)
@@ -49,8 +48,7 @@ class RefinementSettings:
     margin: float = 0.01  # share of the rows that count as clear; at least 8 d rows are taken
 
     def __post_init__(self) -> None:
-        if self.form not in ("trimmed", "margin"):
-            raise UsageError(f"form={self.form!r}: expected 'trimmed' or 'margin'")
+        check_fields(self)
 
     @property
     def needs_hull(self) -> bool:
@@ -67,11 +65,6 @@ def refine_sum(data: Shards, nearest: Array | None, settings: RefinementSettings
     return regress_clear_rows(data, nearest, settings)
 
 
-class _Regression(NamedTuple):
-    inputs: Array
-    cross: Array
-
-
 def measure_doubt(x: Array, y: Array, theta: Array) -> Array:
     """Return what the softmax of x theta x^T leaves to all tokens but the first choice, (N, k)."""
     del y
@@ -81,40 +74,25 @@ def measure_doubt(x: Array, y: Array, theta: Array) -> Array:
     return others / (1 + others)
 
 
-def _regress(x: Array, y: Array, theta: Array, threshold: float) -> _Regression:
+def _regress(x: Array, y: Array, theta: Array, threshold: float) -> tuple[Array, Array]:
     doubt = measure_doubt(x, y, theta)
     first = ((x @ theta) @ x.transpose(0, 2, 1)).argmax(-1)
     sequence, row = np.nonzero(doubt < threshold)
     trust = 1 - (doubt[sequence, row] / threshold) ** 2  # ends at zero: rows that tie at the threshold do not matter
     tokens = x[sequence, first[sequence, row]]
     weighed = tokens * trust[:, None]
-    return _Regression(tokens.T @ weighed, weighed.T @ y[sequence, row])
+    return tokens.T @ weighed, weighed.T @ y[sequence, row]
 
 
 def regress_clear_rows(data: Shards, theta: Array, settings: RefinementSettings) -> Array:
-    """Regress the labels of the clearest rows on the token that each of them chooses.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.recovery.examples.stages.shards import open_shards
-    >>> from manyheads.recovery.planted.task import planted_layer, sequences
-    >>> rng = np.random.default_rng(0)
-    >>> layer, x = planted_layer(rng, dim=4, heads=1, scale=6.0), sequences(rng, 4000, 2, 4, distribution="gaussian")
-    >>> found = regress_clear_rows(open_shards((x, layer(x))), layer.theta[0], RefinementSettings())
-    >>> bool(np.abs(found - layer.projection[0]).max() < 1e-6)
-    True
-    """
-    sums = add_up(data.map(_regress, theta, _largest_doubt(data, theta, settings)))
-    ridge = 1e-12 * np.trace(sums.inputs) / data.dim
-    return np.linalg.solve(sums.inputs + ridge * np.eye(data.dim), sums.cross)
+    """Regress the labels of the clearest rows on the token that each of them chooses."""
+    inputs, cross = add_up(data.map(_regress, theta, _largest_doubt(data, theta, settings)))
+    ridge = 1e-12 * np.trace(inputs) / data.dim
+    return np.linalg.solve(inputs + ridge * np.eye(data.dim), cross)
 
 
 def _largest_doubt(data: Shards, theta: Array, settings: RefinementSettings) -> float:
-    """Return the doubt below which rows are clear: that of a share of them, or the next larger one where rows tie.
-
-    Sequences of signs tie by the hundred, and no row lies clearly below a threshold at which they do.
-    """
+    """Return the doubt below which rows are clear: that of a share of them, or the next larger one where rows tie."""
     count, needed = max(round(settings.margin * data.rows), 8 * data.dim), 2 * data.dim
     ranked = data.smallest(measure_doubt, count, theta)
     threshold = max(float(ranked[-1]), np.finfo(float).tiny)
@@ -125,21 +103,12 @@ def _largest_doubt(data: Shards, theta: Array, settings: RefinementSettings) -> 
         asked *= 2
         ranked = data.smallest(measure_doubt, asked, theta)
     clear = int(np.count_nonzero(ranked <= level))
-    if clear < needed:
-        raise CertificateShortage(
-            f"{clear} of {data.rows} rows attend clearly to one token, expected at least {needed}: give more examples",
-            measured=float(clear),
-            threshold=float(needed),
-        )
+    CertificateShortage.if_below(clear, needed, f"{clear} of {data.rows} rows attend clearly to one token: give more")
     return float(ranked[ranked > level].min(initial=2 * level))
 
 
 def trim_one_head(data: Shards, settings: RefinementSettings) -> Array:
-    """Fit one head to ever fewer rows, and return its projection (d, d).
-
-    Weights of the rows are 1 / (1 + (miss / q)^4), q the quantile of the misses at the next of `shares`, and the miss
-    that of a certificate: what is left of the label over the spread of the projected tokens.
-    """
+    """Fit one head to ever fewer rows, and return its projection (d, d)."""
     x, y = data.take(np.arange(min(settings.sequences, data.count)))
     zero = np.zeros((1, data.dim, data.dim))
     head, weights = AttentionLayer(zero, zero), np.ones(x.shape[:2])

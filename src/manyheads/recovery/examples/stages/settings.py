@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from manyheads.errors import UsageError, check_integers
+from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads.errors import UsageError
 from manyheads.recovery.examples.stages.crude_sum import CrudeForm
 from manyheads.recovery.examples.stages.fit import FitSettings
 from manyheads.recovery.examples.stages.hull import HullSettings
@@ -22,29 +23,27 @@ class StageSettings:
     refinement: RefinementSettings = field(default_factory=RefinementSettings)
     fit: FitSettings = field(default_factory=FitSettings)  # stage six: form "projection", or "net" as published
     joint_fit: GaussNewtonSettings = field(default_factory=GaussNewtonSettings)  # the joint fit at the end
-    most_heads: int = 6  # largest number of heads that is tried
+    most_heads: int = constrained(6, Constraint(least=1))  # largest number of heads that is tried
     # Sequences, from the end, that decide the number of heads and whether the answer is right; a tenth of all, at most
-    held_out: int = 2000
-    joint_fit_sequences: int = 4000  # sequences of the joint fit, at most
+    held_out: int = constrained(2000, Constraint(least=1))
+    joint_fit_sequences: int = constrained(4000, Constraint(least=1))  # sequences of the joint fit, at most
     # Relative squared error on held-out sequences, before the joint fit, at which a number of heads is taken
     enough: float = 1e-2
     # A further head is expected to reduce that error at least by this factor; where it does not, the best number so far
     # is taken
     gain: float = 0.7
-    tolerance: float = 1e-12  # relative squared error on held-out sequences that the answer must reach
+    # Relative squared error on held-out sequences that the answer must reach
+    tolerance: float = 1e-12
     # Standard deviation of independent noise in the labels; what it leaves is allowed for in `enough` and `tolerance`
-    noise: float = 0.0
+    noise: float = constrained(0.0, Constraint(least=0))
 
     def __post_init__(self) -> None:
-        check_integers(self, "most_heads", "held_out", "joint_fit_sequences")
-        if not self.tolerance > 0 or not self.noise >= 0:
-            raise UsageError(f"tolerance={self.tolerance}, noise={self.noise}: positive, and not negative")
+        check_fields(self)
+        if not self.tolerance > 0:
+            raise UsageError(f"tolerance={self.tolerance}: expected a positive number")
 
 
+# The stages as they are published; the net is left with an error that the joint fit has to remove
 LITERAL = StageSettings(
-    crude="correlation",
-    refinement=RefinementSettings(form="margin"),
-    fit=FitSettings(form="net"),
-    enough=0.1,
+    crude="correlation", refinement=RefinementSettings(form="margin"), fit=FitSettings(form="net"), enough=0.1
 )
-"""The stages as they are published; the net is left with an error that the joint fit has to remove."""

@@ -16,16 +16,15 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from manyheads.errors import ShapeError, UsageError
+from manyheads.recovery._types import Array, Ask, Indices
 from manyheads.recovery.fit.gauss_newton import as_reals, check_range
 
-Array: TypeAlias = NDArray[np.float64]
 Pair: TypeAlias = tuple[ArrayLike, ArrayLike]
 Shard: TypeAlias = Pair | Callable[[], Pair]
 Result = TypeVar("Result")
-Statistics = TypeVar("Statistics", bound=tuple[Any, ...])
 
 
 @dataclass(frozen=True)
@@ -55,11 +54,8 @@ class Shards:
         task = functools.partial(_work, function, constants)
         return apply(self.executor, task, self.shards, self.counts)
 
-    def smallest(self, function: Callable[..., Array], count: int, *constants: Any) -> Array:
-        """Return the `count` smallest finite values that function(x, y, *constants) has on all shards, sorted.
-
-        Fewer, where fewer are finite.
-        """
+    def smallest(self, function: Ask, count: int, *constants: Any) -> Array:
+        """Return the `count` smallest finite values that function(x, y, *constants) has on all shards, sorted."""
         parts = self.map(_smallest, function, count, *constants)
         return np.sort(np.concatenate(parts))[:count]
 
@@ -100,11 +96,9 @@ def apply(executor: Executor | None, function: Callable[..., Result], *columns: 
     return list(map(function, *columns) if executor is None else executor.map(function, *columns))
 
 
-def add_up(parts: Sequence[Statistics]) -> Statistics:
-    """Return the sum of additive statistics (named tuples), field by field in the order of the shards."""
-    kind: Any = type(parts[0])
-    total: Statistics = kind(*(functools.reduce(operator.add, column) for column in zip(*parts, strict=True)))
-    return total
+def add_up(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Return the sum of additive statistics, entry by entry in the order of the shards."""
+    return tuple(functools.reduce(operator.add, column) for column in zip(*parts, strict=True))
 
 
 def list_shards(examples: Any) -> tuple[Shard, ...]:
@@ -159,12 +153,12 @@ def _work(function: Callable[..., Result], constants: tuple[Any, ...], shard: Sh
     return function(*_load(shard, count), *constants)
 
 
-def _fetch(shard: Shard, count: int, places: NDArray[np.intp]) -> tuple[Array, Array]:
+def _fetch(shard: Shard, count: int, places: Indices) -> tuple[Array, Array]:
     x, y = _load(shard, count)
     return x[places], y[places]
 
 
-def _smallest(x: Array, y: Array, function: Callable[..., Array], count: int, *constants: Any) -> Array:
+def _smallest(x: Array, y: Array, function: Ask, count: int, *constants: Any) -> Array:
     values = function(x, y, *constants).ravel()
     values = values[np.isfinite(values)]
     return values if len(values) <= count else np.partition(values, count)[:count]

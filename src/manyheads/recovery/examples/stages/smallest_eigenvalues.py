@@ -9,32 +9,22 @@ are the top ones of the matrix taken from its largest eigenvalue, which is what 
 from __future__ import annotations
 
 from concurrent.futures import Executor
-from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.linalg
 import scipy.sparse.linalg
-from numpy.typing import NDArray
 
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.examples.stages.agreement import RowCertificates, join
 from manyheads.recovery.examples.stages.shards import add_up, apply
 from manyheads.recovery.refusals import HullGapError
-
-Array: TypeAlias = NDArray[np.float64]
 
 BLOCK = 4096  # equations that are written out at a time
 ACCURACY = 1e-10  # of the matrix-free eigenvectors, relative to the largest eigenvalue
 
 
-class Gram(NamedTuple):
-    """Additive statistics of equations: sum of weight a a^T (d^2 + 1, d^2 + 1), and sum of weights."""
-
-    matrix: Array
-    weight: float
-
-
-def measure_gram(certificates: RowCertificates, weights: Array) -> Gram:
-    """Return the statistics of certificates (n,) with one weight each."""
+def measure_gram(certificates: RowCertificates, weights: Array) -> tuple[Array, float]:
+    """Return the sums of weight a a^T (d^2 + 1, d^2 + 1), and of weights, of the equations of certificates (n,)."""
     _, dim = certificates.query.shape
     kinds = certificates.mixes.shape[1]
     total = np.zeros((dim**2 + 1, dim**2 + 1))
@@ -48,22 +38,22 @@ def measure_gram(certificates: RowCertificates, weights: Array) -> Gram:
         rows[..., -1] = -certificates.targets[part] * root
         flat = rows.reshape(-1, dim**2 + 1)
         total += flat.T @ flat
-    return Gram(total, float(weights.sum()))
+    return total, float(weights.sum())
 
 
 def find_bottom_dense(
     parts: list[RowCertificates], weights: list[Array], count: int, executor: Executor | None = None
 ) -> tuple[Array, Array]:
     """Return the smallest eigenvalues, rising, and their vectors, from the matrix itself."""
-    gram = add_up(apply(executor, measure_gram, parts, weights))
-    mean = gram.matrix / gram.weight
+    total, weight = add_up(apply(executor, measure_gram, parts, weights))
+    mean = total / weight
     last = min(count, len(mean)) - 1
     values, vectors = scipy.linalg.eigh(mean, subset_by_index=(0, last), driver="evr")
     return np.maximum(values, 0.0), _fix_signs(vectors)
 
 
 def find_bottom_by_products(
-    parts: list[RowCertificates], weights: list[Array], count: int, rng: np.random.Generator
+    parts: list[RowCertificates], weights: list[Array], count: int, rng: Generator
 ) -> tuple[Array, Array]:
     """Return the smallest eigenvalues, rising, and their vectors, by Lanczos' method on products alone."""
     certificates, trust = join(parts), np.concatenate(weights)
@@ -86,12 +76,9 @@ def find_bottom_by_products(
             turned, count, which="LA", v0=start, tol=ACCURACY, ncv=subspace, maxiter=40
         )
     except scipy.sparse.linalg.ArpackNoConvergence as error:
-        raise HullGapError(
-            f"only {len(error.eigenvalues)} of {count} eigenvectors of the certificates converged: none stands apart; "
-            "give more examples",
-            measured=float(len(error.eigenvalues)),
-            threshold=float(count),
-        ) from error
+        few = len(error.eigenvalues)
+        what = f"only {few} of {count} eigenvectors of the certificates converged: give more examples"
+        raise HullGapError(what, few, count) from error
     order = np.argsort(-values)
     return np.maximum(top - values[order], 0.0), _fix_signs(vectors[:, order])
 

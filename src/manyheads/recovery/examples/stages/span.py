@@ -11,14 +11,10 @@ S. Chen, Y. Li, arXiv 2402.04084: the span stands in for the unknown matrices.
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads.recovery._types import Array
 from manyheads.recovery.examples.stages.hull import Hull
-
-Array: TypeAlias = NDArray[np.float64]
 
 
 def span_of(hull: Hull) -> Array:
@@ -35,10 +31,6 @@ def measure_span_error(span: Array, theta: Array) -> float:
 
 
 def count_by_gap(eigenvalues: Array) -> int:
-    """Read the number of heads off the largest gap, in logarithms, of rising eigenvalues.
-
-    A hint and no count: it may follow the number that the hull was fitted with, and false certificates fill the gap of
-    three heads or more. `manyheads.recovery.examples.head_count` counts by held-out sequences.
-    """
+    """Read the number of heads off the largest gap, in logarithms, of rising eigenvalues."""
     logs = np.log(np.maximum(eigenvalues, 1e-14 * eigenvalues[-1]))
     return int(np.argmax(np.diff(logs))) + 1

@@ -13,17 +13,16 @@ one equation for the number rho. From infinity down to the largest pole of v(rho
 order, so that there always is a solution, and h gives the same answer at each. Derived here.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from manyheads.attention import AttentionLayer
-from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery._types import Array, ArrayFunction
+from manyheads.recovery.layers.evaluation import apply_layer
+from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.queries.block.token_wise import TokenWise
-from manyheads.recovery.queries.sigmoid_network import Array
 
 STEPS = 60  # of the bracket of log rho, at most
 CLOSE = 1e-14  # of log rho
@@ -36,15 +35,13 @@ class Composition:
     """The function of a block: an attention layer, and the block's own answers to single tokens."""
 
     token_wise: TokenWise
-    layer: Any  # acts on what `norm` makes of the tokens
+    layer: AttentionLayer | RotaryLayer  # acts on what `norm` makes of the tokens
     norm: Normalization
 
     def __call__(self, x: Array) -> Array:
         """Return the answers to sequences (n, k, d)."""
-        attended = attend(self.layer, self.norm(x))
-        if self.token_wise.parallel:
-            return attended + self.token_wise_part(x)
-        return self.token_wise_part(x + attended)
+        attended = apply_layer(self.layer, self.norm(x))
+        return attended + self.token_wise_part(x) if self.token_wise.parallel else self.token_wise_part(x + attended)
 
     def token_wise_part(self, y: Array) -> Array:
         """Return g(y), what the block makes of tokens (..., d) besides its attention, from one-token sequences."""
@@ -55,22 +52,16 @@ class Composition:
     def beyond_one_token(self, x: Array) -> Array:
         """Return what other tokens change in the answers."""
         if self.token_wise.parallel:
-            return attend(self.layer, self.norm(x)) - self.norm(x) @ self.projection
+            return apply_layer(self.layer, self.norm(x)) - self.norm(x) @ self.projection
         return self(x) - self.token_wise.answer(x, None)
 
     @property
     def projection(self) -> Array:
         """Sum of the projections, W (d, d)."""
-        found: Array = np.asarray(self.layer.projection, np.float64).sum(0)
-        return found
+        return np.asarray(self.layer.projection, np.float64).sum(0)
 
 
-def attend(layer: Any, u: Array) -> Array:
-    """Apply a layer of any kind to normalized tokens (n, k, d)."""
-    return evaluate_layer(layer, u) if isinstance(layer, AttentionLayer) else layer(u)
-
-
-def _root(function: Callable[[Array], Array], low: Array, high: Array) -> Array:
+def _root(function: ArrayFunction, low: Array, high: Array) -> Array:
     """Return the zeros of a function of many numbers between points of other signs, by the Illinois rule."""
     at_low, at_high = np.maximum(function(low), 0.0), np.minimum(function(high), 0.0)
     middle = low
@@ -103,9 +94,9 @@ def one_token_inverse(projection: Array, norm: Normalization, y: Array) -> Array
         def solve(rho: Array, turned: Array = turned) -> Array:
             return ((turned / (1 + values / rho[:, None])) @ back).real
 
-        def excess(log_rho: Array, solve: Callable[[Array], Array] = solve) -> Array:
+        def excess(log_rho: Array, solve: ArrayFunction = solve) -> Array:
             v = solve(np.exp(log_rho)) @ centre
-            return np.asarray(np.log(np.mean(v**2, 1) + norm.epsilon) / 2 - log_rho)
+            return np.log(np.mean(v**2, 1) + norm.epsilon) / 2 - log_rho
 
         largest = np.sqrt(np.mean(part**2, 1) + norm.epsilon) + 2 * np.linalg.norm(projection, 2) + least
         rho = np.exp(_root(excess, np.full(len(part), np.log(least)), np.log(largest)))

@@ -14,19 +14,20 @@ part stays an oracle: g(y) = F([k^-1(y)]), one sequence of one token.
 import dataclasses
 from dataclasses import dataclass
 
-import numpy as np
-
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Generator
+from manyheads.recovery.layers.evaluation import apply_layer
 from manyheads.recovery.oracle.noise_estimate import root_mean_square
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.block.attention import BeyondOneToken, BlockAttention
-from manyheads.recovery.queries.block.composition import Composition, attend
+from manyheads.recovery.queries.block.composition import Composition
 from manyheads.recovery.queries.block.token_wise import open_token_wise
-from manyheads.recovery.queries.block.value_sum import ValueSum, read_value_sum
+from manyheads.recovery.queries.block.value_sum import read_value_sum
 from manyheads.recovery.queries.options import ExtractionOptions
 from manyheads.recovery.refusals import LimitError, NotALayer
-from manyheads.recovery.result.certificates import Draw, oracle_errors
+from manyheads.recovery.result.certificates import oracle_errors
+from manyheads.recovery.result.distributions import Draw
 from manyheads.recovery.result.results import Extracted, Stage, StageLog
 
 METHODS = ("auto", "sphere", "rotary-sphere", "scores-sphere")
@@ -34,105 +35,63 @@ METHODS = ("auto", "sphere", "rotary-sphere", "scores-sphere")
 
 @dataclass(frozen=True)
 class Block:
-    """A block whose attention can be asked.
+    """A block whose attention can be asked."""
 
-    Attributes
-    ----------
-    attention
-        The attention as an oracle.
-    beyond
-        What other tokens change in the answers, as an oracle: what is verified.
-    sums
-        Sum of the projections, and the norm in front.
-    level
-        Relative noise of the attention's answers.
-    stages
-        Figures of what was asked so far.
-    """
+    attention: BlockAttention  # the attention as an oracle
+    beyond: BeyondOneToken  # what other tokens change in the answers, as an oracle: what is verified
+    norm: Normalization  # in front of the attention
+    level: float  # relative noise of the attention's answers
+    stages: tuple[Stage, ...]  # figures of what was asked so far
 
-    attention: BlockAttention
-    beyond: BeyondOneToken
-    sums: ValueSum
-    level: float
-    stages: tuple[Stage, ...]
-
-    def composed(self, found: Extracted) -> Extracted:
+    def compose(self, found: Extracted) -> Extracted:
         """Return an extracted attention as the function of the block."""
-        norm = self.sums.norm
-        layer = dataclasses.replace(found.layer, bias=None)
+        norm, layer = self.norm, dataclasses.replace(found.layer, bias=None)
         kept = found.acts_on.partition(found.prepare.formula)[2] if isinstance(found.prepare, Normalization) else ""
-        return Extracted(
-            layer,
-            (*self.stages, *found.stages),
-            f"u = {norm.formula}{kept}; the rest of the block, MLP and output bias, stays an oracle",
-            prepare=norm,
-            predict=lambda x: attend(layer, norm(x)),
-            longest=found.longest,
-            whole=Composition(self.attention.token_wise, layer, norm),
-        )
+        acts_on = f"u = {norm.formula}{kept}; the rest of the block, MLP and output bias, stays an oracle"
+        whole = Composition(self.attention.token_wise, layer, norm)
+        return Extracted(layer, (*self.stages, *found.stages), acts_on, norm, found.longest, whole)
 
     def can_run(self, method: str) -> bool:
         """Tell whether a method asks what can be asked: tokens of every length only beside an MLP."""
         return self.attention.token_wise.parallel or not method.startswith("scores")
 
-    def attention_error(
-        self, found: Extracted, rng: np.random.Generator, count: int, draw: Draw
-    ) -> tuple[float, float]:
+    def attention_error(self, found: Extracted, rng: Generator, count: int, draw: Draw) -> tuple[float, float]:
         """Return the largest squared error of the attention alone, relative to its variance, and the variance."""
         scale = self.attention.token_wise.scale
         with self.beyond.stage("selection"):
             errors = oracle_errors(
-                self.attention, lambda x: attend(found.layer, self.sums.norm(scale * x)), rng, count, draw
+                self.attention, lambda x: apply_layer(found.layer, self.norm(scale * x)), rng, count, draw
             )
         return float(errors.relative.max()), errors.variance
 
 
-def open_block(oracle: Oracle, options: ExtractionOptions, method: str, rng: np.random.Generator) -> Block:
-    """Take the token-wise part of a block out, so that its attention can be asked.
-
-    Raises
-    ------
-    NotALayer, FitError, RankBudgetError
-        The function is no such block, or its answers are too coarse.
-    LimitError
-        The server rounds, or does not take what has to be asked.
-    UsageError
-        Options that a block contradicts.
-    """
+def open_block(oracle: Oracle, options: ExtractionOptions, method: str, rng: Generator) -> Block:
+    """Take the token-wise part of a block out, so that its attention can be asked."""
     _check(options, method)
     log = StageLog(oracle)
     with log.stage("structure") as figures:
         token_wise = open_token_wise(oracle, rng)
         figures |= {"parallel": token_wise.parallel, "scale": token_wise.scale, "rate": token_wise.rate}
         if options.scores and not token_wise.parallel:
-            raise NotALayer(
-                "other scores than plain or plain rotary ones, with an MLP behind the attention: their method asks "
-                "tokens of every length, and the MLP is inverted at long ones alone. Extract the attention without it",
-                measured=token_wise.scale,
-                threshold=1.0,
-            )
+            raise NotALayer("scores beyond plain and rotary ones. Extract the attention without it", token_wise.scale)
     with log.stage("value sum") as figures:
-        sums = read_value_sum(token_wise, options.rotary or options.scores, rng, figures)
+        projection, norm = read_value_sum(token_wise, options.rotary or options.scores, rng, figures)
         left = figures["left"]
-    attention = BlockAttention(token_wise, sums)
+    attention = BlockAttention(token_wise, projection, norm)
     x = rng.standard_normal((4, 3, oracle.dim))
     with attention.stage("noise"):
         one, two = attention(x), attention((1 + 1e-5) * x)
     level = max(left, root_mean_square(two - one) / root_mean_square(one))
-    return Block(attention, BeyondOneToken(token_wise), sums, level, tuple(log.stages))
+    return Block(attention, BeyondOneToken(token_wise), norm, level, tuple(log.stages))
 
 
 def _check(options: ExtractionOptions, method: str) -> None:
     if method not in METHODS:
-        raise UsageError(
-            f"method {method!r}: the attention of a block is behind a norm, choose from {', '.join(METHODS)}"
-        )
+        raise UsageError(f"method {method!r}: behind the norm of a block choose from {', '.join(METHODS)}")
     for name, said in (("residual", options.residual), ("normalized=False", options.normalized is False)):
         if said:
             raise UsageError(f"mlp with {name}: a block reads its residual stream through a norm; leave {name} out")
     limits = options.limits
     if limits.decimals is not None or limits.bits is not None or limits.vocabulary is not None:
-        raise LimitError(
-            "a block with its MLP is inverted by large tokens of any direction, from answers in double precision: "
-            "rounded answers or a vocabulary leave no room. Extract its attention alone"
-        )
+        what = "rounded answers or a vocabulary leave no room for the large tokens by which an MLP is inverted"
+        raise LimitError(f"{what}: extract the attention alone")

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.noise_estimate import root_mean_square
 from manyheads.recovery.oracle.oracle import Oracle, Read
-from manyheads.recovery.queries.sigmoid_network import EPS, Array
+from manyheads.recovery.queries.sigmoid_network import EPS
 from manyheads.recovery.refusals import LimitError, NotALayer
 
 STAGE = "one-token sequences"
@@ -40,30 +41,14 @@ SAFE = 4.0  # factor between contraction at the rows that were measured, and els
 
 @dataclass(frozen=True)
 class TokenWise:
-    """The token-wise part of a block, as an oracle.
+    """The token-wise part of a block, as an oracle."""
 
-    Attributes
-    ----------
-    block
-        The block's own oracle.
-    parallel
-        Whether attention and MLP read the same stream and are added.
-    causal
-        Whether a token attends to itself and to earlier ones only.
-    centred
-        Whether the norm in front of the attention subtracts the mean.
-    scale
-        Root mean square of tokens at which the inversion contracts fast.
-    rate
-        Its contraction there.
-    """
-
-    block: Oracle
-    parallel: bool
+    block: Oracle  # the block's own
+    parallel: bool  # whether attention and MLP read the same stream and are added
     causal: bool
-    centred: bool
-    scale: float
-    rate: float
+    centred: bool  # whether the norm in front of the attention subtracts the mean
+    scale: float  # root mean square of tokens at which the inversion contracts fast
+    rate: float  # its contraction there
 
     def answer(self, tokens: Array, stage: str | None = STAGE) -> Array:
         """Return h(u) for tokens (..., d), asked once each; without a stage, counted where it is called."""
@@ -109,25 +94,12 @@ class TokenWise:
             if not len(left):
                 break
         if worst > 0.5 or len(left):
-            raise NotALayer(
-                "no one-token sequence gives the answer of a row: tokens are mixed after the attention, or more than "
-                "one attention layer is at work",
-                measured=worst,
-                threshold=0.5,
-            )
+            raise NotALayer("no one-token sequence gives the answer of a row: more than one layer", worst, 0.5)
         return moved.reshape(shape), worst
 
 
-def open_token_wise(block: Oracle, rng: np.random.Generator) -> TokenWise:
-    """Find out how a block is built, and the size of tokens at which its inversion contracts by `RATE`.
-
-    Raises
-    ------
-    NotALayer
-        The function has no residual stream, no norm in front of its attention, or other tokens change nothing.
-    LimitError
-        The server does not take tokens as large as needed.
-    """
+def open_token_wise(block: Oracle, rng: Generator) -> TokenWise:
+    """Find out how a block is built, and the size of tokens at which its inversion contracts by `RATE`."""
     tokens = rng.standard_normal((4, 3, block.dim))
     tokens /= _sizes(tokens)[..., None]
     plain = TokenWise(block, True, False, False, SCALES[-1], 1.0)
@@ -145,13 +117,7 @@ def open_token_wise(block: Oracle, rng: np.random.Generator) -> TokenWise:
         _check_stream(root_mean_square(added[0]), root_mean_square(added[1]), "adds to a token alone")
         small, large = (each[:, -1] for each in differences)
         size, floor = root_mean_square(large), EPS * SCALES[-1]
-        if size < 1e4 * floor:
-            raise NotALayer(
-                "earlier tokens change no answer: no head reads the tokens, or the answers are too coarse for tokens "
-                f"of size {SCALES[-1]:g}",
-                measured=size,
-                threshold=1e4 * floor,
-            )
+        NotALayer.if_below(size, 1e4 * floor, "earlier tokens change no answer: no head, or coarse answers")
         _check_stream(root_mean_square(small), size, "makes of other tokens")
         causal = root_mean_square(differences[-1][:, 0]) < max(PARALLEL * size, 1e2 * floor)
         shifted = SCALES[-1] * tokens
@@ -172,21 +138,12 @@ def open_token_wise(block: Oracle, rng: np.random.Generator) -> TokenWise:
             if seen <= RATE:
                 return TokenWise(block, False, causal, centred, max(SCALES[0], scale * seen / RATE), RATE)
             scale *= 10
-    raise NotALayer(
-        f"one-token sequences of size {LARGEST:g} do not invert the part of the block that acts token by token",
-        measured=float(seen),
-        threshold=RATE,
-    )
+    raise NotALayer(f"one-token sequences of size {LARGEST:g} do not invert the token-wise part", seen, RATE)
 
 
 def _check_stream(small: float, large: float, what: str) -> None:
-    if large > GROWTH * small:
-        raise NotALayer(
-            f"what the function {what} grows with the tokens: no residual stream whose attention reads it through a "
-            "norm in front. Of post-norm blocks, and without a residual connection, the attention alone is extracted",
-            measured=large / max(small, np.finfo(float).tiny),
-            threshold=GROWTH,
-        )
+    what = f"what the function {what} grows with the tokens: no norm in front. Extract the attention alone"
+    NotALayer.if_above(large / max(small, np.finfo(float).tiny), GROWTH, what)
 
 
 def _check_answers(block: Oracle, x: Array, alone: Array) -> None:
@@ -195,22 +152,17 @@ def _check_answers(block: Oracle, x: Array, alone: Array) -> None:
     size = root_mean_square(alone)
     changed = root_mean_square(again - alone[:, 0]) / size if size > 0 else 0.0
     spacing = np.finfo(block.answer_dtype or np.float64).eps
-    if max(changed, float(spacing)) > PRECISE:
-        raise NotALayer(
-            f"the answers, in {block.answer_dtype}, are exact to {max(changed, float(spacing)):.1g}: the token-wise "
-            "part of a block is inverted from double precision. Widen the module, or extract its attention alone",
-            measured=max(changed, float(spacing)),
-            threshold=PRECISE,
-        )
+    coarse = max(changed, float(spacing))
+    what = f"answers in {block.answer_dtype} are exact to {coarse:.1g}, expected double precision"
+    NotALayer.if_above(coarse, PRECISE, f"{what}: widen the module, or extract its attention alone")
 
 
 def _too_large(scale: float, block: Oracle) -> LimitError:
     return LimitError(
-        f"a block with its MLP is asked tokens of norm {scale * block.dim**0.5:.3g}, and the server takes "
-        f"{block.limits.max_norm:g}: extract its attention alone"
+        f"tokens of norm {scale * block.dim**0.5:.3g} exceed {block.limits.max_norm:g}: extract its attention alone"
     )
 
 
 def _sizes(x: Array) -> Array:
     """Return the root mean square of every token (..., d)."""
-    return np.asarray(np.sqrt(np.mean(x**2, axis=-1)))
+    return np.sqrt(np.mean(x**2, axis=-1))

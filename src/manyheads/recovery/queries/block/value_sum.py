@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.queries.block.token_wise import TokenWise
 from manyheads.recovery.queries.rotary.forms import gap_rank
-from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 
 EIGHTH = np.array([4 / 5, -1 / 5, 4 / 105, -1 / 280])  # central differences of order 8
@@ -54,8 +54,7 @@ class RepeatedToken:
 
     def tangents(self, drawn: Array) -> Array:
         """Return an orthonormal basis at right angles to z of what vectors (a, d) span."""
-        basis: Array = np.linalg.qr((drawn - np.outer(drawn @ self.axis, self.axis)).T)[0].T
-        return basis
+        return np.linalg.qr((drawn - np.outer(drawn @ self.axis, self.axis)).T)[0].T
 
     def derivatives(self, directions: Array, place: int, length: int, rows: tuple[int, ...]) -> tuple[Array, Array]:
         """Return dD (a, rows, d) along unit vectors (a, d), and those of two orders less."""
@@ -72,65 +71,41 @@ class RepeatedToken:
         return fine, coarse
 
 
-@dataclass(frozen=True)
-class ValueSum:
-    """Sum of the projections W (d, d), on the space that the norm shows, and the norm in front."""
-
-    projection: Array
-    norm: Normalization
-
-
-def read_value_sum(block: TokenWise, positions: bool, rng: np.random.Generator, figures: dict[str, float]) -> ValueSum:
-    """Return W and the norm; `figures` takes what is left of the equations.
-
-    Raises
-    ------
-    FitError, RankBudgetError
-        Heads whose weights cannot be told apart.
-    NotALayer
-        The equations contradict each other: undeclared positions, or no attention.
-    """
+def read_value_sum(block: TokenWise, positions: bool, rng: Generator, figures: Figures) -> tuple[Array, Normalization]:
+    """Return W and the norm; `figures` takes what is left of the equations."""
     dim = block.block.dim
     centre = np.eye(dim) - np.full((dim, dim), block.centred / dim)
     space = np.linalg.svd(rng.standard_normal((dim, dim)) @ centre)[2][: dim - block.centred]
     readings: list[_Reading] = []
     for _ in range(TRIES):
         axis = rng.standard_normal(len(space)) @ space
-        token = _tuned(RepeatedToken(block, axis / np.linalg.norm(axis), STEPS[0]), space, rng)
+        token = _tune(RepeatedToken(block, axis / np.linalg.norm(axis), STEPS[0]), space, rng)
         reading = _read_weights(token, space, rng) if positions else _Reading(token, (1,), np.array([2.0]))
         readings += [] if reading is None else [reading]
         if len(readings) == 2:
             break
     else:
-        raise FitError(
-            f"{TRIES} repeated tokens do not show the weights of the heads by their places: no attention whose scores "
-            "depend on the offset, tokens mixed outside of it, or answers too coarse to be differentiated",
-            measured=float(len(readings)),
-            threshold=2.0,
-        )
+        raise FitError(f"{TRIES} repeated tokens show no weights: no scores of offsets, or coarse", len(readings), 2.0)
     first, second = readings
     extra = rng.standard_normal((min(EXTRA, len(space) - 2), len(space))) @ space
     along = np.concatenate([first.token.axis[None], extra])
+    drawn = rng.standard_normal((len(space) - 1, len(space))) @ space
     parts = [
-        first.equations(first.token.tangents(rng.standard_normal((len(space) - 1, len(space))) @ space), centre),
+        first.equations(first.token.tangents(drawn), centre),
         second.equations(second.token.tangents(along), centre),
     ]
     equations, changes = (np.concatenate(part) for part in zip(*parts, strict=True))
     coordinates, *_ = np.linalg.lstsq(equations @ space.T, changes, rcond=None)
     rest = float(np.linalg.norm(equations @ space.T @ coordinates - changes) / np.linalg.norm(changes))
     figures |= {"equations": len(equations), "left": rest, "step": readings[0].token.step}
-    if not rest < LEFT:
-        raise NotALayer(
-            "what a repeated token says of the projections contradicts itself: positions that were not declared (say "
-            "rotary=True or scores=True), tokens mixed outside of the attention, or no attention",
-            measured=rest,
-            threshold=LEFT,
-        )
+    NotALayer.if_above(
+        rest, LEFT, "a repeated token contradicts itself: say rotary=True or scores=True for positions, or no attention"
+    )
     projection: Array = space.T @ coordinates
     epsilon = _read_epsilon(readings[0], projection)
     figures["epsilon"] = epsilon
     projection *= np.sqrt(1 + epsilon / block.scale**2)  # tokens were taken to have no epsilon
-    return ValueSum(projection, Normalization(block.centred, epsilon))
+    return projection, Normalization(block.centred, epsilon)
 
 
 def _read_epsilon(reading: "_Reading", projection: Array) -> float:
@@ -148,8 +123,7 @@ def _read_epsilon(reading: "_Reading", projection: Array) -> float:
         x[:, 0] *= sizes[:, None] / scale
         moved, base = block.differences(x, reading.rows)
         moved += (norm(base) - norm(x[:, reading.rows])) @ projection
-        found: Array = np.einsum("r,nrd,d->n", reading.weights, moved, value) / (value @ value)
-        return found
+        return np.einsum("r,nrd,d->n", reading.weights, moved, value) / (value @ value)
 
     phi = shrinkage(SHORT)
     if np.abs(phi).max() < 1e-2 * SHRUNK:
@@ -162,7 +136,7 @@ def _read_epsilon(reading: "_Reading", projection: Array) -> float:
     return max(float(series[0]), 0.0)
 
 
-def _tuned(token: RepeatedToken, space: Array, rng: np.random.Generator) -> RepeatedToken:
+def _tune(token: RepeatedToken, space: Array, rng: Generator) -> RepeatedToken:
     """Return the token with the step at which differences of two orders agree best."""
     direction = token.tangents(rng.standard_normal((1, len(space))) @ space)
     tried = []
@@ -191,7 +165,7 @@ class _Reading:
         return directions - own + np.outer(own @ self.token.axis, self.token.axis), change
 
 
-def _read_weights(token: RepeatedToken, space: Array, rng: np.random.Generator) -> _Reading | None:
+def _read_weights(token: RepeatedToken, space: Array, rng: Generator) -> _Reading | None:
     """Return w at a token where the weights depend on positions; None where its heads do not split."""
     offsets = OFFSETS
     while True:
@@ -199,16 +173,13 @@ def _read_weights(token: RepeatedToken, space: Array, rng: np.random.Generator) 
         flat = table.reshape(-1, table.shape[-1])
         spectrum, frame = np.linalg.svd(flat, full_matrices=False)[1:]
         heads = gap_rank(spectrum, max(1e-7, 10 * error * len(flat) ** 0.5 / spectrum[0]))
-        if not heads:
-            raise FitError("moved tokens change no answer: no head reads the tokens", measured=0.0, threshold=1.0)
+        FitError.if_below(heads, 1, "moved tokens change no answer: no head reads the tokens")
         if heads <= offsets - 2:
             break
         offsets *= 2
         if offsets > MOST:
             raise RankBudgetError(
-                f"the answers to a moved token have {heads} dimensions, more heads than {MOST} offsets show",
-                measured=float(heads),
-                threshold=float(MOST - 2),
+                f"a moved token shows {heads} dimensions, more heads than {MOST} offsets show", heads, MOST - 2
             )
     small = table @ frame[:heads].T  # (r, t, direction, m)
     one, two = (small[row].reshape(-1, heads) for row in (-1, offsets))
@@ -221,10 +192,10 @@ def _read_weights(token: RepeatedToken, space: Array, rng: np.random.Generator) 
         return None
     few = min(offsets, heads + 3)
     weights = np.linalg.lstsq(np.array(found)[:, :few], np.ones(heads), rcond=None)[0]
-    return _Reading(token, tuple(range(1, few + 1)), np.asarray(weights, np.float64))
+    return _Reading(token, tuple(range(1, few + 1)), weights)
 
 
-def _read_table(token: RepeatedToken, offsets: int, space: Array, rng: np.random.Generator) -> tuple[Array, float]:
+def _read_table(token: RepeatedToken, offsets: int, space: Array, rng: Generator) -> tuple[Array, float]:
     """Return dD_r (rows, t, 2, d) for a token moved t = 1 .. offsets places back, zero where t > r, and its error."""
     length = 2 * offsets
     directions = token.tangents(rng.standard_normal((2, len(space))) @ space)
@@ -252,5 +223,4 @@ def _share(table: Array, offsets: int) -> Array | None:
     factor = float(gain @ b[1:] / (b[1:] @ b[1:]))
     if np.linalg.norm(gain - factor * b[1:]) > ROUGH * (np.linalg.norm(gain) + 1 / u[0]):
         return None
-    share: Array = factor * u * b
-    return share
+    return factor * u * b

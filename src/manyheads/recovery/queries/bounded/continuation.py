@@ -12,16 +12,14 @@ and preconditions conjugate gradients inside Gauss-Newton, for all directions to
 few matrix products of (rows x features), and the answer is the same least-squares fit. This form is derived here.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import expit
 
-from manyheads.recovery.queries.sigmoid_network import TINY, Array, NetDesign, PairNets, kaufman_normal, lift_pivots
-
-Linear = Callable[[Array], Array]
+from manyheads.recovery._types import Array, ArrayFunction
+from manyheads.recovery.queries.sigmoid_network import TINY, NetDesign, PairNets, kaufman_normal, lift_pivots
 
 STEPS = 40  # Gauss-Newton steps of a refit, at most
 INNER = 40  # conjugate-gradient iterations of a step, at most: a step cut short is still one of descent
@@ -50,17 +48,7 @@ class _State:
 
 
 class Continuation:
-    """A net known at one probe, ready to be followed to any number of neighbouring ones.
-
-    Parameters
-    ----------
-    design
-        The rows, the same at every probe. Features should be of order one.
-    reference
-        The net at v_0: start of every fit, and where the normal matrix is taken.
-    tolerance
-        A fit ends when its squared residual falls by less than this share in a step.
-    """
+    """A net known at one probe, ready to be followed to any number of neighbouring ones."""
 
     def __init__(self, design: NetDesign, reference: PairNets, *, tolerance: float = 1e-6):
         self.design, self.reference, self.tolerance = design, reference, tolerance
@@ -102,7 +90,7 @@ class Continuation:
         rest = answers - basis @ inner
         loss: Array = np.einsum("bnd,bnd->b", rest, rest)
         loss[~np.isfinite(loss)] = np.inf
-        values = np.asarray(np.linalg.solve(lift_pivots(triangle), inner), np.float64)
+        values = np.linalg.solve(lift_pivots(triangle), inner)
         return _State(slopes, gates, basis, values, rest, loss)
 
     def _step(self, state: _State) -> Array:
@@ -151,7 +139,7 @@ def _dot(left: Array, right: Array) -> Array:
     return np.einsum("bij,bij->b", left, right)
 
 
-def _conjugate_gradients(apply: Linear, precondition: Linear, right: Array) -> Array:
+def _conjugate_gradients(apply: ArrayFunction, precondition: ArrayFunction, right: Array) -> Array:
     """Solve many definite systems at once; each stops where its preconditioned residual is small."""
     solution, residual = np.zeros_like(right), right.copy()
     direction = precondition(residual)

@@ -24,15 +24,15 @@ Derived and measured here.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.bounded.continuation import Continuation
-from manyheads.recovery.queries.projection_sum import Sums, read_sums
+from manyheads.recovery.queries.projection_sum import read_sums
 from manyheads.recovery.queries.refinement import refine_layer, refinement_work
 from manyheads.recovery.queries.sigmoid_network import EPS, NetDesign, PairNets, fit_nets
 from manyheads.recovery.queries.subspaces.pair_logits import read_logits
@@ -41,26 +41,19 @@ from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import FitError
 from manyheads.recovery.result.results import Extracted, StageLog
 
-Array = NDArray[np.float64]
-
 SPREAD = (0.5, 1.0, 1.5)  # sizes of the queries in units of the scale at which logits are about one
 MISFIT = 4.0  # a refit is right up to this multiple of the residual at v_0
-
+# A mirror is right up to this multiple of the residual at v_0; an exchange of heads makes it of order 1 / noise
 MIRROR = 30.0
-"""A mirror is right up to this multiple of the residual at v_0; an exchange of heads makes it of order 1 / noise."""
-
 LEAST = 1e-12  # relative residual below which two fits do not differ
 WHOLE = 2.0  # the heads are all of W_S if one more row that says so raises the residual less than by this factor
 ROOM = 5_000_000  # numbers in the answers of one block of directions
-
-
 AFTER = 4  # copies of the query: so many shifts of all logits are seen by one call of a causal layer
 STEP = 0.5  # first tau: how far the probes are from v_0, against its norm
 MIRRORS = 3  # queries of the mirror of every probe
 NOISY = 1e-5  # noise from which more queries are asked, and F5 is run
-
+# Floating-point operations that F5 may be expected to take, and its numbers in the answers, against the weights
 WORK, EXCESS = 1e12, 12.0
-"""Floating-point operations that F5 may be expected to take, and its numbers in the answers, against the weights."""
 
 
 @dataclass(frozen=True)
@@ -71,20 +64,13 @@ class BoundedSettings:
     oversampling: float | None = None
     tries: int = 12  # points at which S1 takes Jacobians, per probe
 
-    @classmethod
-    def accurate(cls) -> "BoundedSettings":
-        """Return settings that spend more calls on better-conditioned readings."""
-        return cls(oversampling=3.0, tries=24)
-
     def queries(self, dim: int, heads: int, noise: float) -> int:
         """Return the number of queries at every probe."""
         share = self.oversampling or (1.2 if noise <= NOISY else 2.5)
         return int(np.ceil(share * (dim + 1 + heads))) + 2
 
 
-def extract_bounded(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: BoundedSettings | None = None
-) -> Extracted:
+def extract_bounded(oracle: Oracle, noise: float, rng: Generator, settings: BoundedSettings | None = None) -> Extracted:
     """Extract a layer from an oracle that rounds or adds noise, with O(d^2) calls."""
     settings, noise = settings or BoundedSettings(), max(noise, EPS)
     log = StageLog(oracle)
@@ -101,7 +87,13 @@ def extract_bounded(
     with log.stage("directions") as figures:
         followed, probes = follow_directions(base, rng)
         layer, lacking = assemble_layer(base, followed, probes, oracle.causal)
-        figures |= _direction_figures(followed) | {"sum error": lacking}
+        steps, residual = followed.steps, float(followed.nets.residual.max())
+        figures |= {
+            "halvings": followed.halvings,
+            "smallest step": float(steps.min()),
+            "mean step": float(steps.mean()),
+        }
+        figures |= {"largest residual": residual, "largest margin": float(followed.margin.max()), "sum error": lacking}
     if noise > NOISY and refinement_work(oracle.dim, layer.heads, EXCESS) <= WORK:
         with log.stage("refinement") as figures:
             refined = refine_layer(oracle, layer, rng, excess=EXCESS)
@@ -129,14 +121,11 @@ class Base(NamedTuple):
         """Return the answers (b, rows, d) at v_0 + displacements (b, d)."""
         probes = self.probe + displacements
         answers = self.pairs.respond(self.queries, probes).reshape(len(probes), -1, probes.shape[1])
-        return _with_open_gates(answers, probes, self.pairs.sums) if self.whole else answers
+        return self.pairs.sums.append(answers, probes) if self.whole else answers
 
 
-def read_base(pairs: Pairs, start: Separation, rng: np.random.Generator, settings: BoundedSettings) -> Base:
-    """Fit the net of all queries at v_0, from the values that its few queries gave.
-
-    With the values known every logit can be read off; a linear fit of the logits starts the slopes.
-    """
+def read_base(pairs: Pairs, start: Separation, rng: Generator, settings: BoundedSettings) -> Base:
+    """Fit the net of all queries at v_0, from the values that its few queries gave."""
     probe, values = start.probe, start.net.values
     dim, heads = len(probe), len(values)
     count = settings.queries(dim, heads, pairs.noise)
@@ -151,22 +140,14 @@ def read_base(pairs: Pairs, start: Separation, rng: np.random.Generator, setting
     slopes = np.linalg.lstsq(features, read_logits(answers, values, pairs.shifts), rcond=None)[0].T
     net = fit_nets(design, flat, slopes, tolerance=1e-9)
     allowed = 10 * pairs.level(queries, probe, answers) * np.sqrt(flat.size) / np.linalg.norm(flat)
-    if not net.residual <= allowed:
-        raise FitError(
-            f"the net of {heads} heads at the first probe leaves more than the noise: its logits are not linear in "
-            "the query, or a head is missing",
-            measured=float(net.residual),
-            threshold=float(allowed),
-        )
+    FitError.if_above(
+        net.residual, allowed, f"the net of {heads} heads leaves more than noise: no linear logits, or a missing head"
+    )
     level = float(net.residual) * np.linalg.norm(flat) / np.sqrt(flat.size)
     free = Base(pairs, probe, queries, start.scale, design, net, level, False)
     # a row whose gates are open by an infinite shift, and which is not centred.
-    opened = NetDesign(
-        np.concatenate([design.features, np.zeros((1, dim + 1))]),
-        np.append(design.shifts, -np.inf),
-        np.append(design.baselines, 0.0),
-    )
-    more = _with_open_gates(flat[None], probe[None], pairs.sums)[0]
+    opened = design.with_sum()
+    more = pairs.sums.append(flat[None], probe[None])[0]
     summed = fit_nets(opened, more, net.slopes, tolerance=1e-9)
     rest = float(summed.residual) * np.linalg.norm(more)
     if rest > WHOLE * max(float(net.residual), LEAST) * np.linalg.norm(flat):
@@ -174,7 +155,7 @@ def read_base(pairs: Pairs, start: Separation, rng: np.random.Generator, setting
     return free._replace(design=opened, net=summed, whole=True)
 
 
-def follow_directions(base: Base, rng: np.random.Generator) -> tuple[Followed, Array]:
+def follow_directions(base: Base, rng: Generator) -> tuple[Followed, Array]:
     """Follow the net of v_0 along an orthonormal basis; return the nets, and their probes (d, d)."""
     dim = len(base.probe)
     basis = np.linalg.qr(rng.standard_normal((dim, dim)))[0] * np.linalg.norm(base.probe)
@@ -187,34 +168,16 @@ def follow_directions(base: Base, rng: np.random.Generator) -> tuple[Followed, A
     block = int(np.clip(ROOM // (len(base.design.features) * dim), 1, max(1, dim // 4)))
     step, parts = STEP, []
     for first in range(0, dim, block):
-        part = follow_nets(
-            base.design,
-            base.ask,
-            base.net,
-            basis[first : first + block],
-            step=step,
-            allowed=MISFIT * max(float(base.net.residual), LEAST),
-            fit=follow.refit,
-            check=mirror_check,
-        )
+        allowed = MISFIT * max(float(base.net.residual), LEAST)
+        guards: dict[str, Any] = {"step": step, "allowed": allowed, "fit": follow.refit, "check": mirror_check}
+        part = follow_nets(base.design, base.ask, base.net, basis[first : first + block], **guards)
         parts.append(part)
         if np.mean(part.steps < step) > 0.2:  # halvings cost more calls than the longer step saves digits
             step /= 2
-    joined = Followed(
-        PairNets(*(np.concatenate(list(stack)) for stack in zip(*(part.nets for part in parts), strict=True))),
-        np.concatenate([part.steps for part in parts]),
-        np.concatenate([part.accepted for part in parts]),
-        sum(part.halvings for part in parts),
-        np.concatenate([part.margin for part in parts]),
-    )
+    joined = Followed.join(parts)
     if not joined.accepted.all():
         lost = int((~joined.accepted).sum())
-        raise FitError(
-            f"in {lost} of {dim} directions the heads cannot be followed from the first probe, however short the "
-            "step: two of them are too much alike there. Another seed takes another probe",
-            measured=lost / dim,
-            threshold=0.0,
-        )
+        raise FitError(f"in {lost} of {dim} directions the heads cannot be followed: another seed", lost / dim, 0.0)
     return joined, base.probe + joined.steps[:, None] * basis
 
 
@@ -245,11 +208,7 @@ def assemble_layer(base: Base, followed: Followed, probes: Array, causal: bool) 
     return AttentionLayer(theta, projection, key_bias, base.pairs.sums.bias, causal=causal), lacking
 
 
-def _with_open_gates(answers: Array, probes: Array, sums: Sums) -> Array:
-    return np.concatenate([answers, (probes @ sums.projection)[:, None]], axis=1)
-
-
-def _mirror(base: Base, chosen: NDArray[np.intp]) -> Callable[[Array, PairNets], Array]:
+def _mirror(base: Base, chosen: Indices) -> Callable[[Array, PairNets], Array]:
     """Return the third guard: how far the answers at v_0 - displacement are from what the nets say of them."""
     queries, shifts = base.queries[chosen], len(base.pairs.shifts)
     rows = (chosen[:, None] * shifts + np.arange(shifts)).ravel()
@@ -264,13 +223,3 @@ def _mirror(base: Base, chosen: NDArray[np.intp]) -> Callable[[Array, PairNets],
         return error / (MIRROR * base.level + 1e3 * LEAST * size)
 
     return mirror_check
-
-
-def _direction_figures(followed: Followed) -> dict[str, float]:
-    return {
-        "halvings": followed.halvings,
-        "smallest step": float(followed.steps.min()),
-        "mean step": float(followed.steps.mean()),
-        "largest residual": float(followed.nets.residual.max()),
-        "largest margin": float(followed.margin.max()),
-    }

@@ -16,13 +16,13 @@ z(n) = sum_i w_i a_i / (a_i + n), z(0) = sum_i w_i,
 whose eigenvalues are the a_i and whose left eigenvectors are the w_i = W_i^T e. Derived here.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import qr
 
-from manyheads.recovery.queries.sigmoid_network import Array, NetDesign, PairNets, fit_nets, net_amplification
+from manyheads.recovery._types import Array, Ask, Generator, Indices
+from manyheads.recovery.queries.sigmoid_network import NetDesign, PairNets, fit_nets, net_amplification
 from manyheads.recovery.refusals import FitError, NotALayer
 
 COUNTS = (1, 2, 4, 8, 16, 32)
@@ -37,19 +37,19 @@ class CountGate:
     """Queries along a direction e: the lengths s (K,) of the token and the numbers n (K,) of zeros before it."""
 
     scales: Array
-    counts: np.ndarray
+    counts: Indices
 
     @property
     def net(self) -> NetDesign:
         """The net of the responses over s: slopes multiply s², and ln n shifts all gates."""
         return NetDesign.of(self.scales[:, None] ** 2, np.log(self.counts))
 
-    def take(self, rows: np.ndarray) -> "CountGate":
+    def take(self, rows: Indices) -> "CountGate":
         """Keep some of the questions."""
         return CountGate(self.scales[rows], self.counts[rows])
 
 
-def ask_counts(ask: Callable[..., Array], bias: Array, gate: CountGate, directions: Array) -> Array:
+def ask_counts(ask: Ask, bias: Array, gate: CountGate, directions: Array) -> Array:
     """Return the responses (b, K, d) to directions (b, d), each divided by the length of its token."""
     directions = np.atleast_2d(directions)
     found = np.empty((len(directions), len(gate.counts), directions.shape[1]))
@@ -73,13 +73,9 @@ class CountedHeads:
 
 
 def find_counted_heads(
-    ask: Callable[..., Array], bias: Array, total: Array, noise: float, rng: np.random.Generator, tries: int = 16
+    ask: Ask, bias: Array, total: Array, noise: float, rng: Generator, tries: int = 16
 ) -> CountedHeads:
-    """Find the heads at the best of a few random directions.
-
-    The one that shows the most heads with the least amplification of noise is kept: of `tries` directions, or of FEW
-    where one of them is usable. `bias` is c (d,), `total` the sum of the projections (d, d).
-    """
+    """Find the heads at the best of a few random directions."""
     best: CountedHeads | None = None
     residual, moved = np.inf, False
     allowed = max(1e-9, 100 * noise)
@@ -97,49 +93,30 @@ def find_counted_heads(
         answers = ask_counts(ask, bias, gate, direction)[0]
         spectrum = np.linalg.svd(answers, compute_uv=False)
         heads = int((spectrum > max(60 * noise, 1e-10) * spectrum[0]).sum())
-        if not heads:
-            raise FitError(
-                "the answers to one token behind zeros vanish: no head reads the tokens", measured=0.0, threshold=1.0
-            )
-        if heads > MOST:
-            raise FitError(
-                f"the answers to one token behind zeros have {heads} dimensions, more heads than the count gate tells "
-                "apart: the function is no layer with rotary positions, or has too many heads, or is too noisy",
-                measured=float(heads),
-                threshold=float(MOST),
-            )
-        net = fit_nets(
-            gate.net,
-            np.repeat(answers[None], STARTS + 1, axis=0),
-            _starts(gate, answers, direction @ total, heads, rng),
-        )
+        FitError.if_below(heads, 1, "the answers to one token behind zeros vanish: no head reads the tokens")
+        FitError.if_above(heads, MOST, f"{heads} dimensions after zeros: too many heads, no rotary positions, or noise")
+        starts = _starts(gate, answers, direction @ total, heads, rng)
+        net = fit_nets(gate.net, np.repeat(answers[None], STARTS + 1, axis=0), starts)
         net = net.one(int(np.argmin(net.residual)))
         residual = min(residual, float(net.residual))
         if net.residual > allowed:
             continue
         amplification = float(net_amplification(gate.net, net)[1].max())
-        found = CountedHeads(direction, gate.take(_informative(gate, net)), net, amplification)
+        found = CountedHeads(direction, gate.take(_choose_rows(gate, net)), net, amplification)
         if best is None or (heads, -amplification) > (len(best.net.values), -best.amplification):
             best = found
         if best.amplification < 10 * heads:
             break
     if not moved:
-        raise FitError(
-            "the number of zero tokens does not change what is read: no head attends by content",
-            measured=0.0,
-            threshold=0.35,
-        )
+        raise FitError("the number of zero tokens does not change what is read: no head attends by content", 0.0, 0.35)
     if best is None:
         raise NotALayer(
-            "the responses do not follow the number of zero tokens: zero tokens have logits of their own (biases of "
-            "queries or keys), or this is no layer with rotary positions",
-            measured=residual,
-            threshold=allowed,
+            "zero tokens have logits of their own: biases of queries or keys, or no rotary positions", residual, allowed
         )
     return best
 
 
-def _moving_scale(ask: Callable[..., Array], bias: Array, total: Array, direction: Array) -> float | None:
+def _moving_scale(ask: Ask, bias: Array, total: Array, direction: Array) -> float | None:
     """Return the length, relative to sqrt d, at which one zero in front moves the gates without saturating them."""
     scale, even = 1.0, direction @ total / 2
     for _ in range(24):
@@ -151,7 +128,7 @@ def _moving_scale(ask: Callable[..., Array], bias: Array, total: Array, directio
     return scale if scale <= 100 else None
 
 
-def _starts(gate: CountGate, answers: Array, whole: Array, heads: int, rng: np.random.Generator) -> Array:
+def _starts(gate: CountGate, answers: Array, whole: Array, heads: int, rng: Generator) -> Array:
     """Return starting slopes (STARTS + 1, m, 1): the eigenvalues of the linear problem, and random ones."""
     size = float(np.median(gate.scales**2))
     slopes = rng.standard_normal((STARTS + 1, heads, 1)) * rng.choice([0.7, 1.5, 3.0], (STARTS + 1, 1, 1)) / size
@@ -169,7 +146,7 @@ def _starts(gate: CountGate, answers: Array, whole: Array, heads: int, rng: np.r
     return slopes
 
 
-def _informative(gate: CountGate, net: PairNets) -> np.ndarray:
+def _choose_rows(gate: CountGate, net: PairNets) -> Indices:
     """Rows of the gate that determine the net best: twice as many as heads, and two to spare for the residual."""
     units = gate.net.units(net.slopes)
     derivatives = units * (1 - units) * gate.scales[:, None] ** 2

@@ -19,15 +19,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from manyheads.recovery._types import Array
 from manyheads.recovery.layers.rotary import Turns
 from manyheads.recovery.queries.rotary.logits import Ledger
-from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 CUT = 1e-6  # singular values of a core above this share of the largest are never cut
 NOTHING = 1e-8  # logits that are all below belong to a head that ignores the tokens
-
-
+Two = tuple[Array, Array]
 SWEEPS = 300  # alternating least squares of planes and cores
 
 
@@ -62,16 +61,10 @@ class Spaces:
     @property
     def rank(self) -> int:
         """Rank r."""
-        return self.core.shape[0]
+        return len(self.core)
 
 
-def find_spaces(
-    sketch: tuple[Array, Array],
-    back: tuple[Array, Array],
-    tokens: tuple[Array, Array],
-    noise: float,
-    most: int | None = None,
-) -> Spaces:
+def find_spaces(sketch: Two, back: Two, tokens: Two, noise: float, most: int | None = None) -> Spaces:
     """Find the form of one head at offset 1 from two sketches.
 
     Logits and their weights, (N, n) of fresh queries on sketch keys, and (n, N) of sketch queries on fresh keys; fresh
@@ -92,12 +85,9 @@ def find_spaces(
 def _solve(tokens: Array, logits: Array, weight: Array) -> Array:
     """Return the weighted least squares solutions (d, n) of tokens (N, d) on logits (N, n)."""
     if (weight == 1).all():
-        return np.asarray(np.linalg.lstsq(tokens, logits, rcond=None)[0])
-    columns: list[Array] = [
-        np.linalg.lstsq(tokens * own[:, None], one * own, rcond=1e-12)[0]
-        for one, own in zip(logits.T, weight.T, strict=True)
-    ]
-    return np.asarray(np.stack(columns, axis=1), np.float64)
+        return np.linalg.lstsq(tokens, logits, rcond=None)[0]
+    pairs = zip(logits.T, weight.T, strict=True)
+    return np.stack([np.linalg.lstsq(tokens * w[:, None], one * w, rcond=1e-12)[0] for one, w in pairs], axis=1)
 
 
 def split_core(
@@ -117,9 +107,7 @@ def split_core(
         rank = int((s[:most] > 2 * s[most]).sum())
     if rank >= len(s) and len(s) < dim:
         raise RankBudgetError(
-            f"no gap in the singular values of an attention matrix among {len(s)} sketch tokens: allow more of them",
-            measured=float(s[-1] / s[0]),
-            threshold=cut,
+            f"no gap in the singular values of a form among {len(s)} sketch tokens: allow more", s[-1] / s[0], cut
         )
     return u[:, :rank], s[:rank], v[:rank]
 
@@ -147,12 +135,16 @@ def find_core(
     left = extend(queries) @ spaces.left
     right = keys @ spaces.right
     features = (left[:, :, None] * right[:, None, :]).reshape(len(logits), -1) * np.reshape(weight, (-1, 1))
-    logits = logits * weight
+    core, rest = solve_scaled(features, logits * weight)
+    size = float(np.linalg.norm(logits * weight) + NOTHING * len(logits) ** 0.5)
+    return core.reshape(spaces.rank, spaces.rank), rest / size
+
+
+def solve_scaled(features: Array, targets: Array) -> tuple[Array, float]:
+    """Return the least-squares solution of features (N, a), scaled to norm one, on targets (N,); and the misfit."""
     size = np.linalg.norm(features, axis=0) + np.finfo(np.float64).tiny
-    core = np.linalg.lstsq(features / size, logits, rcond=1e-12)[0]
-    rest = np.linalg.norm(features / size @ core - logits)
-    rest /= np.linalg.norm(logits) + NOTHING * np.sqrt(len(logits))
-    return (core / size).reshape(left.shape[1], right.shape[1]), float(rest)
+    found = np.linalg.lstsq(features / size, targets, rcond=1e-12)[0]
+    return found / size, float(np.linalg.norm(features / size @ found - targets))
 
 
 def assemble(spaces: Spaces, core: Array) -> Array:
@@ -165,21 +157,19 @@ def _widen(rows: Array) -> Array:
     return np.concatenate([rows, np.zeros((len(rows), 1))], axis=1)
 
 
+def find_turn(cores: list[Array], worst: float) -> Array:
+    """Return G with M^(t+1) = G M^(t), from the cores M at consecutive offsets."""
+    one, two = np.concatenate(cores[:-1], axis=1), np.concatenate(cores[1:], axis=1)
+    condition = np.linalg.cond(one) if len(one) else 0.0
+    FitError.if_above(condition, worst, "an attention form is singular on its own spaces: its turns are not determined")
+    return np.linalg.lstsq(one.T, two.T, rcond=None)[0].T
+
+
 def find_turns(spaces: list[Spaces], cores: list[dict[int, Array]]) -> Turns:
     """Return how heads turn, from their cores at consecutive offsets from 1 on, at least two of them."""
     left, turn, first = [], [], []
     for space, known in zip(spaces, cores, strict=True):
-        rank, offsets = space.rank, sorted(t for t in known if t >= 1)
-        one = np.concatenate([known[t] for t in offsets[:-1]], axis=1)
-        two = np.concatenate([known[t] for t in offsets[1:]], axis=1)
-        if rank and np.linalg.cond(one) > 1e12:
-            raise FitError(
-                "an attention matrix is singular on its own spaces: how it turns from one offset to the next is not "
-                "determined",
-                measured=float(np.linalg.cond(one)),
-                threshold=1e12,
-            )
-        step = np.linalg.lstsq(one.T, two.T, rcond=None)[0].T
+        step = find_turn([known[t] for t in sorted(known) if t >= 1], 1e12)
         left.append(space.left)
         turn.append(step)
         first.append(_widen(known[1] @ space.right.T))

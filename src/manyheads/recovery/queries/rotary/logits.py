@@ -10,12 +10,13 @@ with n_r the number of zeros in front, whose logits are 0 at every offset. One s
 logits, at the offsets 0 .. k - 1: all of them go into one ledger. Derived here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from manyheads.recovery.queries.sigmoid_network import Array
+from manyheads.recovery._types import Array, Ask, Indices
 from manyheads.recovery.refusals import FitError
 
 LEAST = 1e-12  # weights below are put here: their logits are lost, and the checks that follow see it
@@ -30,24 +31,24 @@ class Ledger:
     """
 
     tokens: Array
-    query: np.ndarray
-    key: np.ndarray
-    offset: np.ndarray
+    query: Indices
+    key: Indices
+    offset: Indices
     logits: Array
     weight: Array | None = None
 
     @classmethod
-    def joined(cls, parts: Sequence["Ledger"]) -> "Ledger":
+    def join(cls, parts: Sequence["Ledger"]) -> "Ledger":
         """Join several ledgers."""
         starts = np.cumsum([0, *(len(part.tokens) for part in parts)])[:-1]
-        return cls(
-            np.concatenate([part.tokens for part in parts]),
-            np.concatenate([part.query + start for part, start in zip(parts, starts, strict=True)]),
-            np.concatenate([part.key + start for part, start in zip(parts, starts, strict=True)]),
-            np.concatenate([part.offset for part in parts]),
-            np.concatenate([part.logits for part in parts]),
-            np.concatenate([part.weights() for part in parts]),
+        tokens, offset, logits = (
+            np.concatenate([getattr(part, n) for part in parts]) for n in ("tokens", "offset", "logits")
         )
+        query, key = (
+            np.concatenate([getattr(part, name) + start for part, start in zip(parts, starts, strict=True)])
+            for name in ("query", "key")
+        )
+        return cls(tokens, query, key, offset, logits, np.concatenate([part.weights() for part in parts]))
 
     def at(self, offset: int) -> tuple[Array, Array, Array]:
         """Return queries (N, d), keys (N, d) and logits (N, m) at one offset."""
@@ -64,11 +65,11 @@ class Ledger:
 class Reader:
     """Conversion of answers into logits: the oracle, c (d,), and the projections W (m, d, d)."""
 
-    ask: Callable[..., Array]
+    ask: Ask
     bias: Array
     projection: Array
 
-    def read(self, tokens: Array, pieces: np.ndarray, positions: np.ndarray) -> Ledger:
+    def read(self, tokens: Array, pieces: Indices, positions: Indices) -> Ledger:
         """Ask about the sequences that hold tokens[pieces] (n, k) at `positions` (k,) >= 1, and zeros elsewhere."""
         count, kept = pieces.shape
         x = np.zeros((count, positions[-1] + 1, tokens.shape[1]))
@@ -80,11 +81,16 @@ class Reader:
             weights = solve_weights(values[:, : row + 1], y[:, row])  # (n, row + 1, m)
             logits = np.log(np.maximum(weights, LEAST)) - np.log(np.maximum(1 - weights.sum(1, keepdims=True), LEAST))
             logits += np.log(positions[row] - row)  # zeros in front
-            query = np.repeat(pieces[:, row : row + 1], row + 1, axis=1)
-            offset = np.broadcast_to(positions[row] - positions[: row + 1], query.shape)
-            columns = (query.ravel(), pieces[:, : row + 1].ravel(), offset.ravel())
-            parts.append((*columns, logits.reshape(-1, logits.shape[2])))
+            parts.append(entries(pieces, positions, row, row + 1, logits))
         return Ledger(tokens, *(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def entries(pieces: Indices, positions: Indices, row: int, seen: int, *values: Array) -> tuple[Any, ...]:
+    """Return query, key and offset of the first tokens that a row sees, and values (n, seen, m), of all pairs."""
+    query = np.repeat(pieces[:, row : row + 1], seen, axis=1)
+    offset = np.broadcast_to(positions[row] - positions[:seen], query.shape)
+    flat = (one.reshape(-1, one.shape[2]) for one in values)
+    return query.ravel(), pieces[:, :seen].ravel(), offset.ravel(), *flat
 
 
 def solve_weights(values: Array, answers: Array) -> Array:
@@ -96,18 +102,12 @@ def solve_weights(values: Array, answers: Array) -> Array:
     try:
         weights = np.linalg.solve(triangle, np.einsum("nda,nd->na", basis, answers)[..., None])[..., 0]
     except np.linalg.LinAlgError as error:
-        raise FitError(
-            "the values of different heads are linearly dependent: weights cannot be read", measured=0.0, threshold=1.0
-        ) from error
+        raise FitError("the values of different heads are linearly dependent: weights cannot be read") from error
     return (weights / size[..., 0]).reshape(count, kept, heads)
 
 
-def alternate(first: int, second: int, length: int) -> np.ndarray:
-    """Return pieces (n, length) of walks in which every token of one list is once before, once after each of another.
-
-    Tokens 0 .. first - 1 are the one list, first .. first + second - 1 the other; pieces overlap in one token, so that
-    no step of the walks is lost.
-    """
+def alternate(first: int, second: int, length: int) -> Indices:
+    """Return walks (n, length) in which every token of one list is once before, once after each of another."""
     orbits = int(np.gcd(first, second))
     cycle = first * second // orbits
     step = np.arange(cycle)
@@ -119,7 +119,7 @@ def alternate(first: int, second: int, length: int) -> np.ndarray:
     return np.concatenate(pieces)
 
 
-def spread(offset: int, tokens: int) -> np.ndarray:
+def spread(offset: int, tokens: int) -> Indices:
     """Return positions (tokens,) at which as many pairs as possible stand `offset` apart, in a short sequence.
 
     Examples
@@ -133,7 +133,7 @@ def spread(offset: int, tokens: int) -> np.ndarray:
     return np.concatenate([np.arange(1, half + 1), np.arange(offset + 1, offset + half + 1)])
 
 
-def plan(needed: dict[int, int], tokens: int) -> list[tuple[np.ndarray, int]]:
+def plan(needed: dict[int, int], tokens: int) -> list[tuple[Indices, int]]:
     """Plan sequences that show at least `needed[t]` pairs at every offset t: positions, and how many sequences."""
     missing, chosen = dict(needed), []
     for offset in sorted(needed, reverse=True):

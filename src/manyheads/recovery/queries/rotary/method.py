@@ -13,11 +13,13 @@ F5  All weights at once on random sequences, where answers are noisy (`refinemen
 Without biases of queries and keys. The figures of every step stand in the stages of the result.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.probes import Probed, probe_until
@@ -27,21 +29,18 @@ from manyheads.recovery.queries.rotary import forms
 from manyheads.recovery.queries.rotary.count_gates import ask_counts, find_counted_heads
 from manyheads.recovery.queries.rotary.forms import FormSettings
 from manyheads.recovery.queries.rotary.logits import Ledger, Reader, alternate, plan
-from manyheads.recovery.queries.sigmoid_network import EXACT, Array
+from manyheads.recovery.queries.sigmoid_network import EXACT
 from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog
 
 SIZE = 0.9  # standard deviation of the logits that are read: larger ones leave some weights too small
 STEP = 0.3  # length of the step to a neighbouring direction, relative to the direction
-
+# Offsets that measure the frequencies where answers are noisy: errors of the turn grow with the offset
 FAR = (4, 16, 64, 112)
-"""Offsets that measure the frequencies where answers are noisy: errors of the turn grow with the offset."""
 
 
-def extract_rotary(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: FormSettings | None = None
-) -> Extracted:
+def extract_rotary(oracle: Oracle, noise: float, rng: Generator, settings: FormSettings | None = None) -> Extracted:
     """Extract a causal layer whose queries and keys are turned by their positions."""
     settings = settings or FormSettings()
     log = StageLog(oracle)
@@ -50,11 +49,11 @@ def extract_rotary(
     with log.stage("values") as figures:
         values = _split_values(oracle, sums, noise, rng, settings, figures)
     with log.stage("logits") as figures:
-        reader = Reader(oracle, sums.bias, values.projection)
-        layer: Any = LogitForms(reader, noise, rng, settings, values, sums.bias, np.eye(oracle.dim)).read(figures)
+        read = Reader(oracle, sums.bias, values.projection).read
+        layer: Any = LogitForms(read, noise, rng, settings, values, sums.bias, np.eye(oracle.dim)).read(figures)
     layer = refine_turned(oracle, layer, noise, rng, log)
     longest = layer.offsets if layer.turns is None else None
-    return Extracted(layer, tuple(log.stages), "the tokens, offset by offset", predict=layer, longest=longest)
+    return Extracted(layer, tuple(log.stages), "the tokens, offset by offset", longest=longest)
 
 
 class Values(NamedTuple):
@@ -65,29 +64,18 @@ class Values(NamedTuple):
     length: float
 
 
-def _read_linear(oracle: Oracle, noise: float, rng: np.random.Generator, figures: dict[str, float]) -> Sums:
+def _read_linear(oracle: Oracle, noise: float, rng: Generator, figures: Figures) -> Sums:
     """Read W_S and c, and refuse a function whose answers to one token are not affine."""
     sums = read_sums(oracle, oracle.dim)
-    probe = rng.standard_normal((1, 1, oracle.dim))
-    expected = sums.read(probe[0])
-    size = np.linalg.norm(expected - sums.bias) + np.finfo(np.float64).tiny
-    figures["linear"] = rest = float(np.linalg.norm(oracle(probe, read="last") - expected) / size)
-    if rest > max(1e-8, 1e3 * noise):
-        raise NotALayer(
-            "the answer to one token is not linear in it: a normalization in front, or no attention layer",
-            measured=rest,
-            threshold=max(1e-8, 1e3 * noise),
-        )
+    figures["linear"] = rest = sums.curvature(oracle, rng, 1)
+    NotALayer.if_above(
+        rest, max(1e-8, 1e3 * noise), "the answer to one token is not linear in it: a norm, or no attention layer"
+    )
     return sums
 
 
 def _split_values(
-    oracle: Oracle,
-    sums: Sums,
-    noise: float,
-    rng: np.random.Generator,
-    settings: FormSettings,
-    figures: dict[str, float],
+    oracle: Oracle, sums: Sums, noise: float, rng: Generator, settings: FormSettings, figures: Figures
 ) -> Values:
     """Find the heads, follow them through neighbouring directions, and take their projections out of the sum."""
     heads = find_counted_heads(oracle, sums.bias, sums.projection, noise, rng)
@@ -123,45 +111,31 @@ def _split_values(
     return share_out(sums, rows, ranks, floor, float(np.median(heads.gate.scales)), figures)
 
 
-def share_out(
-    sums: Sums, rows: Array, ranks: list[int], floor: float, length: float, figures: dict[str, float]
-) -> Values:
+def share_out(sums: Sums, rows: Array, ranks: list[int], floor: float, length: float, figures: Figures) -> Values:
     """Take the projections of the heads out of their sum, from what each reads at probes (m, probes, d)."""
     if sum(ranks) > len(sums.bias):
         raise _too_large(ranks, len(sums.bias))
     spaces = [np.linalg.svd(one, full_matrices=False)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]
-    parts = np.split(sums.projection @ np.linalg.pinv(np.concatenate(spaces)), np.cumsum(ranks)[:-1], axis=1)
-    projection = np.array([part @ space for part, space in zip(parts, spaces, strict=True)])
+    projection = sums.split(spaces)
     rest = float(np.linalg.norm(projection.sum(0) - sums.projection) / np.linalg.norm(sums.projection))
     figures |= {"sum_rule": rest, "condition": float(np.linalg.cond(np.concatenate(spaces)))}
-    if rest > max(1e-6, 1e3 * floor):
-        raise FitError("the projections of the heads do not add up to their sum", measured=rest, threshold=1e-6)
+    FitError.if_above(rest, max(1e-6, 1e3 * floor), "the projections of the heads do not add up to their sum")
     return Values(projection, ranks, length)
 
 
 def _too_large(ranks: list[int], dim: int) -> RankBudgetError:
     return RankBudgetError(
-        f"the output spaces of {len(ranks)} heads have ranks {ranks} in dimension {dim}: full-rank or collinear heads, "
-        "or answers too noisy to see the ranks",
-        measured=float(sum(ranks)),
-        threshold=float(dim),
+        f"{len(ranks)} output spaces of ranks {ranks} in dimension {dim}: full rank, or noisy answers", sum(ranks), dim
     )
-
-
-class ReadsLogits(Protocol):
-    """Reader of logits from sequences of tokens[pieces] at positions."""
-
-    def read(self, tokens: Array, pieces: np.ndarray, positions: np.ndarray) -> Ledger:
-        """Ask, and return what the answers show."""
 
 
 @dataclass
 class LogitForms:
     """Logits of walks and of random sequences of one length of token, and the forms that explain them."""
 
-    reader: ReadsLogits
+    read_logits: Callable[[Array, Indices, Indices], Ledger]  # of tokens[pieces] at positions
     noise: float
-    rng: np.random.Generator
+    rng: Generator
     settings: FormSettings
     values: Values
     bias: Array
@@ -169,7 +143,7 @@ class LogitForms:
     length: float = 0.0  # of the tokens whose logits are read, relative to root d; 0: chosen by the size of logits
     repeats: int = 1  # sets of spanning tokens that are asked about
 
-    def read(self, figures: dict[str, float]) -> RotaryLayer:
+    def read(self, figures: Figures) -> RotaryLayer:
         """Read logits, and find the forms of all offsets."""
         projection, ranks, length = self.values
         dim, heads, most = len(self.space), len(projection), max(ranks)
@@ -177,15 +151,14 @@ class LogitForms:
         kept -= kept % 2 if kept > 2 else 0
         exact = self.noise <= EXACT
         few = min(dim, max(most + self.settings.extra * (1 if exact else 3), kept))
-        reader = self.reader
         if not self.length:
             self.length = length
             figures["size"] = self._shorten(kept)
         tokens = self._tokens(few), self._basis()
-        walk = reader.read(np.concatenate(tokens), alternate(few, len(tokens[1]), kept), np.arange(1, kept + 1))
+        walk = self.read_logits(np.concatenate(tokens), alternate(few, len(tokens[1]), kept), np.arange(1, kept + 1))
         spaces = self._spaces(walk, *tokens, None if exact else most)
         needed = int(self.settings.excess * max(space.rank**2 for space in spaces) * kept / (kept - 1)) + 4
-        ledger = Ledger.joined([walk, self._random({0: needed, 2: needed}, kept)])
+        ledger = Ledger.join([walk, self._read_random({0: needed, 2: needed}, kept)])
         figures.update(tokens=kept, sketches=few, rank=max(space.rank for space in spaces))
         cores = self._cores(spaces, ledger, [0, 2], figures)
         found = forms.find_turns(spaces, cores)
@@ -195,7 +168,7 @@ class LogitForms:
         listed = range(self.settings.offsets)
         if max(rest.values()) < max(1e-5, 1e4 * self.noise):
             for offset in () if exact else FAR:
-                far = self._random({offset: needed}, kept)
+                far = self._read_random({offset: needed}, kept)
                 more = self._cores(spaces, far, [offset], figures)
                 cores = [known | {offset: core[offset]} for known, core in zip(cores, more, strict=True)]
                 found = forms.refine_turns(spaces, found, cores)
@@ -205,24 +178,20 @@ class LogitForms:
         else:
             turns = None
             others = [t for t in listed if t > 2]
-            ledger = Ledger.joined([ledger, self._random(dict.fromkeys(others, needed), kept)])
+            ledger = Ledger.join([ledger, self._read_random(dict.fromkeys(others, needed), kept)])
             cores = self._cores(spaces, ledger, [0, *listed[2:]], figures)
-        listing = np.array(
-            [
-                turns.form(t)
-                if turns is not None and t not in cores[0]
-                else [forms.assemble(space, known[t]) for space, known in zip(spaces, cores, strict=True)]
-                for t in listed
-            ]
-        )
-        return RotaryLayer(listing, projection, self.bias, turns)
+        pairs, listing = list(zip(spaces, cores, strict=True)), []
+        for t in listed:
+            own = turns is None or t in cores[0]
+            listing.append([forms.assemble(s, known[t]) for s, known in pairs] if own else found.form(t))
+        return RotaryLayer(np.array(listing), projection, self.bias, turns)
 
     def _shorten(self, kept: int) -> float:
         """Choose the length of tokens at which the logits of the sharpest head have about the size SIZE."""
         size = 0.0
         for _ in range(3):
             pieces = np.arange(4 * kept).reshape(4, kept)
-            logits = self.reader.read(self._tokens(pieces.size), pieces, np.arange(1, kept + 1)).logits
+            logits = self.read_logits(self._tokens(pieces.size), pieces, np.arange(1, kept + 1)).logits
             size = float(np.median(np.abs(logits), axis=0).max()) / 0.67  # the standard deviation, from the median
             self.length *= float(np.sqrt(np.clip(SIZE / max(size, 1e-9), 1 / 16, 16)))
         return size
@@ -236,13 +205,13 @@ class LogitForms:
         drawn = np.concatenate([np.linalg.qr(self.rng.standard_normal(size))[0] for _ in range(self.repeats)])
         return drawn @ self.space * (self.length * np.sqrt(len(self.bias)))
 
-    def _random(self, needed: dict[int, int], kept: int) -> Ledger:
+    def _read_random(self, needed: dict[int, int], kept: int) -> Ledger:
         """Read sequences of random tokens that show at least so many pairs at every offset."""
         parts = []
         for positions, count in plan(needed, kept):
             pieces = np.arange(count * len(positions)).reshape(count, len(positions))
-            parts.append(self.reader.read(self._tokens(pieces.size), pieces, positions))
-        return Ledger.joined(parts)
+            parts.append(self.read_logits(self._tokens(pieces.size), pieces, positions))
+        return Ledger.join(parts)
 
     def _spaces(self, walk: Ledger, few: Array, fresh: Array, most: int | None) -> list[forms.Spaces]:
         """Find the form of every head at offset 1 from what a walk shows."""
@@ -253,19 +222,15 @@ class LogitForms:
         weight[walk.query[near], walk.key[near]] = walk.weights()[near]
         first = len(few)
         noise = max(self.noise, 1e-13)
-        return [
-            forms.find_spaces(
-                (table[first:, :first, head], weight[first:, :first, head]),
-                (table[:first, first:, head], weight[:first, first:, head]),
-                (fresh, few),
-                noise,
-                most,
-            )
-            for head in range(walk.logits.shape[1])
-        ]
+        found = []
+        for head in range(walk.logits.shape[1]):
+            own, seen = table[..., head], weight[..., head]
+            sketch, back = (own[first:, :first], seen[first:, :first]), (own[:first, first:], seen[:first, first:])
+            found.append(forms.find_spaces(sketch, back, (fresh, few), noise, most))
+        return found
 
     def _cores(
-        self, spaces: list[forms.Spaces], ledger: Ledger, offsets: list[int], figures: dict[str, float]
+        self, spaces: list[forms.Spaces], ledger: Ledger, offsets: list[int], figures: Figures
     ) -> list[dict[int, Array]]:
         """Find the cores of all heads at some offsets, beside that at offset 1, and record the worst residual."""
         cores: list[dict[int, Array]] = [{1: space.core} for space in spaces]
@@ -278,11 +243,5 @@ class LogitForms:
                 worst = max(worst, rest)
         figures["cores"] = worst
         allowed = max(1e-4, 1e5 * self.noise)
-        if worst > allowed:
-            raise FitError(
-                "the logits of some offset are no form on the spaces of the first one: biases, or a logit that is not "
-                "bilinear",
-                measured=worst,
-                threshold=allowed,
-            )
+        FitError.if_above(worst, allowed, "the logits of an offset are no form on the spaces of the first: biases")
         return cores

@@ -19,35 +19,30 @@ from typing import Any
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.repeated_tokens import find_repeated_heads
 from manyheads.recovery.queries.rotary.forms import FormSettings
-from manyheads.recovery.queries.rotary.logits import LEAST, Ledger, solve_weights
+from manyheads.recovery.queries.rotary.logits import LEAST, Ledger, entries, solve_weights
 from manyheads.recovery.queries.rotary.method import LogitForms, Values, share_out
-from manyheads.recovery.queries.scores.refined_heads import refined_spaces
-from manyheads.recovery.queries.sigmoid_network import Array
+from manyheads.recovery.queries.scores.refined_heads import refine_spaces
 from manyheads.recovery.queries.sphere.pairs import read_normalized_sums
 from manyheads.recovery.refusals import NotALayer
 from manyheads.recovery.result.results import Extracted, StageLog
 
 SURE = 1e-4  # attention weight from which a logit counts fully
-
 CLEAN = 1e-9  # leak of a head in another from which output spaces are refined
-
 REPEATS = 2  # tokens that span, times so many: some of their logits are lost
 
 
 def extract_rotary_on_sphere(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: FormSettings | None = None
+    oracle: Oracle, noise: float, rng: Generator, settings: FormSettings | None = None
 ) -> Extracted:
     """Extract a causal layer behind a norm whose queries and keys are turned by their positions."""
     if not oracle.causal:
         raise NotALayer(
-            "rotary positions behind a norm are extracted where the layer is causal, and this one is not: give the "
-            "function without the norm",
-            measured=0.0,
-            threshold=1.0,
+            "rotary positions behind a norm are extracted from causal layers alone: give the function without the norm"
         )
     settings = settings or FormSettings()
     log = StageLog(oracle)
@@ -58,22 +53,16 @@ def extract_rotary_on_sphere(
         values = _read_values(oracle, sums, basis, noise, rng, settings, figures)
     with log.stage("logits") as figures:
         reader = NormalizedReader(oracle, sums.bias, values.projection, np.sqrt(oracle.dim) * basis[0])
-        forms = LogitForms(reader, noise, rng, settings, values, sums.bias, basis, length=1.0, repeats=REPEATS)
+        forms = LogitForms(reader.read, noise, rng, settings, values, sums.bias, basis, length=1.0, repeats=REPEATS)
         found = forms.read(figures)
     layer: Any = found.of_scaled_tokens(np.sqrt(1 + norm.epsilon))  # tokens of the sphere are longer than u
     longest = layer.offsets if layer.turns is None else None
     acts_on = f"u = {norm.formula}, offset by offset"
-    return Extracted(layer, tuple(log.stages), acts_on, prepare=norm, predict=lambda x: layer(norm(x)), longest=longest)
+    return Extracted(layer, tuple(log.stages), acts_on, norm, longest)
 
 
 def _read_values(
-    oracle: Oracle,
-    sums: Sums,
-    basis: Array,
-    noise: float,
-    rng: np.random.Generator,
-    settings: FormSettings,
-    figures: dict[str, float],
+    oracle: Oracle, sums: Sums, basis: Array, noise: float, rng: Generator, settings: FormSettings, figures: Figures
 ) -> Values:
     """Find the heads, read them at as many directions as their spaces have dimensions, and share out the sum."""
     heads = find_repeated_heads(oracle, basis, np.sqrt(oracle.dim), noise, rng)
@@ -83,7 +72,7 @@ def _read_values(
     figures["probes"] = rows.shape[1]
     if heads.leak > CLEAN and sum(ranks) <= oracle.dim:
         spaces = [np.linalg.svd(one, full_matrices=False)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]
-        spaces, figures["mixed"] = refined_spaces(oracle, sums, spaces, 1.0, rng, sphere=basis)
+        spaces, figures["mixed"] = refine_spaces(oracle, sums, spaces, 1.0, rng, sphere=basis)
         rows = np.array([one @ np.linalg.pinv(space) @ space for one, space in zip(rows, spaces, strict=True)])
     return share_out(sums, rows, ranks, max(floor, 1e-9), 1.0, figures)
 
@@ -97,7 +86,7 @@ class NormalizedReader:
     projection: Array
     filler: Array
 
-    def read(self, tokens: Array, pieces: np.ndarray, positions: np.ndarray) -> Ledger:
+    def read(self, tokens: Array, pieces: Indices, positions: Indices) -> Ledger:
         """Ask about the sequences tokens[pieces] (n, k) at `positions` (k,): twice until q of every token is known."""
         signed = cover_twice(pieces, len(tokens))
         both = self._read_signed(tokens, pieces[signed], positions)
@@ -110,29 +99,24 @@ class NormalizedReader:
         np.add.at(sure, both.query[rows], weight)
         own /= np.maximum(sure, LEAST)
         parts = []
-        for row, (ratios, weights) in enumerate(self._relative(tokens[others], positions - positions[0]), start=1):
+        for row, (ratios, weights) in enumerate(
+            self._relative_logits(tokens[others], positions - positions[0]), start=1
+        ):
             known = np.minimum(np.minimum(weights[:, :-1], weights[:, -1:]) / SURE, 1.0)
             known = np.minimum(known, sure[others[:, row]][:, None])
-            query = np.repeat(others[:, row : row + 1], row, axis=1)
-            offset = np.broadcast_to(positions[row] - positions[:row], query.shape)
-            columns = (query.ravel(), others[:, :row].ravel(), offset.ravel())
-            logits = ratios + own[others[:, row]][:, None]
-            parts.append((*columns, *(one.reshape(-1, one.shape[2]) for one in (logits, known))))
+            parts.append(entries(others, positions, row, row, ratios + own[others[:, row]][:, None], known))
         plain = [np.concatenate(column) for column in zip(*parts, strict=True)]
         first = (both.query, both.key, both.offset, both.logits, both.weights())
         return Ledger(tokens, *(np.concatenate(pair) for pair in zip(first, plain, strict=True)))
 
-    def _read_signed(self, tokens: Array, pieces: np.ndarray, positions: np.ndarray) -> Ledger:
+    def _read_signed(self, tokens: Array, pieces: Indices, positions: Indices) -> Ledger:
         """Ask with two patterns of signs, which show q of every token but the first."""
         positions, kept = positions - positions[0], pieces.shape[1]
         chosen, signs = tokens[pieces], np.where(np.arange(kept) % 2, -1.0, 1.0)[:, None]
-        plain, turned = self._relative(chosen, positions), self._relative(chosen * signs, positions)
+        plain, turned = self._relative_logits(chosen, positions), self._relative_logits(chosen * signs, positions)
         parts = []
         for row in range(1, kept):
-            (one, first), (two, second) = (
-                plain[row - 1],
-                turned[row - 1],
-            )  # logits and weights (n, row, m), own one last
+            (one, first), (two, second) = plain[row - 1], turned[row - 1]  # logits and weights, own one last
             odd = (row - np.arange(row)) % 2 == 1
             sure = np.minimum(np.minimum(first, second) / SURE, 1.0)
             sure[:, :-1] = np.minimum(sure[:, :-1], sure[:, -1:])
@@ -141,13 +125,10 @@ class NormalizedReader:
             sure[:, -1] = near.max(1)
             logits = np.where(odd[:, None], (one - two) / 2, (one + two) / 2 + own[:, None])
             logits = np.concatenate([logits, own[:, None]], axis=1)
-            query = np.repeat(pieces[:, row : row + 1], row + 1, axis=1)
-            offset = np.broadcast_to(positions[row] - positions[: row + 1], query.shape)
-            columns = (query.ravel(), pieces[:, : row + 1].ravel(), offset.ravel())
-            parts.append((*columns, *(one.reshape(-1, one.shape[2]) for one in (logits, sure))))
+            parts.append(entries(pieces, positions, row, row + 1, logits, sure))
         return Ledger(tokens, *(np.concatenate(column) for column in zip(*parts, strict=True)))
 
-    def _relative(self, chosen: Array, positions: np.ndarray) -> list[tuple[Array, Array]]:
+    def _relative_logits(self, chosen: Array, positions: Indices) -> list[tuple[Array, Array]]:
         """Return log-ratios (n, row, m) of earlier tokens to the own one, and weights, of every row but the first."""
         count, kept, dim = chosen.shape
         x = np.broadcast_to(self.filler, (count, positions[-1] + 1, dim)).copy()
@@ -167,7 +148,7 @@ class NormalizedReader:
         return found
 
 
-def cover_twice(pieces: np.ndarray, tokens: int) -> np.ndarray:
+def cover_twice(pieces: Indices, tokens: int) -> Indices:
     """Return the places of pieces that hold every token twice behind their first place, or as often as all do.
 
     Examples

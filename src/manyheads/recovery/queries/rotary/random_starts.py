@@ -9,8 +9,8 @@ number of heads and their ranks are told, and the base of the frequencies is gue
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings, descend
 from manyheads.recovery.fit.variable_projection import Examples
 from manyheads.recovery.layers.rotary import RotaryLayer
@@ -18,8 +18,6 @@ from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.refinement import LENGTH, ask_fresh
 from manyheads.recovery.queries.rotary.tangent import RotaryTangent, RotaryWeights, cut_projection
 from manyheads.recovery.refusals import FitError
-
-Array = NDArray[np.float64]
 
 BASE = 1e4  # of the frequencies at which fits begin: RoPE's own
 EXCESS = 36.0  # labels of the sequences, against the weights
@@ -41,11 +39,11 @@ class RotaryShape(NamedTuple):
 
 
 def fit_from_random_starts(
-    oracle: Oracle, shape: RotaryShape, noise: float, rng: np.random.Generator
-) -> tuple[RotaryLayer, dict[str, float]]:
+    oracle: Oracle, shape: RotaryShape, noise: float, rng: Generator
+) -> tuple[RotaryLayer, Figures]:
     """Return a layer that explains fresh answers up to their relative noise, and how many starts it took."""
     size = random_weights(shape, rng).flat().size
-    fresh, _ = ask_fresh(oracle, random_size(size, shape.dim), LENGTH, rng)
+    fresh, _ = ask_fresh(oracle, int(np.ceil(EXCESS * size / (LENGTH * shape.dim))), LENGTH, rng)
     floor = max(EXPLAINED * noise**2, LEAST)
     frozen = GaussNewtonSettings(steps=40, inner=15, flat=1e-3, damping=1.0, tolerance=max(floor, NEAR))
     free = GaussNewtonSettings(steps=60, inner=60, flat=1e-3, tolerance=floor)
@@ -53,27 +51,19 @@ def fit_from_random_starts(
     for start in range(1, STARTS + 1):
         weights = with_best_projections(random_weights(shape._replace(biases=False), rng), fresh)
         if shape.biases:
-            fitted = descend(RotaryTangent.at(fresh, weights, frozen=True), WITHOUT).layer
-            weights = _with_biases(RotaryWeights.of(fitted))
+            weights = RotaryWeights.of(descend(RotaryTangent.at(fresh, weights, frozen=True), WITHOUT).layer)
+            query, key = (np.pad(side, ((0, 0), (0, 1), (0, 0))) for side in (weights.query, weights.key))
+            weights = weights._replace(query=query, key=key)
         fitted = descend(RotaryTangent.at(fresh, weights, frozen=True), frozen).layer
         found = descend(RotaryTangent.at(fresh, RotaryWeights.of(fitted)), free)
         best = min(best, found.error)
         if found.error <= floor:
             layer: Any = found.layer
             return layer, {"starts": start, "residual": found.error}
-    raise FitError(
-        f"none of {STARTS} random starts explains the answers: other numbers of heads or ranks, or no rotary layer",
-        measured=best,
-        threshold=floor,
-    )
+    raise FitError(f"none of {STARTS} random starts explains the answers: other ranks, or no rotary layer", best, floor)
 
 
-def random_size(weights: int, dim: int) -> int:
-    """Return the number of sequences that fits from random weights ask about."""
-    return int(np.ceil(EXCESS * weights / (LENGTH * dim)))
-
-
-def random_weights(shape: RotaryShape, rng: np.random.Generator) -> RotaryWeights:
+def random_weights(shape: RotaryShape, rng: Generator) -> RotaryWeights:
     """Draw weights of a shape, logits of order one on tokens of order one."""
     dim, heads, rank, biases, positions = shape
 
@@ -94,8 +84,3 @@ def with_best_projections(weights: RotaryWeights, examples: Examples) -> RotaryW
     solved = np.linalg.lstsq(readings, examples.y.reshape(-1, dim), rcond=None)[0]
     value, output = cut_projection(solved[:-1].reshape(heads, dim, dim), rank)
     return weights._replace(value=value, output=output, bias=solved[-1])
-
-
-def _with_biases(weights: RotaryWeights) -> RotaryWeights:
-    query, key = (np.pad(side, ((0, 0), (0, 1), (0, 0))) for side in (weights.query, weights.key))
-    return weights._replace(query=query, key=key)

@@ -21,20 +21,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
 
 from manyheads.errors import UsageError
-from manyheads.recovery.fit.variable_projection import Examples
+from manyheads.recovery._types import Array
+from manyheads.recovery.fit.variable_projection import Examples, softmax_derivative
 from manyheads.recovery.layers.evaluation import softmax
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.float64]
 
 SKETCHED = 3.0  # rows of the sketched metric, against the weights
 FAR, NEAR = 1e-2, 1e-5  # share of the mean diagonal that is added to the metric: far from a layer damping shortens weak
@@ -66,7 +62,7 @@ class RotaryWeights(NamedTuple):
             basis, generator = _planes(turn, planes)
             heads.append((left @ basis, (np.linalg.pinv(basis) @ first).T, generator))
         query, key, generator = (np.array(part) for part in zip(*heads, strict=True))
-        key = _evolve(key[:, None], _transposed(generator), np.full(key.shape[1], -1.0))[:, 0]
+        key = _evolve(key[:, None], _transpose(generator), np.full(key.shape[1], -1.0))[:, 0]
         if not (query[:, -1].any() or key[:, -1].any()):
             query, key = query[:, :-1], key[:, :-1]
         bias = np.zeros(layer.dim) if layer.bias is None else layer.bias
@@ -126,7 +122,7 @@ class RotaryTangent:
         places = np.arange(length, dtype=float)
         sides = tokens @ weights.query[:, None], tokens @ weights.key[:, None]
         query = _evolve(sides[0], weights.generator, places)
-        key = _evolve(sides[1], _transposed(weights.generator), -places)
+        key = _evolve(sides[1], _transpose(weights.generator), -places)
         logits = query @ key.swapaxes(2, 3) + np.triu(np.full((length, length), -np.inf), 1)
         pattern = softmax(logits)
         mean = pattern @ x
@@ -134,7 +130,7 @@ class RotaryTangent:
         residual = (examples.y - answers).reshape(-1, dim)
         return cls(examples, weights, tokens, sides, (query, key), pattern, mean, residual, frozen, ridge)
 
-    def moved(self, change: Array) -> RotaryTangent:
+    def move(self, change: Array) -> RotaryTangent:
         """Return the same at weights that were changed."""
         return RotaryTangent.at(self.examples, self.weights.like(self.weights.flat() + change), self.frozen, self.ridge)
 
@@ -153,13 +149,13 @@ class RotaryTangent:
         own, by = self.weights, self.weights.like(change)
         x, (query, key) = self.examples.x, self.turned
         places = np.arange(x.shape[1], dtype=float)
-        turn, back = own.generator, _transposed(own.generator)
+        turn, back = own.generator, _transpose(own.generator)
         query_moved = _evolve(self.tokens @ by.query[:, None], turn, places)
-        query_moved = query_moved + _swept(self.sides[0], turn, places, by.generator)
+        query_moved = query_moved + _sweep(self.sides[0], turn, places, by.generator)
         key_moved = _evolve(self.tokens @ by.key[:, None], back, -places)
-        key_moved = key_moved + _swept(self.sides[1], back, -places, _transposed(by.generator))
+        key_moved = key_moved + _sweep(self.sides[1], back, -places, _transpose(by.generator))
         logits = query_moved @ key.swapaxes(2, 3) + query @ key_moved.swapaxes(2, 3)
-        through = _softmax_derivative(self.pattern, logits) @ x
+        through = softmax_derivative(self.pattern, logits) @ x
         inner = through @ own.value[:, None] + self.mean @ by.value[:, None]
         outer = inner @ own.output[:, None] + self.mean @ own.value[:, None] @ by.output[:, None]
         return (outer.sum(0) + by.bias).reshape(-1, x.shape[2])
@@ -172,16 +168,16 @@ class RotaryTangent:
         inner = back @ own.output[:, None].swapaxes(2, 3)  # (m, n, k, v)
         output = _gram(self.mean @ own.value[:, None], np.broadcast_to(back, (heads, *back.shape)))
         value = _gram(self.mean, inner)
-        logits = _softmax_derivative(self.pattern, inner @ own.value[:, None].swapaxes(2, 3) @ x.swapaxes(1, 2))
+        logits = softmax_derivative(self.pattern, inner @ own.value[:, None].swapaxes(2, 3) @ x.swapaxes(1, 2))
         query, key = self.turned
-        by_query, by_key = logits @ key, logits.swapaxes(2, 3) @ query
+        rows_query, rows_key = logits @ key, logits.swapaxes(2, 3) @ query
         places = np.arange(x.shape[1], dtype=float)
-        turn, back = own.generator, _transposed(own.generator)
-        generator = _sweep_adjoint(self.sides[0], turn, places, by_query)
-        generator = generator + _transposed(_sweep_adjoint(self.sides[1], back, -places, by_key))
+        turn, back = own.generator, _transpose(own.generator)
+        generator = _sweep_adjoint(self.sides[0], turn, places, rows_query)
+        generator = generator + _transpose(_sweep_adjoint(self.sides[1], back, -places, rows_key))
         tokens = np.broadcast_to(self.tokens, (heads, *self.tokens.shape))
-        by_query = _gram(tokens, _evolve(by_query, back, places))  # the adjoint of e^{tX} is that of its transpose
-        by_key = _gram(tokens, _evolve(by_key, turn, -places))
+        by_query = _gram(tokens, _evolve(rows_query, back, places))  # the adjoint of e^{tX} is that of its transpose
+        by_key = _gram(tokens, _evolve(rows_key, turn, -places))
         return RotaryWeights(by_query, by_key, (not self.frozen) * generator, value, output, rows.sum(0)).flat()
 
     def whiten(self, gradient: Array) -> Array:
@@ -196,13 +192,13 @@ class RotaryTangent:
         own, x = self.weights, self.examples.x
         count, length, dim = x.shape
         places = np.arange(length, dtype=float)
-        turn, back = own.generator, _transposed(own.generator)
+        turn, back = own.generator, _transpose(own.generator)
         rank = own.query.shape[2]
         units = np.eye(3)
         swept = [
             [
-                _swept(side, form, where, np.broadcast_to(direction, form.shape))
-                for direction in (units if form is turn else _transposed(units))
+                _sweep(side, form, where, np.broadcast_to(direction, form.shape))
+                for direction in (units if form is turn else _transpose(units))
             ]
             for side, form, where in zip(self.sides, (turn, back), (places, -places), strict=True)
         ]
@@ -270,7 +266,7 @@ def _planes(turn: Array, planes: int) -> tuple[Array, Array]:
     return basis, generator
 
 
-def _transposed(generator: Array) -> Array:
+def _transpose(generator: Array) -> Array:
     """Return X^T."""
     return generator[..., [0, 2, 1]]
 
@@ -296,32 +292,32 @@ def _cosine_and_sine(generator: Array, places: Array) -> tuple[Array, Array, Arr
     return cosine, sine, -t * sine / 2, bent
 
 
-def _twice(values: Array) -> Array:
+def _repeat(values: Array) -> Array:
     return np.concatenate([values, values], axis=-1)
 
 
 def _evolve(rows: Array, generator: Array, places: Array) -> Array:
     """Return rows (m, n, k, r) times e^{tX}, t the places (k,)."""
     cosine, sine, _, _ = _cosine_and_sine(generator, places)
-    return _twice(cosine) * rows + _twice(sine) * _apply(rows, generator)
+    return _repeat(cosine) * rows + _repeat(sine) * _apply(rows, generator)
 
 
-def _swept(rows: Array, generator: Array, places: Array, change: Array) -> Array:
+def _sweep(rows: Array, generator: Array, places: Array, change: Array) -> Array:
     """Return by how much rows times e^{tX} move with X."""
     _, sine, cosine_by, sine_by = _cosine_and_sine(generator, places)
     square = -2 * generator[..., 0] * change[..., 0]
     square = square - generator[..., 1] * change[..., 2] - generator[..., 2] * change[..., 1]
-    moved = _twice(square[:, None, None, :] * cosine_by) * rows
-    moved = moved + _twice(square[:, None, None, :] * sine_by) * _apply(rows, generator)
-    return moved + _twice(sine) * _apply(rows, change)
+    moved = _repeat(square[:, None, None, :] * cosine_by) * rows
+    moved = moved + _repeat(square[:, None, None, :] * sine_by) * _apply(rows, generator)
+    return moved + _repeat(sine) * _apply(rows, change)
 
 
 def _sweep_adjoint(rows: Array, generator: Array, places: Array, by_rows: Array) -> Array:
-    """Return the adjoint of `_swept`: derivatives (m, r / 2, 3) by X, from those by the rows."""
+    """Return the adjoint of `_sweep`: derivatives (m, r / 2, 3) by X, from those by the rows."""
     found = []
     half = rows.shape[-1] // 2
     for direction in np.eye(3):
-        moved = _swept(rows, generator, places, np.broadcast_to(direction, generator.shape))
+        moved = _sweep(rows, generator, places, np.broadcast_to(direction, generator.shape))
         both = np.einsum("mnkr,mnkr->mr", moved, by_rows)
         found.append(both[:, :half] + both[:, half:])
     return np.stack(found, axis=-1)
@@ -331,8 +327,3 @@ def _gram(left: Array, right: Array) -> Array:
     """Return the sums over rows of left^T right, (m, a, b)."""
     heads = len(left)
     return left.reshape(heads, -1, left.shape[-1]).swapaxes(1, 2) @ right.reshape(heads, -1, right.shape[-1])
-
-
-def _softmax_derivative(pattern: Array, change: Array) -> Array:
-    weighed = pattern * change
-    return weighed - pattern * weighed.sum(-1, keepdims=True)

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from manyheads.recovery._types import Array
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.layers.scores import ScoreLayer
-from manyheads.recovery.oracle.oracle import Oracle, Read
+from manyheads.recovery.oracle.oracle import Behind, Oracle, Read
 from manyheads.recovery.queries.scores import positions
 from manyheads.recovery.queries.scores.reading import ScoreReader
-from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError, LimitError, NotALayer
 from manyheads.recovery.result.results import Extracted, StageLog
 
@@ -31,72 +31,53 @@ class Reading(NamedTuple):
     keys: int
 
 
-class Prefixes(Oracle):
+class Prefixes(Behind):
     """An oracle whose rows see later tokens, asked as a causal one: every row is the last one of a prefix."""
-
-    def __init__(self, oracle: Oracle):
-        super().__init__(oracle.function, oracle.dim, replace(oracle.settings, causal=True))
-        self.behind = oracle
 
     def __call__(self, x: Array, read: Read = "last") -> Array:
         """Ask about sequences (n, k, d); return the last rows (n, d), all rows (n, k, d) or some of them."""
         if read == "last":
-            return np.asarray(self.behind(x))
+            return self.behind(x)
         rows = range(x.shape[1]) if read == "all" else [row % x.shape[1] for row in read]
         return np.stack([self.behind(x[:, : row + 1]) for row in rows], axis=1)
 
 
-class Backwards(Oracle):
+class Backwards(Behind):
     """An oracle that is asked from the end: its last row is the first one."""
-
-    def __init__(self, oracle: Oracle):
-        super().__init__(oracle.function, oracle.dim, oracle.settings)
-        self.behind = oracle
 
     def __call__(self, x: Array, read: Read = "last") -> Array:
         """Return the row of the last token of x (n, k, d), which stands first."""
         assert read == "last"
-        return np.asarray(self.behind(x[:, ::-1], read=(0,))[:, 0])
+        return self.behind(x[:, ::-1], read=(0,))[:, 0]
 
 
 def extract_bidirectional(
-    oracle: Oracle,
-    extract: Callable[[Oracle], tuple[RotaryLayer, Reading]],
-    log: StageLog,
-    noise: float,
+    oracle: Oracle, extract: Callable[[Oracle], tuple[RotaryLayer, Reading]], log: StageLog, noise: float
 ) -> Extracted:
     """Extract a layer whose rows see later tokens, by `extract`, which asks as of a causal one."""
     if oracle.limits.last_row:
         raise LimitError("rows see later tokens: other scores are read from all rows, and the last alone is shown")
-    layer, reading = extract(Prefixes(oracle))
+    layer, reading = extract(Prefixes(oracle, causal=True))
     if not (isinstance(layer, ScoreLayer) and layer.position_bias is not None and layer.sink is None):
         raise NotALayer(
-            "rows see later tokens, and scores turn with the offset or stand beside sinks: these are extracted from "
-            "causal layers alone",
-            measured=0.0,
-            threshold=1.0,
+            "later tokens are seen, and scores turn or stand beside sinks: these are extracted from causal layers alone"
         )
     with log.stage("later tokens") as figures:
         backwards = replace(reading.reader, oracle=Backwards(oracle))
         later, _, rest = positions.read_terms(backwards, layer.form(1), reading.tokens, reading.keys, None, noise)
         earlier = layer.position_terms(later.shape[1])
         figures["misfit"] = rest
-        if rest > SPREAD:
-            raise FitError(
-                "the scores of later tokens are not those of earlier ones and a term of the offset",
-                measured=rest,
-                threshold=SPREAD,
-            )
+        FitError.if_above(rest, SPREAD, "later tokens have other scores than earlier ones and a term of the offset")
         later = later - later[:, :1] + earlier[:, :1]
     found = replace(layer, position_bias=earlier, slopes=None, later_bias=later)
-    return extracted(found, log)
+    return as_extracted(found, log)
 
 
-def extracted(layer: RotaryLayer, log: StageLog) -> Extracted:
+def as_extracted(layer: RotaryLayer, log: StageLog) -> Extracted:
     """Return a layer as the result of the method."""
     longest = None
     if isinstance(layer, ScoreLayer) and layer.position_bias is not None and layer.slopes is None:
         longest = None if layer.window is not None else layer.position_bias.shape[1]
     parts = layer.parts() if isinstance(layer, ScoreLayer) else []
     acts_on = "the tokens, offset by offset" + "".join(f"; {part}" for part in parts)
-    return Extracted(layer, tuple(log.stages), acts_on, predict=layer, longest=longest)  # type: ignore[arg-type]
+    return Extracted(layer, tuple(log.stages), acts_on, longest=longest)  # type: ignore[arg-type]

@@ -13,12 +13,13 @@ give the forms at all offsets, and frequencies are found, not needed. Derived he
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.linalg
 
+from manyheads.recovery._types import Array
 from manyheads.recovery.layers.rotary import Turns
-from manyheads.recovery.queries.rotary.forms import CUT, NOTHING, extend, gap_rank
+from manyheads.recovery.queries.rotary.forms import CUT, NOTHING, extend, find_turn, gap_rank, solve_scaled
 from manyheads.recovery.queries.rotary.logits import Ledger
-from manyheads.recovery.queries.sigmoid_network import Array
-from manyheads.recovery.refusals import FitError, RankBudgetError
+from manyheads.recovery.refusals import RankBudgetError
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,7 @@ class Frame:
 
 
 def find_frame(columns: tuple[Array, Array], rows: tuple[Array, Array], noise: float) -> Frame:
-    """Find the spaces of the forms of one head.
-
-    `columns` are queries (N, d) that span, and their scores (N, n) with a few keys; `rows` are keys (N, d) that span,
-    and their scores (n, N) with a few queries.
-    """
+    """Find the spaces of the forms of one head."""
     queries, scores = columns
     left = _range(_solve(queries, scores), scores, noise)
     keys, table = rows
@@ -52,9 +49,7 @@ def find_frame(columns: tuple[Array, Array], rows: tuple[Array, Array], noise: f
 
 def beside_one(space: Array) -> Array:
     """Return the space (d + 1, r + 1) that a space (d, r) and the last unit vector span."""
-    wide = np.pad(space, ((0, 1), (0, 1)))
-    wide[-1, -1] = 1.0
-    return wide
+    return scipy.linalg.block_diag(space, 1.0)
 
 
 def row_space(table: Array, noise: float) -> Array:
@@ -64,7 +59,7 @@ def row_space(table: Array, noise: float) -> Array:
 
 def _solve(tokens: Array, scores: Array) -> Array:
     """Return what gives the scores (N, n) of tokens (N, d), as (d + 1, n)."""
-    return np.asarray(np.linalg.lstsq(extend(tokens), scores, rcond=None)[0], np.float64)
+    return np.linalg.lstsq(extend(tokens), scores, rcond=None)[0]
 
 
 def _range(sketch: Array, scores: Array, noise: float) -> Array:
@@ -75,10 +70,7 @@ def _range(sketch: Array, scores: Array, noise: float) -> Array:
     rank = gap_rank(s, max(CUT, 100 * noise))
     if rank == len(s) < len(sketch) - 1:
         raise RankBudgetError(
-            f"no gap in the singular values of an attention form among {len(s)} sketches: the scores are no bilinear "
-            "form of small rank, or so large that they are read with too few digits",
-            measured=float(s[-1] / s[0]),
-            threshold=CUT,
+            f"no gap among {len(s)} sketches of a form: scores of no small rank, or of few digits", s[-1] / s[0], CUT
         )
     return u[:, :rank]
 
@@ -86,12 +78,10 @@ def _range(sketch: Array, scores: Array, noise: float) -> Array:
 def find_core(frame: Frame, ledger: Ledger, head: int, offset: int) -> tuple[Array, float]:
     """Return the core (l, k + 1) of one head that explains its scores at one offset, and the relative residual."""
     queries, keys, scores = ledger.at(offset)
-    features, scores = frame.features(queries, keys), scores[:, head]
-    size = np.linalg.norm(features, axis=0) + np.finfo(np.float64).tiny
-    core = np.linalg.lstsq(features / size, scores, rcond=1e-12)[0]
-    rest = np.linalg.norm(features / size @ core - scores)
-    rest /= np.linalg.norm(scores - scores.mean()) + NOTHING * np.sqrt(len(scores))
-    return (core / size).reshape(frame.left.shape[1], frame.right.shape[1]), float(rest)
+    scores = scores[:, head]
+    core, rest = solve_scaled(frame.features(queries, keys), scores)
+    rest /= float(np.linalg.norm(scores - scores.mean()) + NOTHING * np.sqrt(len(scores)))
+    return core.reshape(frame.left.shape[1], frame.right.shape[1]), rest
 
 
 def find_turns(frames: list[Frame], cores: list[dict[int, Array]]) -> Turns:
@@ -99,20 +89,10 @@ def find_turns(frames: list[Frame], cores: list[dict[int, Array]]) -> Turns:
     left, turn, first, shift = [], [], [], []
     for frame, known in zip(frames, cores, strict=True):
         offsets = sorted(known)
-        one = np.concatenate([known[t][:, :-1] for t in offsets[:-1]], axis=1)
-        two = np.concatenate([known[t][:, :-1] for t in offsets[1:]], axis=1)
-        rank = frame.left.shape[1]
-        if rank and not np.linalg.cond(one) < 1e10:
-            raise FitError(
-                "an attention form is singular on its own spaces: how it turns from one offset to the next is not "
-                "determined",
-                measured=float(np.linalg.cond(one)),
-                threshold=1e10,
-            )
-        step = np.linalg.lstsq(one.T, two.T, rcond=None)[0].T
+        step = find_turn([known[t][:, :-1] for t in offsets], 1e10)
         # last columns: g_(t+1) - G g_t = (G - 1) s
         moved = [known[t + 1][:, -1] - step @ known[t][:, -1] for t in offsets[:-1]]
-        back = np.linalg.pinv(step - np.eye(rank), rcond=1e-6)
+        back = np.linalg.pinv(step - np.eye(len(step)), rcond=1e-6)
         constant = back @ np.mean(moved, axis=0)
         start = known[offsets[0]].copy()
         start[:, -1] += constant

@@ -14,17 +14,18 @@ matrix (grouped queries) are told apart as well, since their columns of P differ
 No parameter of the score is needed, and no token has to have a known score. Derived here.
 """
 
-from collections.abc import Iterator
+import functools
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.repeated_tokens import difference, find_repeated_heads
 from manyheads.recovery.queries.rotary.forms import gap_rank
-from manyheads.recovery.queries.scores.refined_heads import refined_spaces
-from manyheads.recovery.queries.sigmoid_network import Array
+from manyheads.recovery.queries.scores.refined_heads import refine_spaces
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 LENGTHS = (1.0, 2.0, 0.5, 1.0, 1.5)  # of the repeated tokens that are tried, relative to the first
@@ -51,30 +52,32 @@ class Heads:
     residual: float  # what the heads leave of random rows, relative
     condition: float  # of all output spaces together
 
+    @classmethod
+    def of(cls, sums: Sums, spaces: list[Array], separation: float, rest: float) -> "Heads":
+        """Take the projections of the heads out of their sum."""
+        condition = float(np.linalg.cond(np.concatenate(spaces)))
+        return cls(sums.split(spaces), [len(space) for space in spaces], separation, rest, condition)
 
-def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generator) -> Heads:
-    """Find the projections of all heads from a few directions of one repeated token, or from its whole Jacobians.
 
-    The first takes some 100 + 6 r calls of 16 tokens, the second 8 d k of k for each token; 6 d of two refine both.
-    """
+def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: Generator) -> Heads:
+    """Find the projections of all heads from a few directions of one repeated token, or from its whole Jacobians."""
     dim = oracle.dim
     length = int(np.clip(dim // 4, 6, 10))
     found: Heads | None = None
-    refusal: FitError | RankBudgetError | None = None
+    refusal: FitError | RankBudgetError = FitError("no token was tried")
     first = first_length(oracle, rng)
-    radius = first * np.sqrt(dim)
     try:
-        few = find_repeated_heads(oracle, np.eye(dim), radius, noise, rng, tries=2)
+        few = find_repeated_heads(oracle, np.eye(dim), first * np.sqrt(dim), noise, rng, tries=2)
         rows, ranks = few.output_rows(EXTRA, few.floor(1e-7), rng)
         spaces = [np.linalg.svd(one)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]
         check_room(spaces)
-        spaces, rest = refined_spaces(oracle, sums, spaces, first, rng)
-        one = _projections(spaces, 1 / few.condition, rest, sums)
+        spaces, rest = refine_spaces(oracle, sums, spaces, first, rng)
+        one = Heads.of(sums, spaces, 1 / few.condition, rest)
         missing = np.linalg.norm(one.projection.sum(0) - sums.projection) / np.linalg.norm(sums.projection)
         if missing < COMPLETE:
             found = one
-        if found is not None and rest < max(RIGHT, 1e3 * noise):
-            return found
+            if rest < max(RIGHT, 1e3 * noise):
+                return found
     except (FitError, RankBudgetError) as error:
         refusal = error
     for scale in LENGTHS:
@@ -84,26 +87,21 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generato
         try:
             spaces, separation = output_spaces(jacobians, float(wrong / np.linalg.norm(sums.projection)), rng)
             check_room(spaces)
-            spaces, rest = refined_spaces(oracle, sums, spaces, first, rng)
+            spaces, rest = refine_spaces(oracle, sums, spaces, first, rng)
         except (FitError, RankBudgetError) as error:
             refusal = error
             continue
         if found is None or rest < found.residual:
-            found = _projections(spaces, separation, rest, sums)
+            found = Heads.of(sums, spaces, separation, rest)
         if found.residual < max(RIGHT, 1e3 * noise):
             break
     if found is None:
-        assert refusal is not None
         raise refusal
     return found
 
 
-def first_length(oracle: Oracle, rng: np.random.Generator) -> float:
-    """Return the least length of tokens, relative to sqrt(d), at which answers are far from linear in them.
-
-    Untrained layers have scores so small that all heads attend nearly evenly at length sqrt(d); behind a norm of
-    queries and keys length changes nothing.
-    """
+def first_length(oracle: Oracle, rng: Generator) -> float:
+    """Return the least length of tokens, relative to sqrt(d), at which answers are far from linear in them."""
     x, other = rng.standard_normal((2, 4, oracle.dim))
     most = min(np.sqrt(oracle.dim), oracle.limits.reach)
     x, other = (one * (most / 2 / np.linalg.norm(one, axis=1, keepdims=True)) for one in (x, other))
@@ -117,7 +115,7 @@ def first_length(oracle: Oracle, rng: np.random.Generator) -> float:
     return longer[int(np.argmax(bent > min(BENT, bent.max() / 2)))]
 
 
-def repeated_token(oracle: Oracle, scale: float, rng: np.random.Generator) -> Array:
+def repeated_token(oracle: Oracle, scale: float, rng: Generator) -> Array:
     """Draw a token of norm `scale` sqrt(d), or less where the server takes no longer one with steps of differences."""
     z = rng.standard_normal(oracle.dim)
     return z * (min(scale * np.sqrt(oracle.dim), ROOM * oracle.limits.reach) / np.linalg.norm(z))
@@ -130,66 +128,40 @@ def step_at(z: Array, noise: float) -> float:
 
 def jacobians_at(oracle: Oracle, z: Array, length: int, step: float) -> Array:
     """Return dy_r / dx_j (r, j, d, d) at the sequence of `length` tokens z, zero for r < j."""
-    places = []
-    for place in range(length):
 
-        def sequences(shift: float, place: int = place) -> Array:
-            x = np.tile(z, (len(z), length, 1))
-            x[:, place] += shift * np.eye(len(z))
-            return x
+    def moved(place: int, shift: float) -> Array:
+        x = np.tile(z, (len(z), length, 1))
+        x[:, place] += shift * np.eye(len(z))
+        return x
 
-        places.append(difference(oracle, sequences, step, STENCIL))
+    places = [difference(oracle, functools.partial(moved, place), step, STENCIL) for place in range(length)]
     return np.moveaxis(np.array(places), 2, 0)
 
 
-def _pencils(jacobians: Array, most: int) -> Iterator[tuple[Array, Array]]:
-    """Yield the stacks over all rows of the Jacobians at two offsets."""
-    length = len(jacobians)
-    for one in range(most):
-        for two in range(one + 1, most):
-            rows = np.arange(two, length)
-            stacks = [jacobians[rows, rows - offset].reshape(-1, jacobians.shape[-1]) for offset in (one, two)]
-            yield stacks[0], stacks[1]
-
-
-def output_spaces(jacobians: Array, wrong: float, rng: np.random.Generator) -> tuple[list[Array], float]:
-    """Return the output spaces (r_i, d) of all heads, and how well they are told apart, from Jacobians (k, k, a, d).
-
-    Their relative error is about `wrong`.
-    """
+def output_spaces(jacobians: Array, wrong: float, rng: Generator) -> tuple[list[Array], float]:
+    """Return output spaces (r_i, d) and how far heads are apart, from Jacobians (k, k, a, d) that err by `wrong`."""
     dim = jacobians.shape[-1]
-    reach = _reach(jacobians)
-    if reach < 2:
-        raise FitError("a token sees itself only: nothing tells heads apart", measured=float(reach), threshold=2.0)
+    size = np.linalg.norm(jacobians[-1], axis=(1, 2))
+    reach = int((size > 1e-6 * size.max()).sum())  # tokens that the last row sees
+    FitError.if_below(reach, 2, "a token sees itself only: nothing tells heads apart")
     floor = max(1e-10, 3 * wrong)
     stacked = jacobians.reshape(-1, dim)
-    spectrum = np.asarray(np.linalg.svd(stacked, compute_uv=False), np.float64)
-    rank = gap_rank(spectrum, max(1e-6, 10 * floor))
+    rank = gap_rank(np.linalg.svd(stacked, compute_uv=False), max(1e-6, 10 * floor))
     space = np.linalg.svd(stacked, full_matrices=False)[2][:rank]  # (R, d)
     pencils = []
-    for one, two in _pencils(jacobians, min(reach, 4)):
-        one, two = one @ space.T, two @ space.T
+    for offsets in itertools.combinations(range(min(reach, 4)), 2):
+        rows = np.arange(offsets[1], len(jacobians))
+        one, two = (jacobians[rows, rows - offset].reshape(-1, dim) @ space.T for offset in offsets)
         pencil, _, seen_rank, values = np.linalg.lstsq(one, two, rcond=None)
         if seen_rank == rank and values[-1] > SEEN * floor * values[0]:
             pencils.append(pencil)
     if not pencils:
-        raise FitError(
-            "the Jacobians of no offset reach the output spaces of all heads: more heads share their values than "
-            "rows were asked for, heads write along the same directions, or the answers are too noisy",
-            measured=float(rank),
-            threshold=float(dim),
-        )
+        raise FitError("Jacobians of no offset reach all output spaces: shared values, or noisy answers", rank, dim)
     groups, separation = _groups(pencils, floor, rng)
     return [group @ space for group in groups], separation
 
 
-def _reach(jacobians: Array) -> int:
-    """Return how many of the last tokens the last row sees."""
-    size = np.linalg.norm(jacobians[-1], axis=(1, 2))[::-1]  # by offset
-    return int((size > 1e-6 * size.max()).sum())
-
-
-def _groups(pencils: list[Array], floor: float, rng: np.random.Generator) -> tuple[list[Array], float]:
+def _groups(pencils: list[Array], floor: float, rng: Generator) -> tuple[list[Array], float]:
     """Return the common invariant row spaces (r_i, R) of all pencils, and the least distance of two of them."""
     mixed: Array = np.sum([rng.uniform(0.5, 1.0) * one / float(np.linalg.norm(one, 2)) for one in pencils], axis=0)
     values, vectors = np.linalg.eig(mixed.T)  # columns: left eigenvectors of the pencils
@@ -198,18 +170,12 @@ def _groups(pencils: list[Array], floor: float, rng: np.random.Generator) -> tup
     gaps = np.diff(values.real)
     cuts = np.flatnonzero(gaps > max(APART * np.abs(values).max(), floor)) + 1
     parts = np.split(np.arange(len(values)), cuts)
-    groups = []
-    for part in parts:
-        columns = np.concatenate([vectors[:, part].real, vectors[:, part].imag], axis=1)
-        groups.append(np.linalg.svd(columns, full_matrices=False)[0][:, : len(part)].T)
+    columns = (np.concatenate([vectors[:, part].real, vectors[:, part].imag], axis=1) for part in parts)
+    groups = [np.linalg.svd(one, full_matrices=False)[0][:, : len(p)].T for one, p in zip(columns, parts, strict=True)]
     width = max(float(np.ptp(values[part].real) + np.abs(values[part].imag).max()) for part in parts)
     separation = float(gaps[cuts - 1].min() / np.abs(values).max()) if len(cuts) else 1.0
     if width * SPREAD > separation * float(np.abs(values).max()):
-        raise FitError(
-            "the weights of heads on a repeated token are too close together to tell the heads apart",
-            measured=width,
-            threshold=separation,
-        )
+        raise FitError("weights on a repeated token are too close to tell the heads apart", width, separation)
     return groups, separation
 
 
@@ -218,17 +184,4 @@ def check_room(spaces: list[Array]) -> None:
     ranks, whole = [len(space) for space in spaces], np.concatenate(spaces)
     condition = float(np.linalg.cond(whole))
     if len(whole) > whole.shape[1] or condition > 1e10:
-        raise RankBudgetError(
-            f"the output spaces of {len(ranks)} heads overlap: their ranks {ranks} do not fit into dimension "
-            f"{whole.shape[1]} beside each other",
-            measured=condition,
-            threshold=1e10,
-        )
-
-
-def _projections(spaces: list[Array], separation: float, rest: float, sums: Sums) -> Heads:
-    """Take the projections of the heads out of their sum."""
-    ranks, whole = [len(space) for space in spaces], np.concatenate(spaces)
-    parts = np.split(sums.projection @ np.linalg.pinv(whole), np.cumsum(ranks)[:-1], axis=1)
-    projection = np.array([part @ one for part, one in zip(parts, spaces, strict=True)])
-    return Heads(projection, ranks, separation, rest, float(np.linalg.cond(whole)))
+        raise RankBudgetError(f"{len(ranks)} spaces of ranks {ranks} overlap in {whole.shape[1]}", condition, 1e10)

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from manyheads.recovery._types import Array
+from manyheads.recovery.queries.rotary.forms import extend, solve_scaled
 from manyheads.recovery.queries.rotary.logits import Ledger
-from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError
 
 READ = 9.0  # scores beyond leave weights too small to be read
@@ -39,14 +40,14 @@ class Link:
 
     def forms(self, ledger: Ledger) -> Ledger:
         """Return a ledger of what the forms give, from one of scores."""
-        values = self.uncapped(ledger.logits)
+        values = self.remove_cap(ledger.logits)
         if self.query_norm is not None:
             values = values * norms(self.query_norm, ledger.tokens)[ledger.query]
         if self.key_norm is not None:
             values = values * norms(self.key_norm, ledger.tokens)[ledger.key]
         return Ledger(ledger.tokens, ledger.query, ledger.key, ledger.offset, values)
 
-    def uncapped(self, scores: Array) -> Array:
+    def remove_cap(self, scores: Array) -> Array:
         """Return scores before the cap."""
         if self.cap is None:
             return scores
@@ -67,12 +68,7 @@ def classify(once: Array, twice: Array, noise: float) -> tuple[str, float | None
     inverse = float((cubic * bent).sum() / (cubic**2).sum())
     rest = float(np.linalg.norm(bent - inverse * cubic) / np.linalg.norm(bent))
     if inverse <= 0 or rest > 1e-3:
-        raise FitError(
-            "the score of twice a key is neither twice its score, nor the same, nor that of a soft cap: scores of "
-            "another kind, or read with too few digits",
-            measured=rest,
-            threshold=1e-3,
-        )
+        raise FitError("twice a key scores neither twice, nor the same, nor capped: scores of another kind", rest, 1e-3)
     return "cap", inverse**-0.5
 
 
@@ -93,21 +89,18 @@ def fit_norm(tokens: Array, values: Array, space: Array) -> tuple[Array, float]:
     first, second = np.triu_indices(space.shape[1])
     features = np.concatenate([inside[:, first] * inside[:, second], np.ones((len(tokens), 1))], axis=1)
     features /= values[:, None] ** 2
-    size = np.linalg.norm(features, axis=0) + np.finfo(np.float64).tiny
-    found = np.linalg.lstsq(features / size, np.ones(len(tokens)), rcond=1e-12)[0]
-    rest = float(np.sqrt(np.mean((features / size @ found - 1) ** 2)))
-    found = found / size
+    found, rest = solve_scaled(features, np.ones(len(tokens)))
     form = np.zeros((space.shape[1],) * 2)
     form[first, second] = found[:-1] / 2
     form = form + form.T
     whole = np.zeros((tokens.shape[1] + 1,) * 2)
     whole[:-1, :-1] = space @ form @ space.T
     whole[-1, -1] = max(found[-1], 0.0)
-    return whole, rest
+    return whole, rest / len(tokens) ** 0.5
 
 
 def norms(form: Array, tokens: Array) -> Array:
     """Return the norms (N, m) of tokens (N, d) from their squares (m, d + 1, d + 1)."""
-    wide = np.concatenate([tokens, np.ones((len(tokens), 1))], axis=1)
+    wide = extend(tokens)
     squares = np.einsum("nd,mde,ne->nm", wide, form, wide, optimize=True)
     return np.sqrt(np.maximum(squares, np.finfo(np.float64).tiny))

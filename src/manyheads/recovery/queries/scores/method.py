@@ -14,11 +14,11 @@ S4  Spaces of the forms, and forms of two offsets as small linear problems (`for
 Every step is believed only if it predicts scores that were not used. The figures stand in the stages of the result.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Ask, Figures, Generator
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
 from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.recovery.oracle.limits import MARGIN
@@ -28,10 +28,10 @@ from manyheads.recovery.queries.refinement import refine_turned
 from manyheads.recovery.queries.rotary.forms import FormSettings, turned_residual
 from manyheads.recovery.queries.rotary.logits import Ledger
 from manyheads.recovery.queries.scores import forms, links, positions, sink_logits, sinks
-from manyheads.recovery.queries.scores.bidirectional import Reading, extract_bidirectional, extracted
+from manyheads.recovery.queries.scores.bidirectional import Reading, as_extracted, extract_bidirectional
 from manyheads.recovery.queries.scores.heads import Heads, find_heads
 from manyheads.recovery.queries.scores.reading import ScoreReader
-from manyheads.recovery.queries.sigmoid_network import EXACT, Array
+from manyheads.recovery.queries.sigmoid_network import EXACT
 from manyheads.recovery.refusals import FitError, RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog
 
@@ -46,26 +46,24 @@ OTHER = 1e-2  # misfit of scores at other offsets beyond which they are of anoth
 UNUSED = (7, 24)  # offsets that are read to check how heads turn
 
 
-def extract_scores(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: FormSettings | None = None
-) -> Extracted:
+def extract_scores(oracle: Oracle, noise: float, rng: Generator, settings: FormSettings | None = None) -> Extracted:
     """Extract a layer whose scores depend on positions, with what may stand between forms and scores."""
     settings = settings or FormSettings()
     log = StageLog(oracle)
     if not oracle.causal:
         return extract_bidirectional(oracle, lambda asked: _extract(asked, noise, rng, settings, log), log, noise)
     layer, _ = _extract(oracle, noise, rng, settings, log)
-    return extracted(refine_turned(oracle, layer, noise, rng, log), log)
+    return as_extracted(refine_turned(oracle, layer, noise, rng, log), log)
 
 
 def _extract(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: FormSettings, log: StageLog
+    oracle: Oracle, noise: float, rng: Generator, settings: FormSettings, log: StageLog
 ) -> tuple[RotaryLayer, Reading]:
     """Extract a layer, as far as rows see no later tokens, and return how its scores are read."""
     with log.stage("sums"):
         sums = read_sums(oracle, oracle.dim)
     with log.stage("heads") as figures:
-        figures["curvature"] = bent = sinks.curvature(oracle, sums, rng)
+        figures["curvature"] = bent = sums.curvature(oracle, rng, 4)
         beside: sinks.SinkHeads | None = None
         if bent > max(sinks.CURVED, 1e3 * noise):
             beside = sinks.find_heads_beside_sinks(oracle, sums, noise, rng)
@@ -75,7 +73,8 @@ def _extract(
         figures |= {"heads": len(heads.ranks), "rank": max(heads.ranks), "separation": heads.separation}
         figures |= {"residual": heads.residual, "condition": heads.condition}
     with log.stage("kind") as figures:
-        scores = _Scores(oracle, noise, rng, settings, sums, heads, beside)
+        reader = ScoreReader(oracle, sums.bias, heads.projection, None, beside.value_bias if beside else None)
+        scores = _Scores(reader, noise, rng, settings, heads, beside is not None)
         scores.find_kind(figures)
     with log.stage("scores") as figures:
         return scores.read(figures), Reading(scores.reader, scores._tokens, scores.keys)
@@ -85,61 +84,44 @@ class _Scores:
     """Scores of pairs of tokens of one length, and the forms that explain them."""
 
     def __init__(
-        self,
-        oracle: Oracle,
-        noise: float,
-        rng: np.random.Generator,
-        settings: FormSettings,
-        sums: Sums,
-        heads: Heads,
-        beside: sinks.SinkHeads | None,
+        self, reader: ScoreReader, noise: float, rng: Generator, settings: FormSettings, heads: Heads, sinks: bool
     ):
-        self.rng, self.settings, self.heads = rng, settings, heads
+        self.reader, self.rng, self.settings, self.heads, self.sinks = reader, rng, settings, heads, sinks
+        oracle = reader.oracle
         self.answers, self.noise = noise, max(noise, 1e-15, heads.residual)
         self.exact = noise <= EXACT
         self.allowed = max(1e-4 if self.exact else ROUGH, 1e3 * self.noise)
         self.dim, self.length = oracle.dim, 1.0
         self.link, self.kind = links.Link(), "form"
         self.spare = settings.extra if self.exact else self.dim  # tokens beyond those that span
-        self.sinks = beside is not None
-        self.reader = ScoreReader(oracle, sums.bias, heads.projection, None, beside.value_bias if beside else None)
         self.window: int | None = None
         self.longest = MARGIN * oracle.limits.reach / np.sqrt(oracle.dim)  # length that tokens may have
         self.longer = 1.0  # tokens whose norms are read, relative to the others
         most = min(oracle.dim // len(heads.ranks), *heads.ranks)
-        if most < 3:
-            raise RankBudgetError(
-                f"heads of rank {min(heads.ranks)}: the weights of a query, a reference and a key are told apart by "
-                "heads of rank 3 or more",
-                measured=float(most),
-                threshold=3.0,
-            )
+        what = f"heads of rank {min(heads.ranks)}: query, reference and key are told apart by rank 3 or more"
+        RankBudgetError.if_below(most, 3, what)
         taken = 2 + (self.reader.value_bias is not None)  # a query, a reference, and zeros where they pass on something
         self.keys = max(1, int(settings.share * most) - taken)  # keys of a sequence beside them
 
     # Kind of the scores
 
-    def find_kind(self, figures: dict[str, float]) -> None:
+    def find_kind(self, figures: Figures) -> None:
         """Find the window, the reference of scores, and what stands between the forms and the scores."""
         self._check_heads(figures)
         oracle = self.reader.oracle
         self.window = positions.find_window(oracle, self.answers, self.rng)
         if self.window is not None:
-            if self.window < 4:
-                raise FitError(
-                    "rows see fewer than 4 tokens: too few for a query, a reference and a key at two offsets",
-                    measured=float(self.window),
-                    threshold=4.0,
-                )
+            what = "rows see fewer than 4 tokens: query, reference and a key at two offsets need as many"
+            FitError.if_below(self.window, 4, what)
             self.keys = min(self.keys, self.window - 3)
         total = self.reader.projection.sum(0)
         even = not self.sinks and positions.zeros_attend_evenly(oracle, self.reader.bias, total, self.answers, self.rng)
         figures |= {"window": float(self.window or 0), "zero tokens attend evenly": float(even)}
         figures["size"] = self._shorten(even)
         if even:
-            self.kind, cap = links.classify(*self._doubled(), self.noise)
+            self.kind, cap = links.classify(*self._double(), self.noise)
             if self.kind == "form":  # a cap shows where scores are large
-                self.kind, cap = links.classify(*self._doubled(LARGE), self.noise)
+                self.kind, cap = links.classify(*self._double(LARGE), self.noise)
             if self.kind == "norm":
                 figures["size"] = self._reach_epsilon(figures["size"])
             self.link = links.Link(cap)
@@ -147,7 +129,7 @@ class _Scores:
         else:
             self._check_affine(figures)
 
-    def _check_heads(self, figures: dict[str, float]) -> None:
+    def _check_heads(self, figures: Figures) -> None:
         """Refuse heads whose weights do not explain the answers about two tokens."""
         drawn, reader = self.rng.spawn(1)[0].standard_normal((8, 2, self.dim)), self.reader
         x = reader.oracle.limits.shortened(np.multiply.outer(LONGER, drawn)).reshape(-1, 2, self.dim)
@@ -157,16 +139,10 @@ class _Scores:
         left = y - np.einsum("nkm,nkme->ne", reader.weights(x, y + reader.bias), values)
         size, left = (np.sum(part.reshape(len(LONGER), -1) ** 2, axis=1) for part in (y, left))
         figures["left by heads"] = rest = float(np.sqrt(left / size).max())
-        if rest > max(MERGED, 1e3 * self.answers):
-            raise FitError(
-                "the heads found do not explain answers about two tokens: repeated tokens do not separate heads whose "
-                "weights depend on the offset alike (no positions, equal slopes or tables). If there are none, this is "
-                "not an attention layer",
-                measured=rest,
-                threshold=MERGED,
-            )
+        what = "heads do not explain two tokens: those whose weights depend on the offset alike are not told apart"
+        FitError.if_above(rest, max(MERGED, 1e3 * self.answers), what)
 
-    def _check_affine(self, figures: dict[str, float]) -> None:
+    def _check_affine(self, figures: Figures) -> None:
         """Refuse caps and norms beside biases, terms of the offset or sinks, where no token has the score zero."""
         tokens = self._tokens(48)
         scale = min(1.0, self.longest / (3 * self.length))
@@ -178,13 +154,7 @@ class _Scores:
         read = np.abs(three) < links.READ
         bent, moved = float(np.linalg.norm((three - 2 * two + one)[read])), float(np.linalg.norm((three - one)[read]))
         figures["bent scores"] = rest = bent / (moved + np.finfo(np.float64).tiny)
-        if rest > self.allowed:
-            raise FitError(
-                "scores are not affine in a key, as bilinear forms are. Soft caps and norms of queries and keys are "
-                "recognized only if zero tokens attend evenly, hence not beside biases, terms of the offset or sinks",
-                measured=rest,
-                threshold=self.allowed,
-            )
+        FitError.if_above(rest, self.allowed, "scores are not affine in a key: caps, norms are read, not beside biases")
 
     def _tokens(self, count: int) -> Array:
         drawn = self.rng.standard_normal((count, self.dim))
@@ -196,7 +166,7 @@ class _Scores:
         for _ in range(3):
             reference = None if even else self._tokens(1)[0]
             self.reader = replace(self.reader, reference=reference)
-            scores = self._random({2: 24}).at(2)[2]
+            scores = self._read_pairs({2: 24}).at(2)[2]
             before, size = size, float((np.abs(scores - np.median(scores, axis=0))).mean(0).max()) / 0.8
             if 0.8 < before / size < 1.25:  # scores do not depend on the length, or have the right size
                 break
@@ -207,21 +177,21 @@ class _Scores:
     def _reach_epsilon(self, size: float) -> float:
         """Shorten tokens behind a norm until its epsilon makes large scores small, and no smaller than needed."""
 
-        def shortened(factor: float) -> float:
+        def shorten(factor: float) -> float:
             self.length, self.longer = self.length * factor, 10.0
-            scores = self._random({2: 12}).at(2)[2]
+            scores = self._read_pairs({2: 12}).at(2)[2]
             return float(np.abs(scores).mean(0).max()) / 0.8
 
         before = size
         for _ in range(SHORTENED):
             if size < LARGEST:
                 break
-            before, size = size, shortened(0.5)
+            before, size = size, shorten(0.5)
         if size < 0.5 * LARGEST < before:  # the score falls with the square of the length
-            size = shortened(min(2.0, (0.8 * LARGEST / size) ** 0.5))
+            size = shorten(min(2.0, (0.8 * LARGEST / size) ** 0.5))
         return size
 
-    def _doubled(self, scale: float = 1.0) -> tuple[Array, Array]:
+    def _double(self, scale: float = 1.0) -> tuple[Array, Array]:
         """Return scores (N, m) of keys at offset 2, and of twice these keys."""
         scale = min(scale, self.longest / (2 * self.length))
         tokens = self._tokens(48)
@@ -232,69 +202,44 @@ class _Scores:
 
     # Forms
 
-    def read(self, figures: dict[str, float]) -> RotaryLayer:
+    def read(self, figures: Figures) -> RotaryLayer:
         """Read scores, and find the forms of all offsets."""
         frames = self._frames_behind_norms(figures) if self.kind == "norm" else self._frames()
         count = max(frame.left.shape[1] * frame.right.shape[1] for frame in frames)
         used = (1, 2) if self.reader.reference is None else (2, 3)
-        ledger = self.link.forms(self._random(dict.fromkeys(used, int(self.settings.excess * count) + 4)))
-        cores: list[dict[int, Array]] = [{} for _ in frames]
-        worst = 0.0
-        for offset in used:
-            for head, frame in enumerate(frames):
-                cores[head][offset], rest = forms.find_core(frame, ledger, head, offset)
-                worst = max(worst, rest)
+        ledger = self.link.forms(self._read_pairs(dict.fromkeys(used, int(self.settings.excess * count) + 4)))
+        solved = [{t: forms.find_core(frame, ledger, head, t) for t in used} for head, frame in enumerate(frames)]
+        cores = [{t: core for t, (core, _) in known.items()} for known in solved]
+        worst = max(rest for known in solved for _, rest in known.values())
         figures |= {"rank of forms": max(frame.left.shape[1] for frame in frames), "cores": worst}
-        if worst > self.allowed:
-            raise FitError(
-                "the scores at some offset are no bilinear form of the tokens",
-                measured=worst,
-                threshold=self.allowed,
-            )
+        FitError.if_above(worst, self.allowed, "the scores at some offset are no bilinear form of the tokens")
         both = [np.array([frame.form(core[t]) for frame, core in zip(frames, cores, strict=True)]) for t in used]
-        figures["changed"] = changed = positions.changed(*both)
-        terms: Array | None = None
-        slopes: Array | None = None
+        figures["changed"] = changed = positions.relative_change(*both)
+        terms = slopes = None
         if changed < self.allowed:
-            turns = _still(both[0])
-            terms, slopes, rest = positions.read_terms(
-                self.reader, both[0], self._tokens, self.keys, self.window, self.noise
-            )
+            turns, drawn = _constant_turns(both[0]), (self._tokens, self.keys, self.window, self.noise)
+            terms, slopes, rest = positions.read_terms(self.reader, both[0], *drawn)
         else:
             turns = forms.find_turns(frames, cores)
             unused = [t for t in UNUSED if self.window is None or t + 1 < self.window]
-            fresh = [self.link.forms(self._random({t: 4 * self.keys})) for t in unused]
+            fresh = [self.link.forms(self._read_pairs({t: 4 * self.keys})) for t in unused]
             rest = max([worst, *(max(turned_residual(turns, ledger).values()) for ledger in fresh)])
         figures["other offsets"] = rest
-        if rest > OTHER:
-            raise FitError(
-                "scores at other offsets follow neither from rotations of queries and keys nor from terms of "
-                "position, or are so sharp that weights cannot be read well enough",
-                measured=rest,
-                threshold=OTHER,
-            )
+        what = "scores at other offsets are neither rotations nor terms of position, or too sharp to be read"
+        FitError.if_above(rest, OTHER, what)
         listing = np.array([turns.form(t) for t in range(self.settings.offsets)])
         if terms is None and self.window is None and self.kind == "form" and not self.sinks:
             return RotaryLayer(listing, self.heads.projection, self.reader.bias, turns)
-        layer = ScoreLayer(
-            listing,
-            self.heads.projection,
-            self.reader.bias,
-            turns,
-            query_norm=self.link.query_norm,
-            key_norm=self.link.key_norm,
-            cap=self.link.cap,
-            window=self.window,
-            position_bias=terms,
-            slopes=slopes,
-            value_bias=self.reader.value_bias,
+        layer = ScoreLayer(listing, self.heads.projection, self.reader.bias, turns, **vars(self.link))
+        layer = replace(
+            layer, window=self.window, position_bias=terms, slopes=slopes, value_bias=self.reader.value_bias
         )
         if not self.sinks:
             return layer
         queries = self._tokens(self.dim + 1 + 2 * self.settings.extra)
         return sink_logits.complete(layer, self.reader, queries, self.noise, self.allowed, figures)
 
-    def _random(self, needed: dict[int, int]) -> Ledger:
+    def _read_pairs(self, needed: dict[int, int]) -> Ledger:
         """Read at least so many random pairs of tokens at every offset."""
         parts = []
         offsets = sorted(needed)
@@ -304,18 +249,16 @@ class _Scores:
             pieces = np.arange(count * (len(some) + 1)).reshape(count, -1)
             tokens = self._tokens(pieces.size)
             parts.append(self.reader.scores(tokens, pieces[:, 0], pieces[:, 1:], some))
-        return Ledger.joined(parts)
+        return Ledger.join(parts)
 
     def _frames(self) -> list[forms.Frame]:
         """Find the spaces of the forms of all heads."""
         few = min(self.dim + 1, max(self.heads.ranks) + 1 + self.settings.extra)
         sketch, fresh = self._tokens(few), self._tokens(self.dim + 1 + self.spare)
-        left = self.link.uncapped(self._of_queries(fresh, sketch))  # (few, N, m)
-        right = self.link.uncapped(self._of_keys(fresh, sketch))
-        return [
-            forms.find_frame((fresh, left[:, :, head].T), (fresh, right[:, :, head]), self.noise)
-            for head in range(len(self.heads.ranks))
-        ]
+        left = self.link.remove_cap(self._of_queries(fresh, sketch))  # (few, N, m)
+        right = self.link.remove_cap(self._of_keys(fresh, sketch))
+        sides = zip(np.moveaxis(left, 2, 0), np.moveaxis(right, 2, 0), strict=True)  # (m, few, N)
+        return [forms.find_frame((fresh, one.T), (fresh, two), self.noise) for one, two in sides]
 
     def _of_queries(self, queries: Array, sketch: Array) -> Array:
         """Return scores (few, N, m) of queries (N, d) with sketch keys (few, d), each at an offset of its own."""
@@ -333,7 +276,7 @@ class _Scores:
         blocks = [sketch[start : start + self.keys] for start in range(0, len(sketch), self.keys)]
         return np.concatenate([self.reader.follow(keys, block) for block in blocks])
 
-    def _frames_behind_norms(self, figures: dict[str, float]) -> list[forms.Frame]:
+    def _frames_behind_norms(self, figures: Figures) -> list[forms.Frame]:
         """Find the spaces of the forms, and the norms of queries and keys, of all heads."""
         few = min(self.dim, max(self.heads.ranks) + self.settings.extra)
         fresh, sketch = self._tokens(self.dim + 1 + (0 if self.exact else self.dim)), self._tokens(few)
@@ -343,12 +286,7 @@ class _Scores:
             together = ask(fresh[1:] + fresh[0], sketch)
             ratio, rest = links.relative_norms(alone[:, 0], alone[:, 1:], together)
             figures[f"norms of {side}"] = rest
-            if rest > self.allowed:
-                raise FitError(
-                    f"scores do not depend on {side} as behind a norm: a sum of two has no combination of their scores",
-                    measured=rest,
-                    threshold=self.allowed,
-                )
+            FitError.if_above(rest, self.allowed, f"scores of sums of {side} do not combine theirs: no norm")
             linear = np.moveaxis(alone[:, 1:] * ratio, 2, 0)  # (m, few, d): Theta x up to a constant
             table = np.swapaxes(np.linalg.pinv(fresh[1:]) @ np.swapaxes(linear, 1, 2), 1, 2)  # (m, few, d)
             spaces = [forms.row_space(one, self.noise) for one in table]
@@ -357,14 +295,9 @@ class _Scores:
             found.append((spaces, squares))
         (left, query_norm), (right, key_norm) = found
         self.link = links.Link(None, query_norm, key_norm)
-        return [
-            forms.Frame(np.pad(one, ((0, 1), (0, 0))), forms.beside_one(two))
-            for one, two in zip(left, right, strict=True)
-        ]
+        return [forms.Frame(np.pad(a, ((0, 1), (0, 0))), forms.beside_one(b)) for a, b in zip(left, right, strict=True)]
 
-    def _squares(
-        self, ask: Callable[[Array, Array], Array], sketch: Array, table: Array, spaces: list[Array]
-    ) -> tuple[Array, float]:
+    def _squares(self, ask: Ask, sketch: Array, table: Array, spaces: list[Array]) -> tuple[Array, float]:
         """Read the norms of random tokens, and fit their squares on the spaces of the forms, or on the whole space."""
         some = sketch[: max(2, min(len(sketch), 2 * self.keys))]
         rank = max(space.shape[1] for space in spaces)
@@ -385,13 +318,11 @@ class _Scores:
             if rest < self.allowed:
                 break
         else:
-            raise FitError(
-                "norms of queries or keys are no root of a quadratic form", measured=rest, threshold=self.allowed
-            )
+            raise FitError("norms of queries or keys are no root of a quadratic form", rest, self.allowed)
         return np.array([fit[0] for fit in fits]), rest
 
 
-def _still(form: Array) -> Turns:
+def _constant_turns(form: Array) -> Turns:
     """Return forms (m, d + 1, d + 1) that are the same at all offsets, as turns."""
     wide = form.shape[1]
     identity = (np.eye(wide),) * len(form)

@@ -15,17 +15,15 @@ W_Q + b_Q) and keys (P G W_K, b W_K + b_K) up to what no softmax sees. It does n
 themselves. Derived here.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.normalization import Normalization
-from manyheads.recovery.oracle.oracle import Counts, Oracle, Read
+from manyheads.recovery.oracle.oracle import Behind, Oracle, Read
 from manyheads.recovery.queries.rotary.forms import FormSettings
 from manyheads.recovery.queries.scores.method import extract_scores
-from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.queries.sphere.pairs import read_norm
 from manyheads.recovery.refusals import FitError, NotALayer
 from manyheads.recovery.result.results import Extracted, StageLog
@@ -33,56 +31,34 @@ from manyheads.recovery.result.results import Extracted, StageLog
 UNIT = 3.0  # R: tokens of the method, of norm sqrt(d), are a third as long as the ball is wide
 
 
-class BehindNorm(Oracle):
-    """An oracle behind a norm, asked about z = UNIT u; the oracle with the norm counts."""
+class BehindNorm(Behind):
+    """An oracle behind a norm, asked about z = UNIT u."""
 
     def __init__(self, oracle: Oracle, norm: Normalization):
-        limits = dataclasses.replace(oracle.limits, max_norm=UNIT * float(np.sqrt(oracle.dim)))
-        super().__init__(oracle.function, oracle.dim, dataclasses.replace(oracle.settings, limits=limits))
-        self.behind, self.norm, self.answer_dtype = oracle, norm, oracle.answer_dtype
-
-    @property
-    def counts(self) -> Mapping[str, Counts]:
-        """Queries of every stage to the oracle with the norm."""
-        return self.behind.counts
-
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Count under this name what the oracle with the norm is asked within."""
-        with self.behind.stage(name):
-            yield
+        super().__init__(oracle, limits=dataclasses.replace(oracle.limits, max_norm=UNIT * float(np.sqrt(oracle.dim))))
+        self.norm = norm
 
     def __call__(self, x: Array, read: Read = "last") -> Array:
         """Ask about sequences z (n, k, d); return the last rows (n, d), all rows (n, k, d) or some of them."""
         self.limits.check(x)
-        return np.asarray(self.behind(self.norm.inverse(x / UNIT), read), np.float64)
+        return self.behind(self.norm.inverse(x / UNIT), read)
 
 
 def extract_scores_behind_norm(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: FormSettings | None = None
+    oracle: Oracle, noise: float, rng: Generator, settings: FormSettings | None = None
 ) -> Extracted:
     """Extract a causal layer behind a norm whose scores depend on positions, with what may stand in them."""
     if not oracle.causal:
-        raise NotALayer("other scores behind a norm are read of causal layers", measured=0.0, threshold=1.0)
+        raise NotALayer("other scores behind a norm are read of causal layers")
     log = StageLog(oracle)
     with log.stage("norm") as figures:
         norm, _ = read_norm(oracle, oracle.dim, noise, rng)
         figures |= {"epsilon": norm.epsilon, "centred": norm.centred}
-        if norm.epsilon == 0.0:
-            raise FitError(
-                "the norm in front shows no epsilon, so that tokens lie on a sphere, where other scores than plain "
-                "rotary ones are not read",
-                measured=norm.epsilon,
-                threshold=np.finfo(np.float64).tiny,
-            )
+        FitError.if_below(
+            norm.epsilon, 1e-300, "the norm in front shows no epsilon: on a sphere plain rotary scores alone are read"
+        )
     found = extract_scores(BehindNorm(oracle, norm), noise, rng, settings)
     layer = found.layer.of_scaled_tokens(UNIT)  # type: ignore[attr-defined]
     parts = found.acts_on.partition(";")[2]
-    return dataclasses.replace(
-        found,
-        layer=layer,
-        stages=(*log.stages, *found.stages),
-        acts_on=f"u = {norm.formula}, offset by offset" + (f";{parts}" if parts else ""),
-        prepare=norm,
-        predict=lambda x: layer(norm(x)),
-    )
+    acts_on = f"u = {norm.formula}, offset by offset" + (f";{parts}" if parts else "")
+    return dataclasses.replace(found, layer=layer, stages=(*log.stages, *found.stages), acts_on=acts_on, prepare=norm)

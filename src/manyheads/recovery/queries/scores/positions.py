@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.rotary.forms import extend
 from manyheads.recovery.queries.scores.reading import ScoreReader
-from manyheads.recovery.queries.sigmoid_network import Array
 
 FARTHEST = 128  # offsets at which terms are read: the longest sequences of a verification
 LONGEST, MOST = 160, 1 << 14  # tokens of the sequences in which a window shows, and most where longer ones are taken
@@ -24,7 +24,7 @@ FADED = 1e-9  # the same of the last row that sees it, below which the weights o
 REPEATS = 3  # readings of each term
 
 
-def find_window(oracle: Oracle, noise: float, rng: np.random.Generator) -> int | None:
+def find_window(oracle: Oracle, noise: float, rng: Generator) -> int | None:
     """Return how many tokens a row sees, itself included; None where the longest see all."""
     length = min(oracle.limits.max_length or LONGEST, MOST)
     x = np.zeros((2, length, oracle.dim))
@@ -37,7 +37,7 @@ def find_window(oracle: Oracle, noise: float, rng: np.random.Generator) -> int |
     return last + 1
 
 
-def zeros_attend_evenly(oracle: Oracle, bias: Array, total: Array, noise: float, rng: np.random.Generator) -> bool:
+def zeros_attend_evenly(oracle: Oracle, bias: Array, total: Array, noise: float, rng: Generator) -> bool:
     """Tell whether a zero token attends evenly to all tokens: no biases, no position terms, no sinks."""
     x = np.zeros((1, 4, oracle.dim))
     x[0, 0] = rng.standard_normal(oracle.dim)
@@ -46,7 +46,7 @@ def zeros_attend_evenly(oracle: Oracle, bias: Array, total: Array, noise: float,
     return bool(np.linalg.norm(y - expected) < max(1e-5, 1e2 * noise) * np.linalg.norm(expected))
 
 
-def changed(one: Array, two: Array) -> float:
+def relative_change(one: Array, two: Array) -> float:
     """Return the largest relative change of a form (m, d + 1, d + 1), but for its constant, the last entry."""
     apart = one - two
     apart[:, -1, -1] = 0.0
@@ -62,14 +62,13 @@ def read_terms(
     `form` (m, d + 1, d + 1) gives the scores at one offset, less those with the reference; `draw`
     gives random tokens (n, d), of which a sequence takes `kept` keys.
     """
-    length = int(min(window or FARTHEST, FARTHEST, reader.longest))
+    length = int(min(window or FARTHEST, FARTHEST, reader.oracle.longest))
     lowest = max(LOWEST, float(np.log(LOST * noise)))
     terms, seen, spread = np.zeros((len(form), length)), np.zeros((len(form), length), bool), 0.0
     reference = None if reader.reference is None else extend(reader.reference[None])[0]
 
-    def predicted(queries: Array, keys: Array) -> Array:
-        found: Array = np.einsum("nd,mde,ne->nm", extend(queries), form, extend(keys), optimize=True)
-        return found
+    def predict(queries: Array, keys: Array) -> Array:
+        return np.einsum("nd,mde,ne->nm", extend(queries), form, extend(keys), optimize=True)
 
     def note(t: int, values: Array, raw: Array) -> None:
         nonlocal spread
@@ -85,12 +84,12 @@ def read_terms(
         found = reader.scores(draw(pieces.size), pieces[:, 0], pieces[:, 1:], some)
         for t in [0, *some] if start == 0 else some:
             queries, keys, values = found.at(t)
-            note(t, values - predicted(queries, keys), values)
+            note(t, values - predict(queries, keys), values)
     if reference is not None:
         pieces = np.arange(2 * REPEATS).reshape(REPEATS, 2)
         queries, keys, values = reader.scores(draw(pieces.size), pieces[:, 0], pieces[:, 1:], [1], anchor=2).at(1)
         known = np.einsum("nd,mde,e->nm", extend(queries), form, reference)
-        note(1, values - predicted(queries, keys) + known + terms[:, 2], values)
+        note(1, values - predict(queries, keys) + known + terms[:, 2], values)
     steps = np.arange(length)
     slopes, uneven = np.zeros(len(form)), 0.0
     for head, (term, known_at) in enumerate(zip(terms, seen, strict=True)):

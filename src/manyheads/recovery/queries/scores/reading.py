@@ -23,9 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.rotary.logits import LEAST, Ledger, solve_weights
-from manyheads.recovery.queries.sigmoid_network import Array
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,8 @@ class ScoreReader:
     reference: Array | None
     value_bias: Array | None = None
 
-    @property
-    def longest(self) -> float:
-        """Most tokens of a sequence."""
-        return self.oracle.longest
-
-    def scores(
-        self, tokens: Array, query: np.ndarray, keys: np.ndarray, offsets: Sequence[int], anchor: int = 1
-    ) -> Ledger:
-        """Read scores of queries (n,) with keys (n, k) at `offsets` (k,), and of the queries with themselves.
-
-        Queries and keys are rows of `tokens`. The reference, if there is one, stands at the offset `anchor`.
-        """
+    def scores(self, tokens: Array, query: Indices, keys: Indices, offsets: Sequence[int], anchor: int = 1) -> Ledger:
+        """Read scores of queries (n,) with keys (n, k) at `offsets` (k,), and of the queries with themselves."""
         length = max(*offsets, anchor) + 1 + (self.reference is None)
         against = np.concatenate([keys, query[:, None]], axis=1)
         places = [*offsets, 0]
@@ -64,28 +54,21 @@ class ScoreReader:
         x = np.zeros((len(query), length, tokens.shape[1]))
         x[:, length - 1 - np.array(places)] = whole
         weights = self.weights(whole, self.oracle(x, read="last"), zeros=length > whole.shape[1])
-        logits = self._relative(weights, length - whole.shape[1])[:, : against.shape[1]]
+        logits = self._relative_logits(weights, length - whole.shape[1])[:, : against.shape[1]]
         apart = np.broadcast_to([*offsets, 0], against.shape)
         queries = np.repeat(query, against.shape[1])
         return Ledger(tokens, queries, against.ravel(), apart.ravel(), logits.reshape(-1, logits.shape[2]))
 
     def follow(self, keys: Array, queries: Array) -> Array:
-        """Read scores (n, N, m) of every key (N, d) with queries (n, d) that follow it in one sequence.
-
-        Sequences are the reference, or a zero token, a key, and the queries. Query b has the offset b + 1 to the key,
-        and b + 2 to the reference, so that each of the n rows is known up to a constant.
-        """
+        """Read scores (n, N, m) of every key (N, d) with queries (n, d) that follow it in one sequence."""
         count = len(keys)
         front = np.zeros_like(keys) if self.reference is None else np.tile(self.reference, (count, 1))
         x = np.concatenate([np.stack([front, keys], axis=1), np.tile(queries, (count, 1, 1))], axis=1)
         y = self.oracle(x, read="all")
         tables = []
         for row in range(2, x.shape[1]):
-            if self.reference is None:
-                logits = self._relative(self.weights(x[:, 1 : row + 1], y[:, row]), 1)[:, 0]
-            else:
-                logits = self._relative(self.weights(np.roll(x[:, : row + 1], -1, axis=1), y[:, row]), 0)[:, 0]
-            tables.append(logits)
+            seen = x[:, 1 : row + 1] if self.reference is None else np.roll(x[:, : row + 1], -1, axis=1)
+            tables.append(self._relative_logits(self.weights(seen, y[:, row]), 1)[:, 0])
         return np.stack(tables)
 
     def weights(self, tokens: Array, answers: Array, *, zeros: bool = False) -> Array:
@@ -98,7 +81,7 @@ class ScoreReader:
             values = np.concatenate([values, np.broadcast_to(self.value_bias, (len(values), 1, *values.shape[2:]))], 1)
         return solve_weights(values, answers - self.bias)[:, : tokens.shape[1]]
 
-    def _relative(self, weights: Array, zeros: int) -> Array:
+    def _relative_logits(self, weights: Array, zeros: int) -> Array:
         """Return logarithms of weights (n, k, m), less that of a zero token, or of the last token where it is none."""
         logs = np.log(np.maximum(weights, LEAST))
         if self.reference is not None:

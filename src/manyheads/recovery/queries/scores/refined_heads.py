@@ -12,9 +12,9 @@ columns of the other heads, which is one linear problem for each head (Gauss-New
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.sigmoid_network import Array
 
 ROUNDS = 12  # of linear problems
 STEPS = 40  # of conjugate gradients in each
@@ -24,13 +24,8 @@ SLOW = 0.5  # of what was left, from which another round does not help
 EXCESS = 6  # sequences, relative to the dimension
 
 
-def refined_spaces(
-    oracle: Oracle,
-    sums: Sums,
-    spaces: list[Array],
-    length: float,
-    rng: np.random.Generator,
-    sphere: Array | None = None,
+def refine_spaces(
+    oracle: Oracle, sums: Sums, spaces: list[Array], length: float, rng: Generator, sphere: Array | None = None
 ) -> tuple[list[Array], float]:
     """Return output spaces (r_i, d) that explain random rows better, and what they leave of them, relative.
 
@@ -40,7 +35,7 @@ def refined_spaces(
     whole = np.concatenate(spaces)
     count = EXCESS * oracle.dim + 32
     if sphere is None:
-        x = rng.standard_normal((count, 2, oracle.dim))
+        x: Array = rng.standard_normal((count, 2, oracle.dim))
         x = oracle.limits.shortened(x * (length * np.exp(rng.uniform(np.log(0.3), np.log(1.5), (count, 1, 1)))))
     else:
         x = rng.standard_normal((count, 2, len(sphere))) @ sphere
@@ -63,29 +58,22 @@ def refined_spaces(
             best, rest = columns, now
         if now > SLOW * before or len(blocks) == 1:
             break
-        columns = np.concatenate(
-            [
-                block - np.concatenate(blocks[:head] + blocks[head + 1 :], axis=1) @ mixture
-                for head, block in enumerate(blocks)
-                for mixture in [_mixture(blocks, head, moved, along, left[head])]
-            ],
-            axis=1,
-        )
+        others = (np.concatenate(blocks[:head] + blocks[head + 1 :], axis=1) for head in range(len(blocks)))
+        mixtures = (_mixture(blocks, head, moved, along, rest_) for head, rest_ in enumerate(left))
+        moves = (other @ mixture for other, mixture in zip(others, mixtures, strict=True))
+        columns = np.concatenate([block - move for block, move in zip(blocks, moves, strict=True)], axis=1)
     return np.split(np.linalg.pinv(best), cuts), rest
 
 
 def _mixture(blocks: list[Array], head: int, moved: Array, along: Array, left: Array) -> Array:
-    """Return the columns of other heads (R - r, r) that a head has too much, from what it leaves (N, r).
-
-    Least squares at right angles to v T_i, along which a change of the weight does the same; conjugate gradients.
-    """
+    """Return the columns of other heads (R - r, r) that a head has too much, from what it leaves (N, r)."""
     own = along @ blocks[head]
     share = ((moved @ blocks[head]) * own).sum(1) / (own**2).sum(1)
     own = own / np.linalg.norm(own, axis=1, keepdims=True)
     features = (moved - share[:, None] * along) @ np.concatenate(blocks[:head] + blocks[head + 1 :], axis=1)
     basis, triangle = np.linalg.qr(features)
 
-    def applied(x: Array) -> Array:
+    def apply(x: Array) -> Array:
         y = basis @ x
         return basis.T @ (y - own * (own * y).sum(1, keepdims=True))
 
@@ -95,7 +83,7 @@ def _mixture(blocks: list[Array], head: int, moved: Array, along: Array, left: A
     for _ in range(STEPS):
         if size <= ENOUGH * first:
             break
-        turned = applied(direction)
+        turned = apply(direction)
         curvature = float((direction * turned).sum())
         if curvature < BLIND * float((direction**2).sum()):
             break
@@ -103,5 +91,4 @@ def _mixture(blocks: list[Array], head: int, moved: Array, along: Array, left: A
         found, residual = found + step * direction, residual - step * turned
         size, before = float((residual**2).sum()), size
         direction = residual + (size / before) * direction
-    solved: Array = np.linalg.lstsq(triangle, found, rcond=1e-12)[0]
-    return solved
+    return np.linalg.lstsq(triangle, found, rcond=1e-12)[0]

@@ -14,22 +14,19 @@ from dataclasses import replace
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Figures
 from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.recovery.queries.rotary.forms import extend
 from manyheads.recovery.queries.rotary.logits import LEAST
 from manyheads.recovery.queries.scores import forms
 from manyheads.recovery.queries.scores.reading import ScoreReader
-from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError
 
 
 def complete(
-    layer: ScoreLayer, reader: ScoreReader, queries: Array, noise: float, allowed: float, figures: dict[str, float]
+    layer: ScoreLayer, reader: ScoreReader, queries: Array, noise: float, allowed: float, figures: Figures
 ) -> ScoreLayer:
-    """Return a layer with the logits of its sinks, and with what its forms lack of the query alone.
-
-    The scores of `layer` are known up to a function of the query; `queries` (n, d) span.
-    """
+    """Return a layer with the logits of its sinks, and with what its forms lack of the query alone."""
     assert reader.reference is not None
     assert layer.turns is not None
     x = np.stack([np.broadcast_to(reader.reference, queries.shape), queries], axis=1)
@@ -50,17 +47,8 @@ def complete(
         more = space[:, :-1] @ solved[:-1] + constant * one[:, 0]  # what the last column has too much
         shift.append(layer.turns.shift[head] + np.linalg.lstsq(layer.turns.left[head], more, rcond=None)[0])
     figures["sinks"] = worst
-    if worst > allowed:
-        raise FitError(
-            "the logits of sinks are no constants: what they depend on is of another kind",
-            measured=worst,
-            threshold=allowed,
-        )
+    FitError.if_above(worst, allowed, "the logits of sinks are no constants: what they depend on is of another kind")
     turns = replace(layer.turns, shift=tuple(shift))
-    return replace(
-        layer,
-        forms=np.array([turns.form(t) for t in range(layer.offsets)]),
-        turns=turns,
-        sink=np.array(found),
-        position_bias=None if terms is None else terms - terms[:, :1],
-    )
+    forms_ = np.array([turns.form(t) for t in range(layer.offsets)])
+    terms = None if terms is None else terms - terms[:, :1]
+    return replace(layer, forms=forms_, turns=turns, sink=np.array(found), position_bias=terms)

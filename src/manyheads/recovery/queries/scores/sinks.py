@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.rotary.forms import gap_rank
@@ -30,13 +31,13 @@ from manyheads.recovery.queries.rotary.logits import solve_weights
 from manyheads.recovery.queries.scores.heads import (
     LENGTHS,
     Heads,
+    check_room,
     first_length,
     jacobians_at,
     output_spaces,
     repeated_token,
     step_at,
 )
-from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 CURVED = 1e-8  # relative distance of answers to one token from affine ones, beyond which there are sinks
@@ -56,25 +57,17 @@ class SinkHeads:
     bias: Array
 
 
-def curvature(oracle: Oracle, sums: Sums, rng: np.random.Generator) -> float:
-    """Return how far answers to one token are from affine in it, relative."""
-    probe = rng.standard_normal((4, 1, oracle.dim))
-    expected = sums.read(probe[:, 0])
-    size = np.linalg.norm(expected - sums.bias) + np.finfo(np.float64).tiny
-    return float(np.linalg.norm(oracle(probe, read="last") - expected) / size)
-
-
-def find_heads_beside_sinks(oracle: Oracle, sums: Sums, noise: float, rng: np.random.Generator) -> SinkHeads:
+def find_heads_beside_sinks(oracle: Oracle, sums: Sums, noise: float, rng: Generator) -> SinkHeads:
     """Find the projections of all heads, the biases of their values, and c."""
     dim = oracle.dim
     length = int(np.clip(dim // 4, 6, 10))
     best: tuple[float, list[Array], float] | None = None
-    refusal: FitError | RankBudgetError | None = None
+    refusal: FitError | RankBudgetError = FitError("no token was tried")
     first = first_length(oracle, rng)
     for scale in LENGTHS:
         z = repeated_token(oracle, scale * first, rng)
         try:
-            parts, separation, rest = _seen_parts(oracle, z, length, noise, rng)
+            parts, separation, rest = _visible_parts(oracle, z, length, noise, rng)
         except (FitError, RankBudgetError) as error:
             refusal = error
             continue
@@ -83,13 +76,12 @@ def find_heads_beside_sinks(oracle: Oracle, sums: Sums, noise: float, rng: np.ra
         if rest < max(RIGHT, 1e4 * noise):
             break
     if best is None:
-        assert refusal is not None
         raise refusal
     return _solve(oracle, sums, best[1], best[2], noise, first, rng)
 
 
-def _seen_parts(
-    oracle: Oracle, z: Array, length: int, noise: float, rng: np.random.Generator
+def _visible_parts(
+    oracle: Oracle, z: Array, length: int, noise: float, rng: Generator
 ) -> tuple[list[Array], float, float]:
     """Return W_i Q (d, d) of all heads at right angles to the answers about multiples of z; separation and misfit."""
     dim = len(z)
@@ -97,33 +89,25 @@ def _seen_parts(
     answers = oracle(oracle.limits.shortened(factors * z), read="last")
     spectrum, rows = np.linalg.svd(answers - answers.mean(0), full_matrices=True)[1:]
     hidden = gap_rank(spectrum, max(SPAN, 1e3 * noise))
-    if dim - hidden < 2:
-        raise FitError(
-            "answers about multiples of one token span all outputs: sinks leave nothing that tells heads apart",
-            measured=float(hidden),
-            threshold=float(dim - 2),
-        )
+    FitError.if_above(
+        hidden, dim - 2, "answers about multiples of one token span all outputs: sinks leave nothing to read heads"
+    )
     beside = rows[hidden:].T  # (d, q)
     jacobians = jacobians_at(oracle, z, length, step_at(z, noise)) @ beside
     spaces, separation = output_spaces(jacobians, WRONG * max(noise, 1e-16) ** (8 / 9), rng)
     whole = np.concatenate(spaces)
-    if len(whole) > whole.shape[1]:
-        raise RankBudgetError(
-            f"the output spaces of {len(spaces)} heads do not fit beside each other, and beside sinks",
-            measured=float(len(whole)),
-            threshold=float(whole.shape[1]),
-        )
+    RankBudgetError.if_above(len(whole), whole.shape[1], f"output spaces of {len(spaces)} heads and sinks do not fit")
     shares = jacobians @ np.linalg.pinv(whole)
     cuts = np.cumsum([len(space) for space in spaces])[:-1]
     found, worst = [], 0.0
     for share, space in zip(np.split(shares, cuts, axis=-1), spaces, strict=True):
-        part, rest = _scaled(share)
+        part, rest = _scale(share)
         found.append(part @ space @ beside.T)
         worst = max(worst, rest)
     return found, separation, worst
 
 
-def _scaled(share: Array) -> tuple[Array, float]:
+def _scale(share: Array) -> tuple[Array, float]:
     """Return U (d, r) of shares a(r, j) U (k, k, d, r) of the Jacobians of one head, and the relative misfit."""
     length = len(share)
     row, place = np.tril_indices(length)
@@ -132,41 +116,24 @@ def _scaled(share: Array) -> tuple[Array, float]:
     weights[row, row - place] = left[:, 0] * size[0]
     sign = np.sign(weights.sum())
     weights *= sign
-    ratios = weights[-1] / weights[-1, 0]
-    sums = np.cumsum(ratios)
-    own = weights[:, 0]
+    sums, own = np.cumsum(weights[-1] / weights[-1, 0]), weights[:, 0]
     intercept, slope = np.linalg.lstsq(np.stack([own, own * sums], axis=1), np.ones(length), rcond=None)[0]
     misfit = float(np.sqrt(np.mean((own * (intercept + slope * sums) - 1) ** 2)))
     if not (slope > 0 and misfit < 1e-3):
-        raise FitError(
-            "the weights of a repeated token do not follow from a sink that is the same in all rows",
-            measured=misfit,
-            threshold=1e-3,
-        )
+        raise FitError("the weights of a repeated token are of no sink that is the same in all rows", misfit, 1e-3)
     return sign * right[0].reshape(share.shape[2:]) / slope, max(misfit, float(size[1] / size[0]))
 
 
 def _solve(
-    oracle: Oracle,
-    sums: Sums,
-    parts: list[Array],
-    separation: float,
-    noise: float,
-    scale: float,
-    rng: np.random.Generator,
+    oracle: Oracle, sums: Sums, parts: list[Array], separation: float, noise: float, scale: float, rng: Generator
 ) -> SinkHeads:
-    """Read weights of rows of random tokens, `scale` times as long as usual, and solve for W, v and c, in turns.
-
-    The answer to a zero token, c + sum_i (1 - p_i) v_i, is c at right angles to the v_i.
-    """
+    """Read weights of rows of random tokens, `scale` times as long as usual, and solve for W, v and c, in turns."""
     dim, heads = oracle.dim, len(parts)
     floor = max(1e-9, 1e3 * noise)
-    seen = [
-        gap_rank(np.asarray(np.linalg.svd(part, compute_uv=False), np.float64), max(1e-6, 10 * floor)) for part in parts
-    ]
+    seen = [gap_rank(np.linalg.svd(part, compute_uv=False), max(1e-6, 10 * floor)) for part in parts]
     length = min(3, *seen)
     unknown = heads * (dim + 1) + 1
-    x = rng.standard_normal((-(-3 * unknown // (2 * length)) + 8, length, dim))
+    x: Array = rng.standard_normal((-(-3 * unknown // (2 * length)) + 8, length, dim))
     x = oracle.limits.shortened(x * (scale * np.exp(rng.uniform(np.log(0.3), 0.2, (len(x), 1, 1)))))
     y = oracle(x, read="all")
     span = np.linalg.svd(np.concatenate(parts), full_matrices=False)[2][: sum(seen)]  # (q, d)
@@ -189,15 +156,12 @@ def _solve(
         spectra = [np.linalg.svd(one, full_matrices=False)[1:] for one in both]
         ranks = [gap_rank(size, max(1e-6, 10 * floor)) for size, _ in spectra]
         spaces = [right[:rank] for (_, right), rank in zip(spectra, ranks, strict=True)]
-        projection = np.array([one @ space.T @ space for one, space in zip(projection, spaces, strict=True)])
-        shift = np.array([one @ space.T @ space for one, space in zip(shift, spaces, strict=True)])
-        onto = np.eye(dim)
-    condition = float(np.linalg.cond(np.concatenate(spaces)))
-    if sum(ranks) > dim or condition > 1e10:
-        raise RankBudgetError(
-            f"the output spaces of {heads} heads overlap: their ranks {ranks} do not fit into dimension {dim}",
-            measured=condition,
-            threshold=1e10,
+        projection, shift = (
+            np.array([one @ space.T @ space for one, space in zip(stack, spaces, strict=True)])
+            for stack in (projection, shift)
         )
+        onto = np.eye(dim)
+    check_room(spaces)
+    condition = float(np.linalg.cond(np.concatenate(spaces)))
     biased = np.linalg.norm(shift) > UNBIASED * np.linalg.norm(projection)
     return SinkHeads(Heads(projection, ranks, separation, rest, condition), shift if biased else None, constant)

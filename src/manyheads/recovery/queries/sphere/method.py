@@ -17,16 +17,15 @@ S3  Projections from W_S and the output spaces (`subspaces`). No calls.
 S4  Sketches of the attention matrices from all rows of sequences (`sphere.rows`).
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.probes import Probed, probe_until
-from manyheads.recovery.queries.sigmoid_network import EPS, EXACT, Array
+from manyheads.recovery.queries.sigmoid_network import EPS, EXACT
 from manyheads.recovery.queries.sphere.pairs import SphereHeads, SpherePairs, find_sphere_heads, read_normalized_sums
-from manyheads.recovery.queries.sphere.rows import SphereRows, choose_base, read_sketches, solve_forms
+from manyheads.recovery.queries.sphere.rows import SketchSettings, SphereRows, choose_base, read_sketches, solve_forms
 from manyheads.recovery.queries.subspaces.head_values import Stacks, find_ranks
 from manyheads.recovery.queries.subspaces.output_spaces import split_projections
 from manyheads.recovery.queries.warm_start import Followed, follow_nets
@@ -34,29 +33,14 @@ from manyheads.recovery.refusals import RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog
 
 QUERIES = 12  # dimensions in which the w of all pairs lie; the differences have the others
-
-
 STEP = 0.4  # length of the step to a neighbouring difference, relative to the difference
 
 
-@dataclass(frozen=True)
-class SphereSettings:
-    """Settings of the extraction of a layer behind a normalization."""
-
-    extra: int = 4  # differences, and sketch tokens, beyond the rank
-    share: float = 0.6  # distinct tokens of a sequence, relative to the most whose weights can be separated
-
-    @classmethod
-    def accurate(cls) -> "SphereSettings":
-        """Return settings that spend more calls on better-conditioned readings."""
-        return cls(extra=10, share=0.4)
-
-
 def extract_on_sphere(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: SphereSettings | None = None
+    oracle: Oracle, noise: float, rng: Generator, settings: SketchSettings | None = None
 ) -> Extracted:
     """Extract a layer behind a LayerNorm or RMSNorm that cannot be bypassed."""
-    settings = settings or SphereSettings()
+    settings = settings or SketchSettings()
     log = StageLog(oracle)
     with log.stage("sums") as figures:
         sums, norm, basis = read_normalized_sums(oracle, oracle.dim, noise, rng)
@@ -83,18 +67,14 @@ def extract_on_sphere(
         theta, beta = _read_forms(rows, ranks, noise, rng, settings, figures)
     size = np.sqrt(1 + norm.epsilon)  # tokens of the sphere are u times this
     layer = AttentionLayer(theta * size**2, projection * size, beta * size, sums.bias, causal=oracle.causal)
-    off = "(x - mean) / sqrt(variance" if norm.centred else "x / sqrt(mean square"
-    acts_on = f"u = {off} + {norm.epsilon:.1e}), what a {norm.name} without weights makes of the tokens"
+    acts_on = f"u = {norm.formula}, what a {norm.name} without weights makes of the tokens"
     return Extracted(layer, tuple(log.stages), acts_on, prepare=norm)
 
 
-def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: np.random.Generator, settings: SphereSettings) -> Stacks:
+def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: Generator, settings: SketchSettings) -> Stacks:
     """Follow the heads to other differences until the spaces of what they read are exhausted."""
-    dim, size, design = (
-        len(pairs.sums.bias),
-        len(pairs.near),
-        pairs.design(len(heads.queries), heads.copies).with_sum(),
-    )
+    dim, size = len(pairs.sums.bias), len(pairs.near)
+    design = pairs.design(len(heads.queries), heads.copies).with_sum()
     start = heads.direction / np.linalg.norm(heads.direction)
     turn = np.concatenate([np.linalg.qr(rng.standard_normal((size, size)))[0] for _ in range(3)])
     level = pairs.noise * np.sqrt(np.mean((heads.queries @ pairs.sums.projection) ** 2)) * 4
@@ -104,7 +84,7 @@ def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: np.random.Generato
         def ask(moves: Array) -> Array:
             probes = pairs.probe(start + moves)
             answers = pairs.respond(heads.queries, probes, heads.copies).reshape(len(moves), -1, dim)
-            return np.concatenate([answers, (probes @ pairs.sums.projection)[:, None]], axis=1)
+            return pairs.sums.append(answers, probes)
 
         return follow_nets(design, ask, heads.net, block, step=STEP, allowed=heads.allowed)
 
@@ -118,32 +98,19 @@ def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: np.random.Generato
         if ranks is None:
             return 4
         if ranks.max() >= size:
-            raise _not_exhausted(pairs, len(ranks), count, len(turn))
+            raise RankBudgetError(f"{count} differences do not exhaust {len(ranks)} output spaces", count, len(turn))
         return int(ranks.max()) + settings.extra - count
 
     first = max(4, dim // len(heads.net.values) // 2)
     found = stack(probe_until(heads.net, turn, follow, wanted, first=first, errors=(design, heads.amplification)))
     if found.ranks is None or found.ranks.max() + settings.extra > len(found.probes):
-        raise _not_exhausted(pairs, len(found.values), len(found.probes), len(turn))
+        count, heads_ = len(found.probes), len(found.values)
+        raise RankBudgetError(f"{count} differences do not exhaust {heads_} output spaces", count, len(turn))
     return found
 
 
-def _not_exhausted(pairs: SpherePairs, heads: int, asked: int, most: int) -> RankBudgetError:
-    return RankBudgetError(
-        f"the output spaces of {heads} heads are not exhausted by {asked} differences of tokens, which have "
-        f"{len(pairs.near)} dimensions here: heads of that rank or more, or answers too noisy to see the ranks",
-        measured=float(asked),
-        threshold=float(most),
-    )
-
-
 def _read_forms(
-    rows: SphereRows,
-    ranks: list[int],
-    noise: float,
-    rng: np.random.Generator,
-    settings: SphereSettings,
-    figures: dict[str, float],
+    rows: SphereRows, ranks: list[int], noise: float, rng: Generator, settings: SketchSettings, figures: Figures
 ) -> tuple[Array, Array]:
     """Read the attention matrices, with more sketch tokens where their rank asks for it."""
     size = max(2, int(settings.share * min(len(rows.base) / len(rows.projection), *ranks)))

@@ -22,17 +22,16 @@ net of all of them has one free logit per head and query. A head that ignores th
 here.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Ask, Figures, Generator
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.sigmoid_network import (
     EPS,
     EXACT,
-    Array,
     NetDesign,
     PairNets,
     fit_nets,
@@ -53,7 +52,7 @@ WELL_SEPARATED = 100.0  # amplification of noise by a net below which no other d
 class SpherePairs:
     """Asks about pairs on the sphere."""
 
-    ask: Callable[..., Array]  # the oracle
+    ask: Ask  # the oracle
     sums: Sums  # W_S (d, d), acting on tokens of the sphere, and c
     # Orthonormal rows (a, d) and (b, d) that span the halves of the differences v and of the w
     near: Array
@@ -76,7 +75,7 @@ class SpherePairs:
         v = direction @ self.near
         return v * (self.radius / np.linalg.norm(v, axis=-1, keepdims=True))
 
-    def queries(self, count: int, rng: np.random.Generator) -> Array:
+    def queries(self, count: int, rng: Generator) -> Array:
         """Draw w (n, d), of norm sqrt(3 d / 4)."""
         w = rng.standard_normal((count, len(self.far))) @ self.far
         return w * (np.sqrt(0.75) * self.radius / np.linalg.norm(w, axis=1, keepdims=True))
@@ -91,8 +90,7 @@ class SpherePairs:
         else:  # every row sees all copies: one sequence for each number of them
             rows = np.stack([self.ask(x[:, : k + 1], read="last") for k in range(1, copies + 1)], axis=1)
         answers = rows.reshape(len(v), len(w), copies, -1)
-        rest: Array = answers - self.sums.read(own)[:, :, None]
-        return rest
+        return answers - self.sums.read(own)[:, :, None]
 
     @staticmethod
     def design(queries: int, copies: int) -> NetDesign:
@@ -117,18 +115,13 @@ class SphereHeads:
         """Largest amplification of noise of a head."""
         return float(self.amplification.max())
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> Figures:
         """Return what a report shows of this stage."""
-        return {
-            "heads": len(self.net.values),
-            "residual": float(self.net.residual),
-            "amplification": self.worst,
-            "queries": len(self.queries),
-            "copies": self.copies,
-        }
+        figures = {"heads": len(self.net.values), "residual": float(self.net.residual), "amplification": self.worst}
+        return figures | {"queries": len(self.queries), "copies": self.copies}
 
 
-def find_sphere_heads(pairs: SpherePairs, rng: np.random.Generator, tries: int = 3) -> SphereHeads:
+def find_sphere_heads(pairs: SpherePairs, rng: Generator, tries: int = 3) -> SphereHeads:
     """Find the heads at a random difference, from the pencils of its queries; at the best of a few."""
     residual, best = np.inf, None
     for _ in range(tries):
@@ -140,17 +133,10 @@ def find_sphere_heads(pairs: SpherePairs, rng: np.random.Generator, tries: int =
             _, spectrum, axes = np.linalg.svd(flat, full_matrices=False)
             level = max(pairs.noise, 2 * EPS) * np.sqrt(np.mean((w @ pairs.sums.projection) ** 2)) * 4
             heads = int((spectrum > max(8 * level * (len(flat) ** 0.5 + len(v) ** 0.5), 1e-11 * spectrum[0])).sum())
-            if heads > max(4, len(v) // 2):
-                raise RankBudgetError(
-                    f"the answers to pairs have {heads} dimensions, too many for heads with spaces of their own in "
-                    f"dimension {len(v)}: the function is no attention layer, or too noisy",
-                    measured=float(heads),
-                    threshold=float(max(4, len(v) // 2)),
-                )
-            if not heads:
-                raise FitError(
-                    "the answers to pairs are rounding: no head reads the tokens", measured=0.0, threshold=1.0
-                )
+            RankBudgetError.if_above(
+                heads, max(4, len(v) // 2), f"the answers to pairs have {heads} dimensions of {len(v)}: too many"
+            )
+            FitError.if_below(heads, 1, "the answers to pairs are rounding: no head reads the tokens")
             if copies >= heads + 2 and len(w) >= heads + 2:
                 break
             copies = heads + 2
@@ -165,28 +151,20 @@ def find_sphere_heads(pairs: SpherePairs, rng: np.random.Generator, tries: int =
         residual = min(residual, float(net.residual))
         if net.residual > allowed:
             continue
-        found = _fewer(pairs, direction, w, answers, net, allowed)
+        found = _thin_out(pairs, direction, w, answers, net, allowed)
         if best is None or (heads, -found.worst) > (len(best.net.values), -best.worst):
             best = found
         if best.worst < WELL_SEPARATED:
             break
     if best is not None:
         return best
-    raise FitError(
-        "no pencil of the answers to copies of a query has heads that fit them: the function is no attention layer "
-        "behind a normalization, or its answers are too noisy",
-        measured=residual,
-        threshold=allowed,
-    )
+    raise FitError("no pencil of copies of a query fits: no attention behind a norm, or noise", residual, allowed)
 
 
-def _fewer(
+def _thin_out(
     pairs: SpherePairs, direction: Array, w: Array, answers: Array, net: PairNets, allowed: float
 ) -> SphereHeads:
-    """Keep as few queries and copies as the net needs at the next differences, where the sum of its values is known.
-
-    For exact answers the error of the values grows by LOSS at most; others keep three times as many.
-    """
+    """Keep as few queries and copies as the net needs at the next differences, where the sum of its values is known."""
     heads = len(net.values)
     copies = min(answers.shape[1], max(4, heads // 2 + 2) * pairs.repeats)
     kept = min(len(w), (heads + 3) * pairs.repeats)
@@ -212,11 +190,9 @@ def _fewer(
 def _starts(answers: Array, whole: Array) -> Array:
     """Return starting logits (b, m, n) from the pencils of answers (n, copies, m), one per query, that are real."""
     count, copies, _ = answers.shape
-    number = np.arange(1, copies + 1)
+    number, starts = np.arange(1, copies + 1), []
     weight = (1 / (1 + number))[:, None]
-    starts = []
-    for query in range(min(count, STARTS)):
-        z = answers[query]
+    for z in answers[: min(count, STARTS)]:
         pencil = np.linalg.lstsq(weight * (whole - z), weight * number[:, None] * z, rcond=None)[0]
         odds, frame = np.linalg.eig(pencil.T)
         if np.abs(odds.imag).max() > 1e-3 * np.abs(odds).max() or np.linalg.cond(frame) > 1e10:
@@ -225,14 +201,11 @@ def _starts(answers: Array, whole: Array) -> Array:
         values = (frame.real * shares).T  # (m, m)
         if np.linalg.cond(values) > 1e12:
             continue
-        gates = answers @ np.linalg.inv(values)  # (n, copies, m)
-        starts.append(read_gates(gates, np.log(number), 1e-4).T)
+        starts.append(read_gates(answers @ np.linalg.inv(values), np.log(number), 1e-4).T)
     return np.array(starts)
 
 
-def read_norm(
-    ask: Callable[..., Array], dim: int, noise: float, rng: np.random.Generator
-) -> tuple[Normalization, Array]:
+def read_norm(ask: Ask, dim: int, noise: float, rng: Generator) -> tuple[Normalization, Array]:
     r"""Read which normalization stands in front.
 
     A LayerNorm does not see x + 1: then tokens have mean zero, otherwise the answers to x and 2 x must agree but for
@@ -251,12 +224,7 @@ def read_norm(
     loose = max(1e-8, 1e3 * noise)
     bias, size = (y[0] + y[3]) / 2, np.linalg.norm(y[0] - y[3]) / 2
     centred = bool(np.linalg.norm(y[1] - y[0]) < loose * size)
-    if np.linalg.norm(y[2] - y[0]) > 0.01 * size:
-        raise NotALayer(
-            "twice a token gives another answer than the token: there is no normalization in front. Extract without",
-            measured=float(np.linalg.norm(y[2] - y[0]) / size),
-            threshold=0.01,
-        )
+    NotALayer.if_above(np.linalg.norm(y[2] - y[0]) / size, 0.01, "twice a token gives another answer: no normalization")
 
     def epsilon_at(s: float, answer: Array) -> float:
         shrunk = float((answer - bias) @ (y[0] - bias) / size**2)
@@ -268,21 +236,13 @@ def read_norm(
     second = epsilon_at(s, ask(s * token[None, None], read="last")[0])
     if abs(second - first) > doubt or min(first, second) < -doubt:
         raise NotALayer(
-            "answers to short tokens are not those of a LayerNorm or RMSNorm with any epsilon",
-            measured=abs(second - first),
-            threshold=doubt,
+            "answers to short tokens are those of no LayerNorm or RMSNorm of any epsilon", abs(second - first), doubt
         )
     return Normalization(centred, second if second > doubt else 0.0), token
 
 
-def read_normalized_sums(
-    ask: Callable[..., Array], dim: int, noise: float, rng: np.random.Generator
-) -> tuple[Sums, Normalization, Array]:
-    """Read W_S and c from single tokens of the sphere, and which normalization stands in front.
-
-    Returns W_S and c, which act on tokens of norm sqrt d (of mean zero, if centred); the normalization; an orthonormal
-    basis of the space of the tokens, in random rotation, (d - 1 or d, d).
-    """
+def read_normalized_sums(ask: Ask, dim: int, noise: float, rng: Generator) -> tuple[Sums, Normalization, Array]:
+    """Read W_S and c from single tokens of the sphere, and which normalization stands in front."""
     radius, loose = np.sqrt(dim), max(1e-8, 1e3 * noise)
     norm, token = read_norm(ask, dim, noise, rng)
     centre = np.eye(dim) - np.full((dim, dim), 1 / dim)
@@ -293,10 +253,7 @@ def read_normalized_sums(
     bias = (y[:2] + y[-2:]).mean(0) / 2
     projection = basis.T @ (y[: len(basis)] - bias) / radius
     rest = np.linalg.norm(token @ projection + bias - (asked_answer := ask(token[None, None], read="last")[0]))
-    if rest > loose * np.linalg.norm(asked_answer - bias):
-        raise NotALayer(
-            "the answer to one token on the sphere is not affine in it: no attention layer behind a normalization",
-            measured=float(rest / np.linalg.norm(asked_answer - bias)),
-            threshold=loose,
-        )
+    NotALayer.if_above(
+        rest / np.linalg.norm(asked_answer - bias), loose, "the answer to a token on the sphere is not affine in it"
+    )
     return Sums(projection, bias), norm, basis

@@ -12,20 +12,27 @@ are clustered around u0 instead, which shortens x_j - u0, as little as the small
 twice, and share their weight. Without a causal mask the first rows of U see all of A already, and U stands once.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy.linalg
 
+from manyheads.recovery._types import Array, Ask, Generator, Indices
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.rotary.forms import NOTHING, extend, split_core
 from manyheads.recovery.queries.rotary.logits import solve_weights
-from manyheads.recovery.queries.sigmoid_network import Array
 
+# Norm of the random part of a token beside a base of norm one, before both are put on the sphere
 SPREADS = (3.0, 1.5, 1.0, 0.6, 0.4, 0.25, 0.15, 0.1)
-"""Norm of the random part of a token beside a base of norm one, before both are put on the sphere."""
-
 LEAST = 8e-3  # smallest weight of a pilot at which a spread is accepted
+
+
+@dataclass(frozen=True)
+class SketchSettings:
+    """Settings of extractions that read sketches of the attention matrices relative to a base token."""
+
+    extra: int = 4  # differences, and sketch tokens, beyond the rank
+    share: float = 0.6  # distinct tokens of a sequence, relative to the most whose weights can be separated
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ class SphereRows:
     """Asks about sequences on the sphere and reads logits relative to the base."""
 
     # The oracle, W_S and c, W (m, d, d), as they act on tokens of the sphere
-    ask: Callable[..., Array]
+    ask: Ask
     sums: Sums
     projection: Array
     basis: Array  # orthonormal rows (b, d) that span the tokens
@@ -46,7 +53,7 @@ class SphereRows:
         x = self.base / radius + spread * directions
         return x * (radius / np.linalg.norm(x, axis=1, keepdims=True))
 
-    def read(self, x: Array, row: int, columns: np.ndarray, copies: np.ndarray, y: Array) -> tuple[Array, float]:
+    def read(self, x: Array, row: int, columns: Indices, copies: Array, y: Array) -> tuple[Array, float]:
         """Return logits (n, K, m) of the distinct tokens `columns` in a row of x (n, k, d), and the least weight."""
         values = np.einsum("nkd,mde->nkme", x[:, columns] - self.base, self.projection, optimize=True)
         weights = solve_weights(values, y[:, row])
@@ -57,14 +64,13 @@ class SphereRows:
 
     def answers(self, x: Array) -> Array:
         """Ask, and take off what the base alone gives."""
-        rest: Array = self.ask(x, read="all") - self.sums.read(self.base)
-        return rest
+        return self.ask(x, read="all") - self.sums.read(self.base)
 
 
-def choose_base(rows: SphereRows, length: int, rng: np.random.Generator) -> tuple[SphereRows, float]:
+def choose_base(rows: SphereRows, length: int, rng: Generator) -> tuple[SphereRows, float]:
     """Try bases and spreads on a few sequences each; return the widest spread at which no weight is tiny."""
     radius = np.linalg.norm(rows.base)
-    best: tuple[float, SphereRows, float] | None = None
+    tried: list[tuple[float, SphereRows, float]] = []
     for spread in SPREADS:
         for _ in range(2):
             base = rng.standard_normal(len(rows.basis)) @ rows.basis
@@ -73,18 +79,14 @@ def choose_base(rows: SphereRows, length: int, rng: np.random.Generator) -> tupl
             x = np.concatenate([np.repeat(found.base[None, None], 4, axis=0), x], axis=1)
             columns = np.arange(1, length + 1)
             least = found.read(x, length, columns, np.ones(length), found.answers(x))[1]
-            if best is None or least > best[0]:
-                best = (least, found, spread)
+            tried.append((least, found, spread))
             if least > LEAST:
                 return found, spread
-    assert best is not None
-    return best[1], best[2]
+    return max(tried, key=lambda one: one[0])[1:]
 
 
-def _directions(basis: Array, count: int, rng: np.random.Generator) -> Array:
-    drawn = rng.standard_normal((count, len(basis))) @ basis
-    directions: Array = drawn / np.sqrt(len(basis))
-    return directions
+def _directions(basis: Array, count: int, rng: Generator) -> Array:
+    return rng.standard_normal((count, len(basis))) @ basis / np.sqrt(len(basis))
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Sketched:
     least: float
 
 
-def read_sketches(rows: SphereRows, few: int, size: int, spread: float, rng: np.random.Generator) -> Sketched:
+def read_sketches(rows: SphereRows, few: int, size: int, spread: float, rng: Generator) -> Sketched:
     """Ask about sketch tokens and fresh ones on the sphere, `size` distinct tokens a sequence."""
     group, block = _blocks(size)
     few = -(-few // group) * group
@@ -115,10 +117,7 @@ def _blocks(size: int) -> tuple[int, int]:
 
 
 def read_pairs_of(rows: SphereRows, sketch_tokens: Array, fresh: Array, size: int) -> Sketched:
-    """Ask about all blocks of sketch tokens (n, d) against all blocks of fresh ones (N, d).
-
-    Tokens are added from the front where a last block is not full.
-    """
+    """Ask about all blocks of sketch tokens (n, d) against all blocks of fresh ones (N, d)."""
     group, block = _blocks(size)
     sketch_tokens = np.resize(sketch_tokens, (-(-len(sketch_tokens) // group) * group, sketch_tokens.shape[1]))
     fresh = np.resize(fresh, (-(-len(fresh) // block) * block, fresh.shape[1]))
@@ -152,7 +151,9 @@ def solve_forms(
 ) -> tuple[Array, Array, list[int]]:
     """Return Theta (m, d, d), beta (m, d) and the ranks of the forms [Theta; beta] from their sketches."""
     radius = np.linalg.norm(rows.base)
-    into = np.linalg.pinv(extend(seen.fresh / radius) @ _lift(rows.basis).T, rcond=1e-12)  # (b + 1, N)
+    into = np.linalg.pinv(
+        extend(seen.fresh / radius) @ scipy.linalg.block_diag(rows.basis, 1.0).T, rcond=1e-12
+    )  # (b + 1, N)
     out = np.linalg.pinv((seen.fresh - rows.base) @ rows.basis.T, rcond=1e-12)  # (b, N)
     keys = (seen.few - rows.base) @ rows.basis.T  # (n, b)
     theta, beta, ranks = [], [], []
@@ -165,10 +166,3 @@ def solve_forms(
         beta.append(form[-1] @ rows.basis)
         ranks.append(len(s))
     return np.array(theta), np.array(beta), ranks
-
-
-def _lift(basis: Array) -> Array:
-    """Return the basis (b, d) with one more coordinate of its own, (b + 1, d + 1)."""
-    lifted = np.zeros((len(basis) + 1, basis.shape[1] + 1))
-    lifted[:-1, :-1], lifted[-1, -1] = basis, 1.0
-    return lifted

@@ -11,8 +11,8 @@ in random rotation; the step tau is halved where the residual or the margin of t
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.queries.probes import Probed, probe_until
 from manyheads.recovery.queries.sigmoid_network import EPS, PairNets, fit_nets, net_amplification
 from manyheads.recovery.queries.subspaces.pairs import Pairs, Separation
@@ -20,15 +20,11 @@ from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import FitError
 
-Array = NDArray[np.float64]
-
+# A singular value may be noise up to this multiple of the predicted level; which ones are is decided by the gap
 CLEAR = 1e3
-"""A singular value may be noise up to this multiple of the predicted level; which ones are is decided by the gap."""
-
 SPARE = 2  # rows of answers beyond those that determine a net, in the dimensions of the values
 DRAWS = 12  # random sets of queries of one size among which the best is taken
 PLANNED = 1000  # unknowns of a net up to which its error is predicted for other sets of queries
-
 MISFIT = 8.0  # a fit is right up to this multiple of the residual that noise, or the fit at the first probe, has
 
 
@@ -39,19 +35,13 @@ class Stacks(NamedTuple):
     values: Array  # (m, b, d); a last stack holds what ignores the tokens, where there is such a head
     levels: Array  # (m,) predicted error of one row of a stack (its norm)
     # (m,) ranks by the gap of the singular values; None where the spaces are not exhausted
-    ranks: NDArray[np.intp] | None
+    ranks: Indices | None
     dropped: int  # probes at which no step passed the guards
     halvings: int  # halvings of steps, all probes together
 
 
-def read_head_values(pairs: Pairs, start: Separation, rng: np.random.Generator, settings: SubspaceSettings) -> Stacks:
-    """Ask probe after probe until every head's output space is exhausted, or there are d probes.
-
-    Spaces that together have more than d dimensions do not determine the projections: then all d probes are asked.
-
-    `ranks` is None where d probes did not exhaust the spaces: heads of full rank. Where heads cannot be followed with
-    the fewest queries, all are asked.
-    """
+def read_head_values(pairs: Pairs, start: Separation, rng: Generator, settings: SubspaceSettings) -> Stacks:
+    """Ask probe after probe until every head's output space is exhausted, or there are d probes."""
     fewer = with_fewer_queries(pairs, start, rng, settings.loss)
     try:
         return _read_stacks(pairs, fewer, rng, settings)
@@ -61,7 +51,7 @@ def read_head_values(pairs: Pairs, start: Separation, rng: np.random.Generator, 
     return _read_stacks(pairs, start, rng, settings)
 
 
-def _read_stacks(pairs: Pairs, start: Separation, rng: np.random.Generator, settings: SubspaceSettings) -> Stacks:
+def _read_stacks(pairs: Pairs, start: Separation, rng: Generator, settings: SubspaceSettings) -> Stacks:
     """Follow the heads from probe to probe."""
     dim, heads = len(start.probe), len(start.net.values)
     reach = np.linalg.norm(start.probe)
@@ -76,9 +66,7 @@ def _read_stacks(pairs: Pairs, start: Separation, rng: np.random.Generator, sett
     def ask(displacements: Array) -> Array:
         probes = start.probe + displacements
         answers = pairs.respond(start.queries, probes).reshape(len(probes), -1, dim)
-        if uniform:
-            return answers
-        return np.concatenate([answers, (probes @ pairs.sums.projection)[:, None]], axis=1)
+        return answers if uniform else pairs.sums.append(answers, probes)
 
     size = np.sqrt(len(design.features) * dim) * start.level
     predicted = float(np.linalg.norm(design.units(start.net.slopes) @ start.net.values))
@@ -98,12 +86,8 @@ def _read_stacks(pairs: Pairs, start: Separation, rng: np.random.Generator, sett
         found = follow_nets(design, ask, start.net, block, step=settings.step, allowed=allowed, fit=fit)
         failed = int((~found.accepted).sum())
         if failed > len(block) / 2:
-            raise FitError(
-                f"{failed} of {len(block)} probes failed their guards at every step: the heads cannot be followed from "
-                "probe to probe. The function is no attention layer, or too noisy for this method; try the bounded one",
-                measured=float(np.max(found.nets.residual)),
-                threshold=allowed,
-            )
+            worst = np.max(found.nets.residual)
+            raise FitError(f"{failed} probes failed their guards: heads not followed, try bounded", worst, allowed)
         return found
 
     def stack(probed: Probed) -> Stacks:
@@ -123,13 +107,8 @@ def _read_stacks(pairs: Pairs, start: Separation, rng: np.random.Generator, sett
     return stack(probe_until(start.net, directions * reach, follow, wanted, first=first))
 
 
-def with_fewer_queries(pairs: Pairs, start: Separation, rng: np.random.Generator, loss: float) -> Separation:
-    """Choose the fewest queries with which the values err at most `loss` times as much as with all of them.
-
-    At known logits the error of a net is known before anything is asked. With K shifts, m heads and n rows of logits,
-    n K m equations, and m of the sum, have to exceed n m logits and m^2 coordinates of the values; the spare ones show
-    a wrong fit.
-    """
+def with_fewer_queries(pairs: Pairs, start: Separation, rng: Generator, loss: float) -> Separation:
+    """Choose the fewest queries with which the values err at most `loss` times as much as with all of them."""
     heads, count, shifts = len(start.net.values), len(start.queries), len(pairs.shifts)
     summed = not predict_levels(start)[1]
     least = -(-(heads + SPARE - summed) // ((shifts - 1) * pairs.views))
@@ -137,7 +116,7 @@ def with_fewer_queries(pairs: Pairs, start: Separation, rng: np.random.Generator
         return start
     whole = net_amplification(start.design, start.net)[1]
     for size in range(least, count):
-        draws = [start.taking(pairs, np.sort(rng.choice(count, size, replace=False))) for _ in range(DRAWS)]
+        draws = [start.take(pairs, np.sort(rng.choice(count, size, replace=False))) for _ in range(DRAWS)]
         nets = [(one.design.with_sum() if summed else one.design, one.net) for one in draws]
         errors = [float(np.max(net_amplification(*net)[1] / whole)) for net in nets]
         if min(errors) <= loss:
@@ -145,25 +124,16 @@ def with_fewer_queries(pairs: Pairs, start: Separation, rng: np.random.Generator
     return start
 
 
-def find_ranks(stacks: Array, levels: Array) -> NDArray[np.intp] | None:
-    """Return the rank of every stack (m, b, d) whose rows err by `levels` (m,), None if one has no gap to its noise.
-
-    The rank is at the largest ratio of neighbouring singular values among those whose lower one the noise explains.
-    A stack needs at least two singular values below the gap.
-    """
+def find_ranks(stacks: Array, levels: Array) -> Indices | None:
+    """Return the rank of every stack (m, b, d) whose rows err by `levels` (m,), None if one has no gap to its noise."""
     singular = np.linalg.svd(stacks, compute_uv=False)  # (m, min(b, d))
     ranks = [rank_by_gap(s, level * np.sqrt(stacks.shape[1])) for s, level in zip(singular, levels, strict=True)]
-    if any(rank is None or rank > len(s) - 2 for rank, s in zip(ranks, singular, strict=True)):
-        return None
-    return np.array(ranks, np.intp)
+    hidden = any(rank is None or rank > singular.shape[1] - 2 for rank in ranks)
+    return None if hidden else np.array(ranks, np.intp)
 
 
 def rank_by_gap(singular: Array, noise: float) -> int | None:
-    """Return the number of singular values above the largest gap that ends in the noise, None if none does.
-
-    A gap ends in the noise if its lower value is at most a thousand times the predicted level, which is a root mean
-    square. Zero if all of them are noise.
-    """
+    """Return the number of singular values above the largest gap that ends in the noise, None if none does."""
     noise = max(noise, EPS * float(singular[0]))
     if singular[0] <= SEEN * noise:
         return 0
@@ -178,10 +148,7 @@ SEEN = 8.0  # neighbouring singular values of noise are nearer to each other tha
 
 
 def predict_levels(start: Separation) -> tuple[Array, bool]:
-    """Predict the norm of the error of a row, per head; say whether the heads lack more than that of v0 W_S.
-
-    What they lack is a head of its own, that ignores the tokens, with the errors of all others together.
-    """
+    """Predict the norm of the error of a row, per head; say whether the heads lack more than that of v0 W_S."""
     if not len(start.net.values):
         return np.array([start.level * np.sqrt(len(start.probe))]), True
     rows = start.level * net_amplification(start.design, start.net)[1] * np.sqrt(len(start.net.values))

@@ -18,24 +18,22 @@ Derived and measured here; the pencil of S1 is Jennrich's, the elimination of S2
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.projection_sum import Sums, read_sums
+from manyheads.recovery.queries.projection_sum import read_sums
 from manyheads.recovery.queries.sigmoid_network import EPS
-from manyheads.recovery.queries.subspaces.head_values import Stacks, predict_levels, read_head_values
+from manyheads.recovery.queries.subspaces.head_values import predict_levels, read_head_values
 from manyheads.recovery.queries.subspaces.output_spaces import single_projection, split_projections
 from manyheads.recovery.queries.subspaces.pairs import Pairs, separate_heads
-from manyheads.recovery.queries.subspaces.rows import Attentions, read_rows
+from manyheads.recovery.queries.subspaces.rows import read_rows
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.result.results import Extracted, StageLog
 
-Array = NDArray[np.float64]
-
 
 def extract_by_subspaces(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: SubspaceSettings | None = None
+    oracle: Oracle, noise: float, rng: Generator, settings: SubspaceSettings | None = None
 ) -> Extracted:
     """Extract a layer from answers exact to rounding, or nearly so (noise below 1e-9), with O(d) calls."""
     settings, noise = settings or SubspaceSettings(), max(noise, EPS)
@@ -47,47 +45,26 @@ def extract_by_subspaces(
         start = separate_heads(pairs, oracle.dim, rng, oversampling=settings.oversampling, tries=settings.tries)
         figures |= start.figures()
     if not len(start.net.values):
-        return _ignoring_tokens(sums, oracle.causal, log)
+        zeros = np.zeros((1, *sums.projection.shape))  # W_S with uniform attention, where no pair shows another
+        layer = AttentionLayer(zeros, sums.projection[None], zeros[:, 0], sums.bias, causal=oracle.causal)
+        return Extracted(layer, tuple(log.stages))
     if len(start.net.values) == 1 and not predict_levels(start)[1]:
         heads = single_projection(sums, noise)  # all of W_S
     else:
         with log.stage("values") as figures:
             stacks = read_head_values(pairs, start, rng, settings)
-            figures |= _slice_figures(stacks)
+            figures |= {"heads": len(stacks.values), "probes": len(stacks.probes), "halvings": stacks.halvings}
+            figures |= {"dropped": stacks.dropped} | _extremes(np.array([-1]) if stacks.ranks is None else stacks.ranks)
         with log.stage("subspaces") as figures:
             heads = split_projections(sums, stacks, whole=settings.whole)
             figures |= heads.figures()
     with log.stage("rows") as figures:
         found = read_rows(oracle, sums.bias, heads, rng, settings, noise=noise)
-        figures |= _row_figures(found)
+        figures |= {"noise": found.noise, "scale": found.scale, "smallest weight": found.smallest}
+        figures |= _extremes(found.ranks)
     layer = AttentionLayer(found.theta, heads.projection, found.key_bias, sums.bias, causal=oracle.causal)
     return Extracted(layer, tuple(log.stages))
 
 
-def _ignoring_tokens(sums: Sums, causal: bool, log: StageLog) -> Extracted:
-    """Return the one head, W_S with uniform attention, of a layer in which no pair shows another."""
-    zeros = np.zeros((1, *sums.projection.shape))
-    layer = AttentionLayer(zeros, sums.projection[None], zeros[:, 0], sums.bias, causal=causal)
-    return Extracted(layer, tuple(log.stages))
-
-
-def _slice_figures(stacks: Stacks) -> dict[str, float]:
-    ranks = np.array([-1]) if stacks.ranks is None else stacks.ranks
-    return {
-        "heads": len(stacks.values),
-        "probes": len(stacks.probes),
-        "halvings": stacks.halvings,
-        "dropped": stacks.dropped,
-        "smallest rank": int(ranks.min()),
-        "largest rank": int(ranks.max()),
-    }
-
-
-def _row_figures(found: Attentions) -> dict[str, float]:
-    return {
-        "smallest rank": int(found.ranks.min()),
-        "largest rank": int(found.ranks.max()),
-        "noise": found.noise,
-        "scale": found.scale,
-        "smallest weight": found.smallest,
-    }
+def _extremes(ranks: Indices) -> Figures:
+    return {"smallest rank": int(ranks.min()), "largest rank": int(ranks.max())}

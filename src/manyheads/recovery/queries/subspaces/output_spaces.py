@@ -11,14 +11,12 @@ here.
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads.recovery._types import Array, Figures, Indices
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.rotary.forms import gap_rank
 from manyheads.recovery.queries.subspaces.head_values import CLEAR, Stacks, rank_by_gap
 from manyheads.recovery.refusals import FitError, RankBudgetError
-
-Array = NDArray[np.float64]
 
 CUT = 0.01  # share of the largest singular value of a projection below which there may be noise alone
 
@@ -29,70 +27,52 @@ class Projections(NamedTuple):
     projection: Array  # W (m, d, d)
     readers: Array | None  # (m, d, R) V_i, with columns of zeros beyond the rank; None for heads of full rank
     splits: Array | None  # (m, d, R) O^+_i, which takes an answer to coordinates of head i; None for heads of full rank
-    ranks: NDArray[np.intp]  # (m,)
+    ranks: Indices  # (m,)
     condition: float  # condition number of O: errors of the output spaces reach the projections times this
     sum_error: float  # |sum_i W_i - W_S|, relative to the largest of these matrices
     # Largest |v_b W_i - row| over the norm of the head's rows: a head exchanged at one probe is near one
     row_error: float
 
-    def taking(self, chosen: NDArray[np.intp]) -> "Projections":
+    def take(self, chosen: Indices) -> "Projections":
         """Return some of the heads."""
-        parts = (None if part is None else part[chosen] for part in (self.projection, self.readers, self.splits))
-        projection, readers, splits = parts
-        assert projection is not None
-        return self._replace(projection=projection, readers=readers, splits=splits, ranks=self.ranks[chosen])
+        readers, splits = (None if part is None else part[chosen] for part in (self.readers, self.splits))
+        projection, ranks = self.projection[chosen], self.ranks[chosen]
+        return self._replace(projection=projection, readers=readers, splits=splits, ranks=ranks)
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> Figures:
         """Return what a report shows of this stage."""
         return {"condition": self.condition, "sum error": self.sum_error, "row error": self.row_error}
 
 
 def split_projections(sums: Sums, stacks: Stacks, *, whole: bool = False) -> Projections:
-    """Read every W_i off W_S and the output spaces; by least squares over d probes where they are not exhausted.
-
-    `whole` takes the least squares in any case, and cuts each W_i at the gap of its singular values.
-    """
+    """Read every W_i off W_S and the output spaces; by least squares over d probes where they are not exhausted."""
     dim = len(sums.bias)
     ranks = stacks.ranks
     if ranks is not None and not ranks.any():
-        raise FitError(
-            f"what {len(ranks)} heads write is below the noise of its readings: no output space is left of it. Give "
-            "answers in a wider type",
-            measured=float(stacks.levels.max()),
-            threshold=float(np.linalg.norm(stacks.values, axis=(1, 2)).max()),
-        )
+        size = np.linalg.norm(stacks.values, axis=(1, 2)).max()
+        what = f"what {len(ranks)} heads write is below the noise of its readings: give answers in a wider type"
+        raise FitError(what, stacks.levels.max(), size)
     if whole and len(stacks.probes) >= dim:
-        found = _cut_at_gaps(_by_probes(sums, stacks))
+        found = _cut_at_gaps(_fit_probes(sums, stacks))
     elif ranks is not None and ranks.sum() <= dim:
-        found = _by_spaces(sums, stacks, ranks)
+        found = _split_spaces(sums, stacks, ranks)
     elif len(stacks.probes) >= dim:
-        found = _by_probes(sums, stacks)
+        found = _fit_probes(sums, stacks)
     elif ranks is None:  # probes were dropped, so that d of them were asked and fewer are left
         raise RankBudgetError(
-            f"{len(stacks.probes)} probes that passed their guards do not exhaust the output spaces of "
-            f"{len(stacks.values)} heads, and fewer than {dim} do not measure the projections: try another seed, or "
-            "the bounded method",
-            measured=float(len(stacks.probes)),
-            threshold=float(dim),
+            f"{len(stacks.probes)} probes leave output spaces open: another seed, or bounded", len(stacks.probes), dim
         )
     else:
         raise RankBudgetError(
-            f"the output spaces of {len(ranks)} heads have {ranks.sum()} dimensions together, more than the {dim} there"
-            " are: heads of full or overlapping rank. Take the bounded method",
-            measured=float(ranks.sum()),
-            threshold=float(dim),
+            f"{len(ranks)} heads write {ranks.sum()} dimensions together, of {dim}: take bounded", ranks.sum(), dim
         )
     # Errors of the spaces pass through O^+; what is checked is of the size of the rows.
     sizes = np.linalg.norm(stacks.values, axis=(1, 2)) / np.sqrt(len(stacks.probes))
     explained = float(np.max(stacks.levels / np.maximum(sizes, np.finfo(float).tiny)))
     allowed = min(0.1, CLEAR * explained * max(found.condition, 1.0) + 1e-9)
-    if not max(found.sum_error, found.row_error) <= allowed:
-        raise FitError(
-            "the projections contradict the answers they were made of (a head was exchanged at some probe, or its "
-            "output space has a wrong rank): try another seed, or more queries and probes",
-            measured=max(found.sum_error, found.row_error),
-            threshold=allowed,
-        )
+    FitError.if_above(
+        max(found.sum_error, found.row_error), allowed, "the projections contradict their answers: try another seed"
+    )
     return found
 
 
@@ -108,35 +88,28 @@ def single_projection(sums: Sums, noise: float) -> Projections:
     return Projections(projection, (left[:, :rank] * singular[:rank])[None], basis[None], ranks, 1.0, 0.0, 0.0)
 
 
-def _by_spaces(sums: Sums, stacks: Stacks, ranks: NDArray[np.intp]) -> Projections:
+def _split_spaces(sums: Sums, stacks: Stacks, ranks: Indices) -> Projections:
     heads, dim, widest = len(ranks), len(sums.bias), max(int(ranks.max()), 1)
-    bases = [
-        np.linalg.svd(rows, full_matrices=False)[2][:rank] for rows, rank in zip(stacks.values, ranks, strict=True)
-    ]
+    right = np.linalg.svd(stacks.values, full_matrices=False)[2]
+    bases = [rows[:rank] for rows, rank in zip(right, ranks, strict=True)]
     whole = np.concatenate(bases)  # (sum of ranks, d)
     turn, triangle = np.linalg.qr(whole.T)
     singular = np.linalg.svd(triangle, compute_uv=False)
     if not singular[-1] > np.finfo(float).eps * singular[0] * dim:
-        raise RankBudgetError(
-            "the output spaces of the heads overlap: their sum does not hold each of them. Take the bounded method",
-            measured=float(singular[-1] / singular[0]),
-            threshold=float(np.finfo(float).eps * dim),
-        )
+        least = np.finfo(float).eps * dim
+        raise RankBudgetError("the output spaces overlap: take bounded", singular[-1] / singular[0], least)
     inverse = np.linalg.solve(triangle, turn.T).T  # O^+ = Q R^-T, (d, sum of ranks)
     readers, splits = np.zeros((2, heads, dim, widest))
     projection = np.zeros((heads, dim, dim))
-    first = 0
-    for head, (basis, rank) in enumerate(zip(bases, ranks, strict=True)):
-        part = inverse[:, first : first + rank]
-        splits[head, :, :rank] = part
-        readers[head, :, :rank] = sums.projection @ part
+    parts = np.split(inverse, np.cumsum(ranks)[:-1], axis=1)
+    for head, (basis, rank, part) in enumerate(zip(bases, ranks, parts, strict=True)):
+        splits[head, :, :rank], readers[head, :, :rank] = part, sums.projection @ part
         projection[head] = readers[head, :, :rank] @ basis
-        first += rank
     condition = float(singular[0] / singular[-1])
     return Projections(projection, readers, splits, ranks, condition, *_errors(projection, sums, stacks))
 
 
-def _by_probes(sums: Sums, stacks: Stacks) -> Projections:
+def _fit_probes(sums: Sums, stacks: Stacks) -> Projections:
     """Least squares over the probes, which span the space; what is left of W_S is shared out."""
     projection = np.stack([np.linalg.lstsq(stacks.probes, rows, rcond=None)[0] for rows in stacks.values])
     errors = _errors(projection, sums, stacks)

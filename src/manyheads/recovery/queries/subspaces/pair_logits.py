@@ -5,51 +5,37 @@ gates, whose logits are q^T Theta_i v + beta_i^T v. Any rank of the heads will d
 """
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import expit
 
+from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.sigmoid_network import Array, read_gates
+from manyheads.recovery.queries.sigmoid_network import read_gates
 from manyheads.recovery.queries.subspaces.output_spaces import Projections
 from manyheads.recovery.queries.subspaces.pairs import Pairs
 
+# Where the 98% quantile of the pilot's logits has to lie: larger ones hide weights, smaller ones drown in noise
 LOGITS = (1.0, 3.2)
-"""Where the 98% quantile of the pilot's logits has to lie: larger ones hide weights, smaller ones drown in noise."""
-
 SMALLEST = 1e-9  # weights are read down to this size
 
 
 def read_logits(answers: Array, values: Array, shifts: Array, least: float = 1e-3) -> Array:
-    """Read the logits (n, m) off answers (n, K, d) to heads of known values, at the shift nearest to half a gate.
-
-    Gates are read down to `least`.
-    """
+    """Read the logits (n, m) off answers (n, K, d) to heads of known values, at the shift nearest to half a gate."""
     gates = answers @ np.linalg.pinv(values) + expit(-shifts)[:, None]  # (n, K, m)
     return read_gates(gates, shifts, least)
 
 
 class PairReader:
-    """Reads logits off pairs: at known values v W_i the gates of all heads follow from one answer.
-
-    Attributes
-    ----------
-    sketched
-        Sketch tokens of one group.
-    smallest
-        Smallest weight that was read.
-    chosen
-        The heads whose logits are returned.
-    """
+    """Reads logits off pairs: at known values v W_i the gates of all heads follow from one answer."""
 
     sketched = 8
 
-    def __init__(self, oracle: Oracle, bias: Array, heads: Projections, chosen: NDArray[np.intp]):
-        self.heads, self.bias, self.smallest = heads.taking(chosen), bias, 1.0
+    def __init__(self, oracle: Oracle, bias: Array, heads: Projections, chosen: Indices):
+        self.heads, self.bias, self.smallest = heads.take(chosen), bias, 1.0
         self.chosen, self.projection = chosen, heads.projection
         self.pairs = Pairs.within(oracle, Sums(heads.projection.sum(0), bias), 1, 4, 0.0)
 
-    def find_scale(self, rng: np.random.Generator) -> float:
+    def find_scale(self, rng: Generator) -> float:
         """Return the scale of tokens at which the logits of random pairs are moderate."""
         dim = len(self.bias)
         queries, probe = rng.standard_normal((16, dim)), rng.standard_normal((1, dim))

@@ -29,40 +29,35 @@ Harshman (1970), Foundations of the PARAFAC procedure, UCLA Working Papers in Ph
 pairs, the shifts by copies and the centred net are derived and measured here.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import expit
 
+from manyheads.recovery._types import Array, Ask, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.sigmoid_network import EPS, NetDesign, PairNets, fit_nets
 from manyheads.recovery.queries.subspaces.pencils import Pencils, start_net
 from manyheads.recovery.refusals import FitError
 
-Array = NDArray[np.float64]
-
+# Scales of the queries, in units of the scale at which logits are about one: spread, so that uneven heads show
 SCALES = (1.0, 2.0, 1.5, 3.0)
-"""Scales of the queries, in units of the scale at which logits are about one: spread, so that uneven heads show."""
-
 QUERY = 0.55  # norm of a query, at most, in units of the largest norm: probes have up to 0.4 of it
-
 PROBES = 2  # probes at which heads are looked for; what is no layer at one is none at another
 FIRST = 6  # rows at which heads are counted first; there are more where as many show
-
 MOST = 3300  # unknown logits of one fit, heads times queries: a second or two for each step of the fit
 PROMISING = 0.03  # relative residual after fifteen steps below which a fit is finished; right starts are far below it
 SEEN = 8.0  # a singular value counts as a head from this multiple of the largest one that noise alone would have
+Sizes = tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Pairs:
     """Asks about pairs and takes off what needs no heads."""
 
-    oracle: Callable[..., Array]  # called as ``oracle(x, read=...)``
+    oracle: Ask  # called as ``oracle(x, read=...)``
     sums: Sums  # W_S and c
     # Copies of q + v, and of q. Not causal: only last rows are read, of two sequences with before + after tokens.
     before: int = 1
@@ -70,7 +65,7 @@ class Pairs:
     causal: bool = True  # whether every prefix of a sequence is a sequence
     noise: float = EPS  # error of the oracle's answers relative to their token-dependent part
     # Sizes of the queries that count the heads, in units of the scale at which logits are about one
-    scales: tuple[float, ...] = SCALES
+    scales: Sizes = SCALES
     reach: float = np.inf  # largest norm of a token
     # Whether the rows at q + v are read too, where every row sees all tokens: the same heads at other logits
     both: bool = False
@@ -84,8 +79,7 @@ class Pairs:
         before: int,
         after: int,
         noise: float,
-        scales: tuple[float, ...] = SCALES,
-        *,
+        scales: Sizes = SCALES,
         both: bool = False,
     ) -> "Pairs":
         """Return pairs of an oracle, with so many copies as the server's longest sequence has room for."""
@@ -94,7 +88,7 @@ class Pairs:
             before, after = 1, int(min(after, room - 1))
         return cls(oracle, sums, before, after, oracle.causal, noise, scales, oracle.limits.reach, both, both)
 
-    def probe(self, rng: np.random.Generator, dim: int) -> Array:
+    def probe(self, rng: Generator, dim: int) -> Array:
         """Draw a probe of norm sqrt(d), or of a third of the largest norm."""
         probe = rng.standard_normal(dim)
         return probe * (min(np.sqrt(dim), self.reach / 3) / np.linalg.norm(probe))
@@ -102,8 +96,7 @@ class Pairs:
     def shortened(self, queries: Array) -> Array:
         """Return queries (n, d) that leave room for a probe below the largest norm."""
         norms = np.maximum(np.linalg.norm(queries, axis=-1, keepdims=True), np.finfo(float).tiny)
-        found: Array = queries * np.minimum(1.0, QUERY * self.reach / norms)
-        return found
+        return queries * np.minimum(1.0, QUERY * self.reach / norms)
 
     @property
     def copies(self) -> tuple[tuple[int, int], ...]:
@@ -132,10 +125,7 @@ class Pairs:
         return NetDesign.of(features, np.tile(self.shifts, queries), centred=True)
 
     def respond(self, queries: Array, probes: Array) -> Array:
-        """Return the centred answers (b, n, K, d) of queries (n, d), or (b, n, d), at probes (b, d).
-
-        Where both rows are read there are 2 n of them: at q, and at q + v, of every query in turn.
-        """
+        """Return the centred answers (b, n, K, d) of queries (n, d), or (b, n, d), at probes (b, d)."""
         probes = np.atleast_2d(probes)
         queries = np.broadcast_to(queries, (len(probes), *queries.shape[-2:]))
         count, dim = queries.shape[0] * queries.shape[1], queries.shape[2]
@@ -152,20 +142,13 @@ class Pairs:
             answers = self.oracle(np.concatenate(parts), read=rows).reshape(len(parts), count, len(rows), dim)
             answers = np.moveaxis(answers, 0, 2)
         answers = answers.reshape(*queries.shape[:2], self.views, len(self.copies), dim)
-        plain = (
-            self.sums.read(queries)[:, :, None]
-            + expit(-self.shifts)[:, None] * (moved @ self.sums.projection)[:, :, None]
-        )
+        plain = self.sums.read(queries)[:, :, None]
+        plain = plain + expit(-self.shifts)[:, None] * (moved @ self.sums.projection)[:, :, None]
         rest: Array = answers - plain[:, :, None]
         return rest.reshape(len(probes), -1, len(self.copies), dim)
 
     def level(self, queries: Array, probe: Array, answers: Array | float = 0.0) -> float:
-        """Root mean square error of one entry of the centred answers, from the size of what was asked and answered.
-
-        Noise is relative to what depends on the tokens: the output bias does not count. Where the projections cancel
-        in W_S the answers are small beside their terms, which a head's share of the probe bounds, scaled up to the
-        query.
-        """
+        """Root mean square error of one entry of the centred answers, from the size of what was asked and answered."""
         longer = 1 + np.sqrt(np.mean(queries**2) / np.mean(probe**2))
         parts = queries @ self.sums.projection, probe @ self.sums.projection, longer * np.asarray(answers)
         return float(max(self.noise, 2 * EPS) * sum(np.sqrt(np.mean(part**2)) for part in parts))
@@ -183,56 +166,34 @@ class Separation(NamedTuple):
     lacking: float  # norm of v0 W_S - sum_i C_i: rounding, or what heads read that ignore the tokens
     separation: float  # smallest relative distance of two eigenvalues of the pencil that was used
 
-    def taking(self, pairs: Pairs, chosen: NDArray[np.intp]) -> "Separation":
+    def take(self, pairs: Pairs, chosen: Indices) -> "Separation":
         """Return the same heads with some of the queries."""
         views = np.arange(pairs.views)
         rows = (pairs.views * chosen[:, None] + views).ravel()
         net = PairNets(self.net.slopes[:, rows], self.net.values, self.net.residual)
         return self._replace(queries=self.queries[chosen], design=pairs.design(len(rows)), net=net)
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> Figures:
         """Return what a report shows of this stage."""
-        return {
-            "heads": len(self.net.values),
-            "scale": self.scale,
-            "separation": self.separation,
-            "residual": float(self.net.residual),
-            "lacking": self.lacking,
-            "queries": len(self.queries),
-        }
+        figures = {"heads": len(self.net.values), "scale": self.scale, "separation": self.separation}
+        return figures | {"residual": float(self.net.residual), "lacking": self.lacking, "queries": len(self.queries)}
 
 
-def separate_heads(pairs: Pairs, dim: int, rng: np.random.Generator, *, oversampling: float, tries: int) -> Separation:
-    """Find the number of heads, and logits and values of each at one probe.
-
-    Asks `oversampling` queries per head and four more, and takes Jacobians at `tries` points of each of up to two
-    probes.
-    """
-    best: Separation | None = None
-    refused: Exception | None = None
+def separate_heads(pairs: Pairs, dim: int, rng: Generator, *, oversampling: float, tries: int) -> Separation:
+    """Find the number of heads, and logits and values of each at one probe."""
+    refused = FitError("no probe was tried")
     for _ in range(PROBES):
         probe = pairs.probe(rng, dim)
         scale = find_scale(pairs, probe, rng)
         try:
-            found = _separate_at(pairs, probe, scale, rng, oversampling, tries)
+            return _separate_at(pairs, probe, scale, rng, oversampling, tries)
         except FitError as error:
             refused = error
-            continue
-        if best is None or len(found.net.values) > len(best.net.values):
-            best = found
-        break
-    if best is None:
-        assert refused is not None
-        raise refused
-    return best
+    raise refused
 
 
-def find_scale(pairs: Pairs, probe: Array, rng: np.random.Generator) -> float:
-    """Return the scale of normal queries at which doubling them makes the answers 1.5 to 1.9 times as large.
-
-    Answers that are linear in the query double, saturated ones stay. At most 40 octaves are searched, four rows
-    of logits at each.
-    """
+def find_scale(pairs: Pairs, probe: Array, rng: Generator) -> float:
+    """Return the scale of normal queries at which doubling them makes the answers 1.5 to 1.9 times as large."""
     pairs = replace(pairs, middle=False)
     directions = rng.standard_normal((4 // pairs.views, len(probe)))
     start = np.tile(pairs.respond(0 * directions[:1], probe), (1, len(directions), 1, 1))
@@ -258,24 +219,19 @@ def find_scale(pairs: Pairs, probe: Array, rng: np.random.Generator) -> float:
 
 
 def _separate_at(
-    pairs: Pairs, probe: Array, scale: float, rng: np.random.Generator, oversampling: float, tries: int
+    pairs: Pairs, probe: Array, scale: float, rng: Generator, oversampling: float, tries: int
 ) -> Separation:
     """One probe: rank, pencils, start, fit."""
     queries, answers, axes = _count_heads(pairs, probe, scale, rng, oversampling)
     heads, dim = len(axes), len(probe)
-    if heads * len(answers) > MOST:
-        raise FitError(
-            f"{heads} heads have {heads * len(answers)} logits in the fit that separates them: its time grows as the "
-            "cube of that. Extract from fewer heads, or raise manyheads.recovery.queries.subspaces.pairs.MOST",
-            measured=float(heads * len(answers)),
-            threshold=float(MOST),
-        )
+    unknown = heads * len(answers)
+    FitError.if_above(unknown, MOST, f"{heads} heads have {unknown} logits in one fit: raise {__name__}.MOST")
     level = pairs.level(queries, probe, answers)
     design = pairs.design(len(answers))
     flat = answers.reshape(-1, dim)
     if heads == 0:
         net = PairNets(np.zeros((0, len(answers))), np.zeros((0, dim)), np.zeros(()))
-        return Separation(probe, queries, design, net, scale, level, _lacking(net, probe, pairs), np.inf)
+        return Separation(probe, queries, design, net, scale, level, _lack(net, probe, pairs), np.inf)
     allowed = 10 * level * np.sqrt(flat.size) / np.linalg.norm(flat)
     pencils = Pencils()
     directions = np.linalg.qr(rng.standard_normal((dim, heads)))[0].T * np.sqrt(dim)
@@ -296,26 +252,18 @@ def _separate_at(
                 net = fit_nets(design, flat, net.slopes, iterations=100)
             closest = min(closest, float(net.residual))
             if net.residual <= allowed:
-                lacking = _lacking(net, probe, pairs)
+                lacking = _lack(net, probe, pairs)
                 return Separation(probe, queries, design, net, scale, level, lacking, distance)
     if not real:
         raise FitError(
-            f"{heads} heads show, and no pencil of {len(pencils.jacobians)} Jacobians had real, distinct eigenvalues: "
-            "the answers are not those of attention heads, or too noisy for their derivatives",
-            measured=separation,
-            threshold=EPS,
+            f"{heads} heads show, and no pencil of Jacobians is real: no attention heads, or too noisy", separation, EPS
         )
-    raise FitError(
-        f"the answers to pairs have {heads} dimensions but are no net of {heads} heads: what the heads read is "
-        "linearly dependent, or the function is no attention layer (one that adds its input looks like this until "
-        "residual=True says so)",
-        measured=closest,
-        threshold=allowed,
-    )
+    what = f"answers to pairs of {heads} dimensions are no net of as many heads: no attention layer, or one that adds "
+    raise FitError(f"{what}its input, until residual=True says so", closest, allowed)
 
 
 def _count_heads(
-    pairs: Pairs, probe: Array, scale: float, rng: np.random.Generator, oversampling: float
+    pairs: Pairs, probe: Array, scale: float, rng: Generator, oversampling: float
 ) -> tuple[Array, Array, Array]:
     """Ask queries until there are enough for the heads that show: queries, answers (n, K, d), axes (m, d)."""
     dim = len(probe)
@@ -346,5 +294,5 @@ def _jacobians(pairs: Pairs, probe: Array, point: Array, steps: Array, axes: Arr
     return [slopes[:, place].T for place in range(slopes.shape[1])]
 
 
-def _lacking(net: PairNets, probe: Array, pairs: Pairs) -> float:
+def _lack(net: PairNets, probe: Array, pairs: Pairs) -> float:
     return float(np.linalg.norm(probe @ pairs.sums.projection - net.values.sum(0)))

@@ -13,20 +13,12 @@ import itertools
 import numpy as np
 from scipy.special import expit
 
-from manyheads.recovery.queries.sigmoid_network import EPS, Array, read_gates
+from manyheads.recovery._types import Array
+from manyheads.recovery.queries.sigmoid_network import EPS, read_gates
 
 
 class Pencils:
-    """Eigenvectors of the pencils of all pairs of Jacobians whose eigenvalues are real and distinct.
-
-    Attributes
-    ----------
-    jacobians
-        All Jacobians so far, (m, m) each.
-    found
-        Figure of merit, smallest relative distance of two eigenvalues, eigenvectors: the best separated and
-        conditioned pencils first.
-    """
+    """Eigenvectors of the pencils of all pairs of Jacobians whose eigenvalues are real and distinct."""
 
     def __init__(self) -> None:
         self.jacobians: list[Array] = []

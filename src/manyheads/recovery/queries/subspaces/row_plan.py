@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads.recovery._types import Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.subspaces.output_spaces import Projections
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
@@ -18,7 +18,7 @@ SPARE = 2  # sketch tokens, equations and dimensions beyond the rank
 class Group:
     """Heads that are read together, with tokens whose values are zero in all of them where there is a plan for it."""
 
-    heads: NDArray[np.intp]
+    heads: Indices
     plan: "UnseenPlan | None" = None
 
 
@@ -34,7 +34,7 @@ class UnseenPlan:
     parts: int  # sequences of a round
 
     @classmethod
-    def of(cls, ranks: NDArray[np.intp], dim: int, settings: SubspaceSettings) -> "UnseenPlan | None":
+    def of(cls, ranks: Indices, dim: int, settings: SubspaceSettings) -> "UnseenPlan | None":
         """Return the plan for heads of these ranks; None where too few tokens are unseen, or a head sees one token."""
         space, widest, least = int(ranks.sum()), int(ranks.max()), int(ranks.min())
         queries = sketch_tokens(widest, dim, settings)
@@ -62,9 +62,9 @@ def plan_groups(oracle: Oracle, heads: Projections, dim: int, settings: Subspace
     if heads.readers is None:
         return [Group(order)]
 
-    def cost(group: NDArray[np.intp]) -> tuple[float, Group]:
+    def cost(group: Indices) -> tuple[float, Group]:
         ranks = heads.ranks[group]
-        ways = [(_shown_sequences(ranks, dim, settings), Group(group))]
+        ways = [(_count_sequences(ranks, dim, settings), Group(group))]
         plan = UnseenPlan.of(ranks, dim, settings)
         if plan is not None and plan.longest(dim, oracle.causal) <= oracle.longest:
             ways.append((float(plan.sequences), Group(group, plan)))
@@ -80,7 +80,7 @@ def plan_groups(oracle: Oracle, heads: Projections, dim: int, settings: Subspace
     return best[-1][1]
 
 
-def _shown_sequences(ranks: NDArray[np.intp], dim: int, settings: SubspaceSettings) -> float:
+def _count_sequences(ranks: Indices, dim: int, settings: SubspaceSettings) -> float:
     """Return how many sequences are asked where all tokens have values."""
     least, widest = int(ranks[ranks > 0].min(initial=dim)), int(ranks.max())
     wanted = sketch_tokens(widest, dim, settings)
@@ -101,10 +101,7 @@ def tokens_of_row(most: int, settings: SubspaceSettings) -> int:
 
 
 def split_tokens(most: int, settings: SubspaceSettings) -> tuple[int, int]:
-    """Return the sketch tokens and the fresh ones of a sequence of which a row shows at most so many weights.
-
-    Calls go as nu / K1 times d / K2, tokens besides as 2 K1 + K2: K1 / (K1 + K2) = sqrt 2 - 1 is least in tokens.
-    """
+    """Return the sketch tokens and the fresh ones of a sequence of which a row shows at most so many weights."""
     kept = tokens_of_row(most, settings)
     sketched = max(1, round((np.sqrt(2) - 1) * kept))
     return sketched, max(1, kept - sketched)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.sigmoid_network import EPS
 from manyheads.recovery.queries.subspaces.output_spaces import Projections
@@ -14,13 +14,9 @@ from manyheads.recovery.queries.subspaces.row_plan import split_tokens
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.refusals import FitError
 
-Array = NDArray[np.float64]
-
 FARTHEST = 6.0  # largest logit of the pilot: trained layers have directions of their own, far beyond the quantile
-
+# Error of a logit, at most, in units of the error of what the heads read: weights near 1/100 and below divide it
 AGREEMENT = 1e4
-"""Error of a logit, at most, in units of the error of what the heads read: weights near 1/100 and below divide it."""
-
 ROUGHEST = 0.05  # disagreement of logits of order one that no noise excuses
 
 
@@ -29,7 +25,7 @@ class Attentions(NamedTuple):
 
     theta: Array
     key_bias: Array
-    ranks: NDArray[np.intp]
+    ranks: Indices
     noise: float
     scale: float
     smallest: float
@@ -47,13 +43,7 @@ class Rows(NamedTuple):
 def check_agreement(apart: float, heads: Projections, noise: float) -> None:
     """Refuse logits that two sequences disagree on: they are not bilinear in the tokens."""
     allowed = min(ROUGHEST, AGREEMENT * (max(noise, EPS) * heads.condition + heads.row_error))
-    if not apart <= allowed:
-        raise FitError(
-            "what two sequences say of the same logits differs by more than the noise explains: the logits are not "
-            "bilinear in the tokens (a cap on them, positions), or what the heads read is not known well enough",
-            measured=apart,
-            threshold=allowed,
-        )
+    FitError.if_above(apart, allowed, "two sequences disagree on logits: not bilinear in the tokens, or rough values")
 
 
 class RowReader:
@@ -75,7 +65,7 @@ class RowReader:
                 self.fresh -= 1
         self.smallest = 1.0
 
-    def find_scale(self, rng: np.random.Generator) -> float:
+    def find_scale(self, rng: Generator) -> float:
         """Return the scale of tokens at which the logits of a pilot are moderate."""
         dim, length = len(self.bias), self.sketched + self.fresh
         pilot = rng.standard_normal((4, length + 1, dim))
@@ -103,13 +93,10 @@ class RowReader:
                 scale = min(most, scale * (2.0 if high == np.inf else 0.5))
             if (high < np.inf and high < low * 1.01) or scale > 1e4:
                 return scale  # no logits at all, or so few heads that the quantile jumps
-        raise FitError("no scale of tokens gave moderate logits", measured=scale, threshold=1.0)
+        raise FitError("no scale of tokens gave moderate logits", scale, 1.0)
 
     def ask(self, group: Array, basis: Array) -> tuple[Array, Array, Array]:
-        """Ask one group of sketch tokens against the whole basis.
-
-        Returns Theta U^T (m, d, g) and U Theta (m, g, d) in the basis, biases taken off, and the biases (m, d).
-        """
+        """Ask one group of sketch tokens against the whole basis."""
         heads, dim, many = len(self.heads.projection), len(self.bias), len(group)
         parts = [np.arange(first, first + self.fresh) % dim for first in range(0, dim, self.fresh)]
         zero = np.zeros((1, dim))
@@ -142,38 +129,33 @@ class RowReader:
         last = 1 - weights.sum(-1, keepdims=True)
         self._check(weights, last)
         weights, last = np.maximum(weights, SMALLEST), np.maximum(last, SMALLEST)
-        found: Array = np.log(weights / row.copies) - np.log(last / row.zeros)
-        return found
+        return np.log(weights / row.copies) - np.log(last / row.zeros)
 
     def centred_logits(self, weights: Array, row: Rows) -> Array:
         """Logarithms of the weights (m, n, tokens), relative to the copies and less their mean over the tokens."""
         self._check(weights)
         logits = np.log(np.maximum(weights, SMALLEST) / row.copies)
-        found: Array = logits - logits.mean(-1, keepdims=True)
-        return found
+        return logits - logits.mean(-1, keepdims=True)
 
     def _check(self, *weights: Array) -> None:
         self.smallest = min(self.smallest, *(float(part.min()) for part in weights))
-        if self.smallest < -0.01:
-            raise FitError(
-                "the rows gave attention weights below zero: what the heads read is not known well enough, or the "
-                "function is no attention layer; try another seed or the accurate settings",
-                measured=self.smallest,
-                threshold=0.0,
-            )
+        what = "rows gave attention weights below zero: no attention layer, or accurate=True helps"
+        FitError.if_below(self.smallest, -0.01, what)
 
     def weights(self, tokens: Array, read: Sequence[Rows]) -> list[Array]:
         """Weights (m, n, tokens) of the distinct tokens after the zero, for every row that is read."""
         answers = self.oracle(tokens, read=tuple(row.row for row in read)) - self.bias
         seen = max(row.seen for row in read)
         distinct = tokens[:, 1 : seen + 1]
-        return self._jointly(distinct, answers, read) if self.direct else self._by_head(distinct, answers, read)
+        return (
+            self._joint_weights(distinct, answers, read) if self.direct else self._head_weights(distinct, answers, read)
+        )
 
-    def _by_head(self, distinct: Array, answers: Array, read: Sequence[Rows]) -> list[Array]:
+    def _head_weights(self, distinct: Array, answers: Array, read: Sequence[Rows]) -> list[Array]:
         readers, splits = self.heads.readers, self.heads.splits
         assert readers is not None
         assert splits is not None
-        found = [np.empty((len(readers), len(distinct), row.seen)) for row in read]
+        found: list[Array] = [np.empty((len(readers), len(distinct), row.seen)) for row in read]
         for head, rank in enumerate(self.heads.ranks):
             read_by = np.swapaxes(distinct @ readers[head, :, :rank], 1, 2)  # (n, r, tokens)
             seen_by = np.swapaxes(answers @ splits[head, :, :rank], 1, 2)  # (n, r, rows)
@@ -182,9 +164,9 @@ class RowReader:
             _solve_prefixes(triangle, right, [row.seen for row in read], [part[head] for part in found])
         return found
 
-    def _jointly(self, distinct: Array, answers: Array, read: Sequence[Rows]) -> list[Array]:
+    def _joint_weights(self, distinct: Array, answers: Array, read: Sequence[Rows]) -> list[Array]:
         heads = len(self.heads.projection)
-        found = [np.empty((heads, len(distinct), row.seen)) for row in read]
+        found: list[Array] = [np.empty((heads, len(distinct), row.seen)) for row in read]
         step = max(1, 2**25 // (heads * distinct.shape[1] * distinct.shape[2]))
         for first in range(0, len(distinct), step):
             part = slice(first, first + step)

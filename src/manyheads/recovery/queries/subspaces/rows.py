@@ -33,11 +33,10 @@ Matrix Anal. Appl. 38 (two-sided sketches). Sequences and logits by multipliciti
 """
 
 import contextlib
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.subspaces.head_values import rank_by_gap
 from manyheads.recovery.queries.subspaces.output_spaces import Projections
@@ -48,27 +47,16 @@ from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.queries.subspaces.unseen_tokens import read_with_unseen_tokens
 from manyheads.recovery.refusals import FitError
 
-Array = NDArray[np.float64]
-
 SHORTEST = {True: 5, False: 3}  # tokens of the shortest sequence whose rows show both sketches, by causality
 HIDDEN = 1e-5  # weights below this are lost in the errors of the others: shorter tokens have larger ones
+Reader = RowReader | PairReader
 SHORTER = 2  # how often tokens are halved because weights were hidden
 
 
 def read_rows(
-    oracle: Oracle,
-    bias: Array,
-    heads: Projections,
-    rng: np.random.Generator,
-    settings: SubspaceSettings,
-    *,
-    noise: float = 0.0,
+    oracle: Oracle, bias: Array, heads: Projections, rng: Generator, settings: SubspaceSettings, *, noise: float = 0.0
 ) -> Attentions:
-    """Read Theta and beta of all heads; heads whose logits are noise have Theta = 0 and beta as measured.
-
-    Heads are read in groups of ranks, each with sequences as long as its smallest rank allows. Where tokens without
-    values do not show the attention of a group, all of its tokens have some.
-    """
+    """Read Theta and beta of all heads; heads whose logits are noise have Theta = 0 and beta as measured."""
     dim, count = len(bias), len(heads.projection)
     theta, beta, ranks = np.zeros((count, dim, dim)), np.zeros((count, dim)), np.zeros(count, np.intp)
     apart, scale, smallest = 0.0, np.inf, 1.0
@@ -77,9 +65,8 @@ def read_rows(
         found = None
         if group.plan is not None:
             with contextlib.suppress(FitError):
-                found = _read_group(
-                    RowReader(oracle, bias, heads.taking(chosen), settings), rng, settings, noise, group.plan
-                )
+                reader = RowReader(oracle, bias, heads.take(chosen), settings)
+                found = _read_group(reader, rng, settings, noise, group.plan)
         if found is None:
             found = _read_group(_choose_reader(oracle, bias, heads, chosen, settings), rng, settings, noise)
         theta[chosen], beta[chosen], ranks[chosen] = found.theta, found.key_bias, found.ranks
@@ -88,18 +75,13 @@ def read_rows(
 
 
 def _read_group(
-    reader: RowReader | PairReader,
-    rng: np.random.Generator,
-    settings: SubspaceSettings,
-    noise: float,
-    plan: UnseenPlan | None = None,
+    reader: Reader, rng: Generator, settings: SubspaceSettings, noise: float, plan: UnseenPlan | None = None
 ) -> Attentions:
     """Read the heads of a group, with shorter tokens where weights are hidden."""
     scale = reader.find_scale(rng)
     for remaining in reversed(range(SHORTER + 1)):
         try:
-            if plan is not None:
-                assert isinstance(reader, RowReader)
+            if plan is not None and isinstance(reader, RowReader):
                 return read_with_unseen_tokens(reader, plan, scale, rng, noise)
             return _read_at(scale, reader, rng, settings, noise)
         except FitError:
@@ -110,29 +92,25 @@ def _read_group(
     raise AssertionError
 
 
-def _read_at(
-    scale: float, reader: RowReader | PairReader, rng: np.random.Generator, settings: SubspaceSettings, noise: float
-) -> Attentions:
+def _read_at(scale: float, reader: Reader, rng: Generator, settings: SubspaceSettings, noise: float) -> Attentions:
     """Ask tokens of one norm, until the sketch is wide enough for every head."""
     heads, dim = reader.heads, len(reader.bias)
     norm = np.sqrt(dim) * scale
-    basis = np.linalg.qr(rng.standard_normal((dim, dim)))[0] * norm
-    sketch = np.linalg.qr(rng.standard_normal((dim, dim)))[0] * norm
+    basis, sketch = (np.linalg.qr(rng.standard_normal((dim, dim)))[0] * norm for _ in range(2))
     widest = int(heads.ranks.max()) if heads.readers is not None else min(dim, max(4, dim // len(heads.projection)))
     wanted = sketch_tokens(widest, dim, settings)
-    columns, rows, biases = [], [], []
+    parts: list[tuple[Array, Array, Array]] = []
     first = 0
     while True:
         while first < wanted:
             group = sketch[first : first + reader.sketched]
-            c, r, b = reader.ask(group, basis)
-            columns.append(c)
-            rows.append(r)
-            biases.append(b)
+            parts.append(reader.ask(group, basis))
             first += len(group)
-        data = _Data(basis, sketch[:first], np.concatenate(columns, 2), np.concatenate(rows, 1), np.mean(biases, 0))
+        columns, rows, biases = zip(*parts, strict=True)
+        sketches = zip(np.concatenate(columns, 2), np.concatenate(rows, 1), strict=True)  # Theta U^T, U Theta
         most = heads.ranks if settings.whole else [None] * len(heads.projection)
-        found = [_solve_head(data, head, noise, rank) for head, rank in enumerate(most)]
+        pairs = zip(sketches, most, strict=True)
+        found = [_solve_head(basis, sketch[:first], *both, noise, rank) for both, rank in pairs]
         if first >= dim or all(rank is not None and rank <= first - 2 for _, rank, _ in found):
             break
         wanted = min(dim, first + max(reader.sketched, first // 2))
@@ -140,57 +118,43 @@ def _read_at(
     check_agreement(apart, heads, noise)
     theta = np.stack([t for t, _, _ in found])
     ranks = np.array([dim if rank is None else rank for _, rank, _ in found], np.intp)
-    beta = data.biases @ basis / norm**2
-    return Attentions(theta, beta, ranks, apart, scale, reader.smallest)
+    return Attentions(theta, np.mean(biases, 0) @ basis / norm**2, ranks, apart, scale, reader.smallest)
 
 
 def _choose_reader(
-    oracle: Oracle, bias: Array, heads: Projections, chosen: NDArray[np.intp], settings: SubspaceSettings
-) -> RowReader | PairReader:
+    oracle: Oracle, bias: Array, heads: Projections, chosen: Indices, settings: SubspaceSettings
+) -> Reader:
     """Return the reader of rows, or that of pairs where rows do not show two weights of every head, or are short."""
     count, dim = len(heads.projection), len(bias)
     ranks = heads.ranks[chosen]
     least = int(ranks[ranks > 0].min(initial=dim))
     if least < 2 or (heads.readers is None and dim // count < 2) or oracle.longest < SHORTEST[oracle.causal]:
         return PairReader(oracle, bias, heads, chosen)
-    return RowReader(oracle, bias, heads.taking(chosen), settings)
+    return RowReader(oracle, bias, heads.take(chosen), settings)
 
 
-class _Data(NamedTuple):
-    """Sketches of all heads, in the basis: Theta U^T (m, d, nu), U Theta (m, nu, d), beta (m, d)."""
-
-    basis: Array
-    sketch: Array
-    columns: Array
-    rows: Array
-    biases: Array
-
-
-def _solve_head(data: _Data, head: int, noise: float, most: int | None = None) -> tuple[Array, int | None, float]:
-    """Return Theta of a head, its rank (None: no gap), and the noise of an entry of its logits.
-
-    The logits of answers in single precision err by more than the smallest singular values of a trained Theta, so that
-    no gap shows: then the rank is taken to be that of W, `most`.
-    """
-    norm = float((data.basis[0] ** 2).sum())
-    columns = data.basis.T @ data.columns[head] / norm  # Theta U^T, (d, nu)
-    rows = data.rows[head] @ data.basis / norm  # U Theta, (nu, d)
-    apart = data.sketch @ columns - rows @ data.sketch.T  # both are U Theta U^T
+def _solve_head(
+    basis: Array, sketch: Array, columns: Array, rows: Array, noise: float, most: int | None
+) -> tuple[Array, int | None, float]:
+    """Return Theta of a head from Theta U^T (d, nu) and U Theta (nu, d), its rank (None: no gap), and its noise."""
+    norm = float((basis[0] ** 2).sum())
+    columns, rows = basis.T @ columns / norm, rows @ basis / norm
+    apart = sketch @ columns - rows @ sketch.T  # both are U Theta U^T
     entry = float(np.sqrt(np.mean(apart**2) / 2 / norm))
     left, singular, _ = np.linalg.svd(columns, full_matrices=False)
     _, others, right = np.linalg.svd(rows, full_matrices=False)
-    width = np.sqrt(len(data.sketch)) + np.sqrt(len(columns))
+    width = np.sqrt(len(sketch)) + np.sqrt(len(columns))
     floor = max(entry, noise * float(np.abs(columns).max())) * width
     ranks = rank_by_gap(singular, floor), rank_by_gap(others, floor)
     if most is not None and most < min(columns.shape[1], len(columns)):
         ranks = min(most, ranks[0] or most), min(most, ranks[1] or most)
     if ranks[0] is None or ranks[1] is None:
-        if len(data.sketch) < len(data.basis):
-            return np.zeros((len(data.basis),) * 2), None, entry
+        if len(sketch) < len(basis):
+            return np.zeros((len(basis),) * 2), None, entry
         # The sketch is a whole orthogonal basis: both halves are Theta itself.
-        return (columns @ data.sketch + data.sketch.T @ rows) / 2 / norm, None, entry
+        return (columns @ sketch + sketch.T @ rows) / 2 / norm, None, entry
     rank = max(ranks[0], ranks[1])
     p, q = left[:, :rank], right[:rank].T
-    from_rows = np.linalg.lstsq(data.sketch @ p, rows @ q, rcond=None)[0]
-    from_columns = np.linalg.lstsq(data.sketch @ q, columns.T @ p, rcond=None)[0].T
+    from_rows = np.linalg.lstsq(sketch @ p, rows @ q, rcond=None)[0]
+    from_columns = np.linalg.lstsq(sketch @ q, columns.T @ p, rcond=None)[0].T
     return p @ ((from_rows + from_columns) / 2) @ q.T, rank, entry

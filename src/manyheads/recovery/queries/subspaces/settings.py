@@ -5,10 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SubspaceSettings:
-    """Settings of the stages; the default spends calls sparingly, `accurate()` about twice as many.
-
-    The rows `calls` and `subspaces` of the acceptance lane measure both on random layers.
-    """
+    """Settings of the stages; the default spends calls sparingly, `accurate()` about twice as many."""
 
     # Copies of the two tokens of a pair: every call of S1 and S2 has so many tokens, and reads `after` rows
     before: int = 1
@@ -43,8 +40,3 @@ class ProbeSettings(SubspaceSettings):
     whole: bool = True
     step: float = 0.5
     sketch: float = 6.0
-
-    @classmethod
-    def accurate(cls) -> "ProbeSettings":
-        """Return settings that read the logits of twice as many tokens."""
-        return cls(sketch=12.0)

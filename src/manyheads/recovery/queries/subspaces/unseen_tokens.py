@@ -18,21 +18,19 @@ That is d / (T - 1) + nu sum_i r_i / T^2 sequences, where rows without unseen to
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.queries.sigmoid_network import TINY
 from manyheads.recovery.queries.subspaces.head_values import rank_by_gap
 from manyheads.recovery.queries.subspaces.row_plan import SPARE, UnseenPlan
 from manyheads.recovery.queries.subspaces.row_reader import Attentions, RowReader, Rows, check_agreement
 from manyheads.recovery.refusals import FitError
 
-Array = NDArray[np.float64]
-
 DRAWS = 12  # tokens are drawn so often, and those whose values are farthest from dependent ones are asked
 
 
 def read_with_unseen_tokens(
-    reader: RowReader, plan: UnseenPlan, scale: float, rng: np.random.Generator, noise: float
+    reader: RowReader, plan: UnseenPlan, scale: float, rng: Generator, noise: float
 ) -> Attentions:
     """Read Theta and beta of the heads of a group; refuse what the unseen tokens do not show."""
     heads, dim = reader.heads, len(reader.bias)
@@ -43,9 +41,8 @@ def read_with_unseen_tokens(
     # Rotated: the first vectors of the decomposition alone have values for its first head
     seen, unseen = (np.linalg.qr(rng.standard_normal((len(part),) * 2))[0] @ part for part in (seen, unseen))
     sketch, beta, entry = _read_keys(reader, plan, unseen[: plan.queries], rng)
-    bases = [
-        _row_space(one, max(error, noise * float(np.abs(one).max()))) for one, error in zip(sketch, entry, strict=True)
-    ]
+    floors = np.maximum(entry, noise * np.abs(sketch).max((1, 2)))
+    bases = [_row_space(one, float(floor)) for one, floor in zip(sketch, floors, strict=True)]
     products, errors = _read_queries(reader, plan, bases, beta, seen, unseen, rng)
     apart = float(max(entry.max(), errors.max()))
     check_agreement(apart, heads, noise)
@@ -54,9 +51,7 @@ def read_with_unseen_tokens(
     return Attentions(theta, beta, ranks, apart, scale, reader.smallest)
 
 
-def _read_keys(
-    reader: RowReader, plan: UnseenPlan, queries: Array, rng: np.random.Generator
-) -> tuple[Array, Array, Array]:
+def _read_keys(reader: RowReader, plan: UnseenPlan, queries: Array, rng: Generator) -> tuple[Array, Array, Array]:
     """Ask the first part: U Theta (m, nu, d), beta (m, d), and the errors of the entries of U Theta (m,)."""
     dim, tokens, norm = queries.shape[1], plan.seen, float(np.linalg.norm(queries[0]))
     frames = min((_frames(dim, plan, rng) for _ in range(DRAWS)), key=lambda one: _condition(reader, one)) * norm
@@ -85,12 +80,8 @@ def _condition(reader: RowReader, tokens: Array) -> float:
     return max(float((singular[:, 0] / np.maximum(singular[:, -1], TINY)).max()) for singular in found)
 
 
-def _frames(dim: int, plan: UnseenPlan, rng: np.random.Generator) -> Array:
-    """Return orthonormal frames (parts, T, d) whose differences span the space, and a dimension more.
-
-    The differences of a frame of T tokens are orthogonal to its mean, which is along one direction o in all parts but
-    the last ones. There another direction is the mean, and o one of the others.
-    """
+def _frames(dim: int, plan: UnseenPlan, rng: Generator) -> Array:
+    """Return orthonormal frames (parts, T, d) whose differences span the space, and a dimension more."""
     share = plan.seen - 1
     basis = np.linalg.qr(rng.standard_normal((dim, dim)))[0]
     first = -(-(dim - 1) // share)
@@ -110,31 +101,21 @@ def _row_space(sketch: Array, error: float) -> Array:
     rank = rank_by_gap(singular, error * (np.sqrt(len(sketch)) + np.sqrt(sketch.shape[1])))
     if rank is None or rank > len(sketch) - SPARE:
         raise FitError(
-            "the logits of queries without values have more dimensions than there are such queries, or no gap to the "
-            "noise",
-            measured=float(singular[-1]),
-            threshold=error,
+            "the logits of queries without values have too many dimensions, or no gap to the noise", singular[-1], error
         )
-    return np.asarray(right[:rank].T, np.float64)
+    return right[:rank].T
 
 
 def _read_queries(
-    reader: RowReader,
-    plan: UnseenPlan,
-    bases: list[Array],
-    beta: Array,
-    seen: Array,
-    unseen: Array,
-    rng: np.random.Generator,
+    reader: RowReader, plan: UnseenPlan, bases: list[Array], beta: Array, seen: Array, unseen: Array, rng: Generator
 ) -> tuple[list[Array], Array]:
     """Ask the second part: X_i (d, r_i) with Theta_i = X_i Q_i^T, and the errors of their logits over the norm (m,)."""
     dim, tokens, norm = seen.shape[1], plan.seen, float(np.linalg.norm(unseen[0]))
 
-    def draw() -> NDArray[np.intp]:
-        found: NDArray[np.intp] = np.resize(rng.permutation(plan.space), plan.parts * tokens)
-        return found
+    def draw() -> Indices:
+        return np.resize(rng.permutation(plan.space), plan.parts * tokens)
 
-    def condition(order: NDArray[np.intp]) -> float:
+    def condition(order: Indices) -> float:
         return _condition(reader, seen[order].reshape(plan.parts, tokens, dim))
 
     places = np.stack([min((draw() for _ in range(DRAWS)), key=condition) for _ in range(plan.rounds)])

@@ -15,17 +15,16 @@ S4  Sketches of the attention matrices from all rows, relative to a base token, 
 Derived here.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from scipy.linalg import qr
 
 from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.rotary.forms import extend
-from manyheads.recovery.queries.sigmoid_network import EPS, EXACT, Array
-from manyheads.recovery.queries.sphere.rows import SphereRows, read_pairs_of, solve_forms
+from manyheads.recovery.queries.sigmoid_network import EPS, EXACT
+from manyheads.recovery.queries.sphere.rows import SketchSettings, SphereRows, read_pairs_of, solve_forms
 from manyheads.recovery.queries.subspaces.head_values import Stacks, find_ranks
 from manyheads.recovery.queries.subspaces.output_spaces import Projections, single_projection, split_projections
 from manyheads.recovery.queries.vocabulary.pairs import Hubs, TablePairs, find_hubs, find_pair_heads, order_triangle
@@ -37,24 +36,11 @@ BASES = 6  # tokens that are tried as a base
 BLOCK = 8  # tokens whose triangles are asked about together
 
 
-@dataclass(frozen=True)
-class VocabularySettings:
-    """Settings of the extraction from a vocabulary."""
-
-    extra: int = 4  # differences, and sketch tokens, beyond the rank
-    share: float = 0.6  # distinct tokens of a sequence, relative to the most whose weights can be separated
-
-    @classmethod
-    def accurate(cls) -> "VocabularySettings":
-        """Return settings that spend more calls on better-conditioned readings."""
-        return cls(extra=12, share=0.4)
-
-
 def extract_from_vocabulary(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: VocabularySettings | None = None
+    oracle: Oracle, noise: float, rng: Generator, settings: SketchSettings | None = None
 ) -> Extracted:
     """Extract a layer from sequences of the tokens of `oracle.limits.vocabulary`."""
-    settings, noise = settings or VocabularySettings(), max(noise, EPS)
+    settings, noise = settings or SketchSettings(), max(noise, EPS)
     table = np.asarray(oracle.limits.vocabulary, np.float64)
     log = StageLog(oracle)
     with log.stage("sums") as figures:
@@ -73,16 +59,13 @@ def extract_from_vocabulary(
             heads = split_projections(sums, stacks)
             figures |= heads.figures()
     with log.stage("rows") as figures:
-        theta, beta = _read_forms(oracle, sums, heads, table, spanning, noise, rng, settings, figures)
+        theta, beta = _read_forms(pairs, heads, spanning, rng, settings, figures)
     layer = AttentionLayer(theta, heads.projection, beta, sums.bias, causal=oracle.causal)
-    return Extracted(
-        layer, tuple(log.stages), f"the {len(table)} tokens of the vocabulary, and all others by linearity"
-    )
+    acts_on = f"the {len(table)} tokens of the vocabulary, and all others by linearity"
+    return Extracted(layer, tuple(log.stages), acts_on)
 
 
-def _read_sums(
-    oracle: Oracle, table: Array, noise: float, rng: np.random.Generator, figures: dict[str, float]
-) -> tuple[Sums, np.ndarray]:
+def _read_sums(oracle: Oracle, table: Array, noise: float, rng: Generator, figures: Figures) -> tuple[Sums, Indices]:
     """Read W_S and c from tokens that span best; return them too."""
     dim = table.shape[1]
     order = qr(extend(table / np.sqrt(np.mean(table**2))).T, pivoting=True, mode="r")[1]
@@ -97,16 +80,11 @@ def _read_sums(
     rest = np.linalg.norm(sums.read(table[others]) - answers[dim + 1 :], axis=1)
     figures["affine"] = affine = float(rest.max(initial=0.0) / size)
     allowed = max(1e-8, 1e3 * noise * condition)
-    if affine > allowed:
-        raise NotALayer(
-            "answers to one token are not affine in it: this is no attention layer, or its vocabulary is another",
-            measured=affine,
-            threshold=allowed,
-        )
+    NotALayer.if_above(affine, allowed, "answers to one token are not affine in it: no layer, or another vocabulary")
     return sums, spanning
 
 
-def _read_stacks(pairs: TablePairs, hubs: Hubs, rng: np.random.Generator, settings: VocabularySettings) -> Stacks:
+def _read_stacks(pairs: TablePairs, hubs: Hubs, rng: Generator, settings: SketchSettings) -> Stacks:
     """Read triangles with the hubs until the output spaces are exhausted."""
     table, count = pairs.table, len(hubs.heads.values)
     dim = table.shape[1]
@@ -144,37 +122,25 @@ def _read_stacks(pairs: TablePairs, hubs: Hubs, rng: np.random.Generator, settin
                 return stacks
         if len(rows) >= dim + settings.extra:
             return stacks
-    raise RankBudgetError(
-        f"{len(probes)} of {len(table)} tokens show their heads in triangles, too few for the output spaces of {count} "
-        "heads: a larger vocabulary is needed, or one of shorter tokens",
-        measured=float(len(probes)),
-        threshold=float(max(wanted, dim)),
-    )
+    most = max(wanted, dim)
+    raise RankBudgetError(f"{len(probes)} tokens show {count} heads: give more or shorter tokens", len(probes), most)
 
 
 def _read_forms(
-    oracle: Oracle,
-    sums: Sums,
-    heads: Projections,
-    table: Array,
-    spanning: np.ndarray,
-    noise: float,
-    rng: np.random.Generator,
-    settings: VocabularySettings,
-    figures: dict[str, float],
+    pairs: TablePairs, heads: Projections, spanning: Indices, rng: Generator, settings: SketchSettings, figures: Figures
 ) -> tuple[Array, Array]:
     """Read all logits of the spanning tokens with a few others, more of them where a rank asks for it."""
-    dim, most = table.shape[1], max(int(heads.ranks.max()), 1)
+    table, dim, most = pairs.table, pairs.table.shape[1], max(int(heads.ranks.max()), 1)
     size = max(2, int(settings.share * min(dim / len(heads.ranks), *np.maximum(heads.ranks, 1))))
-    size = int(min(size, max(2, np.floor((oracle.longest - 1) / 1.5))))
+    size = int(min(size, max(2, np.floor((pairs.oracle.longest - 1) / 1.5))))
     fresh, others = table[spanning], np.delete(table, spanning, axis=0)
-    rows, others = _choose_base(oracle, sums, heads, others, size, rng, figures)
-    few = min(dim, most + settings.extra, len(others))
+    rows, others = _choose_base(pairs, heads, others, size, rng, figures)
+    few, cut = min(dim, most + settings.extra, len(others)), max(1e-6, 100 * pairs.noise)
     while True:
         sketch = others[rng.choice(len(others), few, replace=False)]
         seen = read_pairs_of(rows, sketch, fresh, size)
         try:
-            theta, beta, found = solve_forms(rows, seen, max(1e-6, 100 * noise), None if noise <= EXACT else most)
+            theta, beta, found = solve_forms(rows, seen, cut, None if pairs.noise <= EXACT else most)
         except RankBudgetError:
             if few >= min(dim, len(others)):
                 raise
@@ -185,32 +151,20 @@ def _read_forms(
 
 
 def _choose_base(
-    oracle: Oracle,
-    sums: Sums,
-    heads: Projections,
-    table: Array,
-    size: int,
-    rng: np.random.Generator,
-    figures: dict[str, float],
+    pairs: TablePairs, heads: Projections, table: Array, size: int, rng: Generator, figures: Figures
 ) -> tuple[SphereRows, Array]:
     """Return the rows of the base token whose pilots have the largest of all smallest weights, and the other tokens."""
-    best: tuple[float, SphereRows, int] | None = None
+    tried: list[tuple[float, int, SphereRows]] = []
+    identity, causal = np.eye(table.shape[1]), pairs.oracle.causal
     for place in rng.choice(len(table), min(BASES, len(table)), replace=False):
-        base = table[place]
-        rows = SphereRows(oracle, sums, heads.projection, np.eye(table.shape[1]), base, oracle.causal)
-        rest = np.delete(table, place, axis=0)
+        base, rest = table[place], np.delete(table, place, axis=0)
+        rows = SphereRows(pairs.oracle, pairs.sums, heads.projection, identity, base, causal)
         pilot = np.stack([rest[rng.choice(len(rest), size, replace=False)] for _ in range(3)])
         x = np.concatenate([np.repeat(base[None, None], 3, axis=0), pilot], axis=1)
         least = rows.read(x, size, np.arange(1, size + 1), np.ones(size), rows.answers(x))[1]
-        if best is None or least > best[0]:
-            best = least, rows, int(place)
-    assert best is not None
-    figures["pilot"] = best[0]
-    if not best[0] > 0:
-        raise FitError(
-            "rows gave attention weights below zero: what the heads read is not known well enough, or attention is so "
-            "sharp on these tokens that weights are lost in the rounding",
-            measured=best[0],
-            threshold=0.0,
-        )
-    return best[1], np.delete(table, best[2], axis=0)
+        tried.append((least, int(place), rows))
+    figures["pilot"], place, rows = max(tried, key=lambda one: one[0])
+    if not figures["pilot"] > 0:
+        what = "rows gave attention weights below zero: rough values, or attention too sharp on these tokens"
+        raise FitError(what, figures["pilot"], 0.0)
+    return rows, np.delete(table, place, axis=0)

@@ -7,6 +7,7 @@ No sum of two tokens is one, so that answers to one token are compared with a li
 import numpy as np
 
 from manyheads.errors import UsageError
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.noise_estimate import LARGEST, PLAIN, ROUNDING, OracleNoise, root_mean_square
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.refusals import LimitError, NotALayer
@@ -15,7 +16,7 @@ FLATTEST = 1e-8  # smallest singular value of [E, 1] over the largest from which
 SPARE = 8  # tokens beyond those that span
 
 
-def check_vocabulary(table: np.ndarray, dim: int) -> None:
+def check_vocabulary(table: Array, dim: int) -> None:
     """Refuse tables whose tokens do not determine a layer, before anything is asked."""
     if table.shape[1] != dim:
         raise UsageError(f"vocabulary of shape {table.shape}: expected embeddings (tokens, {dim})")
@@ -23,19 +24,14 @@ def check_vocabulary(table: np.ndarray, dim: int) -> None:
     singular = np.linalg.svd(centred, compute_uv=False)
     rank = int((singular > FLATTEST * max(singular[0], 1e-300)).sum())
     if rank < dim:
-        raise LimitError(
-            f"the differences of the {len(table)} tokens of the vocabulary span {rank} of {dim} dimensions: answers "
-            f"determine the layer on these alone. Give {dim + 1} tokens or more whose differences span, or extract the "
-            f"function of their {rank} coordinates"
-        )
+        what = f"the differences of the {len(table)} tokens of the vocabulary span {rank} of {dim} dimensions"
+        remedy = f"give {dim + 1} tokens or more that span, or extract the function of their {rank} coordinates"
+        raise LimitError(f"{what}: {remedy}")
     if len(table) < 2 * dim + SPARE:
-        raise LimitError(
-            f"the vocabulary has {len(table)} tokens: {2 * dim + SPARE} are needed in {dim} dimensions, as many that "
-            "span, and others whose logits are read with theirs"
-        )
+        raise LimitError(f"the vocabulary has {len(table)} tokens: {2 * dim + SPARE} are needed in {dim} dimensions")
 
 
-def vocabulary_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool = False) -> OracleNoise:
+def vocabulary_noise(oracle: Oracle, rng: Generator, *, stochastic: bool = False) -> OracleNoise:
     """Measure the noise of an oracle on sequences of three tokens of its vocabulary."""
     table = oracle.limits.vocabulary
     assert table is not None
@@ -47,30 +43,12 @@ def vocabulary_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bo
         again = oracle(asked[:8], read="all")
     size = root_mean_square(rows - rows.mean((0, 1)))
     floor = oracle.limits.spacing(root_mean_square(rows) or 1.0, oracle.answer_dtype or np.float64) / max(size, 1e-300)
-    repeat, order, later = (
-        root_mean_square(part) / max(size, 1e-300)
-        for part in (again - rows, exchanged[:, -1] - rows[:, -1], continued[:, :2] - rows[:, :2])
-    )
+    changes = (again - rows, exchanged[:, -1] - rows[:, -1], continued[:, :2] - rows[:, :2])
+    repeat, order, later = (root_mean_square(part) / max(size, 1e-300) for part in changes)
     if repeat > ROUNDING * floor and not stochastic:
-        raise NotALayer(
-            "the same question is answered differently each time: say that the answers are noisy, by noise",
-            measured=repeat,
-            threshold=ROUNDING * floor,
-        )
+        raise NotALayer("the same question is answered differently: say so by noise", repeat, ROUNDING * floor)
     known = max(min(1e3 * floor, PLAIN), 10 * repeat)
     level = max(repeat, order if order <= known else 0.0, floor / 5)
-    if not level <= LARGEST:
-        raise NotALayer("the answers are too noisy to tell heads apart", measured=level, threshold=LARGEST)
-    return OracleNoise(
-        level=level,
-        repeat=repeat,
-        affine=float("nan"),
-        order=order,
-        causal=later <= known,
-        normalized=False,
-        centred=False,
-        positional=order > known,
-        dtype=str(oracle.answer_dtype),
-        dim=oracle.dim,
-        rounding=floor,
-    )
+    NotALayer.if_above(level, LARGEST, "the answers are too noisy to tell heads apart")
+    measured = (level, repeat, float("nan"), order, later <= known, False, False, order > known)
+    return OracleNoise(*measured, str(oracle.answer_dtype), oracle.dim, floor)

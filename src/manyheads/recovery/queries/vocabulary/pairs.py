@@ -24,9 +24,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.sigmoid_network import EPS, TINY, Array, NetDesign, fit_nets, net_amplification
+from manyheads.recovery.queries.sigmoid_network import EPS, TINY, NetDesign, fit_nets, net_amplification
 from manyheads.recovery.refusals import FitError
 
 COPIES = 24  # copies of either token, if the longest sequence has room: the more, the wider the range of shifts
@@ -103,10 +104,7 @@ class PairHeads(NamedTuple):
 
 
 def find_pair_heads(pairs: TablePairs, answers: Array, heads: int | None = None) -> PairHeads | None:
-    """Find the heads in the answers z (rows, d) of a pair; None where they do not fit or are too uncertain.
-
-    With `heads` given, only so many of them count.
-    """
+    """Find the heads in the answers z (rows, d) of a pair; None where they do not fit or are too uncertain."""
     level = max(pairs.noise, 2 * EPS) * 4 * float(np.sqrt(np.mean(answers**2)) + np.abs(pairs.sums.bias).max())
     spectrum = np.linalg.svd(answers, compute_uv=False)
     seen = int((spectrum > 8 * level * (np.sqrt(len(answers)) + np.sqrt(answers.shape[1]))).sum())
@@ -126,11 +124,7 @@ def find_pair_heads(pairs: TablePairs, answers: Array, heads: int | None = None)
 
 
 def find_logits(answers: Array, heads: int, design: NetDesign) -> Array | None:
-    """Return the logits (m, 2) at which units of the design lie in the span of the answers (rows, d).
-
-    From every point of a grid the distance is made least, for all of them together; the points where it is nearly zero
-    are the heads. None where fewer are found.
-    """
+    """Return the logits (m, 2) at which units of the design lie in the span of the answers (rows, d)."""
     span = np.linalg.svd(answers, full_matrices=False)[0][:, :heads]
     axis = np.linspace(-REACH, REACH, GRID)
     points = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
@@ -165,10 +159,7 @@ def find_logits(answers: Array, heads: int, design: NetDesign) -> Array | None:
 
 
 def order_triangle(first: Array, second: Array, third: Array) -> tuple[Array, Array] | None:
-    """Return `second` and `third` (m, d) in the order of `first`, so that first + second = third; None if they do not.
-
-    All three hold one row a head.
-    """
+    """Return `second` and `third` (m, d) in the order that makes first + second = third; None if there is none."""
     rest = first[:, None, None] + second[None, :, None] - third[None, None]  # (i, j, k, d)
     cost = np.linalg.norm(rest, axis=-1)
     heads = len(first)
@@ -190,7 +181,7 @@ class Hubs(NamedTuple):
     heads: PairHeads
 
 
-def find_hubs(pairs: TablePairs, rng: np.random.Generator) -> Hubs:
+def find_hubs(pairs: TablePairs, rng: Generator) -> Hubs:
     """Find the pair that shows the most heads with the least error, among a few."""
     best: Hubs | None = None
     same = 0
@@ -207,10 +198,5 @@ def find_hubs(pairs: TablePairs, rng: np.random.Generator) -> Hubs:
         if same == SAME:
             break
     if best is None:
-        raise FitError(
-            "no pair of tokens of the vocabulary shows its heads: their logits are too large or too alike, the answers "
-            "too noisy, or the function is no attention layer",
-            measured=np.inf,
-            threshold=WORST,
-        )
+        raise FitError("no pair of tokens shows its heads: logits too large or alike, or noise", np.inf, WORST)
     return best
