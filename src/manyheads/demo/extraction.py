@@ -160,7 +160,7 @@ class BlockOracle:
     gain: NDArray[np.float64]
     norm: Normalization
 
-    def __call__(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    def __call__(self, x: NDArray[Any]) -> NDArray[np.float64]:
         """Compute the outputs of sequences (n, k, d)."""
         return x + evaluate_layer(self.layer, self.gain * self.norm(x))
 
