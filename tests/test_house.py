@@ -268,8 +268,8 @@ def test_modules_import_each_other_in_no_circle():
 
 
 SNAPSHOT = ROOT / "tests/public_names.txt"
-# what a hand-written page uses, or what that returns, and 39 words with which a study is declared
-MOST_NAMES = 154
+# what a hand-written page uses, or what that returns, and 39 words with which a study is declared; `scale_logits` stands in programs that are written
+MOST_NAMES = 155
 
 
 def public_names():

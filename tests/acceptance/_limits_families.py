@@ -12,8 +12,14 @@ from tests.scaling.torch.test_families import MUON, REFUSED, alarms
 
 from manyheads.models.families import FAMILIES, UNSUPPORTED
 from manyheads.models.torch.model import read_model
-from manyheads.scaling import BaseHyperparameters, MuonHyperparameters, Parametrization, initialize_model, torch_groups
-from manyheads.scaling.torch.groups import scale_logits
+from manyheads.scaling import (
+    BaseHyperparameters,
+    MuonHyperparameters,
+    Parametrization,
+    initialize_model,
+    scale_logits,
+    torch_groups,
+)
 
 TUNED = BaseHyperparameters(learning_rate=3e-3, epsilon=1e-12, muon=MuonHyperparameters(0.01, weight_decay=0.0))
 EXPERTS = {"gate": "router", "router": "router", "sinks": "sink", "gate_up_proj": "expert", "q_proj": "query"}

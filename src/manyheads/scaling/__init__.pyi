@@ -8,4 +8,5 @@ from .parametrization.parametrization import Parametrization as Parametrization
 from .parametrization.targets import ForwardMultipliers as ForwardMultipliers
 from .preflight_checks.preflight import preflight as preflight
 from .torch.groups import initialize_model as initialize_model
+from .torch.groups import scale_logits as scale_logits
 from .torch.groups import torch_groups as torch_groups

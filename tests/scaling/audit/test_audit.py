@@ -15,11 +15,17 @@ from tests.scaling.torch_models import BASE, FAMILIES, FUSED, PLAIN, build, grow
 from manyheads.errors import UsageError
 from manyheads.models.architecture import apply_role_map, read_architecture, read_body
 from manyheads.models.families import FAMILIES as TABLES
-from manyheads.scaling import BaseHyperparameters, Parametrization, audit_model, initialize_model, torch_groups
+from manyheads.scaling import (
+    BaseHyperparameters,
+    Parametrization,
+    audit_model,
+    initialize_model,
+    scale_logits,
+    torch_groups,
+)
 from manyheads.scaling.audit.findings import OTHER_FACTOR, OTHER_STD, Finding
 from manyheads.scaling.audit.parameter_settings import ActualSettings, Audit, audit_learning_rates, compare_settings
 from manyheads.scaling.parametrization.targets import forward_multipliers, parameter_targets, role_factors
-from manyheads.scaling.torch.groups import scale_logits
 from manyheads.transformer import Shape
 
 WIDE = Shape(8, 16, 2)  # four times the base's heads

@@ -7,9 +7,15 @@ from tests.scaling.torch_models import BASE, PLAIN, build, plain
 
 from manyheads.errors import UsageError
 from manyheads.models.architecture import apply_role_map
-from manyheads.scaling import BaseHyperparameters, Parametrization, audit_model, initialize_model, torch_groups
+from manyheads.scaling import (
+    BaseHyperparameters,
+    Parametrization,
+    audit_model,
+    initialize_model,
+    scale_logits,
+    torch_groups,
+)
 from manyheads.scaling.parametrization.targets import forward_multipliers
-from manyheads.scaling.torch.groups import scale_logits
 from manyheads.scaling.torch.init import measure_init
 from manyheads.transformer import Shape
 
