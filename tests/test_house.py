@@ -268,7 +268,7 @@ def test_modules_import_each_other_in_no_circle():
 
 
 SNAPSHOT = ROOT / "tests/public_names.txt"
-# what a hand-written page uses, or what that returns, and 39 words with which a study is declared; `scale_logits` stands in programs that are written
+# what a hand-written page or a program that is written uses, what that returns, and 39 words to declare a study with
 MOST_NAMES = 155
 
 
