@@ -74,7 +74,7 @@ def label(
         if len(halves) == 2 or coarse is not None:
             about = {"long_name": f"error of the {long_name}", "units": "1"}
             variables[f"{name}_error"] = (("step", *axes), errors[name], about)
-    if all(half.two_time is not None for half in halves):
+    if all(half.two_time for half in halves):
         variables |= _two_time(halves, grid.problem)
     coords = {"step": ("step", steps, {"long_name": "updates", "units": "1"})}
     if "logit_quantiles" in variables:
@@ -86,11 +86,13 @@ def label(
 
 def _two_time(halves: list[Trajectory], problem: Problem) -> dict[str, Any]:
     """Return the functions of two times, and half the difference of two halves as their errors."""
-    dims = ("layer", "step", "row", "step_too", "row_too")
+    attending = len([each for each in halves[0].observables[0] if each])  # layers with logits; an MLP has none
+    layer = "layer" if attending == len(halves[0].observables[0]) else "branch"
+    dims = (layer, "step", "row", "step_too", "row_too")
     times = (problem.steps, problem.rows)
     variables: dict[str, Any] = {}
     for name, long_name in TWO_TIME.items():
-        values = [getattr(half.two_time, name).reshape(-1, *times, *times) for half in halves]
+        values = [half.two_time[name].reshape(-1, *times, *times) for half in halves]
         variables[name] = (dims, np.mean(values, axis=0), {"long_name": long_name, "units": "1"})
         if len(values) == 2:
             about = {"long_name": f"error of the {long_name}", "units": "1"}

@@ -46,8 +46,9 @@ def infinite_key_dim(
         grow later until the error is reached that `sampling` asks for.
     keep
         ``"two-time"`` returns the two-time correlation functions `correlation` and `backward_correlation`, the response
-        functions `response` and `backward_response` (layer, step, row, step_too, row_too), and the neural tangent
-        kernel of the start `ntk` (read_out, read_out_too) where the activation has a closed one.
+        functions `response` and `backward_response` (layer, step, row, step_too, row_too; over `branch`, attention and
+        MLP in turn, with an activation), and the neural tangent kernel of the start `ntk` (read_out, read_out_too)
+        where the activation has a closed one.
 
     Returns
     -------

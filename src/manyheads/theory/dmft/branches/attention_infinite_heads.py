@@ -15,21 +15,22 @@ subtracted; here the signs of the normals leave none: with V flipped u, M, mQ an
 not, so that <u z_O>, <ebar z_V>, <mQ z_Q> and <mK z_K> cancel exactly.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, final
 
 import numpy as np
 from scipy.special import softmax
 
-from manyheads.errors import UsageError, check_integers
-from manyheads.theory.dmft.branches.branch import BackwardOutput, Branch, BranchInput, BranchProcess, ForwardOutput
+from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads.theory.dmft.branches.branch import Branch, BranchInput, BranchOutput, BranchProcess
 from manyheads.theory.dmft.branches.gaussian_fields import factor, stein_response
-from manyheads.theory.dmft.branches.normals import signed_normals
+from manyheads.theory.dmft.branches.normals import fewest_heads, signed_normals
 
 if TYPE_CHECKING:
     from manyheads.theory.dmft.problem import Problem
 
 VALUE, QUERY, KEY, OUTPUT = range(4)
+LOGIT_EXPONENT = Constraint(least=0.5, most=1)
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the logits over heads, which are shown
 
 
@@ -51,17 +52,17 @@ class InfiniteHeadsAttention(Branch):
 
     sampled: ClassVar[bool] = True
 
-    key_dim: int  # N
-    samples: int = 1024
-    logit_exponent: float = 1.0  # alpha_A, 1/2 to 1
+    key_dim: int = constrained(rule=Constraint(least=1))  # N
+    samples: int = constrained(1024, Constraint(least=4, multiple=4))
+    logit_exponent: float = constrained(1.0, LOGIT_EXPONENT)  # alpha_A
 
     def __post_init__(self) -> None:
-        check_integers(self, "key_dim")
-        check_integers(self, "samples", least=4)
-        if self.samples % 4:
-            raise UsageError(f"samples={self.samples}: expected a multiple of four")
-        if not 0.5 <= self.logit_exponent <= 1:
-            raise UsageError(f"logit_exponent={self.logit_exponent}: 1/2 to 1")
+        check_fields(self)
+
+    def sized(self, problem: "Problem", samples: int | None, factor: int) -> "InfiniteHeadsAttention":
+        """Return the branch with `factor` times the samples."""
+        few = max(512, fewest_heads(2 * problem.steps * problem.rows, self.key_dim))
+        return replace(self, samples=factor * (samples or few))
 
     def start(self, problem: "Problem", rng: np.random.Generator) -> "_HeadsProcess":
         """Return the process at the first moment."""
@@ -85,7 +86,7 @@ class _HeadsProcess(BranchProcess):
         self._strength = branch.key_dim ** (1.0 - branch.logit_exponent)  # nu
         self._above_root = np.zeros((0, 0))
 
-    def forward(self, inputs: BranchInput) -> ForwardOutput:
+    def forward(self, inputs: BranchInput) -> BranchOutput:
         lo = inputs.moment * self._rows
         hi = lo + self._rows
         self._below_root = factor(inputs.below[:hi, :hi])
@@ -100,9 +101,9 @@ class _HeadsProcess(BranchProcess):
         response = np.zeros((self._rows, lo))
         if lo:
             response = stein_response(written, self._normals[OUTPUT, :lo], self._above_root[:lo, :lo])
-        return ForwardOutput(written @ self._written[:hi].T / written.shape[1], response)
+        return BranchOutput(written @ self._written[:hi].T / written.shape[1], response)
 
-    def backward(self, inputs: BranchInput) -> BackwardOutput:
+    def backward(self, inputs: BranchInput) -> BranchOutput:
         lo = inputs.moment * self._rows
         hi = lo + self._rows
         self._above_root = factor(inputs.above[:hi, :hi])
@@ -119,7 +120,7 @@ class _HeadsProcess(BranchProcess):
             learned += products
             covariance += strength**2 * products
             response += strength * stein_response(rows, self._normals[which, :hi], self._below_root)
-        return BackwardOutput(covariance, learned, response)
+        return BranchOutput(covariance, response, learned)
 
     def observe(self) -> dict[str, np.ndarray]:
         """Logits over heads: mean, variance and quantiles (P, T, T[, quantile]); patterns: mean (P, T, T)."""

@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 from scipy.special import softmax
 
-from manyheads.theory.dmft.branches.branch import (
-    BackwardOutput,
-    Branch,
-    BranchInput,
-    BranchProcess,
-    ForwardOutput,
-    in_samples,
-    mix,
-)
+from manyheads.theory.dmft.branches.branch import Branch, BranchInput, BranchOutput, BranchProcess, in_samples, mix
 
 if TYPE_CHECKING:
     from manyheads.theory.dmft.problem import Problem
@@ -58,7 +50,7 @@ class _LimitProcess(BranchProcess):
         self._written, self._sent = np.zeros((n, 2 * n)), np.zeros((n, 2 * n))
         self._to_query, self._to_key = np.zeros((n, 2 * n)), np.zeros((n, 2 * n))
 
-    def forward(self, inputs: BranchInput) -> ForwardOutput:
+    def forward(self, inputs: BranchInput) -> BranchOutput:
         n, lo = self._n, inputs.moment * self._rows
         hi = lo + self._rows
         own = np.arange(lo, hi)
@@ -76,9 +68,9 @@ class _LimitProcess(BranchProcess):
         self._query, self._key, self._value = query, key, value
         written = self._written[lo:hi] = mix(self._pattern, value)
         covariance = self._covary(written, self._written[:hi], below, above)
-        return ForwardOutput(covariance, written[:, n : n + lo])
+        return BranchOutput(covariance, written[:, n : n + lo])
 
-    def backward(self, inputs: BranchInput) -> BackwardOutput:
+    def backward(self, inputs: BranchInput) -> BranchOutput:
         n, lo = self._n, inputs.moment * self._rows
         hi = lo + self._rows
         error = np.zeros((self._rows, 2 * n))  # e, on (rV | rO)
@@ -96,7 +88,7 @@ class _LimitProcess(BranchProcess):
         for rows in (self._to_query, self._to_key):
             covariance = covariance + self._covary(rows[lo:hi], rows[:hi], below, below)
         response = self._sent[lo:hi, :hi] + self._to_query[lo:hi, :hi] + self._to_key[lo:hi, n : n + hi]
-        return BackwardOutput(covariance, covariance, response)
+        return BranchOutput(covariance, response)
 
     def _covary(self, rows: np.ndarray, others: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Covariance of two linear functionals of two independent sources, known up to the sizes of their kernels."""

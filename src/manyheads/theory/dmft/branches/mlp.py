@@ -6,17 +6,17 @@ rZ ~ GP(0, H), rE ~ GP(0, G). With phi(z) = z every row is linear and nothing ne
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, final
 
 import numpy as np
 from scipy.special import erf
 
-from manyheads.errors import UsageError
-from manyheads.theory.dmft.branches.branch import BackwardOutput, Branch, BranchInput, BranchProcess, ForwardOutput
+from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads.theory.dmft.branches.branch import Branch, BranchInput, BranchOutput, BranchProcess
 from manyheads.theory.dmft.branches.gaussian_fields import factor, stein_response
-from manyheads.theory.dmft.branches.normals import matched_normals
+from manyheads.theory.dmft.branches.normals import fewest_neurons, matched_normals
 
 if TYPE_CHECKING:
     from manyheads.theory.dmft.problem import Problem
@@ -51,12 +51,16 @@ class InfiniteWidthMLP(Branch):
 
     sampled: ClassVar[bool] = True
 
-    activation: str = "gelu"  # one of `ACTIVATIONS`
+    activation: str = constrained("gelu", Constraint(choices=tuple(ACTIVATIONS)))
     samples: int = 4096  # neurons that are sampled, at least 4 S P T
 
     def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            raise UsageError(f"activation={self.activation!r}: choose from {', '.join(map(repr, ACTIVATIONS))}")
+        check_fields(self)
+
+    def sized(self, problem: "Problem", samples: int | None, factor: int) -> "InfiniteWidthMLP":
+        """Return the branch with `factor` times the samples."""
+        few = max(2048, fewest_neurons(2 * problem.steps * problem.rows))
+        return replace(self, samples=factor * (samples or few))
 
     def start(self, problem: "Problem", rng: np.random.Generator) -> "_NeuronProcess":
         """Return the process at the first moment."""
@@ -77,7 +81,7 @@ class _NeuronProcess(BranchProcess):
         self._written, self._sent = np.zeros((n, branch.samples)), np.zeros((n, branch.samples))
         self._above_root = np.zeros((0, 0))
 
-    def forward(self, inputs: BranchInput) -> ForwardOutput:
+    def forward(self, inputs: BranchInput) -> BranchOutput:
         lo = inputs.moment * self._rows
         hi = lo + self._rows
         self._below_root = factor(inputs.below[:hi, :hi])
@@ -87,9 +91,9 @@ class _NeuronProcess(BranchProcess):
         response = np.zeros((self._rows, lo))
         if lo:
             response = stein_response(written - self._value(self._source), self._outer[:lo], self._above_root[:lo, :lo])
-        return ForwardOutput(written @ self._written[:hi].T / written.shape[1], response)
+        return BranchOutput(written @ self._written[:hi].T / written.shape[1], response)
 
-    def backward(self, inputs: BranchInput) -> BackwardOutput:
+    def backward(self, inputs: BranchInput) -> BranchOutput:
         lo = inputs.moment * self._rows
         hi = lo + self._rows
         self._above_root = factor(inputs.above[:hi, :hi])
@@ -98,4 +102,4 @@ class _NeuronProcess(BranchProcess):
         sent = self._sent[lo:hi] = self._slope(self._before) * error
         frozen = self._slope(self._source) * source
         covariance = sent @ self._sent[:hi].T / sent.shape[1]
-        return BackwardOutput(covariance, covariance, stein_response(sent - frozen, self._inner[:hi], self._below_root))
+        return BranchOutput(covariance, stein_response(sent - frozen, self._inner[:hi], self._below_root))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from manyheads.theory.dmft.branches.branch import BackwardOutput, Branch, BranchInput, BranchProcess, ForwardOutput
+from manyheads.theory.dmft.branches.branch import Branch, BranchInput, BranchOutput, BranchProcess
 
 if TYPE_CHECKING:
     from manyheads.theory.dmft.problem import Problem
@@ -48,18 +48,18 @@ class _UniformProcess(BranchProcess):
         self._pattern = np.broadcast_to(pattern, (problem.samples, *pattern.shape))
         self._mean = np.kron(np.eye(problem.samples), pattern)  # J (PT, PT)
 
-    def forward(self, inputs: BranchInput) -> ForwardOutput:
+    def forward(self, inputs: BranchInput) -> BranchOutput:
         lo = inputs.moment * self._rows
         hi = lo + self._rows
-        return ForwardOutput(
+        return BranchOutput(
             self._average(self._mean, inputs.below[lo:hi, :hi]), self._average(self._mean, inputs.kernel())
         )
 
-    def backward(self, inputs: BranchInput) -> BackwardOutput:
+    def backward(self, inputs: BranchInput) -> BranchOutput:
         lo = inputs.moment * self._rows
         hi = lo + self._rows
         covariance = self._average(self._mean.T, inputs.above[lo:hi, :hi])
-        return BackwardOutput(covariance, covariance, self._average(self._mean.T, inputs.kernel()))
+        return BranchOutput(covariance, self._average(self._mean.T, inputs.kernel()))
 
     def observe(self) -> dict[str, np.ndarray]:
         """Logits, which are zero, and the pattern (P, T, T) of every head."""

@@ -17,9 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads._settings import double_precision
 from manyheads.data.draws import draw_vectors
-from manyheads.errors import UsageError, check_integer, check_integers
+from manyheads.errors import UsageError, check_integer
+from manyheads.theory.dmft.branches.attention_infinite_heads import LOGIT_EXPONENT
 from manyheads.theory.dmft.problem import Problem
 from manyheads.transformer.transformer import ACTIVATIONS
 
@@ -38,17 +40,13 @@ class Network:
         Of an MLP of hidden width d after every attention; None for none.
     """
 
-    key_dim: int
-    heads: int
-    logit_exponent: float = 1.0
-    activation: str | None = None
+    key_dim: int = constrained(rule=Constraint(least=1))
+    heads: int = constrained(rule=Constraint(least=1))
+    logit_exponent: float = constrained(1.0, LOGIT_EXPONENT)
+    activation: str | None = constrained(None, Constraint(choices=tuple(ACTIVATIONS)))
 
     def __post_init__(self) -> None:
-        check_integers(self, "key_dim", "heads")
-        if not 0.5 <= self.logit_exponent <= 1:
-            raise UsageError(f"logit_exponent={self.logit_exponent}: 1/2 to 1")
-        if self.activation is not None and self.activation not in ACTIVATIONS:
-            raise UsageError(f"activation={self.activation!r}: choose from {', '.join(map(repr, ACTIVATIONS))}")
+        check_fields(self)
 
     @property
     def width(self) -> int:
