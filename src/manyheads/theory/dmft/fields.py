@@ -30,18 +30,12 @@ class Moment(NamedTuple):
 @final
 @dataclass(frozen=True)
 class System:
-    """Constants of a solution; only branches keep a history of their own.
-
-    Attributes
-    ----------
-    response_weight
-        1, or 0 for the negative control without responses.
-    """
+    """Constants of a solution; only branches keep a history of their own."""
 
     grid: TimeGrid
     layers: Sequence[Sequence[BranchProcess]]
     depth_step: DepthStep
-    response_weight: float
+    response_weight: float  # 1, or 0 for the negative control without responses
 
     @property
     def problem(self) -> Problem:

@@ -168,21 +168,7 @@ def _trajectories(tasks: list[_Task], grids: list[TimeGrid]) -> list[Trajectory]
 
 
 def estimate_cost(request: Request) -> CostEstimate:
-    """Return what a solution will keep at most, and all its multiplications; of samples not doubled.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.theory.dmft import Problem, Sampling
-    >>> from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
-    >>> from manyheads.theory.dmft.options import Request
-    >>> from manyheads.theory.dmft.solver import estimate_cost
-    >>> problem = Problem(np.ones((4, 4, 16)), np.ones(4), steps=500)
-    >>> attention, sampling = InfiniteKeyDimAttention(), Sampling()
-    >>> plans = [estimate_cost(Request((problem,), attention, None, sampling, every)) for every in (1, 27)]
-    >>> [f"{plan.memory / 1e9:.1f} GB, {plan.seconds:.0f} s" for plan in plans]
-    ['9.5 GB, 704 s', '0.2 GB, 3 s']
-    """
+    """Return what a solution will keep at most, and all its multiplications; of samples not doubled."""
     return _total_cost(_tasks(request, _grids(request)))
 
 

@@ -42,17 +42,13 @@ class Selection:
     ----------
     information
         (groups, L): conditional mutual information in bits of the lags that were selected, given those before them.
-    order
-        The lags, in the order of their selection.
-    pvalue
-        Of independence: the least of all lags before any was selected, corrected for their number.
     left, left_pvalue
         The lag with the least p-value of those that were not selected, and that p-value, corrected likewise.
     """
 
     information: np.ndarray
-    order: tuple[int, ...]
-    pvalue: float
+    order: tuple[int, ...]  # the lags, in the order of their selection
+    pvalue: float  # of independence: the least of all lags before any was selected, corrected for their number
     left: int
     left_pvalue: float
 

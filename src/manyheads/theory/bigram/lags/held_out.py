@@ -27,30 +27,20 @@ class HeldOutLoss:
 
     Attributes
     ----------
-    unigram
-        The frequencies of the targets.
-    bigram
-        The table of what follows the present symbol.
     additive
         A linear model with a matrix for every lag: the best number of the lags that forward selection found among all.
-    fitted
-        The fit.
-    samples
-        How many there were.
     short
         Fewest lags of the additive model whose loss exceeds the least of all by one standard error of the difference,
         or 5% of what that explains, at most; empty if there are none.
-    short_loss
-        Its loss.
     """
 
-    unigram: float
-    bigram: float
+    unigram: float  # the frequencies of the targets
+    bigram: float  # the table of what follows the present symbol
     additive: float
-    fitted: float
-    samples: int
+    fitted: float  # the fit
+    samples: int  # how many there were
     short: tuple[int, ...] = ()
-    short_loss: float = float("nan")
+    short_loss: float = float("nan")  # its loss
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,16 +34,12 @@ class Forecast:
 
     Attributes
     ----------
-    data
-        The samples; their symbols are cut to what they see.
-    response
-        The statistic by target and attended symbol, (N, N).
     chosen, weights
         Lags of every query and their weights, (N, M).
     """
 
-    data: Lagged
-    response: np.ndarray
+    data: Lagged  # the samples; their symbols are cut to what they see
+    response: np.ndarray  # the statistic by target and attended symbol, (N, N)
     chosen: np.ndarray
     weights: np.ndarray
 

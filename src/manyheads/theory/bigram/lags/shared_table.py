@@ -29,15 +29,13 @@ class SharedTable:
     ----------
     pvalue, lag
         Of one table for all lags, and the lag that contradicts it most.
-    share
-        Information that separate tables add, as a share of what they explain.
     left, left_pvalue
         The lag beyond those of the fit on which the errors depend most.
     """
 
     pvalue: float
     lag: int
-    share: float
+    share: float  # information that separate tables add, as a share of what they explain
     left: int
     left_pvalue: float
 

@@ -29,24 +29,16 @@ class Lagged:
 
     Attributes
     ----------
-    symbols
-        (n,) int64: all streams, one behind the other; -1 in a gap, which no sample reads.
-    places
-        (m,) int64: where the samples are; each has `lags` symbols of its own stream, itself included.
-    targets
-        (m,) int64.
     lags, vocabulary
         Number of lags L and of symbols N.
-    labels
-        (N,): what the symbols are in the caller's stream.
     """
 
-    symbols: np.ndarray
-    places: np.ndarray
-    targets: np.ndarray
+    symbols: np.ndarray  # (n,) int64: all streams, one behind the other; -1 in a gap, which no sample reads
+    places: np.ndarray  # (m,) int64: where the samples are; each has `lags` symbols of its own stream, itself included
+    targets: np.ndarray  # (m,) int64
     lags: int
     vocabulary: int
-    labels: np.ndarray
+    labels: np.ndarray  # (N,): what the symbols are in the caller's stream
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -118,12 +110,6 @@ def read_streams(
     UsageError
         An empty stream, symbols outside the vocabulary, infinite labels, lags that no stretch without a gap is long
         enough for, or symbols or targets that never change.
-
-    Examples
-    --------
-    >>> data = read_streams([5, 6, 7, 8], lags=2)
-    >>> data.windows.tolist(), data.targets.tolist()
-    ([[6, 5], [7, 6]], [7, 8])
     """
     rows = _rows(streams, "stream")
     wanted = None if targets is None else _rows(targets, "target")

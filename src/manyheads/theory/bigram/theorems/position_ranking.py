@@ -52,14 +52,6 @@ def predict_position_ranking(
         Source of the paths.
     patience
         Budget, in multiples of ln T + 1.3 units of time; paths that do not end before it have its samples.
-
-    Examples
-    --------
-    >>> from manyheads.theory.bigram.task import draw_bigram_task
-    >>> task = draw_bigram_task(np.random.default_rng(0), 3, 16_000, 2)
-    >>> samples = predict_position_ranking(task, 4.0, np.random.default_rng(1))
-    >>> bool(np.median(samples) < task.length)
-    True
     """
     if not noise_ratio > 0 or not patience > 0:
         raise UsageError(f"noise_ratio={noise_ratio}, patience={patience}: give positive numbers")

@@ -66,8 +66,6 @@ class SignalSystem:
         :math:`T` and :math:`N`.
     value_learning_rate, attention_learning_rate
         Learning rates :math:`\eta_V` and :math:`\eta_A`; time is measured in steps.
-    batch
-        Samples of a step, which determine the noise; infinite for none.
     """
 
     transition_squared_norm: float
@@ -76,7 +74,7 @@ class SignalSystem:
     vocabulary: int
     value_learning_rate: float
     attention_learning_rate: float
-    batch: float = float("inf")
+    batch: float = float("inf")  # samples of a step, which determine the noise; infinite for none
 
     def __post_init__(self) -> None:
         named = {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -69,15 +69,13 @@ class StepSettings:
 
     Attributes
     ----------
-    batch
-        Samples B of a step.
     value_learning_rate, attention_learning_rate
         Learning rates :math:`\eta_W` and :math:`\eta_A`.
     penalty
         :math:`\lambda`: the soft threshold of a step is :math:`\eta_A\lambda`; rows may then have any sum.
     """
 
-    batch: int = constrained(rule=Constraint(least=1, below=LONGEST))
+    batch: int = constrained(rule=Constraint(least=1, below=LONGEST))  # samples B of a step
     value_learning_rate: float = constrained(rule=Constraint(least=0))
     attention_learning_rate: float = constrained(rule=Constraint(least=0))
     penalty: float = constrained(0.0, Constraint(least=0))

@@ -100,16 +100,12 @@ class SupportSamples:
 
     Attributes
     ----------
-    places
-        (N, C): the positions kept for each query; -1 in the unused columns of a query with fewer.
-    tokens
-        (n, C): the tokens there.
     queries, targets
         (n,) each.
     """
 
-    places: np.ndarray
-    tokens: np.ndarray
+    places: np.ndarray  # (N, C): the positions kept for each query; -1 in the unused columns of a query with fewer
+    tokens: np.ndarray  # (n, C): the tokens there
     queries: np.ndarray
     targets: np.ndarray
 

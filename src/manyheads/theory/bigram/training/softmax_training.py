@@ -72,8 +72,6 @@ class SoftmaxSettings:
 
     Attributes
     ----------
-    batch
-        Samples of a step.
     value_learning_rate
         :math:`\eta_W`.
     attention_learning_rate
@@ -81,15 +79,13 @@ class SoftmaxSettings:
     rule
         "scaled": gradient steps of :math:`\eta_A/\max_t a_t^2`, the maximum of each row's softmax over positions, and
         of :math:`\eta_A/\max_j \pi_j^2` for the logits of tokens; "constant": gradient steps; "adam": Adam.
-    token_logits
-        Whether :math:`m` is trained as well.
     """
 
-    batch: int
+    batch: int  # samples of a step
     value_learning_rate: float
     attention_learning_rate: float
     rule: Literal["scaled", "constant", "adam"] = constrained("scaled")
-    token_logits: bool = False
+    token_logits: bool = False  # whether m is trained as well
 
     def __post_init__(self) -> None:
         check_fields(self)

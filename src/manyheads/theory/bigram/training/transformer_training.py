@@ -47,18 +47,14 @@ class Probe(NamedTuple):
 
     Attributes
     ----------
-    tokens
-        (B, T + 1), the query last.
-    truth
-        Distributions of the targets, (B, N).
     information
         Mutual information of target and context given the query, in nats: the excess loss of uniform predictions.
     first_alone
         Excess loss of the best predictor that knows the position of largest weight alone, over the information.
     """
 
-    tokens: jax.Array
-    truth: np.ndarray
+    tokens: jax.Array  # (B, T + 1), the query last
+    truth: np.ndarray  # distributions of the targets, (B, N)
     information: float
     first_alone: float
 

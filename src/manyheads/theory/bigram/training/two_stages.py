@@ -89,33 +89,19 @@ class TwoStageResult:
 
     Attributes
     ----------
-    state
-        Final values and attention, after the refit.
-    raw
-        Values and attention before rounding.
-    support
-        The positions found, one array per query.
-    loss
-        Of `state` on fresh samples, with its standard error.
-    samples
-        Number drawn for each purpose: first, second, held-out, fit, certificate.
     flipped, z_score
         Whether the signs were flipped, and the z-score at the switch.
-    stopped
-        "held-out", "budget", or "switch" without a stage two.
-    curve
-        Held-out loss over stage two, (points, 2).
     """
 
-    state: State
-    raw: State
-    support: tuple[np.ndarray, ...]
-    loss: LossEstimate
-    samples: dict[str, int]
+    state: State  # final values and attention, after the refit
+    raw: State  # values and attention before rounding
+    support: tuple[np.ndarray, ...]  # the positions found, one array per query
+    loss: LossEstimate  # of `state` on fresh samples, with its standard error
+    samples: dict[str, int]  # number drawn for each purpose: first, second, held-out, fit, certificate
     flipped: bool
     z_score: float
-    stopped: Stopped
-    curve: np.ndarray
+    stopped: Stopped  # "held-out", "budget", or "switch" without a stage two
+    curve: np.ndarray  # held-out loss over stage two, (points, 2)
 
 
 def robust_z_scores(attention: np.ndarray) -> ZScores:

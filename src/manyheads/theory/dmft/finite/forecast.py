@@ -48,12 +48,6 @@ class LossForecast(Shown):
         Size, what is forecast (`"network"` or `"mean"`), and the probability that the band holds all of its curve.
     loss, low, high
         (step,) the forecast and its band.
-    limit
-        (step,) loss of infinitely many heads.
-    ensembles
-        (2, step) geometric mean losses of the small ensembles.
-    sizes
-        Their numbers of heads.
     bias, fluctuation, error
         (step,) in log loss: what the bias adds to the limit, the std of single networks, and the std error of the
         forecast of their mean.
@@ -65,9 +59,9 @@ class LossForecast(Shown):
     loss: Float[np.ndarray, " step"]
     low: Float[np.ndarray, " step"]
     high: Float[np.ndarray, " step"]
-    limit: Float[np.ndarray, " step"]
-    ensembles: Float[np.ndarray, "2 step"]
-    sizes: tuple[int, int]
+    limit: Float[np.ndarray, " step"]  # (step,) loss of infinitely many heads
+    ensembles: Float[np.ndarray, "2 step"]  # (2, step) geometric mean losses of the small ensembles
+    sizes: tuple[int, int]  # their numbers of heads
     bias: Float[np.ndarray, " step"]
     fluctuation: Float[np.ndarray, " step"]
     error: Float[np.ndarray, " step"]

@@ -32,12 +32,6 @@ def digits_problem(samples: int = 4, tests: int = 2, seed: int = 0, **fields: An
     ------
     UsageError
         No image in the loss, or more than there are.
-
-    Examples
-    --------
-    >>> problem = digits_problem(steps=4)
-    >>> problem.inputs.shape, problem.targets.ravel().tolist(), problem.loss_weights[0].tolist()
-    ((6, 4, 16), [-1.0, 1.0, -1.0, 1.0, -1.0, 1.0], [0.25, 0.25, 0.25, 0.25, 0.0, 0.0])
     """
     pair = select_pair(load_digits(), 3, 5)
     if samples < 1 or tests < 0 or samples + tests > len(pair.labels):

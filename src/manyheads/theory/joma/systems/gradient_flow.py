@@ -71,8 +71,6 @@ class AdaptiveSteps:
         A ReLU gate is held until its pre-activation has passed zero by this much. The trajectory is accurate to about
         the margin, the conserved relations, which do not depend on the gates, to the tolerance of a step. Gradient flow
         often slides along a kink and crosses it repeatedly: a margin ten times smaller then costs ten times as much.
-    crossings
-        Largest number of gate changes.
     """
 
     horizon: float
@@ -81,7 +79,7 @@ class AdaptiveSteps:
     atol: float = 1e-12
     limit: float = math.inf
     margin: float = 1e-3
-    crossings: int = 20_000
+    crossings: int = 20_000  # largest number of gate changes
 
     def __post_init__(self) -> None:
         positive = (self.horizon, self.rtol, self.atol, self.limit, self.margin)

@@ -52,12 +52,6 @@ def make_cooccurrence(
 
     Token n D + i belongs to next token n, common tokens come last; rows are normalized. With rows of equal sums and
     equal weights the next tokens are exchangeable.
-
-    Examples
-    --------
-    >>> table = make_cooccurrence([[0.4, 0.2], [0.4, 0.2]], [0.4])
-    >>> table.probabilities.tolist(), table.common.tolist()
-    ([[0.4, 0.2, 0.0, 0.0, 0.4], [0.0, 0.0, 0.4, 0.2, 0.4]], [False, False, False, False, True])
     """
     own, shared = np.asarray(distinct, np.float64), np.asarray(common, np.float64)
     if own.ndim != 2 or shared.ndim != 1:

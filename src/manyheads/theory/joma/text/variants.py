@@ -36,17 +36,13 @@ class Variant:
     ----------
     tokens
         "words", "characters", or "shuffled": words in random order, from which attention can learn nothing.
-    norm
-        "pre" or "post".
-    masked
-        A bidirectional encoder that is asked for masked tokens, in place of a decoder.
     widen, heads
         Factor on the width of the stream, and number of heads among which it is divided.
     """
 
     tokens: Literal["words", "characters", "shuffled"] = "words"
-    norm: Literal["pre", "post"] = "pre"
-    masked: bool = False
+    norm: Literal["pre", "post"] = "pre"  # "pre" or "post"
+    masked: bool = False  # a bidirectional encoder that is asked for masked tokens, in place of a decoder
     widen: int = 1
     heads: int = 4
 

@@ -94,8 +94,6 @@ class Tree:
     ----------
     parents
         Shape (n,): the parent of each node, a smaller number than its own; -1 for node 0, the root.
-    root
-        Probabilities of the root's states, shape (S_0,).
     transitions
         For node i the matrix of P(state of i | state of its parent), shape (S_parent, S_i); the root's entry is None.
 
@@ -113,7 +111,7 @@ class Tree:
     """
 
     parents: Int[np.ndarray, " nodes"]
-    root: Float[np.ndarray, " states"]
+    root: Float[np.ndarray, " states"]  # probabilities of the root's states, shape (S_0,)
     transitions: tuple[Float[np.ndarray, "parent own"] | None, ...]
 
     def __post_init__(self) -> None:
@@ -149,14 +147,6 @@ def marginals(tree: Tree, evidence: Mapping[int, int]) -> tuple[float, tuple[Arr
     ------
     UsageError
         A node or state that does not exist, or evidence of probability zero.
-
-    Examples
-    --------
-    >>> flip = np.array([[0.9, 0.1], [0.1, 0.9]])
-    >>> tree = Tree(np.array([-1, 0, 0]), np.array([0.5, 0.5]), (None, flip, flip))
-    >>> likelihood, states = marginals(tree, {1: 1})
-    >>> round(likelihood, 12), states[2].round(12).tolist()
-    (0.5, [0.18, 0.82])
     """
     count = len(tree.parents)
     sizes = [len(tree.root), *(matrix.shape[1] for matrix in tree.transitions if matrix is not None)]
@@ -196,13 +186,7 @@ def unroll(tree: LatentTree) -> Tree:
 
 
 def heights(branching: tuple[int, ...]) -> Int[np.ndarray, "leaves leaves"]:
-    """Compute the height of the lowest common ancestor of every pair of leaves of a regular tree.
-
-    Examples
-    --------
-    >>> heights((2, 2)).tolist()
-    [[0, 1, 2, 2], [1, 0, 2, 2], [2, 2, 0, 1], [2, 2, 1, 0]]
-    """
+    """Compute the height of the lowest common ancestor of every pair of leaves of a regular tree."""
     if not branching or min(branching) < 1:
         raise UsageError(f"branching={branching}: expected one positive number per level")
     leaf = np.arange(math.prod(branching))

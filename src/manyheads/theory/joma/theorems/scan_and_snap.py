@@ -85,13 +85,6 @@ def reduced_trajectory(
         not rise.
     CertificateError
         The integrator does not reach the last progress.
-
-    Examples
-    --------
-    >>> path = reduced_trajectory([0.4, 0.2], [0.4], 2, [0.0, 3.0, 30.0, 300.0])
-    >>> gaps = path.distinct[:, 0] - path.distinct[:, 1]
-    >>> bool(gaps[1] > 0), bool(abs(gaps[3] - gaps[2]) < 1e-2 * gaps[2]), bool((path.common[1:] < 0).all())
-    (True, True, True)
     """
     own, shared, moments = _checked(distinct, common, classes, progress)
     with double_precision():
@@ -118,12 +111,6 @@ def training_time(
     ShapeError, UsageError
         As for `reduced_trajectory`; learning rates that are not positive; a time beyond the largest double, because
         the ratio of the learning rates is too small for this progress.
-
-    Examples
-    --------
-    >>> times = training_time([0.4, 0.2], [0.4], 2, [0.0, 1.0, 2.0], attention_learning_rate=0.1)
-    >>> bool(times[0] == 0), bool(times[2] > 10 * times[1])
-    (True, True)
     """
     own, shared, moments = _checked(distinct, common, classes, progress)
     check_learning_rates(decoder_learning_rate, attention_learning_rate)
@@ -148,11 +135,6 @@ def relative_gain(
     r"""Compute the relative gain :math:`r = f_l^2/f_{l'}^2 - 1 = (p_l/p_{l'})^2 e^{2(z_l - z_{l'})} - 1` of two tokens.
 
     From their co-occurrence p at the start and logits z; first and second are l and l'.
-
-    Examples
-    --------
-    >>> relative_gain([0.4, 0.2], [[0.0, 0.0]], 0, 1).tolist()
-    [3.0]
     """
     p, z = np.asarray(start, np.float64), np.asarray(logits, np.float64)
     return (p[first] / p[second]) ** 2 * np.exp(2 * (z[..., first] - z[..., second])) - 1
@@ -162,13 +144,7 @@ def relative_gain(
 def relative_gain_law(
     start: Float[ArrayLike, " distinct"], logits: Float[ArrayLike, "... distinct"], first: int, second: int
 ) -> Float[np.ndarray, "..."]:
-    r"""Compute the gain law of the paper for `relative_gain`: :math:`r(0)\, e^{2 z_l}`.
-
-    Examples
-    --------
-    >>> relative_gain_law([0.4, 0.2], [[0.0, 0.0]], 0, 1).tolist()
-    [3.0]
-    """
+    r"""Compute the gain law of the paper for `relative_gain`: :math:`r(0)\, e^{2 z_l}`."""
     z = np.asarray(logits, np.float64)
     return relative_gain(start, np.zeros_like(z), first, second) * np.exp(2 * z[..., first])
 

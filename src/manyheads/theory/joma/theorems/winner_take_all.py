@@ -94,11 +94,6 @@ def frozen_weights(gains: Float[ArrayLike, " tokens"], s: float = 1.0) -> Float[
     r"""Compute the weights at the blow-up, :math:`\sqrt{2/s}\,\operatorname{erf}^{-1}(\Delta_l/\max|\Delta|)`.
 
     Infinite for the largest gain, ties included.
-
-    Examples
-    --------
-    >>> frozen_weights([2.0, 1.0, -1.0]).round(4)
-    array([    inf,  0.6745, -0.6745])
     """
     delta = _checked(gains, s)
     return np.asarray(math.sqrt(2 / s) * erfinv(delta / np.abs(delta).max()))

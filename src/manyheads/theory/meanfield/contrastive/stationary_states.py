@@ -44,21 +44,11 @@ AGREEMENT = 1e-4  # of a stationary state at two node counts
 
 @dataclass(frozen=True)
 class StationaryState:
-    """A stationary state of the overlap dynamics.
+    """A stationary state of the overlap dynamics."""
 
-    Attributes
-    ----------
-    overlaps
-        Q_1, ..., Q_p.
-    squared_norm
-        q.
-    eigenvalues
-        Of the Jacobian of (Q', q'), the largest real part first.
-    """
-
-    overlaps: tuple[float, ...]
-    squared_norm: float
-    eigenvalues: tuple[complex, ...]
+    overlaps: tuple[float, ...]  # Q_1, ..., Q_p
+    squared_norm: float  # q
+    eigenvalues: tuple[complex, ...]  # of the Jacobian of (Q', q'), the largest real part first
 
     @property
     def stable(self) -> bool:

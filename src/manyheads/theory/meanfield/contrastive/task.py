@@ -85,13 +85,7 @@ class FeatureDistribution:
 
 
 def sparse_feature(probability: float = 1.0, second_moment: float = 1.0) -> FeatureDistribution:
-    """Return a feature that is present with the given probability, with either sign and the given second moment.
-
-    Examples
-    --------
-    >>> sparse_feature(0.25).values
-    (-2.0, 0.0, 2.0)
-    """
+    """Return a feature that is present with the given probability, with either sign and the given second moment."""
     Constraint(above=0, most=1).kept("probability", probability, "float")
     Constraint(above=0).kept("second_moment", second_moment, "float")
     size = math.sqrt(second_moment / probability)

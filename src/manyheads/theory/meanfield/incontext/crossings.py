@@ -23,11 +23,6 @@ def first_crossing(times: Float[ArrayLike, " time"], values: Float[ArrayLike, " 
     ------
     ShapeError
         Times and values of different shapes, or no vectors.
-
-    Examples
-    --------
-    >>> first_crossing([0.0, 1.0, 2.0], [0.9, 0.5, 0.3], 0.4)
-    1.5
     """
     times, values = as_floats(times, "times"), as_floats(values, "values")
     if times.ndim != 1 or times.shape != values.shape:

@@ -55,24 +55,12 @@ Heads = MergedHeads | SeparateHeads
 
 @dataclass(frozen=True)
 class HeadTraining:
-    """Circuit and loss during training.
+    """Circuit and loss during training."""
 
-    Attributes
-    ----------
-    times
-        Step times learning rate, (S,), initialization included.
-    circuits
-        U, (S, D, D).
-    losses
-        Population loss of the circuits, (S,).
-    heads
-        Weights after the last step.
-    """
-
-    times: Float[np.ndarray, " time"]
-    circuits: Float[np.ndarray, "time dim dim"]
-    losses: Float[np.ndarray, " time"]
-    heads: Heads
+    times: Float[np.ndarray, " time"]  # step times learning rate, (S,), initialization included
+    circuits: Float[np.ndarray, "time dim dim"]  # U, (S, D, D)
+    losses: Float[np.ndarray, " time"]  # population loss of the circuits, (S,)
+    heads: Heads  # weights after the last step
 
     def __repr__(self) -> str:
         steps = f"{len(self.times)} records to time {self.times[-1]:.4g}"

@@ -59,15 +59,13 @@ class Drop:
     ----------
     direction, head
         Index of the eigenvector (0 is the largest eigenvalue) and of the head.
-    divergence
-        :math:`t^*`, at which the head would diverge without saturation.
     width
         :math:`1/(a\lambda_d^2)`, duration of the drop.
     """
 
     direction: int
     head: int
-    divergence: float
+    divergence: float  # t^*, at which the head would diverge without saturation
     width: float
 
     @property
