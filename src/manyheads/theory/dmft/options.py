@@ -61,11 +61,6 @@ class Request:
         The branches of a block; samples are set here.
     keep
         ``"two-time"`` keeps correlation and response functions of two times; on single steps only.
-
-    Raises
-    ------
-    UsageError
-        An unknown `keep`, or functions of two times on a coarse grid.
     """
 
     problems: tuple[Problem, ...]  # one, or two at L and 2L that are extrapolated to infinite depth

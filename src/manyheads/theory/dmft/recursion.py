@@ -56,11 +56,6 @@ def solve_recursion(
 
     On a `grid` of a long training `problem` is its `moments`, with which processes are started, too; None solves every
     step. Without `responses` the solution is wrong: the negative control of tests and studies.
-
-    Raises
-    ------
-    CertificateError
-        The limit diverges, or a kernel of sampled branches is not positive; `partial` is the trajectory up to there.
     """
     system = System(grid or TimeGrid.of(problem, every=1), layers, depth_step, 1.0 if responses else 0.0)
     fields = Fields.zeros(system, two_time)

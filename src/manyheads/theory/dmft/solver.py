@@ -105,15 +105,7 @@ FINER_GRID = Accuracy(
 
 
 def solve(request: Request) -> xr.Dataset:
-    """Solve a request; where an error is asked for, with more samples, and later long intervals, until it is reached.
-
-    Raises
-    ------
-    UsageError
-        It does not fit into the memory or the time that are allowed; the message says what would.
-    CertificateError
-        The limit diverges, or the error that was asked for is not reached; `partial` is what was solved.
-    """
+    """Solve a request; where an error is asked for, with more samples, and later long intervals, until it is reached."""
     tolerance = np.inf if request.sampling.tolerance is None else request.sampling.tolerance
     _check(_memory_lower_bound(request), request)  # before a grid is laid out, whose own arrays grow with the steps
     while True:

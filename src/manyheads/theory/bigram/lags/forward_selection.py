@@ -174,17 +174,7 @@ class Scores:
 
 
 def select_lags(data: Lagged, level: float, groups: np.ndarray | None = None) -> Selection:
-    """Select lags, with a bound on the probability of any false one over all groups and lags.
-
-    Parameters
-    ----------
-    data
-        The samples.
-    level
-        Probability that targets which depend on nothing are given a lag.
-    groups
-        Group of every sample, (m,), integers from 0 on; by default all are one.
-    """
+    """Select lags, with a bound on the probability of any false one over all groups and lags."""
     groups = np.zeros(len(data), np.int64) if groups is None else groups
     tables = Scores(data, groups, merge_levels(data, int(groups.max()) + 1))
     count, lags = tables.cross.shape[:2]
@@ -215,13 +205,6 @@ def present_pvalue(data: Lagged, chosen: np.ndarray) -> float:
     """Return the p-value of no effect of the present symbol beside a table for each lag, of the symbols that chose it.
 
     Where a lag is of one symbol alone, its table holds every effect of that symbol.
-
-    Parameters
-    ----------
-    data
-        The samples.
-    chosen
-        Which lags beyond 0 belong to which symbol, (N, L) of bools.
     """
     levels = merge_levels(data, data.vocabulary)
     size, lags = int(levels.max()) + 1, np.flatnonzero(chosen.any(0))

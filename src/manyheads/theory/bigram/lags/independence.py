@@ -86,17 +86,6 @@ def independence_test(forecast: Forecast, own: bool, rate: float, rng: np.random
 
     The draws end early where the p-value is large; it is valid then as well (Besag and Clifford, "Sequential Monte
     Carlo p-values", Biometrika 1991).
-
-    Parameters
-    ----------
-    forecast
-        Samples and predictions.
-    own
-        Whether the targets are the next symbols of the stream.
-    rate
-        Error rate of the decision; the p-value is at least a quarter of it.
-    rng
-        Where the permutations come from.
     """
     total, larger = forecast.statistic(forecast.data), 0
     draws = int(np.ceil(4 / rate)) - 1

@@ -86,31 +86,7 @@ def read_streams(
     targets: ArrayLike | Sequence[ArrayLike] | None = None,
     vocabulary: int | None = None,
 ) -> Lagged:
-    """Read one stream or several, and find the places with enough history.
-
-    Parameters
-    ----------
-    streams
-        Labels (n,) of any type, or a list of such arrays: sessions that do not continue one another; a `str` is a
-        stream of its characters. Integers from 0 to 4095, or any with `vocabulary`, are symbols as they stand; other
-        labels are numbered in their order. NaN, NaT, None, `pandas.NA` and masked entries are gaps, whatever the dtype:
-        a gap is no symbol, and ends a session.
-    lags
-        Number of lags L, lag 0 included.
-    targets
-        What is to be predicted at every place, of the same shape as `streams`; by default the next symbol. A place
-        whose target is a gap is no sample.
-    vocabulary
-        Number of symbols; by default one more than the largest integer, or as many as there are labels.
-
-    Raises
-    ------
-    ShapeError
-        Streams that are no rows of labels, or targets of another shape.
-    UsageError
-        An empty stream, symbols outside the vocabulary, infinite labels, lags that no stretch without a gap is long
-        enough for, or symbols or targets that never change.
-    """
+    """Read one stream or several, and find the places with enough history."""
     rows = _rows(streams, "stream")
     wanted = None if targets is None else _rows(targets, "target")
     if wanted is not None and [len(row) for row, _ in rows] != [len(row) for row, _ in wanted]:

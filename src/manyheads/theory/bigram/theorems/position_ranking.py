@@ -40,19 +40,7 @@ TIMES = 500  # steps of a path, in geometric progression
 def predict_position_ranking(
     task: BigramTask, noise_ratio: float, rng: np.random.Generator, patience: float = 6.0
 ) -> np.ndarray:
-    """Draw the samples until gradient training from scratch ranks all positions first, with any sign: 1600 paths.
-
-    Parameters
-    ----------
-    task
-        Its tokens are about equally frequent.
-    noise_ratio
-        Noise-to-signal ratio of the training, as of `SignalSystem.noise_ratio`.
-    rng
-        Source of the paths.
-    patience
-        Budget, in multiples of ln T + 1.3 units of time; paths that do not end before it have its samples.
-    """
+    """Draw the samples until gradient training from scratch ranks all positions first, with any sign: 1600 paths."""
     if not noise_ratio > 0 or not patience > 0:
         raise UsageError(f"noise_ratio={noise_ratio}, patience={patience}: give positive numbers")
     transition, weights = task.transition_squared_norm, attention_squared_norm(task)

@@ -17,22 +17,7 @@ PATCH = 4  # pixels: an image of 8 x 8 becomes 4 tokens of 16 numbers
 
 
 def digits_problem(samples: int = 4, tests: int = 2, seed: int = 0, **fields: Any) -> Problem:
-    """Tell threes from fives: pooled tokens, squared loss, targets -1 and +1.
-
-    Parameters
-    ----------
-    samples, tests
-        Images in the loss, and test images outside it; half of each digit where their number is even.
-    seed
-        Which images.
-    fields
-        Of `Problem`: steps, learning_rate, richness, depth and so on.
-
-    Raises
-    ------
-    UsageError
-        No image in the loss, or more than there are.
-    """
+    """Tell threes from fives: pooled tokens, squared loss, targets -1 and +1."""
     pair = select_pair(load_digits(), 3, 5)
     if samples < 1 or tests < 0 or samples + tests > len(pair.labels):
         raise UsageError(f"samples={samples}, tests={tests}: from 1 and 0, together at most {len(pair.labels)}")
@@ -48,19 +33,6 @@ def text_problem(
     samples: int = 3, length: int = 4, vocabulary: int = 8, text: Path | None = None, seed: int = 0, **fields: Any
 ) -> Problem:
     """Predict the next character: one-hot tokens with their positions, causal, every token reads out, cross-entropy.
-
-    Parameters
-    ----------
-    samples, length
-        Windows of a text, and characters of each.
-    vocabulary
-        The most frequent characters; the others are one symbol.
-    text
-        A UTF-8 file; Python's own documentation if absent.
-    seed
-        Which windows.
-    fields
-        Of `Problem`.
 
     Examples
     --------

@@ -73,13 +73,7 @@ class TimeGrid:
 
     @staticmethod
     def of(problem: Problem, every: int, kernel: np.ndarray | None = None, each: int = EACH) -> "TimeGrid":
-        """Return a grid whose intervals grow from single steps to `every` steps, by factors of three after `each`.
-
-        Raises
-        ------
-        UsageError
-            From `check_every`.
-        """
+        """Return a grid whose intervals grow from single steps to `every` steps, by factors of three after `each`."""
         check_every(problem, every)
         lengths: list[int] = []
         left, length, alike = problem.steps - 1, 1, 0
@@ -206,13 +200,7 @@ class IntervalState(NamedTuple):
 
 
 def start_interval(grid: TimeGrid) -> IntervalState | None:
-    """Return the state before the first moment; None where all intervals are single steps.
-
-    Raises
-    ------
-    UsageError
-        Long intervals without a tangent kernel.
-    """
+    """Return the state before the first moment; None where all intervals are single steps."""
     longest = max(grid.lengths, default=1)
     if longest == 1:
         return None

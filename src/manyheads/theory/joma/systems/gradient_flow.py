@@ -184,12 +184,6 @@ def adaptive_gradient_flow(
 
     Between two events the ReLU gates are held, so the vector field is smooth and the method keeps its order. Precision
     and tracing are those of `gradient_flow`; a traced function cannot raise, so check `finished` there.
-
-    Raises
-    ------
-    CertificateError
-        The trajectory did not reach its end: too many steps, or too many gate changes because the flow slides along a
-        kink. `measured` is the time that was reached.
     """
     path: FlowTrajectory = _flow_adaptively(network, task, loss, rule, until)
     try:

@@ -51,11 +51,6 @@ class LatentTree:
     top
         Row y holds the probabilities of the top latent's states under label y.
 
-    Raises
-    ------
-    UsageError
-        A probability outside [0, 1], a row that does not add up to one, or matrices that do not fit together.
-
     Examples
     --------
     >>> tree = binary_tree((2, 3), correlation=0.8)
@@ -113,11 +108,6 @@ def binary_tree(branching: tuple[int, ...], correlation: float, bias: tuple[floa
     State 1 stands for s = +1 (the token is present), state 0 for s = -1. The correlation is
     :math:`\rho = P(\text{same}) - P(\text{other})`; the bias is :math:`P(s=+1 \mid y_0) - P(s=-1 \mid y_0)` of the
     top latent under each label, and theorem 5's :math:`\rho_0` is minus its mean.
-
-    Raises
-    ------
-    UsageError
-        A correlation or a bias outside [-1, 1]: the transition would leave [0, 1].
     """
     for name, value in (("correlation", correlation), *(("bias", each) for each in bias)):
         if not -1 <= value <= 1:

@@ -84,15 +84,7 @@ def scan_and_snap_flow(
     decoder_learning_rate: float = 1.0,
     attention_learning_rate: float = 1.0,
 ) -> ScanAndSnapTrajectory:
-    """Integrate the flow from zero in double precision and logarithmic time, as it slows down exponentially.
-
-    Raises
-    ------
-    UsageError
-        Rows that are not probabilities, times that do not rise, or learning rates that are not positive.
-    CertificateError
-        The integrator does not reach the last time.
-    """
+    """Integrate the flow from zero in double precision and logarithmic time, as it slows down exponentially."""
     table, moments = np.asarray(cooccurrence.probabilities, np.float64), check_times(times)
     if table.ndim != 2 or not (table >= 0).all() or np.abs(table.sum(1) - 1).max() > ROUNDING:
         raise UsageError(

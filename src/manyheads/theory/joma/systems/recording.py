@@ -21,13 +21,7 @@ class SGDOptions(NamedTuple):
     snapshots: int
 
     def block(self) -> int:
-        """Return the steps from one snapshot to the next.
-
-        Raises
-        ------
-        UsageError
-            Steps that are no multiple of the snapshots, or a learning rate that is not positive.
-        """
+        """Return the steps from one snapshot to the next."""
         if self.steps % self.snapshots or self.steps < 1 or not self.learning_rate > 0:
             raise UsageError(f"{self}: steps must be a positive multiple of snapshots, learning_rate positive")
         return self.steps // self.snapshots

@@ -59,11 +59,6 @@ class HierarchyShape:
     keep
         Probability that an active token activates one of its parts; 1 is the published, deterministic hierarchy.
 
-    Raises
-    ------
-    UsageError
-        More parts than tokens below, more tokens than different sets, or a transition probability outside [0, 1].
-
     Examples
     --------
     >>> HierarchyShape(sizes=(10, 20, 20), parts=2).places

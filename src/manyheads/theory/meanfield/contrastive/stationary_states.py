@@ -228,11 +228,6 @@ def basin_boundary(
     Starts are Q = radius (cos, sin) with the largest stationary squared norm at Q = 0, to which `added_norm` is added.
     The angle is bracketed by nine starts at a time; the answer is the middle of the last bracket, 90 / 10^rounds
     degrees wide. It is 90 where feature one is learned from every start that contains it.
-
-    Raises
-    ------
-    CertificateError
-        The weights vanish at Q = 0, so that there is no norm to start from.
     """
     norms = norms_without_features(task, nodes)
     if not norms or norms[-1] + added_norm < radius**2:

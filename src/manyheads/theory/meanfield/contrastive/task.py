@@ -36,11 +36,6 @@ ContrastiveLoss = Callable[[Array, Array, Array], Array]
 class FeatureDistribution:
     """Distribution of the coefficient of one feature: finitely many values, symmetric about zero.
 
-    Raises
-    ------
-    UsageError
-        Probabilities that are no distribution, or a distribution that is not symmetric.
-
     Examples
     --------
     >>> feature = FeatureDistribution((-2.0, 0.0, 2.0), (0.125, 0.75, 0.125))
@@ -72,13 +67,7 @@ class FeatureDistribution:
 
     @property
     def kurtosis(self) -> float:
-        """E c^4 / (E c^2)^2: 1 for a sign, 1/P for a sign that is zero with probability 1 - P.
-
-        Raises
-        ------
-        UsageError
-            A feature that is always zero.
-        """
+        """E c^4 / (E c^2)^2: 1 for a sign, 1/P for a sign that is zero with probability 1 - P."""
         if not self.moment(2) > 0:
             raise UsageError(f"{self} is always zero, without a kurtosis: give a value other than zero")
         return self.moment(4) / self.moment(2) ** 2

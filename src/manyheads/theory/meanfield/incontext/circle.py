@@ -121,29 +121,7 @@ def circle_flow(
     activation: str = "relu",
     tolerance: float = 1e-9,
 ) -> CircleTrajectory:
-    r"""Integrate the exact flow of infinitely many frozen neurons on the circle.
-
-    Parameters
-    ----------
-    signal, foreign
-        H and G at time 0; :math:`H H^\top + G G^\top` is positive definite.
-    times
-        Recorded times, rising, in units of the mean-field flow (gradients of a particle are multiplied by N).
-    attention_speed
-        Learning rate r of the attention matrix over that of the particles; None for instantaneous attention. It starts
-        at :math:`W = S^{-1}`.
-    length
-        Pairs n of a prompt; None for infinitely many.
-    tolerance
-        Relative error of a step; the absolute one is a thousandth.
-
-    Raises
-    ------
-    UsageError
-        Times that do not rise, a speed that is not positive, or an activation without a harmonic (sigmoid).
-    CertificateError
-        A singular start, or an integration that failed.
-    """
+    r"""Integrate the exact flow of infinitely many frozen neurons on the circle."""
     start = as_matrix(signal, "signal", (2, 2)), as_matrix(foreign, "foreign", (2, 2))
     Constraint(above=0).kept("attention_speed", attention_speed, "float | None")
     times = check_times(times)

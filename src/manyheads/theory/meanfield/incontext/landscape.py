@@ -103,15 +103,7 @@ class EscapeDirection(NamedTuple):
 
 
 def escape_direction(task: FeatureTask, representation: Float[ArrayLike, "nodes k"]) -> EscapeDirection:
-    """Return the direction of negative curvature at a saddle h, in closed form.
-
-    Raises
-    ------
-    UsageError
-        A point that is not critical, or one whose loss is zero.
-    CertificateError
-        Singular second moments of the representation.
-    """
+    """Return the direction of negative curvature at a saddle h, in closed form."""
     h, f = as_matrix(representation, "representation", task.targets.shape), task.targets
     second = h.T @ h / len(h)
     check_condition(second, "the representation")

@@ -100,11 +100,6 @@ def solve_attention(
 
     The representation is h at the task's nodes. For infinitely many pairs (`length` None) :math:`W = S^{-1}` is
     returned, which satisfies the paper's :math:`C W = C S^{-1}` also where C is singular and W is not unique.
-
-    Raises
-    ------
-    CertificateError
-        Second moments of the representation, or of the prompt's average, whose condition number exceeds 1e12.
     """
     h = as_matrix(representation, "representation", task.targets.shape)
     with double_precision():

@@ -49,13 +49,6 @@ class FeatureTask(ArraysAsShapes):
     label_noise
         Variance of the noise of the labels in a prompt; the label of the query has none.
 
-    Raises
-    ------
-    ShapeError
-        Inputs and targets of different numbers of nodes, or no matrices.
-    UsageError
-        Values that are not finite, or a negative variance.
-
     Examples
     --------
     >>> FeatureTask(np.eye(2), np.array([[1.0], [-1.0]])).features

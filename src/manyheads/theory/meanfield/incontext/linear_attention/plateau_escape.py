@@ -116,15 +116,7 @@ class Staircase:
 
 
 def predict_staircase(task: InContextRegression, heads: SeparateHeads) -> Staircase:
-    """Predict the drops of separate rank-one heads from their initial weights.
-
-    Raises
-    ------
-    UsageError
-        Heads of another rank or dimension, or weights that are not finite.
-    CertificateError
-        Weights from which no head grows, or an initialization so large that a plateau is shorter than the drop.
-    """
+    """Predict the drops of separate rank-one heads from their initial weights."""
     check_heads(task, heads)
     value, key, query = (np.asarray(weight, np.float64) for weight in heads)
     if key.ndim != 3 or key.shape[1:] != (1, task.dim):
