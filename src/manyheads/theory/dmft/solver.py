@@ -105,7 +105,7 @@ FINER_GRID = Accuracy(
 
 
 def solve(request: Request) -> xr.Dataset:
-    """Solve a request; where an error is asked for, with more samples, and later long intervals, until it is reached."""
+    """Solve a request; with more samples, and with later long intervals, until the error asked for is reached."""
     tolerance = np.inf if request.sampling.tolerance is None else request.sampling.tolerance
     _check(_memory_lower_bound(request), request)  # before a grid is laid out, whose own arrays grow with the steps
     while True:

@@ -174,7 +174,7 @@ class Scores:
 
 
 def select_lags(data: Lagged, level: float, groups: np.ndarray | None = None) -> Selection:
-    """Select lags, with a bound on the probability of any false one over all groups and lags."""
+    """Select lags in groups (m,) of samples, one by default; a false one has at most the probability `level`."""
     groups = np.zeros(len(data), np.int64) if groups is None else groups
     tables = Scores(data, groups, merge_levels(data, int(groups.max()) + 1))
     count, lags = tables.cross.shape[:2]
@@ -204,7 +204,8 @@ def select_lags(data: Lagged, level: float, groups: np.ndarray | None = None) ->
 def present_pvalue(data: Lagged, chosen: np.ndarray) -> float:
     """Return the p-value of no effect of the present symbol beside a table for each lag, of the symbols that chose it.
 
-    Where a lag is of one symbol alone, its table holds every effect of that symbol.
+    `chosen` (N, L) tells which lags beyond 0 belong to which symbol. Where a lag is of one symbol alone, its table holds
+    every effect of that symbol.
     """
     levels = merge_levels(data, data.vocabulary)
     size, lags = int(levels.max()) + 1, np.flatnonzero(chosen.any(0))

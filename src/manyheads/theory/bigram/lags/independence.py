@@ -84,8 +84,9 @@ class Forecast:
 def independence_test(forecast: Forecast, own: bool, rate: float, rng: np.random.Generator) -> float:
     """Return the p-value of the module's head: one-sided, small if the predictions go with the targets.
 
-    The draws end early where the p-value is large; it is valid then as well (Besag and Clifford, "Sequential Monte
-    Carlo p-values", Biometrika 1991).
+    It is at least a quarter of `rate`, the error rate of the decision; `own` targets are the stream's next symbols. The
+    draws end early where the p-value is large; it is valid then as well (Besag and Clifford, "Sequential Monte Carlo
+    p-values", Biometrika 1991).
     """
     total, larger = forecast.statistic(forecast.data), 0
     draws = int(np.ceil(4 / rate)) - 1

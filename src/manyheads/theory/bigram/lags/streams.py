@@ -86,7 +86,10 @@ def read_streams(
     targets: ArrayLike | Sequence[ArrayLike] | None = None,
     vocabulary: int | None = None,
 ) -> Lagged:
-    """Read one stream or several, and find the places with enough history."""
+    """Read one stream or several as `fit_lags` takes them, and find the places with enough history.
+
+    A place whose target is a gap is no sample. With `vocabulary` all integers are symbols as they stand.
+    """
     rows = _rows(streams, "stream")
     wanted = None if targets is None else _rows(targets, "target")
     if wanted is not None and [len(row) for row, _ in rows] != [len(row) for row, _ in wanted]:

@@ -40,7 +40,11 @@ TIMES = 500  # steps of a path, in geometric progression
 def predict_position_ranking(
     task: BigramTask, noise_ratio: float, rng: np.random.Generator, patience: float = 6.0
 ) -> np.ndarray:
-    """Draw the samples until gradient training from scratch ranks all positions first, with any sign: 1600 paths."""
+    """Draw the samples until gradient training from scratch ranks all positions first, with any sign: 1600 paths.
+
+    Tokens are about equally frequent, `noise_ratio` is that of `SignalSystem`, and paths that do not end within
+    `patience` times ln T + 1.3 units of time have the samples of this budget.
+    """
     if not noise_ratio > 0 or not patience > 0:
         raise UsageError(f"noise_ratio={noise_ratio}, patience={patience}: give positive numbers")
     transition, weights = task.transition_squared_norm, attention_squared_norm(task)

@@ -121,7 +121,12 @@ def circle_flow(
     activation: str = "relu",
     tolerance: float = 1e-9,
 ) -> CircleTrajectory:
-    r"""Integrate the exact flow of infinitely many frozen neurons on the circle."""
+    r"""Integrate the exact flow of infinitely many frozen neurons on the circle.
+
+    From H and G, with :math:`H H^\top + G G^\top` positive definite, to rising mean-field times. The attention matrix
+    starts at :math:`S^{-1}` and has the learning rate `attention_speed` over that of the particles; None for
+    instantaneous attention. Prompts have `length` pairs; None for infinitely many.
+    """
     start = as_matrix(signal, "signal", (2, 2)), as_matrix(foreign, "foreign", (2, 2))
     Constraint(above=0).kept("attention_speed", attention_speed, "float | None")
     times = check_times(times)
