@@ -204,8 +204,8 @@ def select_lags(data: Lagged, level: float, groups: np.ndarray | None = None) ->
 def present_pvalue(data: Lagged, chosen: np.ndarray) -> float:
     """Return the p-value of no effect of the present symbol beside a table for each lag, of the symbols that chose it.
 
-    `chosen` (N, L) tells which lags beyond 0 belong to which symbol. Where a lag is of one symbol alone, its table holds
-    every effect of that symbol.
+    `chosen` (N, L) tells which lags beyond 0 belong to which symbol. Where a lag is of one symbol alone, its table
+    holds every effect of that symbol.
     """
     levels = merge_levels(data, data.vocabulary)
     size, lags = int(levels.max()) + 1, np.flatnonzero(chosen.any(0))

@@ -17,7 +17,10 @@ PATCH = 4  # pixels: an image of 8 x 8 becomes 4 tokens of 16 numbers
 
 
 def digits_problem(samples: int = 4, tests: int = 2, seed: int = 0, **fields: Any) -> Problem:
-    """Tell threes from fives: pooled tokens, squared loss, targets -1 and +1."""
+    """Tell threes from fives: pooled tokens, squared loss, targets -1 and +1; further fields are those of `Problem`.
+
+    `samples` images are in the loss, `tests` outside it; half of each digit where their number is even.
+    """
     pair = select_pair(load_digits(), 3, 5)
     if samples < 1 or tests < 0 or samples + tests > len(pair.labels):
         raise UsageError(f"samples={samples}, tests={tests}: from 1 and 0, together at most {len(pair.labels)}")
@@ -33,6 +36,8 @@ def text_problem(
     samples: int = 3, length: int = 4, vocabulary: int = 8, text: Path | None = None, seed: int = 0, **fields: Any
 ) -> Problem:
     """Predict the next character: one-hot tokens with their positions, causal, every token reads out, cross-entropy.
+
+    Windows of a UTF-8 file, or of Python's documentation; all but the most frequent characters are one symbol.
 
     Examples
     --------
