@@ -49,6 +49,12 @@ from manyheads.errors import CertificateError, ShapeError, UsageError
 from manyheads.theory.joma.systems.one_layer_attention import check_learning_rates
 from manyheads.theory.joma.systems.recording import integrate
 
+Distinct = Float[ArrayLike, " distinct"]
+Common = Float[ArrayLike, " common"]
+Progress = Float[ArrayLike, " progress"]
+Logits = Float[ArrayLike, "... distinct"]
+Values = Float[np.ndarray, "..."]
+
 PRECISION = 1e-12  # local errors of the integrator, relative and absolute
 STEPS = 100_000  # largest number of integrator steps
 
@@ -67,12 +73,7 @@ class ReducedTrajectory(NamedTuple):
 
 @takes_arrays
 def reduced_trajectory(
-    distinct: Float[ArrayLike, " distinct"],
-    common: Float[ArrayLike, " common"],
-    classes: int,
-    progress: Float[ArrayLike, " progress"],
-    *,
-    aligned: bool = False,
+    distinct: Distinct, common: Common, classes: int, progress: Progress, *, aligned: bool = False
 ) -> ReducedTrajectory:
     """Integrate the reduced trajectory of exchangeable next tokens from their co-occurrence, up to a common factor.
 
@@ -96,10 +97,10 @@ def reduced_trajectory(
 
 @takes_arrays
 def training_time(
-    distinct: Float[ArrayLike, " distinct"],
-    common: Float[ArrayLike, " common"],
+    distinct: Distinct,
+    common: Common,
     classes: int,
-    progress: Float[ArrayLike, " progress"],
+    progress: Progress,
     *,
     decoder_learning_rate: float = 1.0,
     attention_learning_rate: float = 1.0,
@@ -129,9 +130,7 @@ def training_time(
 
 
 @takes_arrays
-def relative_gain(
-    start: Float[ArrayLike, " distinct"], logits: Float[ArrayLike, "... distinct"], first: int, second: int
-) -> Float[np.ndarray, "..."]:
+def relative_gain(start: Distinct, logits: Logits, first: int, second: int) -> Values:
     r"""Compute the relative gain :math:`r = f_l^2/f_{l'}^2 - 1 = (p_l/p_{l'})^2 e^{2(z_l - z_{l'})} - 1` of two tokens.
 
     From their co-occurrence p at the start and logits z; first and second are l and l'.
@@ -141,9 +140,7 @@ def relative_gain(
 
 
 @takes_arrays
-def relative_gain_law(
-    start: Float[ArrayLike, " distinct"], logits: Float[ArrayLike, "... distinct"], first: int, second: int
-) -> Float[np.ndarray, "..."]:
+def relative_gain_law(start: Distinct, logits: Logits, first: int, second: int) -> Values:
     r"""Compute the gain law of the paper for `relative_gain`: :math:`r(0)\, e^{2 z_l}`."""
     z = np.asarray(logits, np.float64)
     return relative_gain(start, np.zeros_like(z), first, second) * np.exp(2 * z[..., first])
