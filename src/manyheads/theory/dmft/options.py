@@ -95,9 +95,9 @@ class Request:
 
     def grids(self) -> list[TimeGrid]:
         """Return the moments of every problem."""
-        return [TimeGrid.of(problem, self.every, self._tangent(problem), self.each) for problem in self.problems]
+        return [TimeGrid.of(problem, self.every, self._tangent_kernel(problem), self.each) for problem in self.problems]
 
-    def _tangent(self, problem: Problem) -> np.ndarray | None:
+    def _tangent_kernel(self, problem: Problem) -> np.ndarray | None:
         """Return about the tangent kernel at the start; coarse grids only have to know it nearly."""
         if self.every == 1:
             return None

@@ -120,9 +120,9 @@ def solve(request: Request) -> xr.Dataset:
                 request = nearer
                 continue
             if error > tolerance:
-                nearer.partial = _labelled(halves, tasks, request)
+                nearer.partial = _dataset(halves, tasks, request)
                 raise nearer
-        solved = _labelled(halves, tasks, request)
+        solved = _dataset(halves, tasks, request)
         if request.every == 1 or solved.sizes["step"] == request.problems[0].steps:  # every step is solved
             return solved
         error = float(np.sqrt(np.mean(solved["output_error"].values ** 2)))
@@ -135,7 +135,7 @@ def solve(request: Request) -> xr.Dataset:
         request = nearer
 
 
-def _labelled(halves: list[Trajectory], tasks: list[_Task], request: Request) -> xr.Dataset:
+def _dataset(halves: list[Trajectory], tasks: list[_Task], request: Request) -> xr.Dataset:
     """Return the dataset with its errors, those of long intervals among them, and the cost that was foreseen."""
     grid, cost = tasks[0].grid, _total_cost(tasks)
     if request.every == 1:

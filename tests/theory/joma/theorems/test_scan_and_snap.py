@@ -118,7 +118,7 @@ def test_what_cannot_be_meant_is_refused(profile):
             reduced_trajectory(*arguments)
     with pytest.raises(ShapeError, match="expected"):
         reduced_trajectory(own[None], common, classes, [1.0])
-    with pytest.raises(UsageError, match="both must be positive"):
+    with pytest.raises(UsageError, match="expected a positive number"):
         training_time(own, common, classes, [1.0], attention_learning_rate=0.0)
     table = make_cooccurrence([[1.0, 0.5], [1.0, 0.5]], [1.0])
     for times in ([-1.0], [2.0, 1.0], []):
@@ -126,7 +126,7 @@ def test_what_cannot_be_meant_is_refused(profile):
             scan_and_snap_flow(table, times)
     with pytest.raises(UsageError, match="sum to one"):
         scan_and_snap_flow(table._replace(probabilities=table.probabilities * 2), [1.0])
-    with pytest.raises(UsageError, match="both must be positive"):
+    with pytest.raises(UsageError, match="expected a positive number"):
         scan_and_snap_flow(table, [1.0], decoder_learning_rate=-1.0)
     with pytest.raises(UsageError, match="two or more"):
         make_cooccurrence([[1.0]], [1.0])

@@ -58,6 +58,18 @@ class _Rows(NamedTuple):
     sums: np.ndarray
 
 
+def excess_of_signals(
+    task: BigramTask, value_norm: np.ndarray, attention_norm: np.ndarray, value: np.ndarray, attention: np.ndarray
+) -> np.ndarray:
+    r"""Return the excess loss over its initial value, from squared norms :math:`K_V`, :math:`|A|^2` and both signals.
+
+    .. math:: (|A|^2K_V - 2\langle Q,A\rangle\alpha_VK_P + |Q|^2K_P) / |Q|^2K_P
+    """
+    transition = task.transition_squared_norm
+    overlap = (attention * task.attention_squared_norm + 1 / task.length) * value * transition
+    return (attention_norm * value_norm - 2 * overlap) / (task.weight_squared_norm * transition) + 1
+
+
 def check_weights(task: BigramTask, value: np.ndarray, attention: np.ndarray) -> None:
     """Refuse weights (N, N) and (N, T) whose shapes differ from those of the task."""
     shapes, expected = (value.shape, attention.shape), ((task.vocabulary,) * 2, (task.vocabulary, task.length))

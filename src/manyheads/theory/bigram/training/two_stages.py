@@ -137,7 +137,7 @@ def run_stage_one(task: BigramTask, settings: FirstStage, *, seed: Seed, engine:
     )
 
     def train(state: State, first_step: int, more: int = every) -> State:
-        with _remedied(remedy):
+        with _remedy(remedy):
             return descend(task, state, steps, more, seed=seed, first_step=first_step, engine=engine)
 
     for done, state in trajectory(train, initial_state(task), every):
@@ -181,7 +181,7 @@ def run_stage_two(
             seen = batch_gradients(task, state, second.batch, seed=seed, step=number, engine=engine)
             penalty = second.ratio * estimate_noise(seen.attention, task.stationary)
         step = StepSettings(second.batch, *rates, penalty=penalty)
-        with _remedied(
+        with _remedy(
             f"stage two: lower its growth per step (now {second.growth:g}) or raise its batch (now {second.batch})"
         ):
             return descend(task, state, step, second.every, seed=seed, first_step=number, engine=engine)
@@ -200,7 +200,7 @@ def run_stage_two(
 
 
 @contextmanager
-def _remedied(remedy: str) -> Iterator[None]:
+def _remedy(remedy: str) -> Iterator[None]:
     """Prefix the error of a diverging descent with the settings to change."""
     try:
         yield

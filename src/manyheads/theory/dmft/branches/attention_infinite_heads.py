@@ -16,7 +16,7 @@ not, so that <u z_O>, <ebar z_V>, <mQ z_Q> and <mK z_K> cancel exactly.
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 
 import numpy as np
 from scipy.special import softmax
@@ -87,8 +87,7 @@ class _HeadsProcess(BranchProcess):
         self._above_root = np.zeros((0, 0))
 
     def forward(self, inputs: BranchInput) -> BranchOutput:
-        lo = inputs.moment * self._rows
-        hi = lo + self._rows
+        lo, hi = inputs.span
         self._below_root = factor(inputs.below[:hi, :hi])
         sources = [self._below_root[lo:hi] @ self._normals[which, :hi] for which in (VALUE, QUERY, KEY)]
         direct = inputs.kernel()
@@ -104,8 +103,7 @@ class _HeadsProcess(BranchProcess):
         return BranchOutput(written @ self._written[:hi].T / written.shape[1], response)
 
     def backward(self, inputs: BranchInput) -> BranchOutput:
-        lo = inputs.moment * self._rows
-        hi = lo + self._rows
+        lo, hi = inputs.span
         self._above_root = factor(inputs.above[:hi, :hi])
         source = self._above_root[lo:hi] @ self._normals[OUTPUT, :hi]  # rO
         error = source + inputs.kernel() @ self._written[:hi]
@@ -159,9 +157,7 @@ class _HeadsProcess(BranchProcess):
         return self._flat(back), self._flat(moves @ heads.key), self._flat(moves.swapaxes(-1, -2) @ heads.query)
 
 
-@final
-@dataclass(frozen=True)
-class _Heads:
+class _Heads(NamedTuple):
     """Sampled heads at one moment, (P, heads, T, N) and (P, heads, T, T)."""
 
     value: np.ndarray

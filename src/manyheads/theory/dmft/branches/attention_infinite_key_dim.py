@@ -51,8 +51,7 @@ class _LimitProcess(BranchProcess):
         self._to_query, self._to_key = np.zeros((n, 2 * n)), np.zeros((n, 2 * n))
 
     def forward(self, inputs: BranchInput) -> BranchOutput:
-        n, lo = self._n, inputs.moment * self._rows
-        hi = lo + self._rows
+        n, (lo, hi) = self._n, inputs.span
         own = np.arange(lo, hi)
         query, key, value = (np.zeros((self._rows, 2 * n)) for _ in range(3))
         for rows, source in ((query, own), (key, n + own), (value, own)):
@@ -71,8 +70,7 @@ class _LimitProcess(BranchProcess):
         return BranchOutput(covariance, written[:, n : n + lo])
 
     def backward(self, inputs: BranchInput) -> BranchOutput:
-        n, lo = self._n, inputs.moment * self._rows
-        hi = lo + self._rows
+        n, (lo, hi) = self._n, inputs.span
         error = np.zeros((self._rows, 2 * n))  # e, on (rV | rO)
         error[np.arange(self._rows), n + np.arange(lo, hi)] = 1
         error += inputs.kernel() @ self._written[:hi]

@@ -43,6 +43,12 @@ class BranchInput:
     learned: np.ndarray
     response: np.ndarray
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first of the rows of the moment, and their end."""
+        rows, low = self.learned.shape
+        return low, low + rows
+
     def kernel(self, learned: float = 1.0, response: float = 1.0) -> np.ndarray:
         """Learned part and response together, each with a factor, on the columns of the response."""
         total = response * self.response

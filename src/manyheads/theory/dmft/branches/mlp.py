@@ -82,8 +82,7 @@ class _NeuronProcess(BranchProcess):
         self._above_root = np.zeros((0, 0))
 
     def forward(self, inputs: BranchInput) -> BranchOutput:
-        lo = inputs.moment * self._rows
-        hi = lo + self._rows
+        lo, hi = inputs.span
         self._below_root = factor(inputs.below[:hi, :hi])
         self._source = self._below_root[lo:hi] @ self._inner[:hi]  # rZ
         self._before = self._source + inputs.kernel() @ self._sent[:lo]  # z
@@ -94,8 +93,7 @@ class _NeuronProcess(BranchProcess):
         return BranchOutput(written @ self._written[:hi].T / written.shape[1], response)
 
     def backward(self, inputs: BranchInput) -> BranchOutput:
-        lo = inputs.moment * self._rows
-        hi = lo + self._rows
+        lo, hi = inputs.span
         self._above_root = factor(inputs.above[:hi, :hi])
         source = self._above_root[lo:hi] @ self._outer[:hi]  # rE
         error = source + inputs.kernel() @ self._written[:hi]

@@ -49,15 +49,13 @@ class _UniformProcess(BranchProcess):
         self._mean = np.kron(np.eye(problem.samples), pattern)  # J (PT, PT)
 
     def forward(self, inputs: BranchInput) -> BranchOutput:
-        lo = inputs.moment * self._rows
-        hi = lo + self._rows
+        lo, hi = inputs.span
         return BranchOutput(
             self._average(self._mean, inputs.below[lo:hi, :hi]), self._average(self._mean, inputs.kernel())
         )
 
     def backward(self, inputs: BranchInput) -> BranchOutput:
-        lo = inputs.moment * self._rows
-        hi = lo + self._rows
+        lo, hi = inputs.span
         covariance = self._average(self._mean.T, inputs.above[lo:hi, :hi])
         return BranchOutput(covariance, self._average(self._mean.T, inputs.kernel()))
 

@@ -22,6 +22,7 @@ from manyheads._settings import double_precision
 from manyheads.data.draws import draw_vectors
 from manyheads.errors import UsageError, check_integer
 from manyheads.theory.dmft.branches.attention_infinite_heads import LOGIT_EXPONENT
+from manyheads.theory.dmft.dataset import VARIABLES
 from manyheads.theory.dmft.problem import Problem
 from manyheads.transformer.transformer import ACTIVATIONS
 
@@ -105,21 +106,11 @@ def train_networks(
         numbers = {name: jnp.asarray(value) for name, value in _numbers(problem, network).items()}
         pieces = [run(keys[start : start + chunk], *data, numbers) for start in range(0, len(seeds), chunk)]
     joined = [np.concatenate([np.asarray(piece[place]) for piece in pieces]) for place in range(len(pieces[0]))]
-    dims = {
-        "output": ("read_out", "class"),
-        "loss": (),
-        "logits": ("layer", "sample", "token", "key"),
-        "logit_variance": ("layer",),
-        "attention": ("layer", "sample", "token", "key"),
-        "stream": ("level", "row", "row_too"),
-        "pooled": ("read_out", "read_out_too"),
-        "head_logits": ("layer", "sample", "head", "token", "key"),
-        "backward": ("level", "row", "row_too"),
-        "movement": ("matrix",),
-    }
-    for name, wanted in (("head_logits", every_head), ("movement", movement)):
-        if not wanted:
-            del dims[name]
+    same = ("output", "loss", "logits", "logit_variance", "attention", "stream", "pooled", "head_logits", "backward")
+    own = {"logit_variance": ("layer",), "head_logits": ("layer", "sample", "head", "token", "key")}
+    dims = {name: own.get(name) or VARIABLES[name][0] for name in same if every_head or name != "head_logits"}
+    if movement:
+        dims["movement"] = ("matrix",)
     variables = {
         name: (("seed", "step", *rest), value) for (name, rest), value in zip(dims.items(), joined, strict=True)
     }

@@ -23,6 +23,7 @@ import numpy as np
 from jaxtyping import ArrayLike, Bool, Float
 
 from manyheads._arrays import check_times, takes_arrays
+from manyheads._constraints import Constraint
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError
 from manyheads.theory.joma.systems.recording import integrate
@@ -106,11 +107,9 @@ def scan_and_snap_flow(
 
 def check_learning_rates(decoder_learning_rate: float, attention_learning_rate: float) -> None:
     """Refuse learning rates that are not positive."""
-    if not (decoder_learning_rate > 0 and attention_learning_rate > 0):
-        raise UsageError(
-            f"decoder_learning_rate={decoder_learning_rate}, attention_learning_rate={attention_learning_rate}: "
-            "both must be positive"
-        )
+    rates = {"decoder_learning_rate": decoder_learning_rate, "attention_learning_rate": attention_learning_rate}
+    for name, rate in rates.items():
+        Constraint(above=0).kept(name, rate, "float")
 
 
 def _residual(scores: jax.Array) -> jax.Array:

@@ -87,9 +87,9 @@ def reduced_trajectory(
     CertificateError
         The integrator does not reach the last progress.
     """
-    own, shared, moments = _checked(distinct, common, classes, progress)
+    own, shared, moments = _check(distinct, common, classes, progress)
     with double_precision():
-        z, margin, _ = _certified(
+        z, margin, _ = _arrays_of(
             _follow(own, shared, moments, jnp.array([classes, np.inf, aligned], jnp.float64)), moments
         )
     return ReducedTrajectory(np.asarray(moments), z[:, : len(own)], z[:, len(own) :], margin)
@@ -113,11 +113,11 @@ def training_time(
         As for `reduced_trajectory`; learning rates that are not positive; a time beyond the largest double, because
         the ratio of the learning rates is too small for this progress.
     """
-    own, shared, moments = _checked(distinct, common, classes, progress)
+    own, shared, moments = _check(distinct, common, classes, progress)
     check_learning_rates(decoder_learning_rate, attention_learning_rate)
     root = float(attention_learning_rate / decoder_learning_rate) ** 0.5
     with double_precision():
-        logarithm = _certified(_follow(own, shared, moments, jnp.array([classes, root, 0.0], jnp.float64)), moments)[2]
+        logarithm = _arrays_of(_follow(own, shared, moments, jnp.array([classes, root, 0.0], jnp.float64)), moments)[2]
     factor = classes / (decoder_learning_rate * root)
     with np.errstate(over="ignore"):
         times = factor * (np.asarray(moments) + np.expm1(logarithm) / (classes - 1))
@@ -146,7 +146,7 @@ def relative_gain_law(start: Distinct, logits: Logits, first: int, second: int) 
     return relative_gain(start, np.zeros_like(z), first, second) * np.exp(2 * z[..., first])
 
 
-def _checked(distinct: Any, common: Any, classes: int, progress: Any) -> tuple[Any, Any, Any]:
+def _check(distinct: Any, common: Any, classes: int, progress: Any) -> tuple[Any, Any, Any]:
     own, shared, moments = (np.asarray(each, np.float64) for each in (distinct, common, progress))
     if own.ndim != 1 or shared.ndim != 1 or moments.ndim != 1:
         raise ShapeError(f"arrays of shapes {own.shape}, {shared.shape}, {moments.shape}: expected (D,), (C,) and (n,)")
@@ -159,7 +159,7 @@ def _checked(distinct: Any, common: Any, classes: int, progress: Any) -> tuple[A
     return own, shared, moments
 
 
-def _certified(state: tuple[jax.Array, ...], moments: Any) -> tuple[np.ndarray, ...]:
+def _arrays_of(state: tuple[jax.Array, ...], moments: Any) -> tuple[np.ndarray, ...]:
     if not bool(state[-1]):
         raise CertificateError(
             f"{STEPS:,} steps do not reach a progress of {float(moments[-1]):g}: the flow becomes stiff beyond some "

@@ -129,13 +129,13 @@ def expectations(
     squares = noise_power(parameters, (g0, g1, g2))
     diffusion = jnp.einsum("ijl,i,j,l->", squares, mean.weights, chances, negative.weights)
     found = Expectations(signal, (total - overlaps @ signal) / squared_norm, diffusion)
-    factor = jnp.where(_missing(mean, negative) <= MISSING, 1.0, jnp.nan)  # derivatives become NaN as well
+    factor = jnp.where(_missing_share(mean, negative) <= MISSING, 1.0, jnp.nan)  # derivatives become NaN as well
     return jax.tree.map(lambda values: factor * values, found)
 
 
 def missing_probability(nodes: Nodes, parameters: TaskParameters, overlaps: Overlaps, squared_norm: Scalar) -> float:
     """Return the probability that the grids of the mean and of the negative miss, the larger of both."""
-    return float(_missing(*_mixtures(nodes, parameters, overlaps, squared_norm)))
+    return float(_missing_share(*_mixtures(nodes, parameters, overlaps, squared_norm)))
 
 
 def noise_power(parameters: TaskParameters, gradient: Sequence[Array] | Array) -> Array:
@@ -153,7 +153,7 @@ def _mixtures(
     return mean, _mixture(parameters, overlaps, jnp.sqrt(squared_norm * parameters.variance), nodes.negative)
 
 
-def _missing(mean: Mixture, negative: Mixture) -> Scalar:
+def _missing_share(mean: Mixture, negative: Mixture) -> Scalar:
     return jnp.maximum(abs(mean.weights.sum() - 1), abs(negative.weights.sum() - 1))
 
 

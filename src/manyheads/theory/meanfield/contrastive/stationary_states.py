@@ -105,7 +105,7 @@ def stationary_states(
     else:
         given = check_state(task, starts)
     zero = [(*([0.0] * count), norm) for norm in norms_without_features(task, nodes)]
-    coarse = _distinct(_newton(task, np.concatenate([given, np.array(zero).reshape(-1, given.shape[-1])]), nodes))
+    coarse = _unique_states(_newton(task, np.concatenate([given, np.array(zero).reshape(-1, given.shape[-1])]), nodes))
     if not len(coarse):
         return ()
     found = _newton(task, coarse, nodes.finer())
@@ -269,7 +269,7 @@ def _newton(task: ContrastiveTask, states: np.ndarray, nodes: Nodes) -> np.ndarr
     return states
 
 
-def _distinct(states: np.ndarray) -> np.ndarray:
+def _unique_states(states: np.ndarray) -> np.ndarray:
     """Return the states that are finite, each once."""
     kept: list[np.ndarray] = []
     for state in states[np.isfinite(states).all(-1)]:

@@ -20,17 +20,17 @@ from manyheads.theory.runge_kutta import runge_kutta_step
 Derivative = Callable[[Any, Any], Any]
 
 
-def _flat(derivative: Derivative, flat: jax.Array, like: Any, args: Any) -> jax.Array:
+def _flat_derivative(derivative: Derivative, flat: jax.Array, like: Any, args: Any) -> jax.Array:
     """Return the derivative of a state that is given as one vector."""
     return ravel_pytree(derivative(ravel_pytree(like)[1](flat), args))[0]
 
 
-_slope = jax.jit(_flat, static_argnums=0)
-_jacobian = jax.jit(jax.jacfwd(_flat, argnums=1), static_argnums=0)
+_slope = jax.jit(_flat_derivative, static_argnums=0)
+_jacobian = jax.jit(jax.jacfwd(_flat_derivative, argnums=1), static_argnums=0)
 
 
 @partial(jax.jit, static_argnums=0)
-def _observed(observe: Derivative, flat: jax.Array, like: Any, args: Any) -> Any:
+def _observation(observe: Derivative, flat: jax.Array, like: Any, args: Any) -> Any:
     return observe(ravel_pytree(like)[1](flat), args)
 
 
@@ -63,7 +63,7 @@ def integrate(
         atol=tolerance * 1e-3,
         **implicit,
     )
-    found = [jax.tree.map(np.asarray, _observed(observe, flat, state, args)) for flat in path]
+    found = [jax.tree.map(np.asarray, _observation(observe, flat, state, args)) for flat in path]
     return jax.tree.map(lambda *each: np.stack(each), *found), jax.tree.map(np.asarray, unravel(jnp.asarray(path[-1])))
 
 
