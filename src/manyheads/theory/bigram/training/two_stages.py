@@ -187,7 +187,8 @@ def run_stage_two(
             return descend(task, state, step, second.every, seed=seed, first_step=number, engine=engine)
 
     budget = second.every * (second.samples // (second.batch * second.every))
-    best, least, curve, stopped = stage_one.state, math.inf, [], "budget"
+    best, least, curve = stage_one.state, math.inf, []
+    stopped: Stopped = "budget"
     for done, state in trajectory(train, stage_one.state, second.every):
         loss = estimate_loss(state, task.stationary, held_out).mean
         curve.append((done * second.batch, loss))
@@ -196,7 +197,7 @@ def run_stage_two(
             best, least, stopped = state, loss, "budget"
         if done >= budget:
             break
-    return StageTwoResult(best, state, done * second.batch, np.array(curve), stopped)  # type: ignore[arg-type]
+    return StageTwoResult(best, state, done * second.batch, np.array(curve), stopped)
 
 
 @contextmanager

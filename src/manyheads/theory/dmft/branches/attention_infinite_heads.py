@@ -23,8 +23,7 @@ from scipy.special import softmax
 
 from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.theory.dmft.branches.branch import Branch, BranchInput, BranchOutput, BranchProcess
-from manyheads.theory.dmft.branches.gaussian_fields import factor, stein_response
-from manyheads.theory.dmft.branches.normals import fewest_heads, signed_normals
+from manyheads.theory.dmft.branches.gaussian_fields import factor, fewest_heads, signed_normals, stein_response
 
 if TYPE_CHECKING:
     from manyheads.theory.dmft.problem import Problem
