@@ -35,7 +35,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,9 @@ from manyheads.theory.bigram.engines.reference import Tables, as_jax, draw_block
 from manyheads.theory.bigram.task import Batch, BigramTask
 from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings, check_size, check_steps, make_tables
 from manyheads.theory.bigram.training.record import trajectory
+
+Logits: TypeAlias = tuple[jax.Array, jax.Array]  # of positions and of tokens
+Samples: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]  # tokens, queries, targets
 
 PROBE = 2048  # contexts on which the excess loss is estimated
 
@@ -170,7 +173,9 @@ def _adam() -> optax.GradientTransformation:
     return optax.scale_by_adam()
 
 
-def _gradients(value: Any, logits: Any, samples: Any, mu: Any, token_logits: bool) -> tuple[Any, Any]:
+def _gradients(
+    value: jax.Array, logits: Logits, samples: Samples, mu: jax.Array, token_logits: bool
+) -> tuple[jax.Array, Logits]:
     """Return the preconditioned gradients in the value and in both kinds of logits."""
     positions, by_token = logits
     tokens, queries, targets = samples
