@@ -53,19 +53,11 @@ class Sampling:
 @final
 @dataclass(frozen=True)
 class Request:
-    """Problem and form of the solution.
-
-    Attributes
-    ----------
-    attention, activation
-        The branches of a block; samples are set here.
-    keep
-        ``"two-time"`` keeps correlation and response functions of two times; on single steps only.
-    """
+    """Problem and form of the solution."""
 
     problems: tuple[Problem, ...]  # one, or two at L and 2L that are extrapolated to infinite depth
-    attention: Branch
-    activation: str | None
+    attention: Branch  # samples are set here
+    activation: str | None  # of an MLP in every block; None for none
     sampling: Sampling  # how sampled branches are sampled, and what a solution may cost
     every: int = 1  # steps of the longest interval of the grid in time
     keep: Literal["equal-time", "two-time"] = field(default="equal-time", metadata=CHECKED)

@@ -20,24 +20,14 @@ class Snapshot(NamedTuple):
 
 @dataclass
 class Trajectory:
-    """The solution in time: S moments, B layers.
+    """The solution in time: S moments, B layers."""
 
-    Attributes
-    ----------
-    outputs, losses
-        f (S, O, C) and the training loss (S,).
-    stream, backward
-        <h^l h^l>/d and <g^l g^l>/d at equal times (S, B + 1, PT, PT), the last level above the last layer.
-    observables
-        One dictionary a moment and layer: what its branches show (logits, attention).
-    """
-
-    outputs: np.ndarray
-    losses: np.ndarray
-    stream: np.ndarray
-    backward: np.ndarray
+    outputs: np.ndarray  # f (S, O, C)
+    losses: np.ndarray  # (S,)
+    stream: np.ndarray  # <h^l h^l>/d at equal times (S, B + 1, PT, PT), the last level above the last layer
+    backward: np.ndarray  # <g^l g^l>/d likewise
     pooled: np.ndarray  # kernel of the read-outs (S, O, O)
-    observables: list[list[dict[str, np.ndarray]]] = field(default_factory=list)
+    observables: list[list[dict[str, np.ndarray]]] = field(default_factory=list)  # of every moment and layer
     two_time: dict[str, np.ndarray] = field(default_factory=dict)  # correlations and responses (B, n, n), if asked for
 
     @staticmethod

@@ -36,21 +36,13 @@ ROTATIONS = 256
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Lags that were selected.
+    """Lags that were selected."""
 
-    Attributes
-    ----------
-    information
-        (groups, L): conditional mutual information in bits of the lags that were selected, given those before them.
-    left, left_pvalue
-        The lag with the least p-value of those that were not selected, and that p-value, corrected likewise.
-    """
-
-    information: np.ndarray
+    information: np.ndarray  # (groups, L): bits of the selected lags, given those selected before them
     order: tuple[int, ...]  # the lags, in the order of their selection
     pvalue: float  # of independence: the least of all lags before any was selected, corrected for their number
-    left: int
-    left_pvalue: float
+    left: int  # the lag with the least p-value of those that were not selected
+    left_pvalue: float  # corrected likewise
 
 
 class Scores:

@@ -27,8 +27,6 @@ class HeldOutLoss:
 
     Attributes
     ----------
-    additive
-        A linear model with a matrix for every lag: the best number of the lags that forward selection found among all.
     short
         Fewest lags of the additive model whose loss exceeds the least of all by one standard error of the difference,
         or 5% of what that explains, at most; empty if there are none.
@@ -36,7 +34,7 @@ class HeldOutLoss:
 
     unigram: float  # the frequencies of the targets
     bigram: float  # the table of what follows the present symbol
-    additive: float
+    additive: float  # the best of linear models with a matrix for each of the first lags of forward selection
     fitted: float  # the fit
     samples: int  # how many there were
     short: tuple[int, ...] = ()

@@ -30,18 +30,12 @@ ENOUGH = 10  # permutations at least as large as the stream's own value, after w
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """Samples that were held out, and the predictions of a fit to those before.
-
-    Attributes
-    ----------
-    chosen, weights
-        Lags of every query and their weights, (N, M).
-    """
+    """Samples that were held out, and the predictions of a fit to those before."""
 
     data: Lagged  # the samples; their symbols are cut to what they see
     response: np.ndarray  # the statistic by target and attended symbol, (N, N)
-    chosen: np.ndarray
-    weights: np.ndarray
+    chosen: np.ndarray  # lags of every query, (N, M)
+    weights: np.ndarray  # (N, M)
 
     @classmethod
     def of(cls, data: Lagged, start: int, fit: Minimum) -> Forecast:

@@ -23,20 +23,12 @@ SAMPLES = 1 << 18  # that are tested, at most: bounds the memory of the errors
 
 @dataclass(frozen=True)
 class SharedTable:
-    """Result of `check_shared_table`; p-values are corrected for the number of tests.
+    """Result of `check_shared_table`; p-values are corrected for the number of tests."""
 
-    Attributes
-    ----------
-    pvalue, lag
-        Of one table for all lags, and the lag that contradicts it most.
-    left, left_pvalue
-        The lag beyond those of the fit on which the errors depend most.
-    """
-
-    pvalue: float
-    lag: int
+    pvalue: float  # of one table for all lags
+    lag: int  # the lag that contradicts it most
     share: float  # information that separate tables add, as a share of what they explain
-    left: int
+    left: int  # the lag beyond those of the fit on which the errors depend most
     left_pvalue: float
 
     def rejected(self, level: float) -> bool:

@@ -25,19 +25,13 @@ BLOCK = 1 << 15  # places that are read at a time: bounds the memory of a pass, 
 
 @dataclass(frozen=True, eq=False)
 class Lagged:
-    """A stream, read: which places are samples, and what is to be predicted there.
-
-    Attributes
-    ----------
-    lags, vocabulary
-        Number of lags L and of symbols N.
-    """
+    """A stream, read: which places are samples, and what is to be predicted there."""
 
     symbols: np.ndarray  # (n,) int64: all streams, one behind the other; -1 in a gap, which no sample reads
     places: np.ndarray  # (m,) int64: where the samples are; each has `lags` symbols of its own stream, itself included
     targets: np.ndarray  # (m,) int64
-    lags: int
-    vocabulary: int
+    lags: int  # L
+    vocabulary: int  # N
     labels: np.ndarray  # (N,): what the symbols are in the caller's stream
 
     def __len__(self) -> int:

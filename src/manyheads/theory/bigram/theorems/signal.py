@@ -56,24 +56,14 @@ PRECISION = 1e-10
 
 @dataclass(frozen=True)
 class SignalSystem:
-    r"""Parameters of the signal system.
+    r"""Parameters of the signal system."""
 
-    Attributes
-    ----------
-    transition_squared_norm, attention_squared_norm
-        :math:`K_P` and :math:`K_Q`.
-    length, vocabulary
-        :math:`T` and :math:`N`.
-    value_learning_rate, attention_learning_rate
-        Learning rates :math:`\eta_V` and :math:`\eta_A`; time is measured in steps.
-    """
-
-    transition_squared_norm: float
-    attention_squared_norm: float
-    length: int
-    vocabulary: int
-    value_learning_rate: float
-    attention_learning_rate: float
+    transition_squared_norm: float  # K_P
+    attention_squared_norm: float  # K_Q
+    length: int  # T
+    vocabulary: int  # N
+    value_learning_rate: float  # eta_V; time is measured in steps
+    attention_learning_rate: float  # eta_A
     batch: float = float("inf")  # samples of a step, which determine the noise; infinite for none
 
     def __post_init__(self) -> None:

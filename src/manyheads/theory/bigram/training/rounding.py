@@ -96,18 +96,12 @@ def estimate_loss(state: State, stationary: np.ndarray, batch: Batch) -> LossEst
 
 @dataclass(frozen=True)
 class SupportSamples:
-    """Fresh samples, reduced to some positions of each query.
-
-    Attributes
-    ----------
-    queries, targets
-        (n,) each.
-    """
+    """Fresh samples, reduced to some positions of each query."""
 
     places: np.ndarray  # (N, C): the positions kept for each query; -1 in the unused columns of a query with fewer
     tokens: np.ndarray  # (n, C): the tokens there
-    queries: np.ndarray
-    targets: np.ndarray
+    queries: np.ndarray  # (n,)
+    targets: np.ndarray  # (n,)
 
 
 def sample_support(

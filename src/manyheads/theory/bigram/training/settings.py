@@ -120,19 +120,11 @@ class SecondStage:
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Settings of the whole run.
-
-    Attributes
-    ----------
-    first, second
-        The two stages.
-    held_out
-        Samples of early stopping, and as many fresh ones for the final loss.
-    """
+    """Settings of the whole run."""
 
     first: FirstStage
     second: SecondStage = field(default_factory=SecondStage)
-    held_out: int = constrained(1500, Constraint(least=2))  # for a standard error
+    held_out: int = constrained(1500, Constraint(least=2))  # early stopping, and as many for the final loss
     fresh: int = constrained(100_000, Constraint(least=1))  # samples of the refit
 
     def __post_init__(self) -> None:

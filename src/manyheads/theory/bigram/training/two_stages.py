@@ -85,21 +85,15 @@ class StageTwoResult:
 
 @dataclass(frozen=True)
 class TwoStageResult:
-    """Result of `train_bigram`.
-
-    Attributes
-    ----------
-    flipped, z_score
-        Whether the signs were flipped, and the z-score at the switch.
-    """
+    """Result of `train_bigram`."""
 
     state: State  # final values and attention, after the refit
     raw: State  # values and attention before rounding
     support: tuple[np.ndarray, ...]  # the positions found, one array per query
     loss: LossEstimate  # of `state` on fresh samples, with its standard error
     samples: dict[str, int]  # number drawn for each purpose: first, second, held-out, fit, certificate
-    flipped: bool
-    z_score: float
+    flipped: bool  # whether the signs were flipped
+    z_score: float  # at the switch
     stopped: Stopped  # "held-out", "budget", or "switch" without a stage two
     curve: np.ndarray  # held-out loss over stage two, (points, 2)
 

@@ -16,7 +16,7 @@ not, so that <u z_O>, <ebar z_V>, <mQ z_Q> and <mK z_K> cancel exactly.
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import numpy as np
 from scipy.special import softmax
@@ -24,9 +24,7 @@ from scipy.special import softmax
 from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.theory.dmft.branches.branch import Branch, BranchInput, BranchOutput, BranchProcess
 from manyheads.theory.dmft.branches.gaussian_fields import factor, fewest_heads, signed_normals, stein_response
-
-if TYPE_CHECKING:
-    from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.dmft.problem import Problem
 
 VALUE, QUERY, KEY, OUTPUT = range(4)
 LOGIT_EXPONENT = Constraint(least=0.5, most=1)
@@ -58,16 +56,16 @@ class InfiniteHeadsAttention(Branch):
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def sized(self, problem: "Problem", samples: int | None, factor: int) -> "InfiniteHeadsAttention":
+    def sized(self, problem: Problem, samples: int | None, factor: int) -> "InfiniteHeadsAttention":
         """Return the branch with `factor` times the samples."""
         few = max(512, fewest_heads(2 * problem.steps * problem.rows, self.key_dim))
         return replace(self, samples=factor * (samples or few))
 
-    def start(self, problem: "Problem", rng: np.random.Generator) -> "_HeadsProcess":
+    def start(self, problem: Problem, rng: np.random.Generator) -> "_HeadsProcess":
         """Return the process at the first moment."""
         return _HeadsProcess(self, problem, rng)
 
-    def cost(self, problem: "Problem") -> tuple[float, float]:
+    def cost(self, problem: Problem) -> tuple[float, float]:
         """Return numbers kept and multiplications: eight (n, heads N) arrays, and twelve products of rows with them."""
         n, width = float(problem.steps * problem.rows), float(self.samples * self.key_dim)
         return 8 * (n + 2 * problem.rows) * width + 3 * n**2, 12 * n**2 * width + (4 * n) ** 2 * width / 4
@@ -75,7 +73,7 @@ class InfiniteHeadsAttention(Branch):
 
 @final
 class _HeadsProcess(BranchProcess):
-    def __init__(self, branch: InfiniteHeadsAttention, problem: "Problem", rng: np.random.Generator):
+    def __init__(self, branch: InfiniteHeadsAttention, problem: Problem, rng: np.random.Generator):
         self._branch, self._allowed = branch, problem.attention_mask()
         self._shape = (problem.samples, problem.tokens, branch.samples, branch.key_dim)
         self._rows, n = problem.rows, problem.steps * problem.rows

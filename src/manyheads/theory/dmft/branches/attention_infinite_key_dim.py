@@ -10,15 +10,13 @@ and all four rows of a branch by products of matrices: no sampling, and no depen
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import numpy as np
 from scipy.special import softmax
 
 from manyheads.theory.dmft.branches.branch import Branch, BranchInput, BranchOutput, BranchProcess, in_samples, mix
-
-if TYPE_CHECKING:
-    from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.dmft.problem import Problem
 
 
 @final
@@ -31,11 +29,11 @@ class InfiniteKeyDimAttention(Branch):
     Bordelon, Chaudhry, Pehlevan, arXiv 2405.15712: the limit. The causal recursion and its rows are derived here.
     """
 
-    def start(self, problem: "Problem", rng: np.random.Generator) -> "_LimitProcess":
+    def start(self, problem: Problem, rng: np.random.Generator) -> "_LimitProcess":
         """Return the process at the first moment."""
         return _LimitProcess(problem)
 
-    def cost(self, problem: "Problem") -> tuple[float, float]:
+    def cost(self, problem: Problem) -> tuple[float, float]:
         """Return numbers kept and multiplications: four (n, 2n) histories, products of (PT, 2n) rows with them."""
         n = float(problem.steps * problem.rows)
         return 8 * n * (n + 3 * problem.rows), 16 * n**3
@@ -43,7 +41,7 @@ class InfiniteKeyDimAttention(Branch):
 
 @final
 class _LimitProcess(BranchProcess):
-    def __init__(self, problem: "Problem"):
+    def __init__(self, problem: Problem):
         self._samples, self._rows, self._allowed = problem.samples, problem.rows, problem.attention_mask()
         self._n = n = problem.steps * problem.rows
         # What is remembered, as coefficients: written and sent on (rV | rO), the rest on (rQ | rK).

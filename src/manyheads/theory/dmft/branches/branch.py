@@ -15,33 +15,22 @@ RB from the top down. What is written never needs the backward variable of its o
 
 import abc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.dmft.problem import Problem
 
 
 @dataclass(frozen=True)
 class BranchInput:
-    """Input of a branch at one moment: correlations below and above, what its weights learned, responses.
-
-    Attributes
-    ----------
-    below, above
-        H and G over all moments (n, n), known up to t (below) and, on the way up, up to t - 1 (above).
-    learned
-        What the weights have learned, (PT, t PT): kappa m(t, t') H(t, t') on the way up, G on the way down.
-    response
-        Of the stream to what the branch sent into it: (PT, t PT) on the way up, (PT, (t + 1) PT) on the way down.
-    """
+    """Input of a branch at one moment: correlations below and above, what its weights learned, responses."""
 
     moment: int  # t
-    below: np.ndarray
-    above: np.ndarray
-    learned: np.ndarray
-    response: np.ndarray
+    below: np.ndarray  # H over all moments (n, n), known up to t
+    above: np.ndarray  # G (n, n), known up to t - 1 on the way up
+    learned: np.ndarray  # kappa m(t, t') H on the way up, kappa m G on the way down, (PT, t PT)
+    response: np.ndarray  # of the stream to what the branch sent into it, (PT, t PT), on the way down (PT, (t + 1) PT)
 
     @property
     def span(self) -> tuple[int, int]:
@@ -91,15 +80,15 @@ class Branch(abc.ABC):
     sampled: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def start(self, problem: "Problem", rng: np.random.Generator) -> BranchProcess:
+    def start(self, problem: Problem, rng: np.random.Generator) -> BranchProcess:
         """Return a process at the first moment, with its own random numbers where it samples."""
 
-    def sized(self, problem: "Problem", samples: int | None, factor: int) -> "Branch":
+    def sized(self, problem: Problem, samples: int | None, factor: int) -> "Branch":
         """Return the branch with `factor` times these samples, or of twice the fewest that match moments."""
         return self
 
     @abc.abstractmethod
-    def cost(self, problem: "Problem") -> tuple[float, float]:
+    def cost(self, problem: Problem) -> tuple[float, float]:
         """Return how many numbers a process keeps, and how many multiplications it takes, to leading order."""
 
 

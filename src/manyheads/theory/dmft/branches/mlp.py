@@ -8,7 +8,7 @@ rZ ~ GP(0, H), rE ~ GP(0, G). With phi(z) = z every row is linear and nothing ne
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 from scipy.special import erf
@@ -16,9 +16,7 @@ from scipy.special import erf
 from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.theory.dmft.branches.branch import Branch, BranchInput, BranchOutput, BranchProcess
 from manyheads.theory.dmft.branches.gaussian_fields import factor, fewest_neurons, matched_normals, stein_response
-
-if TYPE_CHECKING:
-    from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.dmft.problem import Problem
 
 
 def _gauss(z: np.ndarray) -> np.ndarray:
@@ -56,16 +54,16 @@ class InfiniteWidthMLP(Branch):
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def sized(self, problem: "Problem", samples: int | None, factor: int) -> "InfiniteWidthMLP":
+    def sized(self, problem: Problem, samples: int | None, factor: int) -> "InfiniteWidthMLP":
         """Return the branch with `factor` times the samples."""
         few = max(2048, fewest_neurons(2 * problem.steps * problem.rows))
         return replace(self, samples=factor * (samples or few))
 
-    def start(self, problem: "Problem", rng: np.random.Generator) -> "_NeuronProcess":
+    def start(self, problem: Problem, rng: np.random.Generator) -> "_NeuronProcess":
         """Return the process at the first moment."""
         return _NeuronProcess(self, problem, rng)
 
-    def cost(self, problem: "Problem") -> tuple[float, float]:
+    def cost(self, problem: Problem) -> tuple[float, float]:
         """Return numbers kept and multiplications: four (n, neurons) arrays, and eight products of rows with them."""
         n = float(problem.steps * problem.rows)
         return 4 * (n + 2 * problem.rows) * self.samples + 3 * n**2, 8 * n**2 * self.samples
@@ -73,7 +71,7 @@ class InfiniteWidthMLP(Branch):
 
 @final
 class _NeuronProcess(BranchProcess):
-    def __init__(self, branch: InfiniteWidthMLP, problem: "Problem", rng: np.random.Generator):
+    def __init__(self, branch: InfiniteWidthMLP, problem: Problem, rng: np.random.Generator):
         self._value, self._slope = ACTIVATIONS[branch.activation]
         self._rows, n = problem.rows, problem.steps * problem.rows
         self._inner, self._outer = matched_normals(rng, 2, n, branch.samples)  # of rZ and rE, (n, neurons)

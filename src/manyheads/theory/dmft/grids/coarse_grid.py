@@ -49,11 +49,6 @@ def check_every(problem: Problem, every: int) -> None:
 class TimeGrid:
     """The moments at which a long training is solved: the starts of intervals, and the middles of long ones.
 
-    Parameters
-    ----------
-    kernel
-        Tangent kernel (O, O) at the start; not used where all intervals are single steps.
-
     Examples
     --------
     >>> import numpy as np
@@ -69,7 +64,7 @@ class TimeGrid:
 
     problem: Problem  # the training with all its steps
     lengths: tuple[int, ...]  # steps of the intervals, odd numbers that add up to one less than the steps
-    kernel: np.ndarray | None = None
+    kernel: np.ndarray | None = None  # tangent kernel (O, O) at the start, for long intervals
 
     @staticmethod
     def of(problem: Problem, every: int, kernel: np.ndarray | None = None, each: int = EACH) -> "TimeGrid":

@@ -61,23 +61,17 @@ class AdaptiveSteps:
 
     Attributes
     ----------
-    horizon, records
-        End time, and the number of states kept at equal distances.
-    rtol, atol
-        Local error tolerances.
-    limit
-        The trajectory ends where the largest |v| = |U_C^T W| reaches this value: exp attention blows up in finite time.
     margin
         A ReLU gate is held until its pre-activation has passed zero by this much. The trajectory is accurate to about
         the margin, the conserved relations, which do not depend on the gates, to the tolerance of a step. Gradient flow
         often slides along a kink and crosses it repeatedly: a margin ten times smaller then costs ten times as much.
     """
 
-    horizon: float
-    records: int = 50
-    rtol: float = 1e-10
+    horizon: float  # end time
+    records: int = 50  # states kept at equal distances
+    rtol: float = 1e-10  # of local errors
     atol: float = 1e-12
-    limit: float = math.inf
+    limit: float = math.inf  # of |v| = |U_C^T W|, where the trajectory ends: exp attention blows up in finite time
     margin: float = 1e-3
     crossings: int = 20_000  # largest number of gate changes
 

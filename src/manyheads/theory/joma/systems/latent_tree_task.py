@@ -41,16 +41,6 @@ class LatentTree:
 
     independently given the parent, with a uniform label :math:`y_0`.
 
-    Attributes
-    ----------
-    branching
-        Children of a node at each level, from the top latent downwards; theorem 5's depth L is one more than its
-        length.
-    transitions
-        One row-stochastic matrix a level of edges, from the top downwards, as nested tuples.
-    top
-        Row y holds the probabilities of the top latent's states under label y.
-
     Examples
     --------
     >>> tree = binary_tree((2, 3), correlation=0.8)
@@ -61,9 +51,9 @@ class LatentTree:
     [(5, 1), (5, 2), (5, 6)]
     """
 
-    branching: tuple[int, ...]
-    transitions: tuple[tuple[tuple[float, ...], ...], ...]
-    top: tuple[tuple[float, ...], ...] = ((1.0, 0.0), (0.0, 1.0))
+    branching: tuple[int, ...]  # children of a node at each level, from the top downwards; L - 1 levels
+    transitions: tuple[tuple[tuple[float, ...], ...], ...]  # a row-stochastic matrix a level, from the top downwards
+    top: tuple[tuple[float, ...], ...] = ((1.0, 0.0), (0.0, 1.0))  # row y: the top latent under label y
 
     def __post_init__(self) -> None:
         if not self.branching or min(self.branching) < 1:

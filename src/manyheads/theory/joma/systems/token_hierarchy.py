@@ -52,23 +52,16 @@ class HierarchyBatch(NamedTuple):
 class HierarchyShape:
     """Sizes of a token hierarchy.
 
-    Attributes
-    ----------
-    sizes
-        Tokens of each level above the leaves, the lowest first; the last is the number of labels.
-    keep
-        Probability that an active token activates one of its parts; 1 is the published, deterministic hierarchy.
-
     Examples
     --------
     >>> HierarchyShape(sizes=(10, 20, 20), parts=2).places
     8
     """
 
-    sizes: tuple[int, ...] = constrained((10, 20, 20), Constraint(least=1))
+    sizes: tuple[int, ...] = constrained((10, 20, 20), Constraint(least=1))  # of the levels, the lowest first
     parts: int = constrained(2, Constraint(least=1))  # tokens of the level below in each token: p
     leaves: int = constrained(39, Constraint(least=1))  # observed tokens; padding is one more
-    keep: float = constrained(1.0, Constraint(least=0, most=1))
+    keep: float = constrained(1.0, Constraint(least=0, most=1))  # probability of an edge; 1 as published
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -30,21 +30,13 @@ MASKED = 0.15  # share of the tokens that an encoder is asked for
 
 @dataclass(frozen=True)
 class Variant:
-    """One transformer: its tokens, the place of its normalization, and its shape.
+    """One transformer: its tokens, the place of its normalization, and its shape."""
 
-    Attributes
-    ----------
-    tokens
-        "words", "characters", or "shuffled": words in random order, from which attention can learn nothing.
-    widen, heads
-        Factor on the width of the stream, and number of heads among which it is divided.
-    """
-
-    tokens: Literal["words", "characters", "shuffled"] = "words"
+    tokens: Literal["words", "characters", "shuffled"] = "words"  # shuffled: words in random order
     norm: Literal["pre", "post"] = "pre"  # "pre" or "post"
     masked: bool = False  # a bidirectional encoder that is asked for masked tokens, in place of a decoder
-    widen: int = 1
-    heads: int = 4
+    widen: int = 1  # factor on the width of the stream
+    heads: int = 4  # among which it is divided
 
 
 VARIANTS = {

@@ -90,13 +90,6 @@ def predict_cooccurrence(
 class Tree:
     """Latent variables on an arbitrary rooted tree.
 
-    Attributes
-    ----------
-    parents
-        Shape (n,): the parent of each node, a smaller number than its own; -1 for node 0, the root.
-    transitions
-        For node i the matrix of P(state of i | state of its parent), shape (S_parent, S_i); the root's entry is None.
-
     Raises
     ------
     ShapeError, UsageError
@@ -110,9 +103,9 @@ class Tree:
     [1, 2]
     """
 
-    parents: Int[np.ndarray, " nodes"]
+    parents: Int[np.ndarray, " nodes"]  # smaller numbers than their own; -1 for the root, node 0
     root: Float[np.ndarray, " states"]  # probabilities of the root's states, shape (S_0,)
-    transitions: tuple[Float[np.ndarray, "parent own"] | None, ...]
+    transitions: tuple[Float[np.ndarray, "parent own"] | None, ...]  # P(own | parent), (S_parent, S_own); None at first
 
     def __post_init__(self) -> None:
         for name in ("parents", "root", "transitions"):

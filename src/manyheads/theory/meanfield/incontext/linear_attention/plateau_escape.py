@@ -53,20 +53,12 @@ H_ZERO = -np.pi / (6 * 3**0.5)
 
 @dataclass(frozen=True)
 class Drop:
-    r"""One drop of the loss: which head learns which eigenvector, and when.
+    r"""One drop of the loss: which head learns which eigenvector, and when."""
 
-    Attributes
-    ----------
-    direction, head
-        Index of the eigenvector (0 is the largest eigenvalue) and of the head.
-    width
-        :math:`1/(a\lambda_d^2)`, duration of the drop.
-    """
-
-    direction: int
-    head: int
+    direction: int  # index of the eigenvector; 0 is the largest eigenvalue
+    head: int  # index of the head
     divergence: float  # t^*, at which the head would diverge without saturation
-    width: float
+    width: float  # 1/(a lambda_d^2), duration of the drop
 
     @property
     def effective_time(self) -> float:
