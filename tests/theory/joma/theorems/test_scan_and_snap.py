@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, ShapeError, UsageError
+from manyheads.theory.joma.systems import recording
 from manyheads.theory.joma.systems.one_layer_attention import _slopes, make_cooccurrence, scan_and_snap_flow
 from manyheads.theory.joma.theorems.scan_and_snap import (
     reduced_trajectory,
@@ -136,8 +137,6 @@ def test_what_cannot_be_meant_is_refused(profile):
 
 @pytest.mark.slow
 def test_a_path_that_does_not_end_is_no_result(profile, monkeypatch):
-    import manyheads.theory.joma.theorems.scan_and_snap as module
-
-    monkeypatch.setattr(module, "STEPS", 16)
+    monkeypatch.setattr(recording, "STEPS", 16)
     with pytest.raises(CertificateError, match="16 steps"):
         reduced_trajectory(*profile, [0.0, 5.0, 50.0])  # another number of moments: traced anew

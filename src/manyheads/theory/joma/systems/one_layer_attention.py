@@ -15,7 +15,6 @@ Transformer", sections 3 and 4 (arXiv 2305.16380). The solution of the flow is i
 
 from typing import Any, NamedTuple
 
-import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -25,12 +24,11 @@ from jaxtyping import ArrayLike, Bool, Float
 from manyheads._arrays import check_times, takes_arrays
 from manyheads._constraints import Constraint
 from manyheads._settings import double_precision
-from manyheads.errors import CertificateError, ShapeError, UsageError
-from manyheads.theory.joma.systems.recording import integrate
+from manyheads.errors import ShapeError, UsageError
+from manyheads.theory.joma.systems.recording import integrate_to_end, refuse_unfinished
 
 ROUNDING = 1e-9  # tolerance of the sum of the probabilities of a context
 PRECISION = 1e-11  # local errors of the integrator, relative and absolute
-STEPS = 100_000  # largest number of integrator steps
 
 
 class Cooccurrence(NamedTuple):
@@ -96,12 +94,7 @@ def scan_and_snap_flow(
         learning_rates = jnp.array([decoder_learning_rate, attention_learning_rate], jnp.float64)
         *state, ended = _follow(jnp.asarray(table), jnp.asarray(np.log1p(moments)), learning_rates)
         decoder, logits, losses = (np.asarray(part) for part in state)
-    if not bool(ended):
-        raise CertificateError(
-            f"{STEPS:,} steps do not reach the time {moments[-1]:g}: ask for a shorter time",
-            measured=0.0,
-            threshold=1.0,
-        )
+    refuse_unfinished(ended, f"the time {moments[-1]:g}", "ask for a shorter time")
     return ScanAndSnapTrajectory(moments, logits, decoder, losses)
 
 
@@ -138,13 +131,11 @@ def _follow(table: jax.Array, moments: jax.Array, learning_rates: jax.Array) -> 
         return jnp.exp(moment) * learning_rates[0] * slopes[0], jnp.exp(moment) * learning_rates[1] * slopes[1]
 
     init = (jnp.zeros((classes, tokens), jnp.float64), jnp.zeros(tokens, jnp.float64))
-    end, settings = moments[-1] + 1e-9, {"max_steps": STEPS, "throw": False}
-    found = integrate(field, init, moments, PRECISION, PRECISION, end=end, first=1e-3, **settings)
-    decoder, logits = found.ys
+    (decoder, logits), ended = integrate_to_end(field, init, moments, PRECISION, moments[-1] + 1e-9)
 
     def loss(decoder: jax.Array, logits: jax.Array) -> jax.Array:
         raised = table * jnp.exp(logits)
         scores = raised / jnp.linalg.norm(raised, axis=1, keepdims=True) @ decoder.T
         return -jnp.diagonal(jax.nn.log_softmax(scores, axis=1)).mean()
 
-    return decoder, logits, jax.vmap(loss)(decoder, logits), found.result == diffrax.RESULTS.successful
+    return decoder, logits, jax.vmap(loss)(decoder, logits), ended

@@ -7,7 +7,9 @@ import diffrax
 import jax
 import jax.numpy as jnp
 
-from manyheads.errors import UsageError
+from manyheads.errors import CertificateError, UsageError
+
+STEPS = 100_000  # largest number of integrator steps
 
 
 class SGDOptions(NamedTuple):
@@ -54,6 +56,21 @@ def integrate(
         stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol),
         **settings,
     )
+
+
+def integrate_to_end(
+    field: Callable[[Any, Any, Any], Any], init: Any, times: jax.Array, precision: float, end: Any
+) -> tuple[Any, jax.Array]:
+    """Integrate from a first step of 1e-3 in at most `STEPS` steps; return the states, and whether it reached the end."""
+    limits = {"max_steps": STEPS, "throw": False}
+    found = integrate(field, init, times, precision, precision, end=end, first=1e-3, **limits)
+    return found.ys, found.result == diffrax.RESULTS.successful
+
+
+def refuse_unfinished(ended: jax.Array, end: str, remedy: str) -> None:
+    """Refuse an integration that did not reach its end."""
+    if not bool(ended):
+        raise CertificateError(f"{STEPS:,} steps do not reach {end}: {remedy}", measured=0.0, threshold=1.0)
 
 
 def record_states(advance: Callable[[Any, Any], Any], init: Any, inputs: Any) -> Any:

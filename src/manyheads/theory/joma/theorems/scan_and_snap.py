@@ -36,7 +36,6 @@ Source: Tian, Wang, Chen, Du, "Scan and Snap" (arXiv 2305.16380), theorems 2 to 
 
 from typing import Any, NamedTuple
 
-import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -45,9 +44,9 @@ from jaxtyping import ArrayLike, Float
 
 from manyheads._arrays import takes_arrays
 from manyheads._settings import double_precision
-from manyheads.errors import CertificateError, ShapeError, UsageError
+from manyheads.errors import ShapeError, UsageError
 from manyheads.theory.joma.systems.one_layer_attention import check_learning_rates
-from manyheads.theory.joma.systems.recording import integrate
+from manyheads.theory.joma.systems.recording import integrate_to_end, refuse_unfinished
 
 Distinct = Float[ArrayLike, " distinct"]
 Common = Float[ArrayLike, " common"]
@@ -56,7 +55,6 @@ Logits = Float[ArrayLike, "... distinct"]
 Values = Float[np.ndarray, "..."]
 
 PRECISION = 1e-12  # local errors of the integrator, relative and absolute
-STEPS = 100_000  # largest number of integrator steps
 
 
 class ReducedTrajectory(NamedTuple):
@@ -160,13 +158,8 @@ def _check(distinct: Any, common: Any, classes: int, progress: Any) -> tuple[Any
 
 
 def _arrays_of(state: tuple[jax.Array, ...], moments: Any) -> tuple[np.ndarray, ...]:
-    if not bool(state[-1]):
-        raise CertificateError(
-            f"{STEPS:,} steps do not reach a progress of {float(moments[-1]):g}: the flow becomes stiff beyond some "
-            "hundreds, ask for less progress",
-            measured=0.0,
-            threshold=1.0,
-        )
+    remedy = "the flow becomes stiff beyond some hundreds, ask for less progress"
+    refuse_unfinished(state[-1], f"a progress of {float(moments[-1]):g}", remedy)
     return tuple(np.asarray(part) for part in state[:-1])
 
 
@@ -198,12 +191,11 @@ def _follow(own: jax.Array, shared: jax.Array, moments: jax.Array, numbers: jax.
         return f[:count], kappa * slopes, tick
 
     zero = (jnp.zeros(count, jnp.float64), jnp.zeros(len(start), jnp.float64), jnp.zeros((), jnp.float64))
-    end, settings = moments[-1] * (1 + 1e-12) + 1e-300, {"max_steps": STEPS, "throw": False}
-    found = integrate(field, zero, moments, PRECISION, PRECISION, end=end, first=1e-3, **settings)
-    y, z, logarithm = found.ys
+    end = moments[-1] * (1 + 1e-12) + 1e-300
+    (y, z, logarithm), ended = integrate_to_end(field, zero, moments, PRECISION, end)
 
     def margin(y: jax.Array, z: jax.Array, progress: jax.Array) -> jax.Array:
         f = features(z)
         return (memory(y, f, progress) * f[:count]).sum()
 
-    return z, jax.vmap(margin)(y, z, moments), logarithm, found.result == diffrax.RESULTS.successful
+    return z, jax.vmap(margin)(y, z, moments), logarithm, ended
