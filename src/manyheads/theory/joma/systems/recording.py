@@ -61,7 +61,7 @@ def integrate(
 def integrate_to_end(
     field: Callable[[Any, Any, Any], Any], init: Any, times: jax.Array, precision: float, end: Any
 ) -> tuple[Any, jax.Array]:
-    """Integrate from a first step of 1e-3 in at most `STEPS` steps; return the states, and whether it reached the end."""
+    """Integrate in at most `STEPS` steps, the first of 1e-3; return the states, and whether it reached the end."""
     limits = {"max_steps": STEPS, "throw": False}
     found = integrate(field, init, times, precision, precision, end=end, first=1e-3, **limits)
     return found.ys, found.result == diffrax.RESULTS.successful
