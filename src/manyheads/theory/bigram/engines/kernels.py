@@ -254,26 +254,9 @@ def run_gradients(
     return by_value / (batch * tables.stationary), by_attention
 
 
-FAST_FUNCTIONS = (
-    finish,
-    one_word,
-    fill_even,
-    fill_few,
-    fill_guided,
-    fill,
-    count_reached,
-    sum_two,
-    sum_all,
-    weigh_tokens,
-    weigh_listed,
-    add_token_gradient,
-    accumulate_sample,
-    move,
-    shrink_row,
-    draw_keys,
-    list_positions,
-    sum_column,
-)
+DRAWS = (finish, one_word, fill_even, fill_few, fill_guided, fill, count_reached)
+SUMS = (sum_two, sum_all, weigh_tokens, weigh_listed, add_token_gradient, accumulate_sample, move, shrink_row)
+FAST_FUNCTIONS = (*DRAWS, *SUMS, draw_keys, list_positions, sum_column)
 
 
 class Workspace(NamedTuple):

@@ -64,11 +64,8 @@ class Scores:
         counts = self._count(slice(None), levels[data.targets], int(groups.max()) + 1)
         rows, columns = counts[:, 0].sum(2), counts.sum(2)
         self.samples, self.uneven = rows.sum(1), measure_unevenness(counts)
-        self.cross, self.within, self.targets = (
-            _centre(counts, rows[:, None], columns),
-            _scatter(columns),
-            _scatter(rows),
-        )
+        self.cross = _centre(counts, rows[:, None], columns)
+        self.within, self.targets = _scatter(columns), _scatter(rows)
         self.known: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in self.samples]
         self.free = np.ones(self.cross.shape[:2], bool)
         if errors is not None:
@@ -137,10 +134,8 @@ class Scores:
         squares = np.einsum("ka,ab,kb->k", means, inverse, means)
         across = np.einsum("ka,ab,kb->k", means, inverse, along) ** 2
         squares -= across / np.maximum(np.einsum("ka,ab,kb->k", along, inverse, along), 1e-300)
-        statistic, dof = (
-            float(self.samples[often] @ squares),
-            float(often.sum() * max(len(value) - (2 if value.any() else 1), 0)),
-        )
+        statistic = float(self.samples[often] @ squares)
+        dof = float(often.sum() * max(len(value) - (2 if value.any() else 1), 0))
         return float(wilson_hilferty(np.asarray(statistic), np.asarray(dof), 0.0)), statistic - dof
 
     def condition(self, group: int, lag: int) -> float:

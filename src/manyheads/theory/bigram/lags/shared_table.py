@@ -47,11 +47,8 @@ def check_shared_table(data: Lagged, value: np.ndarray, attention: np.ndarray, m
     shares = data.occurrences[:, None] * fold
     shared = fold.T @ value  # (K, N)
     along = shared @ (shares / np.maximum(shares.sum(0), 1)) @ tables.within
-    single, together, present = (
-        tables.score_groups(direction=along),
-        tables.score_pooled(along),
-        tables.score_present(shared),
-    )
+    single, together = tables.score_groups(direction=along), tables.score_pooled(along)
+    present = tables.score_present(shared)
     pvalue, lag = _smallest_pvalue(single[0], together[0], present[0])
     added = max(
         np.where(np.isfinite(single[0]), single[1], 0.0).max(1).clip(0).sum(), together[1].max(), present[1], 0.0

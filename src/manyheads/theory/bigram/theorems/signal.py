@@ -76,25 +76,14 @@ class SignalSystem:
         cls, task: BigramTask, value_learning_rate: float, attention_learning_rate: float, batch: float = float("inf")
     ) -> "SignalSystem":
         """Return the system of a task."""
-        return cls(
-            task.transition_squared_norm,
-            task.attention_squared_norm,
-            task.length,
-            task.vocabulary,
-            value_learning_rate,
-            attention_learning_rate,
-            batch,
-        )
+        rates = value_learning_rate, attention_learning_rate, batch
+        return cls(task.transition_squared_norm, task.attention_squared_norm, task.length, task.vocabulary, *rates)
 
     @property
     def growth(self) -> float:
         r"""Rate of the exponential growth of small signals, :math:`\eta = \sqrt{\eta_V\eta_AK_PK_Q}`, per step."""
-        return (
-            self.value_learning_rate
-            * self.attention_learning_rate
-            * self.transition_squared_norm
-            * self.attention_squared_norm
-        ) ** 0.5
+        rates = self.value_learning_rate * self.attention_learning_rate
+        return (rates * self.transition_squared_norm * self.attention_squared_norm) ** 0.5
 
     @property
     def noise_ratio(self) -> float:

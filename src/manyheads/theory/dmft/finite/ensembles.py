@@ -206,14 +206,9 @@ _LOSSES = {
 
 def _draw(key: Any, features: int, classes: int, frame: _Frame, network: Network) -> dict[str, Any]:
     depth, heads, key_dim, width = frame.depth, network.heads, network.key_dim, network.width
-    shapes = {
-        "embedding": (width, features),
-        "readout": (classes, width),
-        "query": (depth, heads, key_dim, width),
-        "key": (depth, heads, key_dim, width),
-        "value": (depth, heads, key_dim, width),
-        "output": (depth, width, heads, key_dim),
-    }
+    shapes: dict[str, tuple[int, ...]] = {"embedding": (width, features), "readout": (classes, width)}
+    shapes |= dict.fromkeys(("query", "key", "value"), (depth, heads, key_dim, width))
+    shapes["output"] = (depth, width, heads, key_dim)
     if network.activation is not None:
         shapes |= {"mlp_in": (depth, width, width), "mlp_out": (depth, width, width)}
     keys = jax.random.split(key, 8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -18,8 +18,8 @@ from manyheads.data import TextWindows, read_characters
 from manyheads.data.words import read_words
 from manyheads.spectra import traced_stable_rank
 from manyheads.theory.joma.text.record import held_out_starts
+from manyheads.theory.joma.text.transformers import character_config
 from manyheads.transformer.config import TransformerConfig
-from manyheads.transformer.inputs import TokenInput
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.shape import Shape
 from manyheads.transformer.transformer import Transformer
@@ -67,16 +67,8 @@ def read_tokens(kind: str, path: Path | None, vocabulary: int) -> tuple[int, tup
 def variant_config(variant: Variant, width: int, depth: int, length: int, vocabulary: int) -> TransformerConfig:
     """Configure a transformer with ReLU; one token more than the vocabulary stands for a masked one."""
     key_dim = width * variant.widen // variant.heads
-    return TransformerConfig(
-        Shape(key_dim, variant.heads, depth),
-        TokenInput(vocabulary + 1),
-        length=length,
-        outputs=vocabulary + 1,
-        causal=not variant.masked,
-        read_out="token",
-        norm=variant.norm,
-        activation="relu",
-    )
+    config = character_config(Shape(key_dim, variant.heads, depth), vocabulary + 1, length)
+    return replace(config, causal=not variant.masked, norm=variant.norm)
 
 
 class LanguageWindows(eqx.Module):
