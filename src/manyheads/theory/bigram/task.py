@@ -255,8 +255,6 @@ def draw_bigram_task(
 
     Parameters
     ----------
-    rng
-        Source of the draws.
     vocabulary, length, sparsity
         Number of tokens N, of context tokens T, and of attended positions Q of a query.
     uniform

@@ -122,6 +122,7 @@ def _cross_layer(
     here, there = (fields.above, fields.below) if down else (fields.below, fields.above)
     known = t.hi if down else t.lo
     source, other = (layer + len(system.layers) * side for side in (down, not down))  # s^l or sO^l, and the other one
+    correlations = fields.below.correlation[layer], fields.above.correlation[layer]
     change, kernels = np.zeros(1), []
     for _ in range(step.sweeps):
         seen = x + change / 2  # from the second on in the middle of the step in depth
@@ -129,15 +130,9 @@ def _cross_layer(
         here.rows[layer, t.now] = rows
         row = sources.covary(rows, t.hi) @ here.rows[layer, : t.hi].T
         here.correlation[layer, t.now, : t.hi], here.correlation[layer, : t.hi, t.now] = row, row.T
-        inputs = BranchInput(
-            t.time,
-            fields.below.correlation[layer],
-            fields.above.correlation[layer],
-            learned=system.learned(t, row),
-            response=system.response_weight * sources.response(rows, other)[:, :known],
-        )
-        branches = system.layers[layer]
-        outputs = [branch.backward(inputs) if down else branch.forward(inputs) for branch in branches]
+        feedback = system.response_weight * sources.response(rows, other)[:, :known]
+        inputs = BranchInput(t.time, *correlations, system.learned(t, row), feedback)
+        outputs = [branch.backward(inputs) if down else branch.forward(inputs) for branch in system.layers[layer]]
         covariance, response, learning = (
             np.sum([getattr(output, name) for output in outputs], axis=0)
             for name in ("covariance", "response", "learning")

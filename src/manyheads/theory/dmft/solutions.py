@@ -32,8 +32,6 @@ def infinite_key_dim(
 
     Parameters
     ----------
-    problem
-        What is trained.
     logit_exponent
         alpha_A; 1 only.
     activation

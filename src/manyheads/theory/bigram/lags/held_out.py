@@ -105,15 +105,10 @@ def measure_losses(
     allowed = np.maximum(worse.std(1) / len(tested) ** 0.5, TOLERATED * (losses[0] - losses[best]))
     enough = np.flatnonzero((worse.mean(1) <= allowed) & (selected > 0))
     short = additive.lags[: int(enough[0]) + 1] if len(enough) else ()
-    return HeldOutLoss(
-        float(losses[0]),
-        float(losses[1]),
-        float(losses[3:].min()),
-        float(losses[2]),
-        len(tested),
-        tuple(sorted(short)),
-        float(losses[2 + len(short)]) if short else float("nan"),
-    )
+    short_loss = float(losses[2 + len(short)]) if short else float("nan")
+    unigram, bigram, fitted = losses[:3].tolist()
+    linear = float(losses[3:].min())
+    return HeldOutLoss(unigram, bigram, linear, fitted, len(tested), tuple(sorted(short)), short_loss)
 
 
 def _one_hot(block: Lagged, lags: Sequence[int]) -> sparse.csr_array:

@@ -256,8 +256,6 @@ def plant_lags(
 
     Parameters
     ----------
-    rng
-        Where the draws come from.
     stream
         Symbols (n,), integers below N.
     transition

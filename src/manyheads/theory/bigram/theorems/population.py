@@ -88,14 +88,10 @@ def measure_overlaps(task: BigramTask, value: np.ndarray, attention: np.ndarray)
     inner = float(mu @ (value * task.centred).sum(0))
     mean = value @ mu
     signal = float(mu @ (rows.overlaps - rows.sums / task.length))
-    return Overlaps(
-        float(mu @ (value**2).sum(0)) - float(mean @ mean),
-        inner,
-        float(mu @ rows.squared_norms),
-        float(mu @ rows.overlaps),
-        inner / task.transition_squared_norm,
-        signal / task.attention_squared_norm if task.attention_squared_norm > 1e-12 else float("nan"),
-    )
+    squared_norm = float(mu @ (value**2).sum(0)) - float(mean @ mean)
+    attention_norm, overlap = float(mu @ rows.squared_norms), float(mu @ rows.overlaps)
+    share = signal / task.attention_squared_norm if task.attention_squared_norm > 1e-12 else float("nan")
+    return Overlaps(squared_norm, inner, attention_norm, overlap, inner / task.transition_squared_norm, share)
 
 
 @takes_arrays

@@ -68,12 +68,6 @@ def train_networks(
 
     Parameters
     ----------
-    problem
-        What is trained, and how.
-    network
-        The size.
-    seeds
-        Seeds of the initial weights.
     chunk
         Seeds that are trained at once.
     every_head

@@ -116,10 +116,6 @@ def forecast_loss(
 
     Parameters
     ----------
-    problem
-        What is trained.
-    network
-        The size that is forecast.
     sizes, networks
         Numbers of heads of the two small ensembles, and networks of each.
     target

@@ -42,12 +42,8 @@ def continuum_step(problem: Problem, cells: int) -> DepthStep:
     check_integer("cells", cells, most=MOST)
     if problem.depth_exponent == 0.5:
         raise UsageError("depth exponent 1/2: its continuum has noise; extrapolate finite depths instead")
-    return DepthStep(
-        step=problem.branch / cells,
-        learned=problem.learning_rate * problem.richness * problem.branch,
-        sources=False,
-        sweeps=3,
-    )
+    learned = problem.learning_rate * problem.richness * problem.branch
+    return DepthStep(problem.branch / cells, learned, sources=False, sweeps=3)
 
 
 def extrapolate(coarse: Trajectory, fine: Trajectory) -> Trajectory:

@@ -53,14 +53,10 @@ def overlap_trajectory(
 
     Parameters
     ----------
-    task
-        Features, noise and training settings.
     state
         Q_1, ..., Q_p, q at time 0; several at once in leading dimensions.
     times
         Increasing times, in samples per dimension, from 0 on.
-    nodes
-        Nodes of the quadrature; `Nodes()` by default.
     tolerance
         Largest change of any number when there are one and a half times as many nodes.
 

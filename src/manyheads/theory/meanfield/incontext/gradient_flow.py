@@ -51,18 +51,14 @@ def integrate(
     """
     Constraint(above=0, below=1).kept("tolerance", tolerance, "float")
     start, unravel = ravel_pytree(state)
-    implicit = {"jac": lambda time, flat: np.asarray(_jacobian(derivative, flat, state, args))} if stiff else {}
-    path = solve_initial_value(
-        lambda time, flat: np.asarray(_slope(derivative, flat, state, args)),
-        np.asarray(start),
-        times,
-        "the gradient flow cannot be integrated to the last time: end earlier, raise the tolerance, or start from "
-        "particles whose mean map has full rank",
-        method="Radau" if stiff else "DOP853",
-        rtol=tolerance,
-        atol=tolerance * 1e-3,
-        **implicit,
-    )
+    settings: dict[str, Any] = {"method": "DOP853", "rtol": tolerance, "atol": tolerance * 1e-3}
+    if stiff:
+        jacobian = lambda time, flat: np.asarray(_jacobian(derivative, flat, state, args))  # noqa: E731
+        settings |= {"method": "Radau", "jac": jacobian}
+    slope = lambda time, flat: np.asarray(_slope(derivative, flat, state, args))  # noqa: E731
+    remedy = "the gradient flow cannot be integrated to the last time: end earlier, raise the tolerance, or start from "
+    remedy += "particles whose mean map has full rank"
+    path = solve_initial_value(slope, np.asarray(start), times, remedy, **settings)
     found = [jax.tree.map(np.asarray, _observation(observe, flat, state, args)) for flat in path]
     return jax.tree.map(lambda *each: np.stack(each), *found), jax.tree.map(np.asarray, unravel(jnp.asarray(path[-1])))
 

@@ -110,14 +110,8 @@ def train_heads(
 
     Parameters
     ----------
-    task, heads
-        The task and the initial weights.
-    key
-        Random key of the prompts.
     duration
         Number of steps times learning rate, rounded up to whole records.
-    learning_rate
-        Step length.
     batch
         Prompts in a step; None for gradient descent on the population loss.
     records

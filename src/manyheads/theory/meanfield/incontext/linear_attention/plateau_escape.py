@@ -186,8 +186,6 @@ def predict_drops(task: InContextRegression, heads: Heads) -> SingleDrop | Stair
 
     Parameters
     ----------
-    task
-        In-context linear regression.
     heads
         Initial weights, as `draw_heads` returns them: merged, or separate with rank-one keys and queries.
 
