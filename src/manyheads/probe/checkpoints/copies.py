@@ -95,6 +95,24 @@ def find_rounded(contents: list[Contents], unchecked: Notes) -> list[Finding]:
     return findings
 
 
+def find_quantized(contents: list[Contents], unchecked: Notes) -> list[Finding]:
+    """Find matrices of equidistant values, as of int8, unless they are so at most steps."""
+    found: dict[str, list[str]] = defaultdict(list)
+    throughout = []
+    for name in sorted(set().union(*(each.grids for each in contents))):
+        rounded = [each for each in contents if name in each.grids]
+        if len(contents) > 1 and len(rounded) > sum(name in each.extremes for each in contents) / 2:
+            throughout.append(name)
+        else:
+            for each in rounded:
+                found[each.name].append(name)
+    if throughout:
+        why = f"{len(throughout)} matrices hold at most 256 equidistant values at most steps, as of int8"
+        unchecked["rounding to integers", why] = []
+    what = "matrices hold at most 256 equidistant values in a row, column or group, as of int8"
+    return [Finding("rounded", where, f"{len(names)} {what}", shorten(names)) for where, names in found.items()]
+
+
 def find_partial_copies(contents: list[Contents], altered: set[str] | None = None) -> tuple[list[Finding], set[str]]:
     """Find tensors that change and come back, or, but for altered ones, stand still between changes; with their names.
 

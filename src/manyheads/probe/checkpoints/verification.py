@@ -22,7 +22,13 @@ from manyheads.models.refusals import CheckpointRefused, shorten
 from manyheads.probe.checkpoints.alterations.comparison import compare_with
 from manyheads.probe.checkpoints.alterations.detection import find_alterations, note_unchecked
 from manyheads.probe.checkpoints.contents import SAMPLE, Contents, Finding, Notes, digest_contents, read_contents
-from manyheads.probe.checkpoints.copies import find_copies, find_interchanged, find_partial_copies, find_rounded
+from manyheads.probe.checkpoints.copies import (
+    find_copies,
+    find_interchanged,
+    find_partial_copies,
+    find_quantized,
+    find_rounded,
+)
 from manyheads.probe.checkpoints.folder import check_folder
 from manyheads.probe.checkpoints.series import Source, as_checkpoint, path_of, read_order
 from manyheads.probe.checkpoints.trajectory_order import find_misplaced
@@ -104,7 +110,7 @@ def verify(
     * Tensors that appear or vanish, and changed dtypes or shapes.
     * Entries that are NaN or infinite.
     * Duplicates: the weights of another step (sha256, or equal when rounded); tensors that change and come back to the
-      bytes of another step; values of a narrower type than the one that holds them.
+      bytes of another step; values of a narrower type than the one that holds them, or of int8.
     * Steps: one step twice, a trainer's state that gives another step than the folder's name, and an order of the
       weights, or of those in one shard, other than that of the steps, see
       `manyheads.probe.checkpoints.trajectory_order`.
@@ -173,7 +179,7 @@ def verify(
     if against is not None:
         findings += compare_with(against, contents, opened, unchecked, follow_links)
     findings += _compare_tables(contents)
-    findings += find_copies(contents) + find_rounded(contents, unchecked)
+    findings += find_copies(contents) + find_rounded(contents, unchecked) + find_quantized(contents, unchecked)
     copied, partial = find_partial_copies(contents)
     moved, interchanged = find_interchanged(contents)
     odd, misplaced = _find_steps(contents, partial | moved)

@@ -103,7 +103,7 @@ class _BranchProbe(Hooks):
     def attend(self, module: Any, inputs: Any, output: Any) -> Any:
         """Replace the outputs of an `nn.MultiheadAttention`, which multiplies its values by one."""
         block, name = self.blocks[-1] if self.blocks else self.outside, self.names[module]
-        for x in {id(each): each for each in inputs[:3]}.values():
+        for x in {id(each): each for each in inputs[:3] or [None]}.values():
             self._compare(name, "logit", x, block)
         self.found["value"].values[name] = 1.0
         block.written.append((name, self.random(output[0], LARGE)))
