@@ -18,8 +18,7 @@ from manyheads.models.parts import PARTS, UNDERIVED, Architecture, Parameter
 from manyheads.models.refusals import CheckpointRefused
 from manyheads.transformer.shape import Shape
 
-LARGEST_STD = 1e30
-"""No family starts its weights at such a std; float32 still holds it."""
+LARGEST_STD = 1e30  # no family starts its weights at such a std; float32 still holds it
 
 
 @dataclass(frozen=True)

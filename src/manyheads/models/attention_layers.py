@@ -117,8 +117,7 @@ _BEYOND = {
 
 
 _OF_SCORES = (CAPPED, SLOPES, NEIGHBOURS, FIXED)
-_SCORE_ROLES = (Role.QUERY_NORM, Role.SINK)
-"""Reasons, and roles, that are of the scores alone."""
+_SCORE_ROLES = (Role.QUERY_NORM, Role.SINK)  # reasons, and roles, that are of the scores alone
 
 
 def unread(config: ModelConfig, *, any_score: bool = False, norms: bool = True) -> str:

@@ -70,8 +70,7 @@ class Role(StrEnum):
     BUFFER = "buffer", "", "width", "bare"  # masks, positions and frequencies that old saves contain; not trained
 
 
-GAINS = (Role.ATTENTION_SCALE, Role.MLP_SCALE)
-"""Roles of bare tensors that multiply."""
+GAINS = (Role.ATTENTION_SCALE, Role.MLP_SCALE)  # roles of bare tensors that multiply
 
 Condition = str
 """Keys of the configuration that must all be true, or false when they begin with `!`; `MAYBE` is open."""

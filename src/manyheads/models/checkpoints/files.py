@@ -13,8 +13,7 @@ from manyheads.models import refusals
 # Without O_NONBLOCK, opening a pipe that has no writer would wait for ever. Windows lacks all but O_BINARY.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
-JSON_LIMIT = 50_000_000
-"""The longest index or configuration in bytes; the largest published indexes take about a tenth."""
+JSON_LIMIT = 50_000_000  # the longest index or configuration in bytes; the largest published indexes take about a tenth
 
 _HUGE = 10**20
 

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-ACCURACY = 1e-4
-"""Relative, of a measured multiplier, where numbers are not rounded more coarsely."""
-
-FAR = 30.0
-"""Size of the inputs of a norm: far above any epsilon in it."""
-
+ACCURACY = 1e-4  # relative, of a measured multiplier, where numbers are not rounded more coarsely
+FAR = 30.0  # size of the inputs of a norm: far above any epsilon in it
 SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
 """Arguments of `scaled_dot_product_attention`, in order."""
+
+
+@contextmanager
+def inference(torch: Any, model: Any) -> Iterator[ExitStack]:
+    """Leave out dropout, gradients, compiled graphs and fast paths around hooks; yield what is undone at the end."""
+    modules, attention = list(model.modules()), torch.backends.mha
+    with ExitStack() as stack:
+        for module in modules:
+            stack.callback(setattr, module, "training", module.training)
+        stack.callback(attention.set_fastpath_enabled, attention.get_fastpath_enabled())
+        attention.set_fastpath_enabled(False)
+        model.eval()
+        if any(type(module).__name__ == "OptimizedModule" for module in modules):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(torch.no_grad())
+        yield stack
 
 
 def find_blocks(model: Any, parts: Mapping[int, tuple[str, ...]]) -> list[Any]:
@@ -104,9 +117,9 @@ def with_norms(torch: Any, stream: Any) -> list[Any]:
 
 
 def first_tensor(torch: Any, found: Any, last: int | None = None) -> Any:
-    """Return the first tensor of floating numbers in nested results, of a given last side."""
+    """Return the first tensor of floating numbers in nested results, no single number, of a given last side."""
     if isinstance(found, torch.Tensor):
-        return found if found.is_floating_point() and last in (None, found.shape[-1]) else None
+        return found if found.is_floating_point() and found.dim() and last in (None, found.shape[-1]) else None
     if isinstance(found, Mapping):
         found = list(found.values())
     for each in found if isinstance(found, list | tuple) else ():

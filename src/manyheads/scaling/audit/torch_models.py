@@ -24,9 +24,9 @@ from manyheads.scaling.parametrization.targets import (
     parameter_targets,
     role_factors,
 )
+from manyheads.scaling.torch.applied_factors import model_targets
 from manyheads.scaling.torch.init import measure_init
 from manyheads.scaling.torch.optimizer_groups import find_optimizer, has_stepped, read_groups, read_peaks
-from manyheads.scaling.torch.targets import model_targets
 from manyheads.transformer.shape import Shape
 
 

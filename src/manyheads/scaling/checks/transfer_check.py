@@ -37,8 +37,7 @@ ALLOWED_DECADES = 0.25
 """Drift of the optimal learning rate, in decades over a factor of eight in size, that still counts as transfer.
 The least power by which a parametrization goes wrong, the root of a size, makes 0.45; a factor 1.8 costs little."""
 
-WIDENINGS = 2
-"""How often a grid is widened before a search gives up."""
+WIDENINGS = 2  # how often a grid is widened before a search gives up
 
 UNBOUNDED = 1e4
 """An interval of factors whose ends are so far from each other says nothing, and its ends are not printed."""
@@ -64,8 +63,8 @@ class TransferCheck(Shown):
     @property
     def decades(self) -> tuple[float, float, float]:
         """Drift over a factor of eight in size, in decades: fitted, lowest, highest."""
-        interval = self.drift.fit.interval
-        return tuple(value * math.log10(8) for value in (self.drift.fit.exponent, interval.low, interval.high))  # type: ignore[return-value]
+        fit, decade = self.drift.fit, math.log10(8)
+        return fit.exponent * decade, fit.interval.low * decade, fit.interval.high * decade
 
     def sentence(self) -> str:
         """Say it for people."""
@@ -127,19 +126,15 @@ def find_optimum(learning_rates: Float[ArrayLike, " rates"], losses: Float[Array
     reached = np.where(np.isfinite(losses), losses, np.inf)
     best = int(reached.argmin())
     if not np.isfinite(reached[best]):
+        lowest = float(learning_rates[0])
         raise CertificateError(
-            "training diverged at every learning rate: lower them",
-            measured=float(learning_rates[0]),
-            threshold=math.inf,
+            "training diverged at every learning rate: lower them", measured=lowest, threshold=math.inf
         )
     if best in (0, len(learning_rates) - 1):
-        side = "below" if best == 0 else "above"
-        raise CertificateError(
-            f"the least loss is at {learning_rates[best]:.3g}, an end of the grid: the optimum may lie {side} it, "
-            "widen them",
-            measured=float(learning_rates[best]),
-            threshold=float(learning_rates[1 if best == 0 else -2]),
-        )
+        end, inner, side = (best, 1, "below") if best == 0 else (best, -2, "above")
+        at, found = float(learning_rates[end]), "an end of the grid: the optimum may lie"
+        message = f"the least loss is at {at:.3g}, {found} {side} it, widen them"
+        raise CertificateError(message, measured=at, threshold=float(learning_rates[inner]))
     left, middle, right = reached[best - 1 : best + 2]
     bend = left - 2 * middle + right
     # Beside a diverged neighbour, or on a flat floor, the point itself is all that is known.
@@ -200,8 +195,8 @@ def search_optimum(
         steps = ratio ** np.arange(1, PIECE + 1)
         new = grid[0] / steps[::-1] if place == 0 else grid[-1] * steps
         further = train(new)
-        order = (new, grid) if place == 0 else (grid, new)
-        grid, reached = np.concatenate(order), np.concatenate((further, reached) if place == 0 else (reached, further))
+        pairs = ((new, grid), (further, reached))
+        grid, reached = (np.concatenate(pair if place == 0 else pair[::-1]) for pair in pairs)
     return Search(grid, reached, float(grid[place]), "below" if place == 0 else "above")
 
 

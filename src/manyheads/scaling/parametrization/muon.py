@@ -40,8 +40,7 @@ from manyheads.transformer.shape import Shape
 
 Split = Literal["whole", "fused", "heads-in", "heads"]
 SPLITS: tuple[str, ...] = get_args(Split)
-MLP_RATIO = 4
-"""Hidden width over the stream's where a shape does not say it."""
+MLP_RATIO = 4  # hidden width over the stream's where a shape does not say it
 
 
 class Block(NamedTuple):
@@ -254,8 +253,7 @@ class Muon:
         return ((PER_HEAD,) if self.per_head else ()) + ((FUSED,) if self.split == "fused" else ())
 
 
-WHOLE = Muon()
-"""Whole matrices with the shape factor of torch and optax."""
+WHOLE = Muon()  # whole matrices with the shape factor of torch and optax
 
 
 def _sizes(shape: Shape, like: Shape) -> dict[str, float]:

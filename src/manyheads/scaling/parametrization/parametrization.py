@@ -35,8 +35,7 @@ WIDER = (
     "they are exact while the ratio stays"
 )
 GROUPS = "the number of query heads for each key head"
-SMALLEST = 1e-100
-"""Factors are larger, and smaller than its inverse: products of a few of them are still numbers."""
+SMALLEST = 1e-100  # factors are larger, and smaller than its inverse: products of a few of them are still numbers
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ the model; of both it is the change since the start that counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
 from manyheads.models.torch.model import unwrap
+from manyheads.models.torch.modules import first_tensor, inference
 from manyheads.scaling.preflight_checks.training import (
     OUTPUTS,
     STREAM,
@@ -55,12 +55,10 @@ class TorchTrainer:
         batch = self.training.batch(0)
         before: dict[str, Any] = {}
         after: dict[str, Any] = {}
-        with self._watched(self._watch_outputs(before)):
-            self._forward(batch)
+        self._forward(batch, self._watch_outputs(before))
         losses = self.losses(steps, 1.0)
         rows: dict[str, list[Update]] = {}
-        with self._watched([*self._watch_weights(start, rows), *self._watch_outputs(after)]):
-            self._forward(batch)
+        self._forward(batch, [*self._watch_weights(start, rows), *self._watch_outputs(after)])
         rows |= {name: [Update(_rms(tensor - before[name]))] for name, tensor in after.items()}
         own = {id(t) for module in self._computing() for t in module.parameters(recurse=False)}
         for name, tensor in self.model.named_parameters():
@@ -119,22 +117,17 @@ class TorchTrainer:
             raise UsageError(f"the loss is {type(loss).__name__}: expected one number, or give loss(model, batch)")
         return loss.reshape(())
 
-    def _forward(self, batch: Any) -> None:
-        """Run the first batch without dropout and gradients, and remember how the model was called."""
-        modes = {module: module.training for module in self.model.modules()}
+    def _forward(self, batch: Any, hooks: Iterable[tuple[Any, Any]] = ()) -> None:
+        """Run the first batch with hooks, without dropout and gradients, and remember how the model was called."""
 
         def see(module: Any, arguments: Any, named: Any) -> None:
             self.example = dict(named) if named and not arguments else tuple(arguments)
 
-        handle = self.model.register_forward_pre_hook(see, with_kwargs=True)
-        try:
-            self.model.eval()
-            with self.torch.no_grad():
-                self._loss(batch)
-        finally:
-            handle.remove()
-            for module, mode in modes.items():
-                module.training = mode
+        with inference(self.torch, self.training.model) as stack:
+            stack.callback(self.model.register_forward_pre_hook(see, with_kwargs=True).remove)
+            for module, hook in list(hooks):
+                stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+            self._loss(batch)
 
     def _scale_rates(self, factor: float) -> None:
         """Multiply all learning rates, and those that schedules start from."""
@@ -156,25 +149,12 @@ class TorchTrainer:
             if own and (isinstance(module, attention) or not any(True for _ in module.children())):
                 yield module
 
-    @contextmanager
-    def _watched(self, hooks: Any) -> Iterator[None]:
-        torch = self.torch
-        with ExitStack() as stack:
-            for module, hook in list(hooks):
-                stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
-            if any(type(module).__name__ == "OptimizedModule" for module in self.training.model.modules()):
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            fast = torch.backends.mha.get_fastpath_enabled()
-            stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
-            torch.backends.mha.set_fastpath_enabled(False)
-            yield
-
     def _watch_outputs(self, kept: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
         """Keep the outputs of the last block of every list, and those of the model."""
 
         def keep(name: str) -> Any:
             def hook(module: Any, arguments: Any, named: Any, output: Any) -> None:
-                if (tensor := _first_array(self.torch, output)) is not None:
+                if (tensor := first_tensor(self.torch, output)) is not None:
                     kept[name] = tensor.detach().clone()
 
             return hook
@@ -203,7 +183,7 @@ class TorchTrainer:
                     old = torch.func.functional_call(module, own, arguments, named)
                 finally:
                     busy.pop()
-                new, old = (_first_array(torch, each) for each in (output, old))
+                new, old = (first_tensor(torch, each) for each in (output, old))
                 if new is None or old is None:
                     return
                 random = _random_part(torch, module, arguments)
@@ -230,17 +210,6 @@ def _find_loss(torch: Any, result: Any) -> Any:
         return result.get("loss")
     entries = result if isinstance(result, tuple | list) else [result]
     return next((each for each in entries if isinstance(each, torch.Tensor) and each.numel() == 1), None)
-
-
-def _first_array(torch: Any, found: Any) -> Any:
-    """Return the first tensor of floating numbers that is no single number."""
-    if isinstance(found, torch.Tensor):
-        return found if found.is_floating_point() and found.dim() else None
-    entries = list(found.values()) if isinstance(found, Mapping) else found
-    for each in entries if isinstance(entries, list | tuple) else ():
-        if (tensor := _first_array(torch, each)) is not None:
-            return tensor
-    return None
 
 
 def _random_part(torch: Any, module: Any, arguments: Any) -> float:

@@ -17,8 +17,7 @@ from manyheads.scaling.audit.frozen import describe_missing_factors
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.targets import ForwardMultipliers
-from manyheads.scaling.torch.applied_factors import logit_scale
-from manyheads.scaling.torch.targets import model_targets
+from manyheads.scaling.torch.applied_factors import logit_scale, model_targets
 from manyheads.transformer.shape import Shape
 
 

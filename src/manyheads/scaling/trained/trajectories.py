@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from manyheads.errors import UsageError, check_rising
+from manyheads.errors import UsageError, check_integer, check_rising
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.task import Task
 from manyheads.scaling.trained.transformers import (
@@ -17,10 +17,9 @@ from manyheads.scaling.trained.transformers import (
     Recipe,
     Setting,
     attention_logits,
-    factors_of,
     make_update,
     optimizer_of,
-    side_by_side,
+    prepare,
 )
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.shape import Shape
@@ -54,14 +53,11 @@ def follow_networks(
     Batches and probe depend on the key alone, so that other shapes and parametrizations see the same; so do weights
     where they have the same shape: embeddings and read-out of network i are one at every depth.
     """
-    if networks < 1:
-        raise UsageError(f"networks={networks}: train at least one")
+    check_integer("networks", networks)
     check_rising("records", records, least=0, count=1)
     if records[-1] > recipe.steps:
         raise UsageError(f"records={records}: give rising numbers of updates, from 0 to {recipe.steps}")
-    setting = Setting.of(task, parametrization, shape)
-    together = side_by_side(setting, task.batches, networks)
-    factors = factors_of(parametrization, shape, task, recipe)
+    setting, factors, together = prepare(task, parametrization, shape, recipe, networks)
     # Bounds as data, as in `measure_updates`: one compiled loop body serves all stretches.
     bounds = jnp.asarray([0, *records, recipe.steps], jnp.int32)
     counts = (recipe.steps, networks, together)

@@ -16,6 +16,7 @@ import optax
 from jax import Array
 
 from manyheads._arrays import takes_arrays
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.errors import UsageError, check_rising
 from manyheads.scaling.parametrization.muon import WHOLE, Muon
 from manyheads.scaling.parametrization.optax_scaling import rescale
@@ -42,13 +43,12 @@ BUDGET = 16 * 2**20  # bytes trained side by side: beyond the cache it costs mem
 class Recipe:
     """Settings of a training, beside the learning rate, which is the base's, and its parametrization's optimizer."""
 
-    steps: int = 100  # updates
-    epsilon: float = 1e-8  # adam's at the base
+    steps: int = constrained(100, Constraint(least=1))  # updates
+    epsilon: float = constrained(1e-8, Constraint(least=0))  # adam's at the base
     adam_learning_rate: float = 3e-3  # beside Muon, whose rate is the one that is given and swept
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.epsilon < 0:
-            raise UsageError(f"steps={self.steps}, epsilon={self.epsilon}: at least one step, no negative epsilon")
+        check_fields(self)
 
 
 class Setting(NamedTuple):
@@ -57,12 +57,6 @@ class Setting(NamedTuple):
     config: TransformerConfig
     optimizer: Optimizer
     muon: Muon = WHOLE
-
-    @staticmethod
-    def of(task: Task, parametrization: Parametrization, shape: Shape) -> Setting:
-        """Return the settings of a network; Muon's shape factor is a number, and so is not among them."""
-        muon = replace(parametrization.muon, factor="original") if parametrization.optimizer == "muon" else WHOLE
-        return Setting(task.config(shape), parametrization.optimizer, muon)
 
 
 class NetworkFactors(NamedTuple):
@@ -73,6 +67,21 @@ class NetworkFactors(NamedTuple):
     epsilons: dict[str, Any]
     epsilon: Any  # Adam's at the base
     adam_learning_rate: Any  # Adam's beside Muon
+
+
+def prepare(
+    task: Task, parametrization: Parametrization, shape: Shape, recipe: Recipe, members: int
+) -> tuple[Setting, NetworkFactors, int]:
+    """Return the settings of a network, its numbers, and how many of its members are trained at once.
+
+    Muon's shape factor is a number, and so is not among the settings. The members at once divide their number, so that
+    there is one program, and fit into the budget of bytes.
+    """
+    muon = replace(parametrization.muon, factor="original") if parametrization.optimizer == "muon" else WHOLE
+    setting = Setting(task.config(shape), parametrization.optimizer, muon)
+    most = int(max(1, min(members, BUDGET // training_bytes(setting.config, setting.optimizer, task.batches))))
+    together = next(count for count in range(most, 0, -1) if members % count == 0)
+    return setting, factors_of(parametrization, shape, task, recipe), together
 
 
 def factors_of(parametrization: Parametrization, shape: Shape, task: Task, recipe: Recipe) -> NetworkFactors:
@@ -102,10 +111,8 @@ def sweep_losses(
 
     Losses are those of every step before its update, in nats; not finite where training diverged.
     """
-    factors = factors_of(parametrization, shape, task, recipe)
-    setting = Setting.of(task, parametrization, shape)
     traced = jnp.asarray(learning_rates, jnp.float32)
-    together = side_by_side(setting, task.batches, len(traced))
+    setting, factors, together = prepare(task, parametrization, shape, recipe, len(traced))
     losses = _sweep(setting, (recipe.steps, together), task.batches, factors, traced, key)
     return np.asarray(losses, np.float64)
 
@@ -156,12 +163,6 @@ def make_update(start: Transformer, tx: optax.GradientTransformation, batches: A
     return update
 
 
-def side_by_side(setting: Setting, batches: Any, members: int) -> int:
-    """Return how many of the members are trained at once: a divisor of their number, within the budget of bytes."""
-    most = int(max(1, min(members, BUDGET // training_bytes(setting.config, setting.optimizer, batches))))
-    return next(count for count in range(most, 0, -1) if members % count == 0)  # no remainder: one program, not two
-
-
 def training_bytes(config: TransformerConfig, optimizer: Optimizer, batches: Any) -> int:
     """Count the bytes of one training; traced, so that nothing of that size is allocated."""
     scaling = standard_scaling(config.shape, config.inputs, config.mlp_ratio)
@@ -193,8 +194,7 @@ class Updates(NamedTuple):
     mlp_out_by_weights: Any = None
 
 
-TWINS = 6
-"""Networks drawn beside each other to see how much they differ before training."""
+TWINS = 6  # networks drawn beside each other to see how much they differ before training
 
 
 class _Start(NamedTuple):
@@ -223,8 +223,7 @@ def measure_updates(
     if unknown := set(fields) - set(Updates._fields):
         raise UsageError(f"fields: {', '.join(sorted(unknown))}: choose from {', '.join(Updates._fields)}")
     check_rising("checkpoints", checkpoints, count=1)
-    factors = factors_of(parametrization, shape, task, recipe)
-    setting = Setting.of(task, parametrization, shape)
+    setting, factors, _ = prepare(task, parametrization, shape, recipe, 1)
     # Bounds as data: one compiled loop body serves all stretches, and one program all checkpoints of this number.
     bounds = jnp.asarray([0, *checkpoints], jnp.int32)
     found = _updates((setting, frozenset(fields)), task.batches, factors, jnp.float32(learning_rate), bounds, key)

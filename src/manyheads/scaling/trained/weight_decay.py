@@ -15,14 +15,7 @@ import numpy as np
 from manyheads._arrays import takes_arrays
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.task import Task
-from manyheads.scaling.trained.transformers import (
-    NetworkFactors,
-    Recipe,
-    Setting,
-    factors_of,
-    optimizer_of,
-    side_by_side,
-)
+from manyheads.scaling.trained.transformers import NetworkFactors, Recipe, Setting, optimizer_of, prepare
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.shape import Shape
 from manyheads.transformer.transformer import Transformer, initialize
@@ -67,13 +60,11 @@ def train_with_decay(
     and start and forward pass stay the parametrization's. With `coupled` the weight decay of the base is kept, so that
     the share changes with the rate of each role; otherwise the share is kept ("independent" decay).
     """
-    factors = factors_of(parametrization, shape, task, recipe)
+    traced = [jnp.asarray(values, jnp.float32) for values in (learning_rates, shares)]
+    setting, factors, together = prepare(task, parametrization, shape, recipe, len(traced[0]))
     if one_rate:
         factors = factors._replace(learning_rates={role: jnp.float32(1.0) for role in factors.learning_rates})
     kept = {role: factors.learning_rates[role] if coupled else jnp.float32(1.0) for role in MATRICES}
-    traced = [jnp.asarray(values, jnp.float32) for values in (learning_rates, shares)]
-    setting = Setting.of(task, parametrization, shape)
-    together = side_by_side(setting, task.batches, len(traced[0]))
     found = _trainings(setting, (recipe.steps, together), task.batches, (factors, kept), traced, key)
     return DecayedTrainings(*(np.asarray(values, np.float64) for values in found))
 

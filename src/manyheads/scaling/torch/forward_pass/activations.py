@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
 from typing import Any, NamedTuple
 
-MOST = 512
-"""Numbers that are compared."""
+MOST = 512  # numbers that are compared
 WIDEST, POINTS, ROUNDS = 9.0, 73, 5
 """Factors in front of an activation are sought up to exp(9), on so many points, refined so often."""
 

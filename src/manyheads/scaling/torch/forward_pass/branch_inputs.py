@@ -34,8 +34,7 @@ NORMS = {"attention_gain", "mlp_gain", "inner_gain"}
 WRITES = {"output", "mlp_out", "attention_post_gain", "mlp_post_gain"}
 COMPARED = {"output": "value", "mlp_out": "hidden", **dict.fromkeys(READS.values(), "input")}
 """What the weights of a part make → the multiplier that is measured at their input."""
-WIDE = 2.0
-"""Size of the replaced outputs of the MLP's first matrix: beyond the bend of an activation."""
+WIDE = 2.0  # size of the replaced outputs of the MLP's first matrix: beyond the bend of an activation
 
 
 def measure_branches(torch: Any, model: Any, read: TorchModel, example: Any) -> dict[str, Measured]:

@@ -13,6 +13,7 @@ from manyheads.models.torch.modules import (
     find_blocks,
     first_tensor,
     fit_sum,
+    inference,
     listen_to_logits,
     own_multiplier,
 )
@@ -20,10 +21,8 @@ from manyheads.models.torch.modules import (
 if TYPE_CHECKING:
     from manyheads.models.torch.model import TorchModel
 
-TOKENS = 5
-"""Length of the two sequences that are tried where no example is given."""
-LARGE = 4.0
-"""Size of the replaced outputs of branches: not lost in the rounding of a stream of size one."""
+TOKENS = 5  # length of the two sequences that are tried where no example is given
+LARGE = 4.0  # size of the replaced outputs of branches: not lost in the rounding of a stream of size one
 
 
 @dataclass
@@ -108,25 +107,14 @@ class Hooks:
 
     @contextmanager
     def _attached(self) -> Iterator[dict[str, Any]]:
-        """Attach all hooks, without dropout and gradients; yield the parameters that are exchanged."""
-        torch = self.torch
-        modes = {module: module.training for module in self.names}
-        fast = torch.backends.mha.get_fastpath_enabled()
-        with ExitStack() as stack:
-            for module, mode in modes.items():
-                stack.callback(setattr, module, "training", mode)
-            stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
-            self.model.eval()
-            torch.backends.mha.set_fastpath_enabled(False)
-            stack.enter_context(torch.no_grad())
+        """Attach all hooks; yield the parameters that are exchanged."""
+        with inference(self.torch, self.model) as stack:
             for module, hook in list(self._hooks()):
                 stack.callback(module.register_forward_hook(hook).remove)
             for block in find_blocks(self.model, self.parts):
                 stack.callback(block.register_forward_pre_hook(self.enter, with_kwargs=True).remove)
                 stack.callback(block.register_forward_hook(self._leave).remove)
-            if any(type(module).__name__ == "OptimizedModule" for module in self.names):
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(listen_to_logits(torch, self.see_logits, self._replace_product))
+            stack.enter_context(listen_to_logits(self.torch, self.see_logits, self._replace_product))
             yield self._exchange(stack)
 
     def _hooks(self) -> Iterator[tuple[Any, Callable[..., Any]]]:

@@ -30,10 +30,8 @@ from manyheads.scaling.torch.forward_pass.layouts import find_scale, split_fused
 if TYPE_CHECKING:
     from manyheads.models.torch.model import TorchModel
 
-SMALL = 0.03
-"""Size of the replaced queries and keys: far below any cap on logits."""
-ABOVE_EPSILON = 30.0
-"""Size of the replaced queries and keys where a norm follows: far above any epsilon in it."""
+SMALL = 0.03  # size of the replaced queries and keys: far below any cap on logits
+ABOVE_EPSILON = 30.0  # size of the replaced queries and keys where a norm follows: far above any epsilon in it
 
 
 @dataclass
