@@ -33,11 +33,6 @@ class Rotary:
         p * theta^(-2 i / dims)
 
     Components from `dims` on stay as they are.
-
-    Examples
-    --------
-    >>> Rotary(dims=4, fraction=1.0, theta=100.0).frequencies().tolist()
-    [1.0, 0.1]
     """
 
     dims: int  # how many of the N components of a head are turned; even
@@ -46,13 +41,7 @@ class Rotary:
     scaling: Mapping[str, Any] = field(default_factory=dict)  # the configuration's table that changes these angles
 
     def frequencies(self) -> np.ndarray:
-        """Return the angle of each pair at position 1, shape (dims/2,), float64.
-
-        Raises
-        ------
-        UsageError
-            The configuration rescales the angles in a way that is not implemented here.
-        """
+        """Return the angle of each pair at position 1, shape (dims/2,), float64."""
         if self.scaling:
             kind = self.scaling.get("rope_type", self.scaling.get("type"))
             raise UsageError(f"rotary scaling {kind!r} is stated, not computed: apply {dict(self.scaling)} yourself")

@@ -68,13 +68,7 @@ Start = Literal["random", "one", "zero"]
 
 
 def init_of(part: str) -> Start:
-    """Return how a part starts by default: gains at one, shifts, biases and blank tokens at zero, the rest at random.
-
-    Examples
-    --------
-    >>> [init_of(part) for part in ("query", "query_bias", "final_gain")]
-    ['random', 'zero', 'one']
-    """
+    """Return how a part starts: gains at one, shifts, biases and blank tokens at zero, the rest at random."""
     if part.endswith("gain"):
         return "one"
     return "zero" if part.endswith(("shift", "bias", "blank")) else "random"
@@ -94,7 +88,7 @@ class Parameter:
 
     @property
     def start(self) -> Start:
-        """Default init: gains at one, shifts, biases and blank tokens at zero, the rest at random."""
+        """Default init."""
         return init_of(self.parts[0])
 
 

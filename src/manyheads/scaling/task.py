@@ -39,14 +39,7 @@ class ImageBatches(eqx.Module):
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One task for transformers of every shape: everything about them but the shape, and where batches come from.
-
-    Examples
-    --------
-    >>> task = digits_task(batch=4)
-    >>> task.config(Shape(4, 2, 1)).shape.width, task.batches(jax.random.key(0))[0].shape
-    (8, (4, 16, 4))
-    """
+    """One task for transformers of every shape: everything about them but the shape, and where batches come from."""
 
     template: TransformerConfig  # A configuration whose shape is exchanged
     batches: Any  # key -> (inputs, answers), a pytree with the data as leaves

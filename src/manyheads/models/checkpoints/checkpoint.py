@@ -74,13 +74,7 @@ class Checkpoint:
         return sum(entry.size for entry in self.entries.values())
 
     def entry(self, name: str) -> TensorEntry:
-        """Return dtype, shape and bytes of a tensor, or of the one that an alias stands for.
-
-        Raises
-        ------
-        UsageError
-            No tensor of that name; the message lists the nearest names.
-        """
+        """Return dtype, shape and bytes of a tensor, or of the one that an alias stands for."""
         stored, file = self._find(name)
         return file.entry(stored)
 

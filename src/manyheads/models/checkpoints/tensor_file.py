@@ -35,25 +35,11 @@ class TensorFile:
     metadata
         The table of strings that the file carries.
 
-    Raises
-    ------
-    CheckpointRefused
-        The file breaks a rule of the format, see `manyheads.models.refusals`.
-
     Notes
     -----
     Every read checks that the file is still the one whose header was read (identity, length and times of change) and
     raises `FileChanged` otherwise. A change within the resolution of the file system's clock goes unnoticed unless it
     shortens the file; compare fingerprints where that matters. Threads may share a `TensorFile`.
-
-    Examples
-    --------
-    >>> import tempfile, numpy as np, safetensors.numpy
-    >>> path = Path(tempfile.mkdtemp()) / "model.safetensors"
-    >>> safetensors.numpy.save_file({"w": np.arange(6.0).reshape(3, 2)}, path)
-    >>> file = TensorFile(path)
-    >>> file.names, file.tensor("w", rows=slice(1, 3)).tolist()
-    (('w',), [[2.0, 3.0], [4.0, 5.0]])
     """
 
     def __init__(self, path: Path | str, *, follow_links: bool = False):

@@ -4,12 +4,14 @@ Where a module stands in a model follows from the roles of its weights (`manyhea
 be called with from its own signature. torch and transformers are imported when they are needed.
 """
 
+from __future__ import annotations
+
 import contextlib
 import copy
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,11 +19,14 @@ from manyheads._extras import require
 from manyheads.models.modules import Family, Module, Role
 from manyheads.models.refusals import NotExtractable
 
+if TYPE_CHECKING:
+    from torch import nn
+
 WIDE = ("float32", "float64")  # what NumPy holds
 OF_ATTENTION = (Role.QUERY, Role.KEY, Role.VALUE, Role.QUERY_KEY_VALUE, Role.OUTPUT)
 
 
-def find_attention(model: Any, family: Family, layer: int) -> tuple[Any, Any]:
+def find_attention(model: nn.Module, family: Family, layer: int) -> tuple[Any, Any]:
     """Return the attention sub-module of a layer of a model, and the norm in front of or behind it, None if absent.
 
     The sub-module is the smallest one that holds all weights of queries, keys, values and outputs.
@@ -45,7 +50,7 @@ def find_attention(model: Any, family: Family, layer: int) -> tuple[Any, Any]:
     return model.get_submodule(".".join(common)), getattr(block, "input_layernorm", None)  # OLMo: without weights
 
 
-def find_block(model: Any, family: Family, layer: int) -> Any:
+def find_block(model: nn.Module, family: Family, layer: int) -> Any:
     """Return the module of a whole block: what stands under the number of the layer."""
     for module, path in _in_memory(model, family, layer).items():
         if module.role in OF_ATTENTION:
@@ -54,7 +59,7 @@ def find_block(model: Any, family: Family, layer: int) -> Any:
     raise NotExtractable(f"{type(model).__name__} has no block {layer} under the names of {family.model_type}")
 
 
-def _in_memory(model: Any, family: Family, layer: int) -> dict[Module, str]:
+def _in_memory(model: nn.Module, family: Family, layer: int) -> dict[Module, str]:
     """Return the paths in memory of the modules of a layer that the model has."""
     saved = {family.saved_name(name): name for name, _ in model.named_parameters(remove_duplicate=False)}
     found: dict[Module, str] = {}
@@ -154,11 +159,11 @@ def _call(module: Any, x: Any, mask: Any, positions: Any) -> Any:
 
 def wide_mode(dtype: str) -> Any:
     """Return a context in which float64 stays float64 where code of transformers narrows (norms, softmax, ALiBi)."""
-    torch = require("torch")
+    torch: Any = require("torch")
     if dtype != "float64":
         return contextlib.nullcontext()
 
-    class Wide(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined]
+    class Wide(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
             named = dict(named or {})
             if function is torch.Tensor.float and not given[0].is_floating_point():  # positions
@@ -179,7 +184,7 @@ def widen(module: Any, dtype: str) -> Any:
     return copy.deepcopy(module).to(getattr(require("torch"), dtype)).eval()
 
 
-def rotary_frequencies(model: Any, config: Any, layer: int = 0) -> tuple[Any, float]:
+def rotary_frequencies(model: nn.Module, config: Any, layer: int = 0) -> tuple[Any, float]:
     """Return the angles by which one position turns (N/2,) and the factor of cosines and sines, as the model has them.
 
     `model` is a model or a part of one; a part without them gets them from the class that its own file defines. Layers
@@ -190,7 +195,7 @@ def rotary_frequencies(model: Any, config: Any, layer: int = 0) -> tuple[Any, fl
     named = next((part for part in model.modules() if hasattr(part, f"{kind}inv_freq")), None)
     if named is not None and kind:
         return getattr(named, f"{kind}inv_freq").detach(), float(getattr(named, f"{kind}attention_scaling"))
-    rotary = next((part for part in model.modules() if hasattr(part, "inv_freq")), None)
+    rotary: Any = next((part for part in model.modules() if hasattr(part, "inv_freq")), None)
     if rotary is None:
         source = vars(sys.modules[type(model).__module__])
         classes = [value for name, value in source.items() if name.endswith("RotaryEmbedding")]

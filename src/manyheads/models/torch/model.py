@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
 from manyheads.models.architecture import apply_role_map, read_architecture
 from manyheads.models.parts import Architecture, ForwardMultipliers, Parameter
 from manyheads.transformer.shape import Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
 INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -41,17 +45,8 @@ class TorchModel:
     frozen: Mapping[str, Any]  # name → parameter that is not trained
 
 
-def read_model(model: Any, reading: ModelOptions | None = None) -> TorchModel:
-    """Find the shape of a model and the part of every trained parameter.
-
-    Raises
-    ------
-    UsageError
-        No module, none of its parameters trained, a plain module without roles and shape, or what `read_architecture`
-        and `apply_role_map` refuse.
-    ExtraMissing
-        torch is not installed.
-    """
+def read_model(model: Module, reading: ModelOptions | None = None) -> TorchModel:
+    """Find the shape of a model and the part of every trained parameter."""
     reading = reading or ModelOptions()
     model = unwrap(model)
     names: dict[int, list[str]] = {}
@@ -87,7 +82,7 @@ def read_model(model: Any, reading: ModelOptions | None = None) -> TorchModel:
     return TorchModel(architecture, kept, scales, _padding(model, names), held)
 
 
-def unwrap(model: Any) -> Any:
+def unwrap(model: Module) -> Any:
     """Return the model inside wrappers that only prefix its names."""
     torch = require("torch")
     if not isinstance(model, torch.nn.Module):
@@ -99,7 +94,7 @@ def unwrap(model: Any) -> Any:
         model = next(iter(children.values()))
 
 
-def _complete_parameters(architecture: Architecture, model: Any, tensors: Mapping[str, Any]) -> Architecture:
+def _complete_parameters(architecture: Architecture, model: Module, tensors: Mapping[str, Any]) -> Architecture:
     """Complete parameters from their tensors and modules: number of axes, dense inputs, offsets of gains.
 
     1 + w multiplies in Gemma's norms, and starts at w = 0.
@@ -121,7 +116,7 @@ def _complete_parameters(architecture: Architecture, model: Any, tensors: Mappin
     return replace(architecture, parameters=trained, frozen=frozen)
 
 
-def _measure_offset(module: Any, tensor: Any) -> float:
+def _measure_offset(module: Module, tensor: Tensor) -> float:
     """Return c if a norm multiplies by c + w, from what it makes of w = 0 and w = 1; 0 for what is no such module."""
     torch = require("torch")
     if tensor.is_meta or tensor.dim() != 1 or not tensor.is_floating_point():
@@ -144,7 +139,7 @@ def _measure_offset(module: Any, tensor: Any) -> float:
     return float(round(offset)) if abs(offset - round(offset)) < near else 0.0
 
 
-def _attention(model: Any, architecture: Architecture) -> dict[str, Any]:
+def _attention(model: Module, architecture: Architecture) -> dict[str, Any]:
     """Return the modules above the query projections that carry a number `scaling`, by name."""
     found = {}
     for parameter in (*architecture.parameters, *architecture.frozen):  # frozen queries have a scale all the same
@@ -171,7 +166,7 @@ def _check_sizes(architecture: Architecture, tensors: Mapping[str, Any], complet
         raise UsageError(f"{queries} query matrices and L = {shape.depth} layers: correct the shape or the role map")
 
 
-def _padding(model: Any, names: Mapping[int, list[str]]) -> dict[str, int]:
+def _padding(model: Module, names: Mapping[int, list[str]]) -> dict[str, int]:
     torch = require("torch")
     return {
         names[id(module.weight)][0]: module.padding_idx

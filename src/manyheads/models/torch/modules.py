@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+    from torch.nn import Module
 
 ACCURACY = 1e-4  # relative, of a measured multiplier, where numbers are not rounded more coarsely
 FAR = 30.0  # size of the inputs of a norm: far above any epsilon in it
@@ -13,7 +18,7 @@ SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
 
 
 @contextmanager
-def inference(torch: Any, model: Any) -> Iterator[ExitStack]:
+def inference(torch: ModuleType, model: Module) -> Iterator[ExitStack]:
     """Leave out dropout, gradients, compiled graphs and fast paths around hooks; yield what is undone at the end."""
     modules, attention = list(model.modules()), torch.backends.mha
     with ExitStack() as stack:
@@ -28,7 +33,7 @@ def inference(torch: Any, model: Any) -> Iterator[ExitStack]:
         yield stack
 
 
-def find_blocks(model: Any, parts: Mapping[int, tuple[str, ...]]) -> list[Any]:
+def find_blocks(model: Module, parts: Mapping[int, tuple[str, ...]]) -> list[Any]:
     """Return the smallest modules that hold an attention's output and an MLP's, or where there is no MLP a layer."""
     holds: dict[Any, set[str]] = {}
     numbered = set()
@@ -45,7 +50,7 @@ def find_blocks(model: Any, parts: Mapping[int, tuple[str, ...]]) -> list[Any]:
     return [module for module in found if not any(each in found for each in module.modules() if each is not module)]
 
 
-def own_multiplier(torch: Any, module: Any, inputs: Any, output: Any, generator: Any) -> float | None:
+def own_multiplier(torch: ModuleType, module: Module, inputs: Any, output: Any, generator: Generator) -> float | None:
     """Return what a projection multiplies W x by within itself, or a norm its gain times the normalized x.
 
     With weights and inputs of ones every output is that number times the fan-in, whatever the layout. None if it is not
@@ -58,11 +63,11 @@ def own_multiplier(torch: Any, module: Any, inputs: Any, output: Any, generator:
     if len(matrices) > 1 or not inputs:
         return None
 
-    def run(key: str, weight: Any, x: Any) -> Any:
+    def run(key: str, weight: Any, x: Tensor) -> Any:
         exchanged = {name: torch.zeros_like(t) for name, t in own.items()} | {key: weight}
         return torch.func.functional_call(module, exchanged, (x, *inputs[1:])).double()
 
-    def draw(like: Any) -> Any:
+    def draw(like: Tensor) -> Any:
         return torch.randn(like.shape, generator=generator).to(like)
 
     x = draw(inputs[0])
@@ -84,7 +89,7 @@ def own_multiplier(torch: Any, module: Any, inputs: Any, output: Any, generator:
     return float(found) / fan_in if even and linear else None
 
 
-def fit_sum(torch: Any, target: Any, columns: list[Any], rounded: float) -> list[float] | None:
+def fit_sum(torch: ModuleType, target: Tensor, columns: list[Tensor], rounded: float) -> list[float] | None:
     """Return the coefficients of a sum of columns, or None where it is no such sum, or rounding hides it."""
     matrix, target = torch.stack([each.double().flatten() for each in columns], 1), target.flatten()
     if len(matrix) != len(target):
@@ -94,7 +99,7 @@ def fit_sum(torch: Any, target: Any, columns: list[Any], rounded: float) -> list
     return None if rounded > size / 4 or left > ACCURACY * size + rounded else numbers.tolist()
 
 
-def fit_rows(torch: Any, target: Any, table: Any, rounded: float) -> float | None:
+def fit_rows(torch: ModuleType, target: Tensor, table: Tensor, rounded: float) -> float | None:
     """Return m with target = m times successive rows of a table, and one vector for all; None where it is no such sum.
 
     The rows start with the first; with the second behind a class token; with the third in OPT and RoBERTa.
@@ -107,7 +112,7 @@ def fit_rows(torch: Any, target: Any, table: Any, rounded: float) -> float | Non
     return None
 
 
-def with_norms(torch: Any, stream: Any) -> list[Any]:
+def with_norms(torch: ModuleType, stream: Tensor | None) -> list[Any]:
     """Return a stream as it is, and after each kind of norm without gains; nothing of None."""
     if stream is None:
         return []
@@ -116,7 +121,7 @@ def with_norms(torch: Any, stream: Any) -> list[Any]:
     return [stream, rms, torch.nn.functional.layer_norm(stream, stream.shape[-1:])]
 
 
-def first_tensor(torch: Any, found: Any, last: int | None = None) -> Any:
+def first_tensor(torch: ModuleType, found: Any, last: int | None = None) -> Any:
     """Return the first tensor of floating numbers in nested results, no single number, of a given last side."""
     if isinstance(found, torch.Tensor):
         return found if found.is_floating_point() and found.dim() and last in (None, found.shape[-1]) else None

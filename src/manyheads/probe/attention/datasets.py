@@ -30,13 +30,7 @@ FIGURES = {
 
 
 def layer_number(name: str) -> int | None:
-    """Return the number of the layer in the name of a module: the first one that stands between dots.
-
-    Examples
-    --------
-    >>> layer_number("model.layers.3.self_attn")
-    3
-    """
+    """Return the number of the layer in the name of a module: the first one that stands between dots."""
     found = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
     return int(found.group(1)) if found else None
 

@@ -66,11 +66,6 @@ class AttentionRecord:
             relative_output  RMS of a head's output before W_O over that of all heads of the layer, near 0 for a
                              dormant head
             ===============  ==========================================================================================
-
-        Raises
-        ------
-        UsageError
-            Nothing was recorded.
         """
         snapshot = take_snapshot(self.layers, self.figures)
         return stack_snapshots([0], [snapshot], self.rows, self.unmeasured()).isel(step=0, drop=True)

@@ -54,11 +54,6 @@ def lightning_callback(*recorders: Recorder) -> Any:
     """Return a callback for Lightning's Trainer that drives recorders of the `LightningModule` or a model within it.
 
     Steps are the Trainer's `global_step`. With gradient accumulation the first micro-batch is measured.
-
-    Raises
-    ------
-    ExtraMissing
-        Neither `lightning` nor `pytorch_lightning` is installed.
     """
     base: Any = _lightning_callback_class()
 

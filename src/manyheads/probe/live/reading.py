@@ -27,13 +27,6 @@ def open_recording(store: Path | str) -> "xr.DataTree":
         that was spent on measuring before the step was written, and that of the training. Of checkpoints that
         `measure_checkpoints` measured: `attention_fixed`, without times, and `weights`, with the coordinate
         `checkpoint` (step).
-
-    Raises
-    ------
-    FileRefused
-        There is no recording.
-    StoreDamaged
-        A file is no recording, or damaged otherwise than at its end.
     """
     import xarray as xr
 

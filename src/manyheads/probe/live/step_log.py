@@ -76,13 +76,7 @@ def read_log(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def drop_replaced(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lines in the order of their steps, without those that a training which started again replaced.
-
-    Examples
-    --------
-    >>> [line["step"] for line in drop_replaced([{"step": step} for step in (0, 4, 8, 4, 6)])]
-    [0, 4, 6]
-    """
+    """Return the lines in the order of their steps, without those that a training which started again replaced."""
     kept: list[dict[str, Any]] = []
     for line in lines:
         while kept and kept[-1]["step"] >= line["step"]:

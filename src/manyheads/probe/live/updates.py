@@ -69,13 +69,6 @@ class UpdateRecorder:
         Whether stable rank and orthogonality of the update are computed as well; None: for optimizers that
         orthogonalize it.
 
-    Raises
-    ------
-    ExtraMissing
-        PyTorch is not installed.
-    UsageError
-        The store holds another recording.
-
     Notes
     -----
     Weight decay of AdamW and Muon, and of Adam with `decoupled_weight_decay`, is taken out. That of other optimizers is

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import UsageError
 from manyheads.models.torch.model import ModelOptions, TorchModel
@@ -29,10 +29,13 @@ from manyheads.scaling.torch.init import measure_init
 from manyheads.scaling.torch.optimizer_groups import find_optimizer, has_stepped, read_groups, read_peaks
 from manyheads.transformer.shape import Shape
 
+if TYPE_CHECKING:
+    from torch.nn import Module
+
 
 def audit_model(
     p: Parametrization,
-    model: Any,
+    model: Module,
     groups: Any,
     hyperparameters: BaseHyperparameters,
     roles: Mapping[str, str] | None = None,

@@ -120,13 +120,7 @@ def _spell(formula: str) -> str:
 
 
 def find_factor(word: str) -> str:
-    """Return the name of a shape factor in `FACTORS` from a name, a formula or a framework's word, or refuse it.
-
-    Examples
-    --------
-    >>> find_factor("megatron:spectral"), find_factor("dion:spectral_norm"), find_factor("torch:original")
-    ('sqrt(max(r,c))', 'sqrt(r/c)', 'original')
-    """
+    """Return the name of a shape factor in `FACTORS` from a name, a formula or a framework's word, or refuse it."""
     for name, factor in FACTORS.items():
         if word in (name, factor.formula, *factor.words) or _spell(str(word)) == _spell(factor.formula):
             return name

@@ -104,12 +104,6 @@ def torch_snippet(parametrization: Parametrization, shape: Shape, hyperparameter
     """Return a program for PyTorch alone: numbers by class, a small transformer that takes them, parameter groups.
 
     Stds are those of fan-in at the base, as in `manyheads.transformer.standard_scaling`.
-
-    Examples
-    --------
-    >>> text = torch_snippet(Parametrization(base=Shape(4, 2, 1)), Shape(4, 4, 1), BaseHyperparameters(1e-2))
-    >>> "N, H, L = 4, 4, 1" in text
-    True
     """
     if parametrization.form != "effective":
         raise UsageError("the torch snippet is written in effective form: leave out --form multiplier")

@@ -182,11 +182,12 @@ def role_factors(p: Parametrization, shape: Shape) -> dict[str, Factors]:
     found = {row.role: Factors(row.initial, row.learning_rate, row.epsilon, row.rule) for row in table.rows}
     by_adam = replace(p, optimizer="adam") if p.optimizer == "muon" else p
     value = by_adam.scaling_exponents()["value"]
-    hidden = [replace(power, depth=0.0) for power in value[:3]]
+    initial, learning_rate, epsilon = (replace(power, depth=0.0) for power in value[:3])
+    hidden = ScalingExponents(initial, learning_rate, epsilon, value.rule)
     others = {role: law for role, law in p.scaling_exponents().items() if role not in found}
-    for role, law in (others | {HIDDEN: ScalingExponents(*hidden, value.rule)}).items():
-        initial, learning_rate, epsilon = (power.ratio(shape, p.base, p.richness) for power in law[:3])
-        found[role] = Factors(initial, learning_rate / p.adjustment(role, shape, law.rule), epsilon, law.rule)
+    for role, law in (others | {HIDDEN: hidden}).items():
+        std, rate, eps = (power.ratio(shape, p.base, p.richness) for power in law[:3])
+        found[role] = Factors(std, rate / p.adjustment(role, shape, law.rule), eps, law.rule)
     return found
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
@@ -25,6 +26,10 @@ from manyheads.scaling.preflight_checks.training import (
     join_layers,
 )
 from manyheads.scaling.torch.optimizer_groups import find_optimizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
 
 RATE_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")
 
@@ -120,7 +125,7 @@ class TorchTrainer:
     def _forward(self, batch: Any, hooks: Iterable[tuple[Any, Any]] = ()) -> None:
         """Run the first batch with hooks, without dropout and gradients, and remember how the model was called."""
 
-        def see(module: Any, arguments: Any, named: Any) -> None:
+        def see(module: Module, arguments: Any, named: Any) -> None:
             self.example = dict(named) if named and not arguments else tuple(arguments)
 
         with inference(self.torch, self.training.model) as stack:
@@ -153,7 +158,7 @@ class TorchTrainer:
         """Keep the outputs of the last block of every list, and those of the model."""
 
         def keep(name: str) -> Any:
-            def hook(module: Any, arguments: Any, named: Any, output: Any) -> None:
+            def hook(module: Module, arguments: Any, named: Any, output: Any) -> None:
                 if (tensor := first_tensor(self.torch, output)) is not None:
                     kept[name] = tensor.detach().clone()
 
@@ -174,7 +179,7 @@ class TorchTrainer:
         def compare(name: str) -> Any:
             prefix = f"{name}." if name else ""
 
-            def hook(module: Any, arguments: Any, named: Any, output: Any) -> None:
+            def hook(module: Module, arguments: Any, named: Any, output: Any) -> None:
                 if busy:
                     return
                 own = {key: start[prefix + key] for key, _ in module.named_parameters(recurse=False)}
@@ -196,13 +201,13 @@ class TorchTrainer:
             yield module, compare(names[module])
 
 
-def _whole(tensor: Any) -> Any:
+def _whole(tensor: Tensor) -> Any:
     """Return a parameter, gathered where it is sharded (DTensor)."""
     tensor = tensor.detach()
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def _find_loss(torch: Any, result: Any) -> Any:
+def _find_loss(torch: ModuleType, result: Any) -> Any:
     """Return the loss among the results of a model."""
     if (loss := getattr(result, "loss", None)) is not None:
         return loss
@@ -212,7 +217,7 @@ def _find_loss(torch: Any, result: Any) -> Any:
     return next((each for each in entries if isinstance(each, torch.Tensor) and each.numel() == 1), None)
 
 
-def _random_part(torch: Any, module: Any, arguments: Any) -> float:
+def _random_part(torch: ModuleType, module: Module, arguments: Any) -> float:
     """Return n0 / n of a matrix's input: pi/2 times the number of directions of its tokens over its width."""
     x = arguments[0] if arguments else None
     matrix = any(t.dim() == 2 for t in module.parameters(recurse=False))
@@ -225,5 +230,5 @@ def _random_part(torch: Any, module: Any, arguments: Any) -> float:
     return math.pi / 2 * directions / x.shape[-1]
 
 
-def _rms(tensor: Any) -> float:
+def _rms(tensor: Tensor) -> float:
     return float(tensor.double().square().mean().sqrt())

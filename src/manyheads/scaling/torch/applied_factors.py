@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from manyheads.errors import UsageError
 from manyheads.models.torch.model import ModelOptions, TorchModel, read_model, unwrap
@@ -22,6 +22,9 @@ from manyheads.scaling.parametrization.targets import (
 )
 from manyheads.scaling.torch.forward_pass.multipliers import ForwardPass, measure_forward
 from manyheads.transformer.shape import Shape
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 WORDS = {name: f"{name}s" for name in ("logit", "output", "embedding", "position", "value")}
 WORDS |= {"branch": "branches", "hidden": "hidden units", "input": "inputs of weights", "stream": "stream"}
@@ -50,7 +53,7 @@ class ModelTargets(NamedTuple):
 
 
 def model_targets(
-    p: Parametrization, model: Any, hyperparameters: BaseHyperparameters, options: ModelOptions
+    p: Parametrization, model: Module, hyperparameters: BaseHyperparameters, options: ModelOptions
 ) -> ModelTargets:
     """Return the targets of every trained parameter of a model, with missing factors folded into them."""
     read = read_model(model, options)
@@ -59,7 +62,7 @@ def model_targets(
 
 
 def find_multipliers(
-    p: Parametrization, model: Any, read: TorchModel, reading: ModelOptions
+    p: Parametrization, model: Module, read: TorchModel, reading: ModelOptions
 ) -> tuple[ForwardMultipliers, tuple[str, ...]]:
     """Return what a model multiplies in its forward pass, relative to the base, and what is not known.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
@@ -20,10 +20,14 @@ from manyheads.scaling.parametrization.targets import ForwardMultipliers
 from manyheads.scaling.torch.applied_factors import logit_scale, model_targets
 from manyheads.transformer.shape import Shape
 
+if TYPE_CHECKING:
+    from torch import Generator
+    from torch.nn import Module
+
 
 def torch_groups(
     p: Parametrization,
-    model: Any,
+    model: Module,
     hyperparameters: BaseHyperparameters,
     roles: Mapping[str, str] | None = None,
     shape: Shape | Sequence[int] | None = None,
@@ -90,12 +94,12 @@ def torch_groups(
 
 def initialize_model(
     p: Parametrization,
-    model: Any,
+    model: Module,
     hyperparameters: BaseHyperparameters,
     roles: Mapping[str, str] | None = None,
     shape: Shape | Sequence[int] | None = None,
     folded: bool | ForwardMultipliers = True,
-    generator: Any = None,
+    generator: Generator | None = None,
     example: Any = None,
 ) -> None:
     """Draw all trained parameters anew, in place: Gaussian with the std of their class, gains, and zeros.
@@ -129,7 +133,7 @@ def initialize_model(
                 tensor[row] = 0
 
 
-def scale_logits(model: Any, p: Parametrization) -> int:
+def scale_logits(model: Module, p: Parametrization) -> int:
     """Let every attention layer of a model of transformers scale its logits as a parametrization prescribes.
 
     Where queries, keys and values share one matrix (GPT-2, GPT-NeoX) the factor cannot be folded into the queries
@@ -146,5 +150,6 @@ def scale_logits(model: Any, p: Parametrization) -> int:
             "this version of transformers scales logits elsewhere; use version 5.15 or later, or split query_key_value"
         )
     for name in read.scales:
-        model.get_submodule(name).scaling = logit_scale(p, shape.key_dim)
+        attention: Any = model.get_submodule(name)
+        attention.scaling = logit_scale(p, shape.key_dim)
     return len(read.scales)

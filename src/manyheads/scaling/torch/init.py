@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads._extras import require
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FALSE_ALARM = 1e-6  # probability that the std of a rightly drawn parameter is called wrong
 
 
-def measure_init(tensor: Any, start: str, padding: int | None = None, offset: float = 0.0) -> dict[str, Any]:
+def measure_init(tensor: Tensor, start: str, padding: int | None = None, offset: float = 0.0) -> dict[str, Any]:
     """Return the root mean square of a parameter and its count; of gains, the entry farthest from their mean.
 
     Nothing is returned for a tensor without numbers: on the device `meta`, or an empty share of a parameter. A module

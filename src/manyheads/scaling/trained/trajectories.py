@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from manyheads.errors import UsageError, check_integer, check_rising
 from manyheads.scaling.parametrization.parametrization import Parametrization
@@ -23,19 +24,24 @@ from manyheads.scaling.trained.transformers import (
 )
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.shape import Shape
+from manyheads.transformer.training import Batches
 from manyheads.transformer.transformer import Record, Transformer, initialize
+from manyheads.transformer.weights import Weights
 
 SEQUENCES, TOKENS = 4, 4
 """Sequences of the probe, and tokens of each, between which kernels are taken: few, so that many networks are kept."""
 
 
+Run = tuple[Weights, optax.OptState, jax.Array]  # weights, state of the optimizer, losses
+
+
 class NetworkRecords(NamedTuple):
     """Record of some networks in training; not finite where training diverged."""
 
-    losses: Any  # (networks, steps), the loss of every step on its batch before the update, in nats
-    kernels: Any  # (networks, records, n, n) the stream's h.h/d after the last block, between n tokens of the probe
-    patterns: Any  # (networks, records, n, T) where those tokens attend to, mean over heads and blocks
-    logits: Any  # (networks, records) root mean square of the attention logits over the probe
+    losses: jax.Array  # (networks, steps), the loss of every step on its batch before the update, in nats
+    kernels: jax.Array  # (networks, records, n, n) h.h/d of the stream after the last block, of n tokens of the probe
+    patterns: jax.Array  # (networks, records, n, T) where those tokens attend to, mean over heads and blocks
+    logits: jax.Array  # (networks, records) root mean square of the attention logits over the probe
 
 
 def follow_networks(
@@ -68,7 +74,7 @@ def follow_networks(
 @partial(jax.jit, static_argnums=0)
 def _follow(
     asked: tuple[Setting, tuple[int, int, int]],
-    batches: Any,
+    batches: Batches,
     factors: NetworkFactors,
     learning_rate: jax.Array,
     bounds: jax.Array,
@@ -84,11 +90,11 @@ def _follow(
         tx = optimizer_of(setting, factors, start, learning_rate)
         update = make_update(start, tx, batches, for_batches)
 
-        def advance(step: jax.Array, state: tuple[Any, Any, jax.Array]) -> tuple[Any, Any, jax.Array]:
+        def advance(step: jax.Array, state: Run) -> Run:
             weights, memory, loss = update(step, *state[:2])
             return weights, memory, state[2].at[step].set(loss)
 
-        def stretch(state: Any, span: tuple[jax.Array, jax.Array]) -> tuple[Any, tuple[Any, ...]]:
+        def stretch(state: Run, span: tuple[jax.Array, jax.Array]) -> tuple[Run, tuple[jax.Array, ...]]:
             state = jax.lax.fori_loop(span[0], span[1], advance, state)
             return state, _record(Transformer(state[0], factors.scaling, config), probe)
 

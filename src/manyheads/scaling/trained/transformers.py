@@ -5,6 +5,7 @@ Parametrization and learning rate are traced numbers: one compiled program a sha
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,11 +26,11 @@ from manyheads.scaling.parametrization.scaling_exponents import Optimizer
 from manyheads.scaling.task import Task
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.losses import cross_entropy
-from manyheads.transformer.scaling import Scaling, standard_scaling
+from manyheads.transformer.scaling import Number, Scaling, standard_scaling
 from manyheads.transformer.shape import Shape
-from manyheads.transformer.training import fit, member_bytes
+from manyheads.transformer.training import Batches, fit, member_bytes
 from manyheads.transformer.transformer import Record, Transformer, initialize, normalize
-from manyheads.transformer.weights import roles
+from manyheads.transformer.weights import Weights, roles
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -63,10 +64,10 @@ class NetworkFactors(NamedTuple):
     """Numbers of a parametrization that a network of one shape consumes, as traced float32."""
 
     scaling: Scaling
-    learning_rates: dict[str, Any]
-    epsilons: dict[str, Any]
-    epsilon: Any  # Adam's at the base
-    adam_learning_rate: Any  # Adam's beside Muon
+    learning_rates: Mapping[str, Number]
+    epsilons: Mapping[str, Number]
+    epsilon: Number  # Adam's at the base
+    adam_learning_rate: Number  # Adam's beside Muon
 
 
 def prepare(
@@ -119,7 +120,7 @@ def sweep_losses(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _sweep(
-    setting: Setting, counts: tuple[int, int], batches: Any, factors: NetworkFactors, rates: Array, key: Array
+    setting: Setting, counts: tuple[int, int], batches: Batches, factors: NetworkFactors, rates: Array, key: Array
 ) -> Array:
     steps, together = counts
     for_model, for_batches = jax.random.split(key)
@@ -133,7 +134,7 @@ def _sweep(
 
 
 def optimizer_of(
-    setting: Setting, factors: NetworkFactors, model: Transformer, learning_rate: Any
+    setting: Setting, factors: NetworkFactors, model: Transformer, learning_rate: Array
 ) -> optax.GradientTransformation:
     """Return the optimizer with the parametrization's learning rate and epsilon for every class of weights."""
     if setting.optimizer == "muon":
@@ -149,10 +150,14 @@ def optimizer_of(
     return rescale(base, roles(model.weights), factors.learning_rates, factors.epsilons)
 
 
-def make_update(start: Transformer, tx: optax.GradientTransformation, batches: Any, key: Array) -> Any:
+State = tuple[Weights, optax.OptState]
+Update = Callable[[Array, Weights, optax.OptState], tuple[Weights, optax.OptState, Array]]
+
+
+def make_update(start: Transformer, tx: optax.GradientTransformation, batches: Batches, key: Array) -> Update:
     """Return one update: (step, weights, optimizer state) -> the new weights and state, and the loss before."""
 
-    def update(step: Array, weights: Any, state: Any) -> tuple[Any, Any, Array]:
+    def update(step: Array, weights: Weights, state: optax.OptState) -> tuple[Weights, optax.OptState, Array]:
         batch = batches(jax.random.fold_in(key, step))
         loss, gradient = jax.value_and_grad(
             lambda w: cross_entropy(Transformer(w, start.scaling, start.config), batch)
@@ -163,7 +168,7 @@ def make_update(start: Transformer, tx: optax.GradientTransformation, batches: A
     return update
 
 
-def training_bytes(config: TransformerConfig, optimizer: Optimizer, batches: Any) -> int:
+def training_bytes(config: TransformerConfig, optimizer: Optimizer, batches: Batches) -> int:
     """Count the bytes of one training; traced, so that nothing of that size is allocated."""
     scaling = standard_scaling(config.shape, config.inputs, config.mlp_ratio)
     return member_bytes(
@@ -195,6 +200,10 @@ class Updates(NamedTuple):
 
 
 TWINS = 6  # networks drawn beside each other to see how much they differ before training
+
+
+Probe = tuple[Array, Array]  # inputs, answers
+Asked = tuple[Setting, frozenset[str]]  # settings, and names of updates
 
 
 class _Start(NamedTuple):
@@ -232,7 +241,7 @@ def measure_updates(
 
 @partial(jax.jit, static_argnums=0)
 def _updates(
-    asked: tuple[Setting, frozenset[str]], batches: Any, factors: NetworkFactors, rate: Array, bounds: Array, key: Array
+    asked: Asked, batches: Batches, factors: NetworkFactors, rate: Array, bounds: Array, key: Array
 ) -> Updates:
     setting, fields = asked
     config = setting.config
@@ -242,7 +251,7 @@ def _updates(
     others = jax.vmap(lambda number: jax.random.fold_in(for_model, number))(jnp.arange(1, twins))
     keys = jnp.concatenate([for_model[None], others])
 
-    def begin(key: Array) -> tuple[_Start, Any]:
+    def begin(key: Array) -> tuple[_Start, Weights]:
         model = initialize(config, factors.scaling, key, jnp.float32)
         record = model.record(probe[0])
         return _Start(record.outputs, record.layers.stream[-1], attention_logits(record)), model.weights
@@ -253,7 +262,7 @@ def _updates(
     tx = optimizer_of(setting, factors, start, rate)
     update = make_update(start, tx, batches, for_batches)
 
-    def stretch(state: tuple[Any, Any], span: tuple[Array, Array]) -> tuple[tuple[Any, Any], Updates]:
+    def stretch(state: State, span: tuple[Array, Array]) -> tuple[State, Updates]:
         state = jax.lax.fori_loop(span[0], span[1], lambda step, state: update(step, *state)[:2], state)
         model = Transformer(state[0], factors.scaling, config)
         return state, _only(fields, _moved(start, before, model, probe, fields))
@@ -277,7 +286,7 @@ def _kernel(stream: Array) -> Array:
     return rows @ rows.T / rows.shape[-1]
 
 
-def _moved(start: Transformer, before: _Start, model: Transformer, probe: Any, fields: frozenset[str]) -> Updates:
+def _moved(start: Transformer, before: _Start, model: Transformer, probe: Probe, fields: frozenset[str]) -> Updates:
     now = model.record(probe[0], patterns="output_by_weights" in fields)
     logits, layers = attention_logits(now), now.layers
     moved = {}
@@ -323,7 +332,7 @@ def _normalized(model: Transformer, stream: Array, branch: str) -> Array:
         return stream
     factor = model.scaling.multiplier["norm"]
 
-    def layer(stream: Any, *parts: Any) -> Array:
+    def layer(stream: Array, *parts: Array | None) -> Array:
         gain, shift = (None if part is None else factor * part for part in parts)
         return normalize(stream, gain, shift, model.config)
 

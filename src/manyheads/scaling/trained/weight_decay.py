@@ -6,7 +6,7 @@ Decoupled decay takes the share s = (learning rate) (weight decay) of a weight i
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,10 @@ import numpy as np
 from manyheads._arrays import takes_arrays
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.task import Task
-from manyheads.scaling.trained.transformers import NetworkFactors, Recipe, Setting, optimizer_of, prepare
+from manyheads.scaling.trained.transformers import NetworkFactors, Recipe, Setting, State, optimizer_of, prepare
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.shape import Shape
+from manyheads.transformer.training import Batches
 from manyheads.transformer.transformer import Transformer, initialize
 from manyheads.transformer.weights import roles
 
@@ -73,7 +74,7 @@ def train_with_decay(
 def _trainings(
     setting: Setting,
     counts: tuple[int, int],
-    batches: Any,
+    batches: Batches,
     numbers: tuple[NetworkFactors, dict[str, jax.Array]],
     settings: list[jax.Array],
     key: jax.Array,
@@ -91,7 +92,7 @@ def _trainings(
         learning_rate, share = pair
         adam = optimizer_of(setting, factors, start, learning_rate)
 
-        def update(state: tuple[Any, Any], step: jax.Array) -> tuple[tuple[Any, Any], tuple[jax.Array, jax.Array]]:
+        def update(state: State, step: jax.Array) -> tuple[State, tuple[jax.Array, jax.Array]]:
             weights, inner = state
             batch = batches(jax.random.fold_in(for_batches, step))
             loss, gradient = jax.value_and_grad(

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST = 512  # numbers that are compared
 WIDEST, POINTS, ROUNDS = 9.0, 73, 5
@@ -19,7 +23,7 @@ class Fit(NamedTuple):
     error: float
 
 
-def fit_activation(torch: Any, x: Any, drawn: Sequence[Any], accuracy: float) -> Fit | None:
+def fit_activation(torch: ModuleType, x: Tensor, drawn: Sequence[Tensor], accuracy: float) -> Fit | None:
     """Return c and s with x = s f(c h), or with a gate s f(c g) h, of drawn h and g; None if no activation fits."""
     readings = list(_readings(drawn, x))
     if not readings or not x.numel():
@@ -28,7 +32,7 @@ def fit_activation(torch: Any, x: Any, drawn: Sequence[Any], accuracy: float) ->
     target, functions = x.double().flatten()[places], _activations(torch)
     pairs = [tuple(each.double().flatten()[places] for each in reading) for reading in readings]
 
-    def best(grid: Any, some: Sequence[Callable[[Any], Any]]) -> Fit:
+    def best(grid: Tensor, some: Sequence[Callable[[Tensor], Tensor]]) -> Fit:
         fits = (_fit(torch, target, each, pair, grid) for each in some for pair in pairs)
         return min(fits, key=lambda fit: fit.error)
 
@@ -38,7 +42,9 @@ def fit_activation(torch: Any, x: Any, drawn: Sequence[Any], accuracy: float) ->
     return found if found.error <= accuracy else None
 
 
-def _fit(torch: Any, target: Any, function: Callable[[Any], Any], pair: tuple[Any, ...], grid: Any) -> Fit:
+def _fit(
+    torch: ModuleType, target: Tensor, function: Callable[[Tensor], Tensor], pair: tuple[Tensor, ...], grid: Tensor
+) -> Fit:
     """Return the best factor in front of an activation on a logarithmic grid, which is refined if it has a width."""
     for _ in range(ROUNDS if len(grid) > 1 else 1):
         values = function(grid.exp()[:, None] * pair[0]) * (pair[1] if len(pair) > 1 else 1.0)
@@ -52,7 +58,7 @@ def _fit(torch: Any, target: Any, function: Callable[[Any], Any], pair: tuple[An
     return found
 
 
-def _readings(drawn: Sequence[Any], x: Any) -> Iterator[tuple[Any, ...]]:
+def _readings(drawn: Sequence[Tensor], x: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield what may go into an activation, alone or with what its output is multiplied by."""
     alike = [each for each in drawn if each.numel() == x.numel()]
     for each in drawn:
@@ -63,7 +69,7 @@ def _readings(drawn: Sequence[Any], x: Any) -> Iterator[tuple[Any, ...]]:
     yield from permutations(alike, 2)
 
 
-def _activations(torch: Any) -> list[Callable[[Any], Any]]:
+def _activations(torch: ModuleType) -> list[Callable[[Tensor], Tensor]]:
     """Return the activations in use; not those with parameters of their own."""
     f = torch.nn.functional
     names = ("gelu", "silu", "relu", "tanh", "sigmoid", "elu", "selu", "softplus", "mish", "leaky_relu", "hardswish")

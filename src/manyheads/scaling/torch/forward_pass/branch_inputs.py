@@ -14,6 +14,7 @@ All numbers are one in a usual model, at every shape.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from manyheads.models.torch.modules import with_norms
@@ -21,6 +22,9 @@ from manyheads.scaling.torch.forward_pass.activations import fit_activation
 from manyheads.scaling.torch.forward_pass.hooks import LARGE, Block, Hooks, Measured
 
 if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
     from manyheads.models.torch.model import TorchModel
 
 READS = {
@@ -37,7 +41,7 @@ COMPARED = {"output": "value", "mlp_out": "hidden", **dict.fromkeys(READS.values
 WIDE = 2.0  # size of the replaced outputs of the MLP's first matrix: beyond the bend of an activation
 
 
-def measure_branches(torch: Any, model: Any, read: TorchModel, example: Any) -> dict[str, Measured]:
+def measure_branches(torch: ModuleType, model: Module, read: TorchModel, example: Any) -> dict[str, Measured]:
     """Measure what a model multiplies between the weights of its branches; the names are those of `ForwardPass`."""
     first, second = (_BranchProbe(torch, model, read, level) for level in (1.0, 2.0))
     for probe in (first, second):
@@ -56,7 +60,7 @@ class _BranchProbe(Hooks):
 
     table_size = 1.0  # a tied table makes the stream, which is to be far above any epsilon of a norm
 
-    def __init__(self, torch: Any, model: Any, read: TorchModel, level: float) -> None:
+    def __init__(self, torch: ModuleType, model: Module, read: TorchModel, level: float) -> None:
         super().__init__(torch, model, read)
         self.level = level
         self.found = {name: Measured() for name in ("input", "value", "hidden")}
@@ -79,7 +83,7 @@ class _BranchProbe(Hooks):
             if kind in COMPARED:
                 self.found[COMPARED[kind]].unknown.append(f"no product with the weights of {name} was seen")
 
-    def draw(self, name: str, kind: str, x: Any, output: Any, own: float | None = 1.0) -> Any:
+    def draw(self, name: str, kind: str, x: Tensor | None, output: Tensor, own: float | None = 1.0) -> Any:
         """Compare the input of a weight; return what replaces its output."""
         block = self.blocks[-1] if self.blocks else self.outside
         if kind in COMPARED and not (kind == "logit" and self.normed):  # the norm takes a factor away
@@ -99,7 +103,7 @@ class _BranchProbe(Hooks):
             (block.hidden if kind == "hidden" else block.sources).append(drawn / own)
         return drawn
 
-    def attend(self, module: Any, inputs: Any, output: Any) -> Any:
+    def attend(self, module: Module, inputs: Any, output: Tensor) -> Any:
         """Replace the outputs of an `nn.MultiheadAttention`, which multiplies its values by one."""
         block, name = self.blocks[-1] if self.blocks else self.outside, self.names[module]
         for x in {id(each): each for each in inputs[:3] or [None]}.values():
@@ -121,7 +125,7 @@ class _BranchProbe(Hooks):
         self._explain(block, streams)
         return adds
 
-    def _explain(self, block: Block, streams: list[Any]) -> None:
+    def _explain(self, block: Block, streams: list[Tensor]) -> None:
         """Compare inputs with the stream, as it is and normalized, after each branch."""
         candidates = [each for stream in reversed(streams) for each in with_norms(self.torch, stream)]
         for name, x in block.reads:
@@ -136,10 +140,10 @@ class _BranchProbe(Hooks):
         elif abs(number - 1) >= abs(values.get(name, 1.0) - 1):
             values[name] = number
 
-    def _compare(self, name: str, kind: str, x: Any, block: Block) -> None:
+    def _compare(self, name: str, kind: str, x: Tensor | None, block: Block) -> None:
         """Compare the input of a weight with replaced norms, values or hidden units, or leave it to the stream."""
-        sources = () if x is None else reversed(block.sources)
-        number = next((found[0] for each in sources if (found := self.fit(x.double(), [each]))), None)
+        fits = (self.fit(x.double(), [each]) for each in reversed(block.sources) if x is not None)
+        number = next((found[0] for found in fits if found), None)
         if kind == "output":
             number = self._level(x, block) if number is None else number
             self._keep("value", name, number, "its values")
@@ -156,7 +160,7 @@ class _BranchProbe(Hooks):
         block.level = None if kind == "output" else block.level
         block.hidden = [] if kind == "mlp_out" else block.hidden
 
-    def _level(self, x: Any, block: Block) -> float | None:
+    def _level(self, x: Tensor | None, block: Block) -> float | None:
         """Return the level of an input over that of the values; None if it has none."""
         if x is None or block.level is None:
             return None

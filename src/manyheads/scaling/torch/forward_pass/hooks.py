@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from manyheads.models.torch.modules import (
@@ -19,6 +20,9 @@ from manyheads.models.torch.modules import (
 )
 
 if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
     from manyheads.models.torch.model import TorchModel
 
 TOKENS = 5  # length of the two sequences that are tried where no example is given
@@ -39,11 +43,11 @@ class Block:
     """A block that is being run."""
 
     before: Any = None  # the stream below it
-    written: list[tuple[str, Any]] = field(default_factory=list)  # name of a projection → its replaced outputs
-    sources: list[Any] = field(default_factory=list)  # replaced outputs of norms
+    written: list[tuple[str, Tensor]] = field(default_factory=list)  # name of a projection → its replaced outputs
+    sources: list[Tensor] = field(default_factory=list)  # replaced outputs of norms
     level: float | None = None  # that of all replaced values
-    hidden: list[Any] = field(default_factory=list)  # replaced outputs of the MLP's first matrices
-    reads: list[tuple[str, Any]] = field(default_factory=list)  # inputs not explained by them
+    hidden: list[Tensor] = field(default_factory=list)  # replaced outputs of the MLP's first matrices
+    reads: list[tuple[str, Tensor]] = field(default_factory=list)  # inputs not explained by them
 
 
 class Hooks:
@@ -51,7 +55,7 @@ class Hooks:
 
     table_size = 0.01  # of the random unembedding: outputs far below any cap
 
-    def __init__(self, torch: Any, model: Any, read: TorchModel) -> None:
+    def __init__(self, torch: ModuleType, model: Module, read: TorchModel) -> None:
         self.torch, self.model, self.read = torch, model, read
         self.names = {module: name for name, module in model.named_modules()}
         tensors = {**read.frozen, **read.tensors}
@@ -60,13 +64,13 @@ class Hooks:
         tied = next((tensors[parameter.name] for parameter in parameters if parameter.tied), None)
         heads = (tensors[parameter.name] for parameter in parameters if parameter.parts == ("unembedding",))
         self.table = next(heads, tied)
-        self.swapped: Any = None  # what the table was exchanged for
-        self.positions: dict[str, Any] = {}  # name of an exchanged table → its numbers, (positions, D)
+        self.swapped: Tensor | None = None  # what the table was exchanged for
+        self.positions: dict[str, Tensor] = {}  # name of an exchanged table → its numbers, (positions, D)
         self.raw: dict[int, tuple[str, str]] = {}  # storage of a parameter that its block multiplies → name, kind
         self.expected: set[tuple[str, str]] = set()  # modules and what their weights make
         self.called: set[tuple[str, str]] = set()
         self.blocks: list[Block] = []
-        self.stream: list[Any] = []  # below and above every block
+        self.stream: list[Tensor] = []  # below and above every block
         self.busy = False
         self.generator = torch.Generator().manual_seed(0)
         self.rounding = max(torch.finfo(t.dtype).eps for t in read.tensors.values() if t.is_floating_point())
@@ -84,7 +88,7 @@ class Hooks:
         """Return what the weights of these parts make; empty for others."""
         raise NotImplementedError
 
-    def draw(self, name: str, kind: str, x: Any, output: Any, own: float | None = 1.0) -> Any:
+    def draw(self, name: str, kind: str, x: Tensor | None, output: Any, own: float | None = 1.0) -> Any:
         """Return what replaces the output of a weight with an input x, or None; `own` is its own multiplier."""
         raise NotImplementedError
 
@@ -92,7 +96,7 @@ class Hooks:
         """Replace the outputs of an `nn.MultiheadAttention`."""
         raise NotImplementedError
 
-    def other(self, module: Any, own: set[str]) -> Callable[..., Any] | None:
+    def other(self, module: Module, own: set[str]) -> Callable[..., Any] | None:
         """Return the hook of a module of other parts."""
         return None
 
@@ -168,7 +172,7 @@ class Hooks:
                 self.positions[name] = drawn.flatten(0, -2)
             else:
                 continue
-            if hasattr(tensor, "placements"):  # a DTensor, which its module gathers itself
+            if hasattr(tensor, "placements") and hasattr(tensor, "device_mesh"):  # a DTensor
                 stack.callback(tensor.copy_, tensor.detach().clone())
                 distribute = self.torch.distributed.tensor.distribute_tensor
                 tensor.copy_(distribute(drawn, tensor.device_mesh, tensor.placements))
@@ -176,19 +180,19 @@ class Hooks:
                 found[name] = drawn
         return found
 
-    def random(self, like: Any, size: float = 1.0) -> Any:
+    def random(self, like: Tensor, size: float = 1.0) -> Any:
         """Return Gaussian numbers of the shape and type of a tensor."""
         drawn = self.torch.randn(like.shape, generator=self.generator) * size
         return drawn.to(device=like.device, dtype=like.dtype)
 
-    def fit(self, target: Any, columns: list[Any], largest: float | None = None) -> list[float] | None:
+    def fit(self, target: Tensor, columns: list[Tensor], largest: float | None = None) -> list[float] | None:
         """Return the coefficients of a sum; `largest` is the largest number that was rounded, the target's if None."""
         largest = float(target.abs().max()) if largest is None else largest
         return fit_sum(self.torch, target, columns, 8 * self.rounding * largest)
 
     # Hooks
 
-    def own(self, module: Any, inputs: Any, output: Any) -> float | None:
+    def own(self, module: Module, inputs: Any, output: Any) -> float | None:
         """Return a module's own multiplier; while it is called for that, hooks do nothing."""
         self.busy = True
         try:
@@ -196,7 +200,7 @@ class Hooks:
         finally:
             self.busy = False
 
-    def _project(self, name: str, kind: str, module: Any, inputs: Any, output: Any) -> Any:
+    def _project(self, name: str, kind: str, module: Module, inputs: Any, output: Any) -> Any:
         """Replace the outputs of a projection, or of a norm."""
         if self.busy:  # called to measure its own multiplier
             return None
@@ -212,11 +216,11 @@ class Hooks:
                 return output if drawn is None else drawn
         return output
 
-    def enter(self, module: Any, arguments: Any, named: Any) -> None:
+    def enter(self, module: Module, arguments: Any, named: Any) -> None:
         """Keep what goes into a block."""
         self.blocks.append(Block(first_tensor(self.torch, (arguments, named))))
 
-    def _leave(self, module: Any, _: Any, output: Any) -> Any:
+    def _leave(self, module: Module, _: Any, output: Any) -> Any:
         """Measure a block; pass on its input, so that nothing piles up."""
         block, after = self.blocks.pop(), first_tensor(self.torch, output)
         if not self.close(self.names[module], block, after):

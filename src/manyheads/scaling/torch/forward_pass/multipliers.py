@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from manyheads._extras import require
@@ -28,6 +29,9 @@ from manyheads.scaling.torch.forward_pass.hooks import LARGE, Block, Hooks, Meas
 from manyheads.scaling.torch.forward_pass.layouts import find_scale, split_fused
 
 if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
     from manyheads.models.torch.model import TorchModel
 
 SMALL = 0.03  # size of the replaced queries and keys: far below any cap on logits
@@ -50,7 +54,7 @@ class ForwardPass:
     accuracy: float = ACCURACY
 
 
-def measure_forward(model: Any, read: TorchModel, example: Any = None) -> ForwardPass:
+def measure_forward(model: Module, read: TorchModel, example: Any = None) -> ForwardPass:
     """Measure what a model multiplies in its forward pass."""
     torch = require("torch")
     probe = _Probe(torch, model, read)
@@ -87,7 +91,7 @@ def measure_forward(model: Any, read: TorchModel, example: Any = None) -> Forwar
 class _Probe(Hooks):
     """Hooks that measure logits, branches, outputs and the stream."""
 
-    def __init__(self, torch: Any, model: Any, read: TorchModel, size: float = SMALL) -> None:
+    def __init__(self, torch: ModuleType, model: Module, read: TorchModel, size: float = SMALL) -> None:
         super().__init__(torch, model, read)
         self.found, self.size = ForwardPass(accuracy=self.accuracy), size
         # A norm behind queries, keys or a branch eats what stands before it: its own output is replaced.
@@ -112,7 +116,7 @@ class _Probe(Hooks):
             return "+".join(sorted(parts, key=("query", "key", "value").index))
         return "write" if len(parts) == 1 and parts <= self.written else ""
 
-    def other(self, module: Any, own: set[str]) -> Callable[..., Any] | None:
+    def other(self, module: Module, own: set[str]) -> Callable[..., Any] | None:
         """Return the hook of the last norm, and that of the embeddings."""
         if own in ({"final_gain"}, {"final_gain", "final_shift"}):
             return self._normalize
@@ -123,7 +127,7 @@ class _Probe(Hooks):
             return self._embed
         return None
 
-    def _uneven(self, like: Any, positive: bool = False) -> Any:
+    def _uneven(self, like: Tensor, positive: bool = False) -> Any:
         """Return numbers of another size for every token, as no norm leaves them; positive ones do not cancel."""
         draw = self.torch.rand if positive else self.torch.randn
         drawn = draw(like.shape, generator=self.generator)
@@ -134,7 +138,7 @@ class _Probe(Hooks):
 
     # Hooks
 
-    def draw(self, name: str, kind: str, x: Any, output: Any, own: float | None = 1.0) -> Any:
+    def draw(self, name: str, kind: str, x: Tensor | None, output: Any, own: float | None = 1.0) -> Any:
         """Return random numbers in the place of a projection's outputs, and keep them over its own multiplier."""
         if own is None:
             measured = self.found.branch if kind == "write" else self.found.logit
@@ -159,7 +163,7 @@ class _Probe(Hooks):
         self.found.logit.values[self.names[module]] = float(module.head_dim) ** -0.5
         return (self.draw(self.names[module], "write", None, output[0]), *output[1:])
 
-    def _normalize(self, module: Any, inputs: Any, output: Any) -> Any:
+    def _normalize(self, module: Module, inputs: Any, output: Any) -> Any:
         if self.busy:
             return None
         own, drawn = self.own(module, inputs, output), self.random(output)
@@ -169,13 +173,13 @@ class _Probe(Hooks):
         self.last.append(drawn / (own or 1.0))
         return drawn
 
-    def _embed(self, module: Any, inputs: Any, output: Any) -> Any:
+    def _embed(self, module: Module, inputs: Any, output: Any) -> Any:
         table = next(iter(module.parameters(recurse=False)))  # the exchanged one
         looked_up = inputs and not inputs[0].is_floating_point() and table.dim() == 2
         self.embedded.append(table[inputs[0]] if looked_up else self.random(output))
         return None if looked_up else self.embedded[-1]
 
-    def enter(self, module: Any, arguments: Any, named: Any) -> None:
+    def enter(self, module: Module, arguments: Any, named: Any) -> None:
         """Compare what goes into a block with what the block before it passed on."""
         super().enter(module, arguments, named)
         before, name = self.blocks[-1].before, self.names[module]
