@@ -4,29 +4,25 @@ Where a module stands in a model follows from the roles of its weights (`manyhea
 be called with from its own signature. torch and transformers are imported when they are needed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import inspect
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from manyheads._extras import require
+from manyheads._lazy_torch import Module as Network
+from manyheads._lazy_torch import torch
 from manyheads.models.modules import Family, Module, Role
 from manyheads.models.refusals import NotExtractable
-
-if TYPE_CHECKING:
-    from torch import nn
 
 WIDE = ("float32", "float64")  # what NumPy holds
 OF_ATTENTION = (Role.QUERY, Role.KEY, Role.VALUE, Role.QUERY_KEY_VALUE, Role.OUTPUT)
 
 
-def find_attention(model: nn.Module, family: Family, layer: int) -> tuple[Any, Any]:
+def find_attention(model: Network, family: Family, layer: int) -> tuple[Any, Any]:
     """Return the attention sub-module of a layer of a model, and the norm in front of or behind it, None if absent.
 
     The sub-module is the smallest one that holds all weights of queries, keys, values and outputs.
@@ -50,7 +46,7 @@ def find_attention(model: nn.Module, family: Family, layer: int) -> tuple[Any, A
     return model.get_submodule(".".join(common)), getattr(block, "input_layernorm", None)  # OLMo: without weights
 
 
-def find_block(model: nn.Module, family: Family, layer: int) -> Any:
+def find_block(model: Network, family: Family, layer: int) -> Any:
     """Return the module of a whole block: what stands under the number of the layer."""
     for module, path in _in_memory(model, family, layer).items():
         if module.role in OF_ATTENTION:
@@ -59,7 +55,7 @@ def find_block(model: nn.Module, family: Family, layer: int) -> Any:
     raise NotExtractable(f"{type(model).__name__} has no block {layer} under the names of {family.model_type}")
 
 
-def _in_memory(model: nn.Module, family: Family, layer: int) -> dict[Module, str]:
+def _in_memory(model: Network, family: Family, layer: int) -> dict[Module, str]:
     """Return the paths in memory of the modules of a layer that the model has."""
     saved = {family.saved_name(name): name for name, _ in model.named_parameters(remove_duplicate=False)}
     found: dict[Module, str] = {}
@@ -86,7 +82,6 @@ def attention_function(
     window, a token sees the last `window` tokens, itself included. Unless `widened`, what the code of transformers
     narrows to single precision, angles of positions among it, stays so.
     """
-    torch = require("torch")
     kind = getattr(torch, dtype)
     fine = kind if widened else torch.float32  # of angles
     module, norm = widen(module, dtype), None if norm is None else widen(norm, dtype)
@@ -159,7 +154,6 @@ def _call(module: Any, x: Any, mask: Any, positions: Any) -> Any:
 
 def wide_mode(dtype: str) -> Any:
     """Return a context in which float64 stays float64 where code of transformers narrows (norms, softmax, ALiBi)."""
-    torch: Any = require("torch")
     if dtype != "float64":
         return contextlib.nullcontext()
 
@@ -181,10 +175,10 @@ def wide_mode(dtype: str) -> Any:
 
 def widen(module: Any, dtype: str) -> Any:
     """Return a copy of a module in another precision, in evaluation mode; the module itself stays as it is."""
-    return copy.deepcopy(module).to(getattr(require("torch"), dtype)).eval()
+    return copy.deepcopy(module).to(getattr(torch, dtype)).eval()
 
 
-def rotary_frequencies(model: nn.Module, config: Any, layer: int = 0) -> tuple[Any, float]:
+def rotary_frequencies(model: Network, config: Any, layer: int = 0) -> tuple[Any, float]:
     """Return the angles by which one position turns (N/2,) and the factor of cosines and sines, as the model has them.
 
     `model` is a model or a part of one; a part without them gets them from the class that its own file defines. Layers

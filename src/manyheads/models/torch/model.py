@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from manyheads._extras import require
+from manyheads._lazy_torch import Module, Tensor, torch
 from manyheads.errors import UsageError
 from manyheads.models.architecture import apply_role_map, read_architecture
 from manyheads.models.parts import Architecture, ForwardMultipliers, Parameter
 from manyheads.transformer.shape import Shape
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.nn import Module
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
 INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -84,7 +80,6 @@ def read_model(model: Module, reading: ModelOptions | None = None) -> TorchModel
 
 def unwrap(model: Module) -> Any:
     """Return the model inside wrappers that only prefix its names."""
-    torch = require("torch")
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"{type(model).__name__} is no torch.nn.Module: give the model itself")
     while True:
@@ -99,7 +94,6 @@ def _complete_parameters(architecture: Architecture, model: Module, tensors: Map
 
     1 + w multiplies in Gemma's norms, and starts at w = 0.
     """
-    torch = require("torch")
     owners = {id(t): module for module in model.modules() for t in module.parameters(recurse=False)}
     dense = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 
@@ -118,7 +112,6 @@ def _complete_parameters(architecture: Architecture, model: Module, tensors: Map
 
 def _measure_offset(module: Module, tensor: Tensor) -> float:
     """Return c if a norm multiplies by c + w, from what it makes of w = 0 and w = 1; 0 for what is no such module."""
-    torch = require("torch")
     if tensor.is_meta or tensor.dim() != 1 or not tensor.is_floating_point():
         return 0.0
     own = dict(module.named_parameters(recurse=False))
@@ -167,7 +160,6 @@ def _check_sizes(architecture: Architecture, tensors: Mapping[str, Any], complet
 
 
 def _padding(model: Module, names: Mapping[int, list[str]]) -> dict[str, int]:
-    torch = require("torch")
     return {
         names[id(module.weight)][0]: module.padding_idx
         for module in model.modules()

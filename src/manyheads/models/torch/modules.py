@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Generator, Tensor
-    from torch.nn import Module
+from manyheads._lazy_torch import Generator, Module, Tensor, torch
 
 ACCURACY = 1e-4  # relative, of a measured multiplier, where numbers are not rounded more coarsely
 FAR = 30.0  # size of the inputs of a norm: far above any epsilon in it
@@ -18,7 +15,7 @@ SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
 
 
 @contextmanager
-def inference(torch: ModuleType, model: Module) -> Iterator[ExitStack]:
+def inference(model: Module) -> Iterator[ExitStack]:
     """Leave out dropout, gradients, compiled graphs and fast paths around hooks; yield what is undone at the end."""
     modules, attention = list(model.modules()), torch.backends.mha
     with ExitStack() as stack:
@@ -50,7 +47,7 @@ def find_blocks(model: Module, parts: Mapping[int, tuple[str, ...]]) -> list[Any
     return [module for module in found if not any(each in found for each in module.modules() if each is not module)]
 
 
-def own_multiplier(torch: ModuleType, module: Module, inputs: Any, output: Any, generator: Generator) -> float | None:
+def own_multiplier(module: Module, inputs: Any, output: Any, generator: Generator) -> float | None:
     """Return what a projection multiplies W x by within itself, or a norm its gain times the normalized x.
 
     With weights and inputs of ones every output is that number times the fan-in, whatever the layout. None if it is not
@@ -77,7 +74,7 @@ def own_multiplier(torch: ModuleType, module: Module, inputs: Any, output: Any, 
         if not key or own[key].numel() != x.shape[-1]:
             return None
         slope = run(key, torch.ones_like(own[key]), FAR * x) - run(key, torch.zeros_like(own[key]), FAR * x)
-        numbers = [fit_sum(torch, slope, [each], rounded * slope.abs().max()) for each in with_norms(torch, x)[1:]]
+        numbers = [fit_sum(slope, [each], rounded * slope.abs().max()) for each in with_norms(x)[1:]]
         return next((each[0] for each in numbers if each), None)
     (key,) = matrices
     one, other = draw(own[key]), draw(own[key])
@@ -89,7 +86,7 @@ def own_multiplier(torch: ModuleType, module: Module, inputs: Any, output: Any, 
     return float(found) / fan_in if even and linear else None
 
 
-def fit_sum(torch: ModuleType, target: Tensor, columns: list[Tensor], rounded: float) -> list[float] | None:
+def fit_sum(target: Tensor, columns: list[Tensor], rounded: float) -> list[float] | None:
     """Return the coefficients of a sum of columns, or None where it is no such sum, or rounding hides it."""
     matrix, target = torch.stack([each.double().flatten() for each in columns], 1), target.flatten()
     if len(matrix) != len(target):
@@ -99,20 +96,18 @@ def fit_sum(torch: ModuleType, target: Tensor, columns: list[Tensor], rounded: f
     return None if rounded > size / 4 or left > ACCURACY * size + rounded else numbers.tolist()
 
 
-def fit_rows(torch: ModuleType, target: Tensor, table: Tensor, rounded: float) -> float | None:
+def fit_rows(target: Tensor, table: Tensor, rounded: float) -> float | None:
     """Return m with target = m times successive rows of a table, and one vector for all; None where it is no such sum.
 
     The rows start with the first; with the second behind a class token; with the third in OPT and RoBERTa.
     """
     for rows in (table[first : first + len(target)] for first in range(3)):
-        if rows.shape == target.shape and (
-            numbers := fit_sum(torch, target - target.mean(0), [rows - rows.mean(0)], rounded)
-        ):
+        if rows.shape == target.shape and (numbers := fit_sum(target - target.mean(0), [rows - rows.mean(0)], rounded)):
             return numbers[0]
     return None
 
 
-def with_norms(torch: ModuleType, stream: Tensor | None) -> list[Any]:
+def with_norms(stream: Tensor | None) -> list[Any]:
     """Return a stream as it is, and after each kind of norm without gains; nothing of None."""
     if stream is None:
         return []
@@ -121,14 +116,14 @@ def with_norms(torch: ModuleType, stream: Tensor | None) -> list[Any]:
     return [stream, rms, torch.nn.functional.layer_norm(stream, stream.shape[-1:])]
 
 
-def first_tensor(torch: ModuleType, found: Any, last: int | None = None) -> Any:
+def first_tensor(found: Any, last: int | None = None) -> Any:
     """Return the first tensor of floating numbers in nested results, no single number, of a given last side."""
     if isinstance(found, torch.Tensor):
         return found if found.is_floating_point() and found.dim() and last in (None, found.shape[-1]) else None
     if isinstance(found, Mapping):
         found = list(found.values())
     for each in found if isinstance(found, list | tuple) else ():
-        if (tensor := first_tensor(torch, each, last)) is not None:
+        if (tensor := first_tensor(each, last)) is not None:
             return tensor
     return None
 
@@ -137,7 +132,7 @@ PRODUCTS = ("einsum", "linear", "matmul", "bmm", "mm", "tensordot", "__matmul__"
 """Functions by which a block multiplies with a parameter of its own."""
 
 
-def listen_to_logits(torch: Any, see: Callable[[list[Any]], None], replace: Callable[[list[Any], Any], Any]) -> Any:
+def listen_to_logits(see: Callable[[list[Any]], None], replace: Callable[[list[Any], Any], Any]) -> Any:
     """Return a mode that shows `see` the logits of each softmax: A_ii summed over heads, for every i.
 
     `replace` gets the operands and the result of each product, and returns what goes on in the place of the result.

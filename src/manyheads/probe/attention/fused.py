@@ -17,10 +17,10 @@ with an error of a few eps max(1, max |s|), eps that of float32.
 from collections.abc import Collection
 from typing import Any
 
+from manyheads._lazy_torch import Tensor, torch
 from manyheads.probe.attention.calls import AttentionCall
 from manyheads.probe.attention.row_statistics import summarize_mask
 from manyheads.probe.attention.sinks import fold_sink
-from manyheads.probe.lazy_torch import torch
 
 PADDING = 8  # columns that carry the position: heads of queries, keys and values must be equally wide
 SLACK = 1e-5  # relative, for the rounding of the bound on a row's largest logit: some 80 eps of float32
@@ -77,7 +77,7 @@ def fused_statistics(
     return statistics, levels, counted, largest
 
 
-def largest_logit(call: AttentionCall, query: Any, key: Any, bound: Any) -> Any:
+def largest_logit(call: AttentionCall, query: Tensor, key: Tensor, bound: Any) -> Any:
     """Find the largest logit of each head from upper bounds on those of the rows.
 
     Query (B, H, n, d) is scaled, key (B, H, m, d), and `bound` (B, H, n) no smaller than the largest logit of each row,
@@ -108,7 +108,7 @@ def largest_logit(call: AttentionCall, query: Any, key: Any, bound: Any) -> Any:
     return best.masked_fill(bound.isnan().any(-1).view(B, H).any(0), torch.nan)
 
 
-def _attend(query: Any, key: Any, value: Any, scale: float, causal: bool, mask: Any) -> tuple[Any, Any]:
+def _attend(query: Tensor, key: Tensor, value: Any, scale: float, causal: bool, mask: Any) -> tuple[Any, Any]:
     """Return output (B, H, n, d) and log-sum-exp (B, H, n) of the flash kernel of the CPU."""
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     output, lse = flash(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)

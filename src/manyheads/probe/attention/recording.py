@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads._extras import require
+from manyheads._lazy_torch import Module, torch
 from manyheads.errors import UsageError, check_integer
 from manyheads.probe.attention.calls import AttentionCall, read_call
 from manyheads.probe.attention.datasets import FIGURES, LayerRecord, layer_number, stack_snapshots, take_snapshot
@@ -15,7 +16,6 @@ from manyheads.probe.attention.fused import fused_statistics
 from manyheads.probe.attention.interface import AttentionObserver
 from manyheads.probe.attention.row_sampling import RowSample, draw_rows, estimate_mean
 from manyheads.probe.attention.row_statistics import row_statistics
-from manyheads.probe.lazy_torch import torch
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -84,7 +84,7 @@ class AttentionRecord:
         return missing
 
     def observe(
-        self, implementation: str, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
+        self, implementation: str, module: Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
     ) -> None:
         """Measure one attention call of a module that is recorded."""
         name = self._names.get(id(module))
@@ -129,7 +129,7 @@ def _mean(values: Any, counts: Any, sample: RowSample) -> tuple[np.ndarray, np.n
 
 @contextmanager
 def record_attention(
-    model: Any,
+    model: Module,
     rows: int | None = 64,
     *,
     figures: Collection[str] | None = None,
@@ -191,7 +191,7 @@ def record_attention(
 
 
 def empty_record(
-    model: Any, rows: int | None, figures: Collection[str] | None, layers: Collection[int] | None, seed: int
+    model: Module, rows: int | None, figures: Collection[str] | None, layers: Collection[int] | None, seed: int
 ) -> AttentionRecord:
     """Return a record of a model in which nothing is measured yet; parameters as in `record_attention`."""
     rows = None if rows is None else check_integer("rows", rows)
@@ -210,7 +210,7 @@ def empty_record(
     return AttentionRecord(rows, chosen, _names=names, _stacks=_stacks(model), _rng=rng)
 
 
-def _stacks(model: Any) -> list[list[str]]:
+def _stacks(model: Module) -> list[list[str]]:
     """Return the names of the blocks of each stack: the members of lists of modules that are in no other list."""
     lists = {
         name: [f"{name}.{block}" for block, _ in module.named_children()]

@@ -10,14 +10,14 @@ and no term cancels. Computed in float32, or in float64 where queries are.
 from dataclasses import dataclass
 from typing import Any
 
+from manyheads._lazy_torch import Tensor, torch
 from manyheads.probe.attention.calls import AttentionCall
 from manyheads.probe.attention.sinks import fold_sink
-from manyheads.probe.lazy_torch import torch
 
 BLOCK = 128  # rows at a time: their logits are held for all heads
 
 
-def row_statistics(call: AttentionCall, rows: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
+def row_statistics(call: AttentionCall, rows: Tensor) -> tuple[dict[str, Any], dict[str, Any], Any]:
     """Compute statistics of the given rows.
 
     Returned are statistics by name, (B, H, r): entropy, logsumexp, mean_logit, max_logit, collision, first_mass,
@@ -31,7 +31,7 @@ def row_statistics(call: AttentionCall, rows: Any) -> tuple[dict[str, Any], dict
     return statistics, levels, torch.cat([part[2] for part in parts], dim=-1)
 
 
-def _block(call: AttentionCall, rows: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
+def _block(call: AttentionCall, rows: Tensor) -> tuple[dict[str, Any], dict[str, Any], Any]:
     allowed = call.allowed(rows)
     logits = _logits(call, rows).masked_fill(~allowed, -torch.inf)
     top = logits.amax(-1)
@@ -58,7 +58,7 @@ def _block(call: AttentionCall, rows: Any) -> tuple[dict[str, Any], dict[str, An
     return statistics, summary.levels(call.sink is not None), summary.counted
 
 
-def _logits(call: AttentionCall, rows: Any) -> Any:
+def _logits(call: AttentionCall, rows: Tensor) -> Any:
     """Return the logits (B, H, r, m) of the rows, masked keys included."""
     B, H, _, d = call.query.shape
     G, m = call.key.shape[1:3]
@@ -81,7 +81,7 @@ class MaskSummary:
     centre: Any  # their mean column
     # Whether the row sees a key and, where queries and keys are one sequence, its own: padded queries do not
     counted: Any
-    own: Any  # column of the row's own key, (r,); None for cross attention
+    own: Tensor  # column of the row's own key, (r,); None for cross attention
 
     def levels(self, sink: bool) -> dict[str, Any]:
         """Return the statistics of uniform attention, logits and sinks of zero: the largest entropy of the mask."""
@@ -100,7 +100,7 @@ class MaskSummary:
         return fold_sink(levels, zero.new_zeros(1)) if sink else levels
 
 
-def summarize_mask(call: AttentionCall, rows: Any, dtype: Any) -> MaskSummary:
+def summarize_mask(call: AttentionCall, rows: Tensor, dtype: Any) -> MaskSummary:
     """Summarize the mask of a call at the given rows, some rows at a time; in closed form where there is no mask."""
     own = call.own_column(rows)
     if call.mask is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from manyheads._extras import require
+from manyheads._lazy_torch import torch
 from manyheads.errors import UsageError
 from manyheads.models.checkpoints.checkpoint import open_checkpoint
 from manyheads.models.checkpoints.loading import load_model
@@ -21,7 +22,6 @@ from manyheads.probe.checkpoints.series import read_order
 from manyheads.probe.checkpoints.tokens import Tokens, check_fit, check_tokens, digest_tokens
 from manyheads.probe.checkpoints.verification import Verification, verify
 from manyheads.probe.checkpoints.weights import weight_spectra
-from manyheads.probe.lazy_torch import torch
 from manyheads.probe.live.reading import as_series, encode_snapshot, open_recording
 from manyheads.probe.live.recorder import run_in_evaluation
 from manyheads.probe.live.step_log import StepLog

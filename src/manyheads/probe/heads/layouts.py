@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from manyheads._lazy_torch import Module, Tensor
 from manyheads.models.torch.attention_modules import head_count, head_size
 
 INPUTS = ("query", "key", "value")
@@ -25,7 +26,7 @@ class HeadLayout(NamedTuple):
     size: int  # components of a head
     by_head: bool = False  # whether the parts follow each other within every head
 
-    def sums(self, tensor: Any) -> dict[str, list[float]]:
+    def sums(self, tensor: Tensor) -> dict[str, list[float]]:
         """Return part -> sums of the entries of a tensor of the weight's shape over each head."""
         totals = tensor.sum(1 - self.axis).view(-1, self.size).sum(1)
         parts = totals.view(self.heads, -1).T if self.by_head else totals.view(len(self.parts), self.heads)
@@ -40,7 +41,7 @@ class HeadLayout(NamedTuple):
         return dict(zip(self.parts, parts.swapaxes(0, 1) if self.by_head else parts, strict=True))
 
 
-def head_layouts(model: Any) -> dict[int, HeadLayout]:
+def head_layouts(model: Module) -> dict[int, HeadLayout]:
     """Return the id of a parameter -> its layout, for the projections of attention whose order is known."""
     modules = dict(model.named_modules())
     found: dict[int, HeadLayout] = {}
@@ -68,7 +69,7 @@ def attention_layouts(modules: Mapping[str, Any], name: str, layer: int = 0) -> 
     return found
 
 
-def _separate(module: Any, heads: int, size: int, layer: int) -> list[tuple[Any, HeadLayout]]:
+def _separate(module: Module, heads: int, size: int, layer: int) -> list[tuple[Any, HeadLayout]]:
     for names in SEPARATE:
         weights = [_weight(getattr(module, each, None)) for each in names]
         (query, axis), (key, _) = weights[:2]
@@ -84,7 +85,7 @@ def _separate(module: Any, heads: int, size: int, layer: int) -> list[tuple[Any,
     return []
 
 
-def _joint(module: Any, heads: int, size: int, layer: int) -> list[tuple[Any, HeadLayout]]:
+def _joint(module: Module, heads: int, size: int, layer: int) -> list[tuple[Any, HeadLayout]]:
     for name, order in FUSED.items():
         weight, axis = _weight(getattr(module, name, None))
         if weight is not None and weight.shape[axis] == 3 * heads * size:

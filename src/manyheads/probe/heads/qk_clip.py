@@ -18,10 +18,11 @@ none               a norm of queries and keys has no gain                       
 Below a norm of queries the projections carry no factor, because the norm takes it out.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from manyheads._lazy_torch import Module
 from manyheads.errors import UsageError
 from manyheads.models.torch.attention_modules import head_size, query_norm
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-def qk_clip_factors(model: Any, statistics: "xr.Dataset", threshold: float = 100.0) -> "xr.Dataset":
+def qk_clip_factors(model: Module, statistics: "xr.Dataset", threshold: float = 100.0) -> "xr.Dataset":
     """Compute the factors that QK-clip would apply to the heads of a model.
 
     Parameters
@@ -84,7 +85,7 @@ def qk_clip_factors(model: Any, statistics: "xr.Dataset", threshold: float = 100
     return found
 
 
-def find_rule(module: Any, heads: int, key_heads: int) -> str:
+def find_rule(module: Module, heads: int, key_heads: int) -> str:
     """Return the rule, as named in the table of this file, by which an attention module carries a factor."""
     norm = query_norm(module)
     if norm is not None:

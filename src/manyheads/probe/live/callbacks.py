@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from manyheads._extras import require
+from manyheads._lazy_torch import Module
 from manyheads.errors import ExtraMissing
 from manyheads.probe.live.recorder import AttentionRecorder
 from manyheads.probe.live.updates import UpdateRecorder
@@ -58,7 +59,7 @@ def lightning_callback(*recorders: Recorder) -> Any:
     base: Any = _lightning_callback_class()
 
     class RecorderCallback(base):
-        def on_train_start(self, trainer: Any, module: Any) -> None:
+        def on_train_start(self, trainer: Any, module: Module) -> None:
             _watch(recorders, trainer.optimizers)
 
         def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
@@ -67,7 +68,7 @@ def lightning_callback(*recorders: Recorder) -> Any:
         def on_train_batch_end(self, *_: Any) -> None:
             _tell(recorders, "end")
 
-        def on_train_end(self, trainer: Any, module: Any) -> None:
+        def on_train_end(self, trainer: Any, module: Module) -> None:
             _tell(recorders, "finish", trainer.global_step)
 
         def on_exception(self, *_: Any) -> None:

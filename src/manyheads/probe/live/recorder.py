@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from manyheads._lazy_torch import Module, torch
 from manyheads.models.torch.model import unwrap
 from manyheads.probe.attention.datasets import Snapshot, take_snapshot
 from manyheads.probe.attention.interface import AttentionObserver
 from manyheads.probe.attention.recording import AttentionRecord, empty_record
-from manyheads.probe.lazy_torch import torch
 from manyheads.probe.live.budget import TimeBudget
 from manyheads.probe.live.output import LOGGER, Output, is_first_process
 from manyheads.probe.live.reading import as_series, encode_snapshot
@@ -88,7 +88,7 @@ class AttentionRecorder:
 
     def __init__(
         self,
-        model: Any,
+        model: Module,
         rows: int | None = 64,
         *,
         share: float | None = 0.01,
@@ -206,7 +206,7 @@ class AttentionRecorder:
         self._output.write(line, lambda: list(_rows(self._step or 0, snapshot, line["errors"])))
 
 
-def run_in_evaluation(model: Any, batch: Mapping[str, Any]) -> None:
+def run_in_evaluation(model: Module, batch: Mapping[str, Any]) -> None:
     """Run a batch through a model in evaluation, without gradients; leave its modes and PyTorch's generators alone."""
     device = next(model.parameters()).device
     generators = {"devices": []} if device.type == "cpu" else {"devices": [device], "device_type": device.type}

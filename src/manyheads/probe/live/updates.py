@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from manyheads._extras import require
+from manyheads._lazy_torch import Module, Tensor, torch
 from manyheads.errors import ManyheadsError, UsageError, check_integer
 from manyheads.models.parameters import recognize
 from manyheads.models.torch.model import INNER, unwrap
 from manyheads.probe.attention.datasets import layer_number
 from manyheads.probe.heads.layouts import HeadLayout, head_layouts
-from manyheads.probe.lazy_torch import torch
 from manyheads.probe.live.budget import TimeBudget
 from manyheads.probe.live.output import Output
 from manyheads.probe.live.reading import as_series
@@ -46,7 +46,7 @@ ROUNDING = 0.212
 
 class _Matrix(NamedTuple):
     name: str
-    parameter: Any
+    parameter: Tensor
     optimizer: Any
     group: Mapping[str, Any]
 
@@ -93,7 +93,7 @@ class UpdateRecorder:
 
     def __init__(
         self,
-        model: Any,
+        model: Module,
         matrices: int = 2,
         *,
         share: float | None = 0.01,
@@ -214,7 +214,7 @@ class UpdateRecorder:
             line = cost | {"figures": figures} | ({"matrices": new} if new else {})
             self._output.write(line, lambda: list(self._rows(self._written, figures)))
 
-    def _measure(self, matrix: _Matrix, before: Any, decay: float) -> dict[str, Any]:
+    def _measure(self, matrix: _Matrix, before: Tensor, decay: float) -> dict[str, Any]:
         """Return the figures of one update, from the weight before the step and the decay within it."""
         update, gradient = matrix.parameter.detach() - before, matrix.parameter.grad
         update = (update + decay * before) if decay and gradient is not None else update
@@ -233,7 +233,7 @@ class UpdateRecorder:
             found["stable_rank"] = float(moved / squares[-1])
         return found
 
-    def _rms(self, figure: str, matrix: _Matrix, tensor: Any) -> dict[str, Any]:
+    def _rms(self, figure: str, matrix: _Matrix, tensor: Tensor | None) -> dict[str, Any]:
         """Return the RMS of a tensor in the shape of a matrix, and of each of its heads; zeros for None."""
         count = matrix.parameter.numel()
         tensor = matrix.parameter.detach().new_zeros(matrix.parameter.shape) if tensor is None else tensor
@@ -290,7 +290,7 @@ class UpdateRecorder:
                     yield Row(step, None, None, f"{name}/{matrix}", value, None, level)
 
 
-def significand_bits(tensor: Any) -> float:
+def significand_bits(tensor: Tensor) -> float:
     """Return the bits of the narrowest significand that holds a tensor: 24 in float32, 8 if rounded to bfloat16.
 
     Examples

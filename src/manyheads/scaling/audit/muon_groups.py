@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from manyheads._extras import require
+from manyheads._lazy_torch import torch
 from manyheads.errors import UsageError
 from manyheads.models.parts import Architecture
 from manyheads.scaling.audit.findings import Finding
@@ -42,7 +42,6 @@ class MixedGroups(NamedTuple):
 
 def read_mixed(given: Any) -> MixedGroups:
     """Read a list of optimizers, or of schedules over them, or of groups that name their rule."""
-    torch = require("torch")
     parts = list(given) if isinstance(given, list | tuple) else [given]
     if parts and all(isinstance(part, Mapping) for part in parts):
         parts = [parts]
@@ -69,7 +68,6 @@ def read_mixed(given: Any) -> MixedGroups:
 
 def _rule_of(optimizer: Any, row: Mapping[str, Any], number: int) -> str:
     """Return the rule of a group, from its optimizer or the words it names it by."""
-    torch = require("torch")
     if isinstance(optimizer, torch.optim.Muon):
         return "muon"
     if divides(optimizer):

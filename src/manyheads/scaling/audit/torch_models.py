@@ -6,8 +6,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from manyheads._lazy_torch import Module
 from manyheads.errors import UsageError
 from manyheads.models.torch.model import ModelOptions, TorchModel
 from manyheads.scaling.audit.findings import Audit, Finding
@@ -28,9 +29,6 @@ from manyheads.scaling.torch.applied_factors import model_targets
 from manyheads.scaling.torch.init import measure_init
 from manyheads.scaling.torch.optimizer_groups import find_optimizer, has_stepped, read_groups, read_peaks
 from manyheads.transformer.shape import Shape
-
-if TYPE_CHECKING:
-    from torch.nn import Module
 
 
 def audit_model(

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from manyheads._extras import require
+from manyheads._lazy_torch import Module, Tensor, torch
 from manyheads.errors import UsageError
 from manyheads.models.torch.model import unwrap
 from manyheads.models.torch.modules import first_tensor, inference
@@ -27,10 +26,6 @@ from manyheads.scaling.preflight_checks.training import (
 )
 from manyheads.scaling.torch.optimizer_groups import find_optimizer
 
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.nn import Module
-
 RATE_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")
 
 
@@ -38,13 +33,13 @@ class TorchTrainer:
     """A PyTorch training."""
 
     def __init__(self, training: Training) -> None:
-        self.torch, self.training = require("torch"), training
+        self.training = training
         self.model = unwrap(training.model)
         given = training.optimizer
         self.optimizers, self.schedules = [], []
         for part in given if isinstance(given, list | tuple) else [given]:
             optimizer, schedules = find_optimizer(part)
-            if not isinstance(optimizer, self.torch.optim.Optimizer):
+            if not isinstance(optimizer, torch.optim.Optimizer):
                 raise UsageError(f"{type(part).__name__} is no torch optimizer: give one, a schedule, or a list")
             self.optimizers.append(optimizer)
             self.schedules += [(part, schedules)] if schedules else []
@@ -117,8 +112,8 @@ class TorchTrainer:
                 result = model(**batch)
             else:
                 result = model(*batch) if isinstance(batch, tuple | list) else model(batch)
-            loss = _find_loss(self.torch, result)
-        if not isinstance(loss, self.torch.Tensor) or loss.numel() != 1:
+            loss = _find_loss(result)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise UsageError(f"the loss is {type(loss).__name__}: expected one number, or give loss(model, batch)")
         return loss.reshape(())
 
@@ -128,7 +123,7 @@ class TorchTrainer:
         def see(module: Module, arguments: Any, named: Any) -> None:
             self.example = dict(named) if named and not arguments else tuple(arguments)
 
-        with inference(self.torch, self.training.model) as stack:
+        with inference(self.training.model) as stack:
             stack.callback(self.model.register_forward_pre_hook(see, with_kwargs=True).remove)
             for module, hook in list(hooks):
                 stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
@@ -148,7 +143,7 @@ class TorchTrainer:
 
     def _computing(self) -> Iterator[Any]:
         """Yield the modules that compute with weights of their own alone, and whole attention layers of torch."""
-        attention = self.torch.nn.MultiheadAttention
+        attention = torch.nn.MultiheadAttention
         for module in self.model.modules():
             own = list(module.parameters(recurse=False))
             if own and (isinstance(module, attention) or not any(True for _ in module.children())):
@@ -159,20 +154,19 @@ class TorchTrainer:
 
         def keep(name: str) -> Any:
             def hook(module: Module, arguments: Any, named: Any, output: Any) -> None:
-                if (tensor := first_tensor(self.torch, output)) is not None:
+                if (tensor := first_tensor(output)) is not None:
                     kept[name] = tensor.detach().clone()
 
             return hook
 
         for name, module in self.model.named_modules():
-            listed = isinstance(module, self.torch.nn.ModuleList | self.torch.nn.Sequential) and len(module)
+            listed = isinstance(module, torch.nn.ModuleList | torch.nn.Sequential) and len(module)
             if listed and "*" not in join_layers(name) and any(True for _ in module[-1].children()):
                 yield module[-1], keep(f"{STREAM} after {name}.*")
         yield self.model, keep(OUTPUTS)
 
     def _watch_weights(self, start: Mapping[str, Any], rows: dict[str, list[Update]]) -> Iterator[tuple[Any, Any]]:
         """Compare what modules compute with their weights and with those of the start, at the same input."""
-        torch = self.torch
         busy: list[Any] = []
         names = {module: name for name, module in self.model.named_modules()}
 
@@ -188,10 +182,10 @@ class TorchTrainer:
                     old = torch.func.functional_call(module, own, arguments, named)
                 finally:
                     busy.pop()
-                new, old = (first_tensor(torch, each) for each in (output, old))
+                new, old = (first_tensor(each) for each in (output, old))
                 if new is None or old is None:
                     return
-                random = _random_part(torch, module, arguments)
+                random = _random_part(module, arguments)
                 rows.setdefault(join_layers(name), []).append(Update(_rms(new.detach() - old), random))
 
             return hook
@@ -207,7 +201,7 @@ def _whole(tensor: Tensor) -> Any:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def _find_loss(torch: ModuleType, result: Any) -> Any:
+def _find_loss(result: Any) -> Any:
     """Return the loss among the results of a model."""
     if (loss := getattr(result, "loss", None)) is not None:
         return loss
@@ -217,7 +211,7 @@ def _find_loss(torch: ModuleType, result: Any) -> Any:
     return next((each for each in entries if isinstance(each, torch.Tensor) and each.numel() == 1), None)
 
 
-def _random_part(torch: ModuleType, module: Module, arguments: Any) -> float:
+def _random_part(module: Module, arguments: Any) -> float:
     """Return n0 / n of a matrix's input: pi/2 times the number of directions of its tokens over its width."""
     x = arguments[0] if arguments else None
     matrix = any(t.dim() == 2 for t in module.parameters(recurse=False))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from manyheads._lazy_torch import Module
 from manyheads.errors import UsageError
 from manyheads.models.torch.model import ModelOptions, TorchModel, read_model, unwrap
 from manyheads.models.torch.modules import ACCURACY
@@ -22,9 +23,6 @@ from manyheads.scaling.parametrization.targets import (
 )
 from manyheads.scaling.torch.forward_pass.multipliers import ForwardPass, measure_forward
 from manyheads.transformer.shape import Shape
-
-if TYPE_CHECKING:
-    from torch.nn import Module
 
 WORDS = {name: f"{name}s" for name in ("logit", "output", "embedding", "position", "value")}
 WORDS |= {"branch": "branches", "hidden": "hidden units", "input": "inputs of weights", "stream": "stream"}

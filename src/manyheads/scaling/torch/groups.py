@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from manyheads._extras import require
+from manyheads._lazy_torch import Generator, Module, torch
 from manyheads.errors import UsageError
 from manyheads.models.torch.model import ModelOptions, read_model, unwrap
 from manyheads.scaling.audit.frozen import describe_missing_factors
@@ -19,10 +19,6 @@ from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.targets import ForwardMultipliers
 from manyheads.scaling.torch.applied_factors import logit_scale, model_targets
 from manyheads.transformer.shape import Shape
-
-if TYPE_CHECKING:
-    from torch import Generator
-    from torch.nn import Module
 
 
 def torch_groups(
@@ -116,7 +112,6 @@ def initialize_model(
     UsageError
         A plain module whose stds at the base are not given, or a model on the device `meta`.
     """
-    torch = require("torch")
     read, _, targets, _ = model_targets(p, model, hyperparameters, ModelOptions(roles, shape, folded, example))
     if missing := sorted({target.role for target in targets if target.initial is None}):
         raise UsageError(f"no std is known for {', '.join(missing)}: give BaseHyperparameters(stds={{role: std}})")

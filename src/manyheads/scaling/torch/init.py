@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from manyheads._extras import require
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from manyheads._lazy_torch import Tensor, torch
 
 FALSE_ALARM = 1e-6  # probability that the std of a rightly drawn parameter is called wrong
 
@@ -19,7 +16,6 @@ def measure_init(tensor: Tensor, start: str, padding: int | None = None, offset:
     Nothing is returned for a tensor without numbers: on the device `meta`, or an empty share of a parameter. A module
     makes a gain of its parameter by adding `offset`.
     """
-    torch = require("torch")
     if tensor.is_meta or not tensor.numel():
         return {}
     values, count = tensor.detach(), tensor.numel()

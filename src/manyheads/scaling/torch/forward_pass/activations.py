@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
-from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from manyheads._lazy_torch import Tensor, torch
 
 MOST = 512  # numbers that are compared
 WIDEST, POINTS, ROUNDS = 9.0, 73, 5
@@ -23,17 +21,17 @@ class Fit(NamedTuple):
     error: float
 
 
-def fit_activation(torch: ModuleType, x: Tensor, drawn: Sequence[Tensor], accuracy: float) -> Fit | None:
+def fit_activation(x: Tensor, drawn: Sequence[Tensor], accuracy: float) -> Fit | None:
     """Return c and s with x = s f(c h), or with a gate s f(c g) h, of drawn h and g; None if no activation fits."""
     readings = list(_readings(drawn, x))
     if not readings or not x.numel():
         return None
     places = torch.linspace(0, x.numel() - 1, min(x.numel(), MOST), dtype=torch.float64).long().to(x.device)
-    target, functions = x.double().flatten()[places], _activations(torch)
+    target, functions = x.double().flatten()[places], _activations()
     pairs = [tuple(each.double().flatten()[places] for each in reading) for reading in readings]
 
     def best(grid: Tensor, some: Sequence[Callable[[Tensor], Tensor]]) -> Fit:
-        fits = (_fit(torch, target, each, pair, grid) for each in some for pair in pairs)
+        fits = (_fit(target, each, pair, grid) for each in some for pair in pairs)
         return min(fits, key=lambda fit: fit.error)
 
     found = best(torch.zeros(1, dtype=torch.float64, device=x.device), functions)
@@ -42,9 +40,7 @@ def fit_activation(torch: ModuleType, x: Tensor, drawn: Sequence[Tensor], accura
     return found if found.error <= accuracy else None
 
 
-def _fit(
-    torch: ModuleType, target: Tensor, function: Callable[[Tensor], Tensor], pair: tuple[Tensor, ...], grid: Tensor
-) -> Fit:
+def _fit(target: Tensor, function: Callable[[Tensor], Tensor], pair: tuple[Tensor, ...], grid: Tensor) -> Fit:
     """Return the best factor in front of an activation on a logarithmic grid, which is refined if it has a width."""
     for _ in range(ROUNDS if len(grid) > 1 else 1):
         values = function(grid.exp()[:, None] * pair[0]) * (pair[1] if len(pair) > 1 else 1.0)
@@ -69,7 +65,7 @@ def _readings(drawn: Sequence[Tensor], x: Tensor) -> Iterator[tuple[Tensor, ...]
     yield from permutations(alike, 2)
 
 
-def _activations(torch: ModuleType) -> list[Callable[[Tensor], Tensor]]:
+def _activations() -> list[Callable[[Tensor], Tensor]]:
     """Return the activations in use; not those with parameters of their own."""
     f = torch.nn.functional
     names = ("gelu", "silu", "relu", "tanh", "sigmoid", "elu", "selu", "softplus", "mish", "leaky_relu", "hardswish")

@@ -14,18 +14,13 @@ All numbers are one in a usual model, at every shape.
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from manyheads._lazy_torch import Module, Tensor, torch
+from manyheads.models.torch.model import TorchModel
 from manyheads.models.torch.modules import with_norms
 from manyheads.scaling.torch.forward_pass.activations import fit_activation
 from manyheads.scaling.torch.forward_pass.hooks import LARGE, Block, Hooks, Measured
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.nn import Module
-
-    from manyheads.models.torch.model import TorchModel
 
 READS = {
     **dict.fromkeys(("query", "key", "query_up"), "logit"),
@@ -41,9 +36,9 @@ COMPARED = {"output": "value", "mlp_out": "hidden", **dict.fromkeys(READS.values
 WIDE = 2.0  # size of the replaced outputs of the MLP's first matrix: beyond the bend of an activation
 
 
-def measure_branches(torch: ModuleType, model: Module, read: TorchModel, example: Any) -> dict[str, Measured]:
+def measure_branches(model: Module, read: TorchModel, example: Any) -> dict[str, Measured]:
     """Measure what a model multiplies between the weights of its branches; the names are those of `ForwardPass`."""
-    first, second = (_BranchProbe(torch, model, read, level) for level in (1.0, 2.0))
+    first, second = (_BranchProbe(model, read, level) for level in (1.0, 2.0))
     for probe in (first, second):
         probe.run(example)
         probe.finish()
@@ -60,8 +55,8 @@ class _BranchProbe(Hooks):
 
     table_size = 1.0  # a tied table makes the stream, which is to be far above any epsilon of a norm
 
-    def __init__(self, torch: ModuleType, model: Module, read: TorchModel, level: float) -> None:
-        super().__init__(torch, model, read)
+    def __init__(self, model: Module, read: TorchModel, level: float) -> None:
+        super().__init__(model, read)
         self.level = level
         self.found = {name: Measured() for name in ("input", "value", "hidden")}
         self.outside = Block()  # what stands in no block
@@ -95,7 +90,7 @@ class _BranchProbe(Hooks):
             return None
         if kind in ("logit", "value"):
             block.level = self.level / own if kind == "value" else block.level
-            return self.torch.full_like(output, self.level)
+            return torch.full_like(output, self.level)
         drawn = self.random(output, {"hidden": WIDE, "norm": 1.0, "latent": 1.0}.get(kind, LARGE))
         if kind in WRITES:
             block.written.append((name, drawn))
@@ -127,7 +122,7 @@ class _BranchProbe(Hooks):
 
     def _explain(self, block: Block, streams: list[Tensor]) -> None:
         """Compare inputs with the stream, as it is and normalized, after each branch."""
-        candidates = [each for stream in reversed(streams) for each in with_norms(self.torch, stream)]
+        candidates = [each for stream in reversed(streams) for each in with_norms(stream)]
         for name, x in block.reads:
             fits = (found[0] for each in candidates if (found := self.fit(x.double(), [each])))
             self._keep("input", name, next(fits, None), "the norm before it, or the stream")
@@ -149,7 +144,7 @@ class _BranchProbe(Hooks):
             self._keep("value", name, number, "its values")
         elif kind == "mlp_out" and self.level == 1.0:  # once is enough
             accuracy = max(self.accuracy, 2 * self.rounding)
-            fit = fit_activation(self.torch, x, block.hidden, accuracy) if number is None and x is not None else None
+            fit = fit_activation(x, block.hidden, accuracy) if number is None and x is not None else None
             self._keep("hidden", name, fit.behind if fit else number, "a known activation")
             if fit:
                 self._keep("hidden", f"{name}, in front of its activation,", fit.before, "")

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from manyheads._lazy_torch import Module, Tensor, torch
+from manyheads.models.torch.model import TorchModel
 from manyheads.models.torch.modules import (
     ACCURACY,
     find_blocks,
@@ -18,12 +19,6 @@ from manyheads.models.torch.modules import (
     listen_to_logits,
     own_multiplier,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.nn import Module
-
-    from manyheads.models.torch.model import TorchModel
 
 TOKENS = 5  # length of the two sequences that are tried where no example is given
 LARGE = 4.0  # size of the replaced outputs of branches: not lost in the rounding of a stream of size one
@@ -55,8 +50,8 @@ class Hooks:
 
     table_size = 0.01  # of the random unembedding: outputs far below any cap
 
-    def __init__(self, torch: ModuleType, model: Module, read: TorchModel) -> None:
-        self.torch, self.model, self.read = torch, model, read
+    def __init__(self, model: Module, read: TorchModel) -> None:
+        self.model, self.read = model, read
         self.names = {module: name for name, module in model.named_modules()}
         tensors = {**read.frozen, **read.tensors}
         parameters = (*read.architecture.parameters, *read.architecture.frozen)
@@ -80,7 +75,7 @@ class Hooks:
         """Run the model once; return its result."""
         with self._attached() as swapped:
             arguments, named = self._example(example)
-            return self.torch.func.functional_call(self.model, swapped, arguments, named)
+            return torch.func.functional_call(self.model, swapped, arguments, named)
 
     # What a pass replaces and measures
 
@@ -112,18 +107,18 @@ class Hooks:
     @contextmanager
     def _attached(self) -> Iterator[dict[str, Any]]:
         """Attach all hooks; yield the parameters that are exchanged."""
-        with inference(self.torch, self.model) as stack:
+        with inference(self.model) as stack:
             for module, hook in list(self._hooks()):
                 stack.callback(module.register_forward_hook(hook).remove)
             for block in find_blocks(self.model, self.parts):
                 stack.callback(block.register_forward_pre_hook(self.enter, with_kwargs=True).remove)
                 stack.callback(block.register_forward_hook(self._leave).remove)
-            stack.enter_context(listen_to_logits(self.torch, self.see_logits, self._replace_product))
+            stack.enter_context(listen_to_logits(self.see_logits, self._replace_product))
             yield self._exchange(stack)
 
     def _hooks(self) -> Iterator[tuple[Any, Callable[..., Any]]]:
         """Choose the hook of every module by what its own parameters are."""
-        whole = self.torch.nn.MultiheadAttention
+        whole = torch.nn.MultiheadAttention
         inside = {module.out_proj for module in self.names if isinstance(module, whole)}
         for module, name in self.names.items():
             own = {part for t in module.parameters(recurse=False) for part in self.parts.get(id(t), ("unknown",))}
@@ -147,7 +142,7 @@ class Hooks:
 
     def _example(self, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments of a forward pass."""
-        torch, device = self.torch, next(iter(self.read.tensors.values())).device
+        device = next(iter(self.read.tensors.values())).device
         if isinstance(given, Mapping):
             return (), dict(given)
         if given is not None:
@@ -174,7 +169,7 @@ class Hooks:
                 continue
             if hasattr(tensor, "placements") and hasattr(tensor, "device_mesh"):  # a DTensor
                 stack.callback(tensor.copy_, tensor.detach().clone())
-                distribute = self.torch.distributed.tensor.distribute_tensor
+                distribute = torch.distributed.tensor.distribute_tensor
                 tensor.copy_(distribute(drawn, tensor.device_mesh, tensor.placements))
             else:
                 found[name] = drawn
@@ -182,13 +177,13 @@ class Hooks:
 
     def random(self, like: Tensor, size: float = 1.0) -> Any:
         """Return Gaussian numbers of the shape and type of a tensor."""
-        drawn = self.torch.randn(like.shape, generator=self.generator) * size
+        drawn = torch.randn(like.shape, generator=self.generator) * size
         return drawn.to(device=like.device, dtype=like.dtype)
 
     def fit(self, target: Tensor, columns: list[Tensor], largest: float | None = None) -> list[float] | None:
         """Return the coefficients of a sum; `largest` is the largest number that was rounded, the target's if None."""
         largest = float(target.abs().max()) if largest is None else largest
-        return fit_sum(self.torch, target, columns, 8 * self.rounding * largest)
+        return fit_sum(target, columns, 8 * self.rounding * largest)
 
     # Hooks
 
@@ -196,7 +191,7 @@ class Hooks:
         """Return a module's own multiplier; while it is called for that, hooks do nothing."""
         self.busy = True
         try:
-            return own_multiplier(self.torch, module, inputs, output, self.generator)
+            return own_multiplier(module, inputs, output, self.generator)
         finally:
             self.busy = False
 
@@ -218,11 +213,11 @@ class Hooks:
 
     def enter(self, module: Module, arguments: Any, named: Any) -> None:
         """Keep what goes into a block."""
-        self.blocks.append(Block(first_tensor(self.torch, (arguments, named))))
+        self.blocks.append(Block(first_tensor((arguments, named))))
 
     def _leave(self, module: Module, _: Any, output: Any) -> Any:
         """Measure a block; pass on its input, so that nothing piles up."""
-        block, after = self.blocks.pop(), first_tensor(self.torch, output)
+        block, after = self.blocks.pop(), first_tensor(output)
         if not self.close(self.names[module], block, after):
             return None
         passed = None

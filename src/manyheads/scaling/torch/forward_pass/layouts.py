@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import TYPE_CHECKING
 
+from manyheads._lazy_torch import Tensor
 from manyheads.transformer.shape import Shape
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def find_scale(
