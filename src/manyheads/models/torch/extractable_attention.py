@@ -12,11 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads._lazy_torch import Module as Network
 from manyheads._lazy_torch import torch
 from manyheads.models.modules import Family, Module, Role
 from manyheads.models.refusals import NotExtractable
+
+Array = NDArray[Any]
 
 WIDE = ("float32", "float64")  # what NumPy holds
 OF_ATTENTION = (Role.QUERY, Role.KEY, Role.VALUE, Role.QUERY_KEY_VALUE, Role.OUTPUT)
@@ -75,7 +78,7 @@ def attention_function(
     dtype: str,
     window: int | None = None,
     widened: bool = True,
-) -> Callable[[Any], np.ndarray]:
+) -> Callable[[Any], Array]:
     """Return the function (n, k, d) -> (n, k, d) of a copy of a sub-module, x + attn(norm(x)) where a norm is given.
 
     The copy computes in `dtype`, by scaled-dot-product attention where that knows its scores (no caps, no sinks). Of a
@@ -95,7 +98,7 @@ def attention_function(
     neighbours = _turns_neighbours(module)
     halved = hasattr(sys.modules[type(module).__module__], "_apply_rotary_emb")  # gpt-oss: one cosine a pair
 
-    def answer(x: np.ndarray) -> np.ndarray:
+    def answer(x: Array) -> Array:
         with torch.inference_mode(), wide_mode(dtype if widened else ""):
             tokens = torch.from_numpy(np.array(x)).to(device, kind)
             length = tokens.shape[1]
@@ -121,7 +124,7 @@ def attention_function(
 
 def native_function(
     module: Any, norm: Any, positions: tuple[Any, float] | None, **said: Any
-) -> tuple[Callable[[Any], np.ndarray], str]:
+) -> tuple[Callable[[Any], Array], str]:
     """Return the same function in the floating-point type of the module itself, and that type."""
     kind = str(next(module.parameters()).dtype).removeprefix("torch.")
     return attention_function(module, norm, positions, dtype=kind, widened=False, **said), kind

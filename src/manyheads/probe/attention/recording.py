@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads._extras import require
 from manyheads._lazy_torch import Module, torch
@@ -121,7 +122,7 @@ class AttentionRecord:
         layer.add(found, uniform, weight, None if largest is None else largest.double().cpu().numpy())
 
 
-def _mean(values: Any, counts: Any, sample: RowSample) -> tuple[np.ndarray, np.ndarray]:
+def _mean(values: Any, counts: Any, sample: RowSample) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return mean and standard error by head of a figure (B, H, r) over the rows that count."""
     sums = torch.where(counts > 0, values.double(), 0.0).sum(0)
     return estimate_mean(sums.cpu().numpy(), counts.sum(0).cpu().numpy(), sample)

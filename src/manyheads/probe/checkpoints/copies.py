@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads.models.checkpoints.header import DTYPES
 from manyheads.models.refusals import shorten
@@ -62,7 +63,7 @@ def _informative_tensors(content: Contents) -> list[str]:
     return [name for name, some in samples.items() if np.unique(some).size > 2 and np.median(np.abs(some)) > SMALL]
 
 
-def _round(sample: np.ndarray, dtype: str) -> np.ndarray:
+def _round(sample: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
     return sample.astype(DTYPES[dtype]).astype(np.float32)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads._lazy_torch import Module, Tensor
 from manyheads.models.torch.attention_modules import head_count, head_size
@@ -32,7 +33,7 @@ class HeadLayout(NamedTuple):
         parts = totals.view(self.heads, -1).T if self.by_head else totals.view(len(self.parts), self.heads)
         return {part: row.tolist() for part, row in zip(self.parts, parts, strict=True)}
 
-    def matrices(self, weight: Any) -> dict[str, np.ndarray]:
+    def matrices(self, weight: Any) -> dict[str, NDArray[np.float64]]:
         """Return part -> the matrices (heads, size, width) of the weight in float64."""
         array = weight.detach().double().cpu().numpy()
         array = array.T if self.axis else array

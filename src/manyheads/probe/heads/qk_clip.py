@@ -21,6 +21,7 @@ Below a norm of queries the projections carry no factor, because the norm takes 
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads._lazy_torch import Module
 from manyheads.errors import UsageError
@@ -98,7 +99,7 @@ def find_rule(module: Module, heads: int, key_heads: int) -> str:
     return "head" if heads == key_heads else "group"
 
 
-def _apply(rule: str, factor: np.ndarray, key_heads: int) -> np.ndarray:
+def _apply(rule: str, factor: NDArray[np.float64], key_heads: int) -> NDArray[np.float64]:
     """Return what the logits of each head of a layer are multiplied with, (H,)."""
     if rule == "none":
         return np.ones_like(factor)

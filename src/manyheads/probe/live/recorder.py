@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads._lazy_torch import Module, torch
 from manyheads.models.torch.model import unwrap
@@ -223,7 +224,7 @@ def run_in_evaluation(model: Module, batch: Mapping[str, Any]) -> None:
             module.training = mode
 
 
-def _rows(step: int, snapshot: Snapshot, errors: Mapping[str, np.ndarray]) -> Iterator[Row]:
+def _rows(step: int, snapshot: Snapshot, errors: Mapping[str, NDArray[np.float64]]) -> Iterator[Row]:
     """Yield the figures of a snapshot one by one."""
     for name, table in snapshot.values.items():
         for (layer, head), value in np.ndenumerate(table):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads._lazy_torch import Tensor, torch
 
@@ -14,7 +15,7 @@ def squared_norm(tensor: Tensor) -> float:
     return float(over_shards(tensor, local(tensor).double().square().sum()))
 
 
-def gram(matrix: Tensor) -> np.ndarray:
+def gram(matrix: Tensor) -> NDArray[np.float64]:
     """Return the Gram matrix of a matrix's shorter side, or of its columns if rows are sharded."""
     shard = local(matrix).double()
     sharded = shard is not matrix and tuple(shard.shape) != tuple(matrix.shape)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads._arrays import takes_arrays
 from manyheads._overview import Overview, Shown
@@ -116,7 +117,7 @@ class CoordinateCheck(Shown):
     """All growths of a check, and what was measured."""
 
     growths: tuple[Growth, ...]  # one for every quantity and checkpoint
-    updates: Mapping[str, np.ndarray]  # quantity -> (seeds, shapes, checkpoints)
+    updates: Mapping[str, NDArray[np.float64]]  # quantity -> (seeds, shapes, checkpoints)
 
     @property
     def broken(self) -> tuple[Growth, ...]:
@@ -273,7 +274,7 @@ def decide_growths(
     parametrization: Parametrization,
     axis: Axis,
     sizes: Sequence[int],
-    updates: Mapping[str, np.ndarray],
+    updates: Mapping[str, NDArray[np.float64]],
     checkpoints: Sequence[int],
     tolerance: float,
 ) -> tuple[Growth, ...]:

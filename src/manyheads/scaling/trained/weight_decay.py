@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads._arrays import takes_arrays
 from manyheads.scaling.parametrization.parametrization import Parametrization
@@ -38,8 +39,8 @@ class DecayedTrainings(NamedTuple):
     matrices of all blocks together.
     """
 
-    losses: np.ndarray  # before the update, in nats; not finite where training diverged
-    relative_updates: np.ndarray
+    losses: NDArray[np.float64]  # before the update, in nats; not finite where training diverged
+    relative_updates: NDArray[np.float64]
 
 
 @takes_arrays
