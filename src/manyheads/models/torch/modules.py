@@ -15,18 +15,28 @@ SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
 
 
 @contextmanager
+def evaluation(model: Module) -> Iterator[None]:
+    """Evaluate a model, and leave the modes of its modules alone."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
 def inference(model: Module) -> Iterator[ExitStack]:
     """Leave out dropout, gradients, compiled graphs and fast paths around hooks; yield what is undone at the end."""
-    modules, attention = list(model.modules()), torch.backends.mha
+    attention = torch.backends.mha
     with ExitStack() as stack:
-        for module in modules:
-            stack.callback(setattr, module, "training", module.training)
         stack.callback(attention.set_fastpath_enabled, attention.get_fastpath_enabled())
         attention.set_fastpath_enabled(False)
-        model.eval()
-        if any(type(module).__name__ == "OptimizedModule" for module in modules):
+        if any(type(module).__name__ == "OptimizedModule" for module in model.modules()):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(torch.no_grad())
+        for context in (evaluation(model), torch.no_grad()):
+            stack.enter_context(context)
         yield stack
 
 

@@ -68,7 +68,7 @@ def _round(sample: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
 
 
 def find_rounded(contents: list[Contents], unchecked: Notes) -> list[Finding]:
-    """Find tensors rounded to a narrower type than their own, unless they are so at most steps."""
+    """Find tensors rounded to a narrower type than their own, or to integers, unless they are so at most steps."""
     found: dict[str, list[str]] = defaultdict(list)
     telling = {content.name: set(_informative_tensors(content)) for content in contents}
     for name in sorted(set().union(*telling.values())):
@@ -93,10 +93,10 @@ def find_rounded(contents: list[Contents], unchecked: Notes) -> list[Finding]:
         findings.append(Finding("rounded", contents[0].name, what, f"{len(contents[0].narrow)} tensors"))
     elif throughout:
         unchecked["rounding", f"all values of all checkpoints are those of {throughout[-1]} in a wider type"] = []
-    return findings
+    return findings + _find_quantized(contents, unchecked)
 
 
-def find_quantized(contents: list[Contents], unchecked: Notes) -> list[Finding]:
+def _find_quantized(contents: list[Contents], unchecked: Notes) -> list[Finding]:
     """Find matrices of equidistant values, as of int8, unless they are so at most steps."""
     found: dict[str, list[str]] = defaultdict(list)
     throughout = []

@@ -22,13 +22,7 @@ from manyheads.models.refusals import CheckpointRefused, shorten
 from manyheads.probe.checkpoints.alterations.comparison import compare_with
 from manyheads.probe.checkpoints.alterations.detection import find_alterations, note_unchecked
 from manyheads.probe.checkpoints.contents import SAMPLE, Contents, Finding, Notes, digest_contents, read_contents
-from manyheads.probe.checkpoints.copies import (
-    find_copies,
-    find_interchanged,
-    find_partial_copies,
-    find_quantized,
-    find_rounded,
-)
+from manyheads.probe.checkpoints.copies import find_copies, find_interchanged, find_partial_copies, find_rounded
 from manyheads.probe.checkpoints.folder import check_folder
 from manyheads.probe.checkpoints.series import Source, as_checkpoint, path_of, read_order
 from manyheads.probe.checkpoints.trajectory_order import find_misplaced
@@ -179,7 +173,7 @@ def verify(
     if against is not None:
         findings += compare_with(against, contents, opened, unchecked, follow_links)
     findings += _compare_tables(contents)
-    findings += find_copies(contents) + find_rounded(contents, unchecked) + find_quantized(contents, unchecked)
+    findings += find_copies(contents) + find_rounded(contents, unchecked)
     copied, partial = find_partial_copies(contents)
     moved, interchanged = find_interchanged(contents)
     odd, misplaced = _find_steps(contents, partial | moved)
@@ -228,20 +222,17 @@ def _compare_tables(contents: list[Contents]) -> list[Finding]:
             if texts := _deviations(own, {name: value for name, value in common.items() if name in own}):
                 what = f"{kind} of {len(texts)} of {len(usual)} tensors is not that of most of the series"
                 findings.append(Finding(kind, content.name, what, shorten(texts)))
-    tokenizers = [each.tokenizer for each in contents if each.tokenizer]
+    other, tokenizers = "is not that of most of the series", [each.tokenizer for each in contents if each.tokenizer]
     for content in contents:
         if content.tokenizer and content.tokenizer != _most_frequent(tokenizers):
-            what = "the tokenizer is not that of most of the series"
+            what = f"the tokenizer {other}"
             findings.append(Finding("tokenizer", content.name, what, "vocabulary and merges differ"))
-    configs = [
-        {key: value for key, value in (each.config or {}).items() if key not in PASSING_KEYS} for each in contents
-    ]
-    tables = [json.dumps(config, sort_keys=True) for config in configs]
+    configs = ((each.config or {}).items() for each in contents)
+    tables = [json.dumps({key: v for key, v in each if key not in PASSING_KEYS}, sort_keys=True) for each in configs]
     most = json.loads(_most_frequent(tables))
     for content, table in zip(contents, map(json.loads, tables), strict=True):
         if texts := _deviations(table, dict.fromkeys(sorted(table.keys() | most.keys())) | most):
-            what = "the configuration is not that of most of the series"
-            findings.append(Finding("configuration", content.name, what, shorten(texts)))
+            findings.append(Finding("configuration", content.name, f"the configuration {other}", shorten(texts)))
     return findings
 
 
@@ -263,11 +254,8 @@ def _find_steps(contents: list[Contents], doubtful: set[str]) -> tuple[set[str],
     for content in contents:
         if content.step is not None:
             by_step[content.step].append(content.name)
-    findings = [
-        Finding("step", ", ".join(names), f"step {step} occurs {len(names)} times", "names")
-        for step, names in by_step.items()
-        if len(names) > 1
-    ]
+    twice = ((step, each) for step, each in by_step.items() if len(each) > 1)
+    findings = [Finding("step", ", ".join(each), f"step {s} occurs {len(each)} times", "names") for s, each in twice]
     shapes = {
         name: {each.entries[name].shape if name in each.samples else () for each in contents}
         for name in (contents[0].samples if contents else ())

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from manyheads._lazy_torch import Module, torch
 from manyheads.models.torch.model import unwrap
+from manyheads.models.torch.modules import evaluation
 from manyheads.probe.attention.datasets import Snapshot, take_snapshot
 from manyheads.probe.attention.interface import AttentionObserver
 from manyheads.probe.attention.recording import AttentionRecord, empty_record
@@ -214,14 +215,8 @@ def run_in_evaluation(model: Module, batch: Mapping[str, Any]) -> None:
     batch = {name: value.to(device) if hasattr(value, "to") else value for name, value in batch.items()}
     if "labels" not in batch and "logits_to_keep" in inspect.signature(model.forward).parameters:
         batch.setdefault("logits_to_keep", 1)  # the others would be computed for nothing
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        with torch.random.fork_rng(**generators), torch.no_grad():
-            model.eval()
-            model(**batch)
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with torch.random.fork_rng(**generators), torch.no_grad(), evaluation(model):
+        model(**batch)
 
 
 def _rows(step: int, snapshot: Snapshot, errors: Mapping[str, NDArray[np.float64]]) -> Iterator[Row]:
