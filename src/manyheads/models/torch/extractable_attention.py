@@ -15,17 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads._lazy_torch import Module as Network
-from manyheads._lazy_torch import torch
+from manyheads._lazy_torch import Tensor, torch
 from manyheads.models.modules import Family, Module, Role
 from manyheads.models.refusals import NotExtractable
 
 Array = NDArray[Any]
+Answer = Callable[[Array], Array]
+Turns = tuple[Tensor, float]  # angles of positions, and the factor of their cosines and sines
 
 WIDE = ("float32", "float64")  # what NumPy holds
 OF_ATTENTION = (Role.QUERY, Role.KEY, Role.VALUE, Role.QUERY_KEY_VALUE, Role.OUTPUT)
 
 
-def find_attention(model: Network, family: Family, layer: int) -> tuple[Any, Any]:
+def find_attention(model: Network, family: Family, layer: int) -> tuple[Network, Network | None]:
     """Return the attention sub-module of a layer of a model, and the norm in front of or behind it, None if absent.
 
     The sub-module is the smallest one that holds all weights of queries, keys, values and outputs.
@@ -49,7 +51,7 @@ def find_attention(model: Network, family: Family, layer: int) -> tuple[Any, Any
     return model.get_submodule(".".join(common)), getattr(block, "input_layernorm", None)  # OLMo: without weights
 
 
-def find_block(model: Network, family: Family, layer: int) -> Any:
+def find_block(model: Network, family: Family, layer: int) -> Network:
     """Return the module of a whole block: what stands under the number of the layer."""
     for module, path in _in_memory(model, family, layer).items():
         if module.role in OF_ATTENTION:
@@ -71,14 +73,14 @@ def _in_memory(model: Network, family: Family, layer: int) -> dict[Module, str]:
 
 def attention_function(
     module: Any,
-    norm: Any,
-    positions: tuple[Any, float] | None,
+    norm: Network | None,
+    positions: Turns | None,
     *,
     causal: bool,
     dtype: str,
     window: int | None = None,
     widened: bool = True,
-) -> Callable[[Any], Array]:
+) -> Answer:
     """Return the function (n, k, d) -> (n, k, d) of a copy of a sub-module, x + attn(norm(x)) where a norm is given.
 
     The copy computes in `dtype`, by scaled-dot-product attention where that knows its scores (no caps, no sinks). Of a
@@ -122,9 +124,7 @@ def attention_function(
     return answer
 
 
-def native_function(
-    module: Any, norm: Any, positions: tuple[Any, float] | None, **said: Any
-) -> tuple[Callable[[Any], Array], str]:
+def native_function(module: Any, norm: Network | None, positions: Turns | None, **said: Any) -> tuple[Answer, str]:
     """Return the same function in the floating-point type of the module itself, and that type."""
     kind = str(next(module.parameters()).dtype).removeprefix("torch.")
     return attention_function(module, norm, positions, dtype=kind, widened=False, **said), kind
@@ -176,12 +176,12 @@ def wide_mode(dtype: str) -> Any:
     return Wide()
 
 
-def widen(module: Any, dtype: str) -> Any:
+def widen(module: Network, dtype: str) -> Network:
     """Return a copy of a module in another precision, in evaluation mode; the module itself stays as it is."""
     return copy.deepcopy(module).to(getattr(torch, dtype)).eval()
 
 
-def rotary_frequencies(model: Network, config: Any, layer: int = 0) -> tuple[Any, float]:
+def rotary_frequencies(model: Network, config: Any, layer: int = 0) -> Turns:
     """Return the angles by which one position turns (N/2,) and the factor of cosines and sines, as the model has them.
 
     `model` is a model or a part of one; a part without them gets them from the class that its own file defines. Layers

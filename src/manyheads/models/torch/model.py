@@ -35,10 +35,10 @@ class TorchModel:
     """A model that has been read."""
 
     architecture: Architecture  # its trained parameters by name
-    tensors: Mapping[str, Any]  # name → parameter
+    tensors: Mapping[str, Tensor]  # name → parameter
     scales: Mapping[str, float]  # name of an attention module → the factor of its logits, where it says so
     padding: Mapping[str, int]  # name of a table → the row that stands for no token, which is zero and stays so
-    frozen: Mapping[str, Any]  # name → parameter that is not trained
+    frozen: Mapping[str, Tensor]  # name → parameter that is not trained
 
 
 def read_model(model: Module, reading: ModelOptions | None = None) -> TorchModel:
@@ -46,7 +46,7 @@ def read_model(model: Module, reading: ModelOptions | None = None) -> TorchModel
     reading = reading or ModelOptions()
     model = unwrap(model)
     names: dict[int, list[str]] = {}
-    tensors: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):
         name = ".".join(piece for piece in name.split(".") if piece not in INNER)
         names.setdefault(id(tensor), []).append(name)
@@ -89,7 +89,7 @@ def unwrap(model: Module) -> Any:
         model = next(iter(children.values()))
 
 
-def _complete_parameters(architecture: Architecture, model: Module, tensors: Mapping[str, Any]) -> Architecture:
+def _complete_parameters(architecture: Architecture, model: Module, tensors: Mapping[str, Tensor]) -> Architecture:
     """Complete parameters from their tensors and modules: number of axes, dense inputs, offsets of gains.
 
     1 + w multiplies in Gemma's norms, and starts at w = 0.
@@ -117,7 +117,7 @@ def _measure_offset(module: Module, tensor: Tensor) -> float:
     own = dict(module.named_parameters(recurse=False))
     drawn = torch.randn(2, len(tensor), generator=torch.Generator().manual_seed(0)).to(tensor)
 
-    def run(level: float) -> Any:
+    def run(level: float) -> Tensor:
         exchanged = {key: torch.full_like(each, level * (each is tensor)) for key, each in own.items()}
         return torch.func.functional_call(module, exchanged, (drawn,)).double()
 
@@ -144,7 +144,7 @@ def _attention(model: Module, architecture: Architecture) -> dict[str, Any]:
     return found
 
 
-def _check_sizes(architecture: Architecture, tensors: Mapping[str, Any], complete: bool) -> None:
+def _check_sizes(architecture: Architecture, tensors: Mapping[str, Tensor], complete: bool) -> None:
     """Refuse a shape that the matrices of attention contradict: its width is on one of their sides."""
     shape, queries = architecture.shape, 0
     for parameter in architecture.parameters:

@@ -40,9 +40,9 @@ def inference(model: Module) -> Iterator[ExitStack]:
         yield stack
 
 
-def find_blocks(model: Module, parts: Mapping[int, tuple[str, ...]]) -> list[Any]:
+def find_blocks(model: Module, parts: Mapping[int, tuple[str, ...]]) -> list[Module]:
     """Return the smallest modules that hold an attention's output and an MLP's, or where there is no MLP a layer."""
-    holds: dict[Any, set[str]] = {}
+    holds: dict[Module, set[str]] = {}
     numbered = set()
     for name, tensor in model.named_parameters(remove_duplicate=False):
         pieces = name.split(".")[:-1]
@@ -70,11 +70,11 @@ def own_multiplier(module: Module, inputs: Any, output: Any, generator: Generato
     if len(matrices) > 1 or not inputs:
         return None
 
-    def run(key: str, weight: Any, x: Tensor) -> Any:
+    def run(key: str, weight: Tensor, x: Tensor) -> Tensor:
         exchanged = {name: torch.zeros_like(t) for name, t in own.items()} | {key: weight}
         return torch.func.functional_call(module, exchanged, (x, *inputs[1:])).double()
 
-    def draw(like: Tensor) -> Any:
+    def draw(like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=generator).to(like)
 
     x = draw(inputs[0])
@@ -117,7 +117,7 @@ def fit_rows(target: Tensor, table: Tensor, rounded: float) -> float | None:
     return None
 
 
-def with_norms(stream: Tensor | None) -> list[Any]:
+def with_norms(stream: Tensor | None) -> list[Tensor]:
     """Return a stream as it is, and after each kind of norm without gains; nothing of None."""
     if stream is None:
         return []
@@ -142,7 +142,7 @@ PRODUCTS = ("einsum", "linear", "matmul", "bmm", "mm", "tensordot", "__matmul__"
 """Functions by which a block multiplies with a parameter of its own."""
 
 
-def listen_to_logits(see: Callable[[list[Any]], None], replace: Callable[[list[Any], Any], Any]) -> Any:
+def listen_to_logits(see: Callable[[list[Tensor]], None], replace: Callable[[list[Tensor], Any], Any]) -> Any:
     """Return a mode that shows `see` the logits of each softmax: A_ii summed over heads, for every i.
 
     `replace` gets the operands and the result of each product, and returns what goes on in the place of the result.

@@ -35,7 +35,7 @@ class AttentionCall:
     scale: float
     causal: bool  # row i sees the keys up to i; then mask is None
     mask: Any  # booleans (B or 1, H or 1, n or 1, m), a rule of rows and keys, or None: every key is allowed
-    bias: Any  # numbers that broadcast to (B, H, n, m), or None
+    bias: Tensor | None  # numbers that broadcast to (B, H, n, m), or None
     softcap: float | None
     sink: Tensor | None  # learned logits (H,), or None
     cross: bool  # whether keys belong to another sequence than queries
@@ -47,7 +47,7 @@ class AttentionCall:
             self.softcap is None and self.bias is None and not callable(self.mask) and self.query.device.type == "cpu"
         )
 
-    def allowed(self, rows: Tensor) -> Any:
+    def allowed(self, rows: Tensor) -> Tensor:
         """Return which keys the rows may see: booleans (B or 1, H or 1, r, m)."""
         columns = torch.arange(self.key.shape[2], device=self.key.device)
         if self.causal:
@@ -60,7 +60,7 @@ class AttentionCall:
             return found.expand(len(batch), 1, len(rows), len(columns))
         return self.mask[:, :, rows] if self.mask.shape[2] > 1 else self.mask.expand(-1, -1, len(rows), -1)
 
-    def own_column(self, rows: Tensor) -> Any:
+    def own_column(self, rows: Tensor) -> Tensor | None:
         """Return the column of each row's own key; None where keys belong to another sequence.
 
         n queries are the last n of the m keys, except while a cache of fixed size is filled: then the last key that

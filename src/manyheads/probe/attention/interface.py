@@ -18,7 +18,7 @@ MEASURED = ("sdpa", "eager", "flex_attention")  # implementations of attention w
 REPLACES = "_manyheads_replaces"  # attribute of a wrapper: the function that it stands before
 
 # Called with the implementation, the attention module, (query, key, value, mask), the keywords and the output.
-Observer = Callable[[str, Any, tuple[Any, ...], dict[str, Any], Any], None]
+Observer = Callable[[str, Module, tuple[Any, ...], dict[str, Any], Tensor], None]
 
 
 class AttentionObserver:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads._extras import require
-from manyheads._lazy_torch import Module, torch
+from manyheads._lazy_torch import Module, Tensor, torch
 from manyheads.errors import UsageError, check_integer
 from manyheads.probe.attention.calls import AttentionCall, read_call
 from manyheads.probe.attention.datasets import FIGURES, LayerRecord, layer_number, stack_snapshots, take_snapshot
@@ -85,7 +85,7 @@ class AttentionRecord:
         return missing
 
     def observe(
-        self, implementation: str, module: Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
+        self, implementation: str, module: Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Tensor
     ) -> None:
         """Measure one attention call of a module that is recorded."""
         name = self._names.get(id(module))
@@ -99,7 +99,7 @@ class AttentionRecord:
             layer = self.layers.setdefault(name, LayerRecord(call.cross, call.query.shape[1], call.key.shape[1]))
             self._measure(call, sample, output.detach(), layer)
 
-    def _measure(self, call: AttentionCall, sample: RowSample, output: Any, layer: LayerRecord) -> None:
+    def _measure(self, call: AttentionCall, sample: RowSample, output: Tensor, layer: LayerRecord) -> None:
         index = torch.as_tensor(sample.index, device=call.query.device)
         if self.rows is None:
             if not call.fusable:
@@ -122,7 +122,7 @@ class AttentionRecord:
         layer.add(found, uniform, weight, None if largest is None else largest.double().cpu().numpy())
 
 
-def _mean(values: Any, counts: Any, sample: RowSample) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _mean(values: Tensor, counts: Tensor, sample: RowSample) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return mean and standard error by head of a figure (B, H, r) over the rows that count."""
     sums = torch.where(counts > 0, values.double(), 0.0).sum(0)
     return estimate_mean(sums.cpu().numpy(), counts.sum(0).cpu().numpy(), sample)

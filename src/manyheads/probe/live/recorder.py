@@ -20,6 +20,7 @@ from manyheads.probe.attention.recording import AttentionRecord, empty_record
 from manyheads.probe.live.budget import TimeBudget
 from manyheads.probe.live.output import LOGGER, Output, is_first_process
 from manyheads.probe.live.reading import as_series, encode_snapshot
+from manyheads.probe.live.step_log import Line
 from manyheads.probe.live.trackers import Row, Tracker
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class AttentionRecorder:
         self._record: AttentionRecord | None = None
         self._observing = ExitStack()
         self._step: int | None = None
-        self._warned, self._written, self._layers = False, -1, dict[str, Any]()  # the last two as in the last line
+        self._warned, self._written, self._layers = False, -1, Line()  # the last two as in the last line
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
@@ -199,7 +200,7 @@ class AttentionRecorder:
             _ON_FIXED_BATCH.reset(token)
 
     def _write(self, snapshot: Snapshot, unmeasured: list[str]) -> None:
-        line: dict[str, Any] = {"step": self._step, "cost": self._budget.cost, "elapsed": self._budget.elapsed}
+        line: Line = {"step": self._step, "cost": self._budget.cost, "elapsed": self._budget.elapsed}
         layers = {"layers": snapshot.layers, "not_measured": unmeasured}
         if layers != self._layers or line["step"] <= self._written:  # the training started again
             line, self._layers = line | layers, layers

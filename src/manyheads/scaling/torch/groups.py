@@ -121,7 +121,7 @@ def initialize_model(
         for target in targets:
             tensor = read.tensors[target.parameter.name]
             if target.start == "random":
-                tensor.normal_(0.0, target.initial, generator=generator)
+                tensor.normal_(0.0, target.initial or 0.0, generator=generator)
             else:
                 tensor.fill_((target.initial or 0.0) - target.parameter.offset)
             if (row := read.padding.get(target.parameter.name)) is not None:
