@@ -1,6 +1,6 @@
 """Attention modules of transformers: head size, number of heads and norm of the queries, by the names in use there."""
 
-from manyheads._lazy_torch import Module
+from manyheads.models.torch.lazy_torch import Module
 
 QUERY_NORMS = ("q_norm", "q_layernorm", "query_norm", "query_layernorm", "qk_norm")
 KEY_NORMS = ("k_norm", "k_layernorm", "key_norm", "key_layernorm", "qk_norm")

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads._lazy_torch import Module as Network
-from manyheads._lazy_torch import Tensor, torch
 from manyheads.models.modules import Family, Module, Role
 from manyheads.models.refusals import NotExtractable
+from manyheads.models.torch.lazy_torch import Module as Network
+from manyheads.models.torch.lazy_torch import Tensor, torch
 
 Array = NDArray[Any]
 Answer = Callable[[Array], Array]

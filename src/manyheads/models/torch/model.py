@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from manyheads._lazy_torch import Module, Tensor, torch
 from manyheads.errors import UsageError
 from manyheads.models.architecture import apply_role_map, read_architecture
 from manyheads.models.parts import Architecture, ForwardMultipliers, Parameter
+from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.transformer.shape import Shape
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from manyheads._lazy_torch import Generator, Module, Tensor, torch
+from manyheads.models.torch.lazy_torch import Generator, Module, Tensor, torch
 
 ACCURACY = 1e-4  # relative, of a measured multiplier, where numbers are not rounded more coarsely
 FAR = 30.0  # size of the inputs of a norm: far above any epsilon in it

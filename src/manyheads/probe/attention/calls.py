@@ -20,7 +20,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from manyheads._lazy_torch import Module, Tensor, torch
+from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 
 # Names of modules that attend to another sequence: `encoder_attn`, `crossattention`, `EncDecAttention`.
 CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)

@@ -16,7 +16,7 @@ with an error of a few eps max(1, max |s|), eps that of float32.
 
 from collections.abc import Collection
 
-from manyheads._lazy_torch import Tensor, torch
+from manyheads.models.torch.lazy_torch import Tensor, torch
 from manyheads.probe.attention.calls import AttentionCall
 from manyheads.probe.attention.row_statistics import summarize_mask
 from manyheads.probe.attention.sinks import fold_sink

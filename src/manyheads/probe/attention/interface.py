@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from manyheads._lazy_torch import Module, Tensor, torch
 from manyheads.errors import UsageError
+from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 
 MEASURED = ("sdpa", "eager", "flex_attention")  # implementations of attention whose masks are read
 REPLACES = "_manyheads_replaces"  # attribute of a wrapper: the function that it stands before

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads._extras import require
-from manyheads._lazy_torch import Module, Tensor, torch
 from manyheads.errors import UsageError, check_integer
+from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.probe.attention.calls import AttentionCall, read_call
 from manyheads.probe.attention.datasets import FIGURES, LayerRecord, layer_number, stack_snapshots, take_snapshot
 from manyheads.probe.attention.fused import fused_statistics

@@ -10,7 +10,7 @@ and no term cancels. Computed in float32, or in float64 where queries are.
 from dataclasses import dataclass
 from typing import Any
 
-from manyheads._lazy_torch import Tensor, torch
+from manyheads.models.torch.lazy_torch import Tensor, torch
 from manyheads.probe.attention.calls import AttentionCall
 from manyheads.probe.attention.sinks import fold_sink
 

@@ -7,7 +7,7 @@ With :math:`x = \mathrm{lse} - \beta` and :math:`g = \sigma(x)`, the mass on the
 the collision probability is :math:`g^2 C + (1-g)^2`, the mass on the first key g P, and the sink holds 1 - g.
 """
 
-from manyheads._lazy_torch import Tensor, torch
+from manyheads.models.torch.lazy_torch import Tensor, torch
 
 
 def fold_sink(statistics: dict[str, Tensor], sink: Tensor) -> dict[str, Tensor]:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from manyheads._extras import require
-from manyheads._lazy_torch import torch
 from manyheads.errors import UsageError
 from manyheads.models.checkpoints.checkpoint import open_checkpoint
 from manyheads.models.checkpoints.loading import load_model
 from manyheads.models.refusals import CheckpointRefused
+from manyheads.models.torch.lazy_torch import torch
 from manyheads.probe.attention.datasets import take_snapshot
 from manyheads.probe.attention.recording import record_attention
 from manyheads.probe.checkpoints.series import read_order

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads._extras import require
-from manyheads._lazy_torch import Module, torch
 from manyheads.errors import UsageError
 from manyheads.models.torch.attention_modules import head_size, query_key_norms, query_norm
+from manyheads.models.torch.lazy_torch import Module, torch
 from manyheads.probe.heads.circuits import head_dataset, head_norms
 from manyheads.probe.heads.layouts import FUSED, SEPARATE, attention_layouts
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads._lazy_torch import Module, Tensor
 from manyheads.models.torch.attention_modules import head_count, head_size
+from manyheads.models.torch.lazy_torch import Module, Tensor
 
 INPUTS = ("query", "key", "value")
 # Names of the projections of an attention module to queries, keys and values, weights (out, in).

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads._lazy_torch import Module
 from manyheads.errors import UsageError
 from manyheads.models.torch.attention_modules import head_size, query_norm
+from manyheads.models.torch.lazy_torch import Module
 
 if TYPE_CHECKING:
     import xarray as xr

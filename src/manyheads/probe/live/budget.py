@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from manyheads._lazy_torch import torch
 from manyheads.errors import UsageError, check_integer
+from manyheads.models.torch.lazy_torch import torch
 from manyheads.probe.live.output import count_processes
 
 

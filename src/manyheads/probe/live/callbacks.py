@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import Any
 
 from manyheads._extras import require
-from manyheads._lazy_torch import Module
 from manyheads.errors import ExtraMissing
+from manyheads.models.torch.lazy_torch import Module
 from manyheads.probe.live.recorder import AttentionRecorder
 from manyheads.probe.live.updates import UpdateRecorder
 

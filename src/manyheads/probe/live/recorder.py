@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads._lazy_torch import Module, torch
+from manyheads.models.torch.lazy_torch import Module, torch
 from manyheads.models.torch.model import unwrap
 from manyheads.models.torch.modules import evaluation
 from manyheads.probe.attention.datasets import Snapshot, take_snapshot

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads._lazy_torch import Tensor, torch
+from manyheads.models.torch.lazy_torch import Tensor, torch
 
 
 def squared_norm(tensor: Tensor) -> float:

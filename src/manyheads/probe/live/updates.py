@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from manyheads._extras import require
-from manyheads._lazy_torch import Module, Tensor, torch
 from manyheads.errors import ManyheadsError, UsageError, check_integer
 from manyheads.models.parameters import recognize
+from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.models.torch.model import INNER, unwrap
 from manyheads.probe.attention.datasets import layer_number
 from manyheads.probe.heads.layouts import HeadLayout, head_layouts

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from manyheads._lazy_torch import torch
 from manyheads.errors import UsageError
 from manyheads.models.parts import Architecture
+from manyheads.models.torch.lazy_torch import torch
 from manyheads.scaling.audit.findings import Finding
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.scaling.parametrization.muon import FACTORS, FUSED, PER_HEAD

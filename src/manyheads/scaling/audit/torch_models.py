@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from manyheads._lazy_torch import Module
 from manyheads.errors import UsageError
+from manyheads.models.torch.lazy_torch import Module
 from manyheads.models.torch.model import ModelOptions, TorchModel
 from manyheads.scaling.audit.findings import Audit, Finding
 from manyheads.scaling.audit.frozen import describe_missing_factors

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from manyheads._lazy_torch import Module, Tensor, torch
 from manyheads.errors import UsageError
+from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.models.torch.model import unwrap
 from manyheads.models.torch.modules import first_tensor, inference
 from manyheads.scaling.preflight_checks.training import (

@@ -7,8 +7,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from manyheads._lazy_torch import Module
 from manyheads.errors import UsageError
+from manyheads.models.torch.lazy_torch import Module
 from manyheads.models.torch.model import ModelOptions, TorchModel, read_model, unwrap
 from manyheads.models.torch.modules import ACCURACY
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters

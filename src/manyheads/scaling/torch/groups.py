@@ -10,8 +10,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from manyheads._lazy_torch import Generator, Module, torch
 from manyheads.errors import UsageError
+from manyheads.models.torch.lazy_torch import Generator, Module, torch
 from manyheads.models.torch.model import ModelOptions, read_model, unwrap
 from manyheads.scaling.audit.frozen import describe_missing_factors
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters

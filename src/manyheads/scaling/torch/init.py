@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from manyheads._lazy_torch import Tensor, torch
+from manyheads.models.torch.lazy_torch import Tensor, torch
 
 FALSE_ALARM = 1e-6  # probability that the std of a rightly drawn parameter is called wrong
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from manyheads._lazy_torch import torch
 from manyheads.errors import UsageError
+from manyheads.models.torch.lazy_torch import torch
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.scaling.parametrization.parametrization import Parametrization
 

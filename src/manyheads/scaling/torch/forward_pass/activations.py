@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
 from typing import NamedTuple
 
-from manyheads._lazy_torch import Tensor, torch
+from manyheads.models.torch.lazy_torch import Tensor, torch
 
 MOST = 512  # numbers that are compared
 WIDEST, POINTS, ROUNDS = 9.0, 73, 5

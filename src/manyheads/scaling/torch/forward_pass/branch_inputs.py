@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from manyheads._lazy_torch import Module, Tensor, torch
+from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.models.torch.model import TorchModel
 from manyheads.models.torch.modules import with_norms
 from manyheads.scaling.torch.forward_pass.activations import fit_activation

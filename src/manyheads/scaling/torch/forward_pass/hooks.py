@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from manyheads._lazy_torch import Module, Tensor, torch
+from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.models.torch.model import TorchModel
 from manyheads.models.torch.modules import (
     ACCURACY,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from manyheads._lazy_torch import Tensor
+from manyheads.models.torch.lazy_torch import Tensor
 from manyheads.transformer.shape import Shape
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from manyheads._lazy_torch import Module, Tensor, torch
+from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.models.torch.model import TorchModel
 from manyheads.models.torch.modules import ACCURACY, first_tensor, fit_rows, with_norms
 from manyheads.scaling.torch.forward_pass.branch_inputs import measure_branches
