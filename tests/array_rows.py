@@ -477,7 +477,6 @@ EXEMPT = {
     "theory.meanfield.ContrastiveTask.loss": TRACED,
     "scaling.audit_model": OPAQUE,
     "scaling.initialize_model": OPAQUE,
-    "scaling.scale_logits": OPAQUE,
     "scaling.torch_groups": OPAQUE,
     "models.open_checkpoint": OPAQUE,
     "models.shape_from_config": OPAQUE,
