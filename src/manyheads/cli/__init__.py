@@ -115,7 +115,9 @@ def _read(row: str) -> tuple[tuple[str, ...], Command]:
 
 COMMANDS: dict[tuple[str, ...], Command] = dict(map(_read, re.split(r"\n(?=\S)", _TABLE.strip())))
 
-MOVED = {"joma": "curves judge"}  # groups of older versions
+# Of older versions: groups, and flags with their values.
+MOVED = {"joma": "curves judge"}
+MOVED_FLAGS = {"--scheme limits": "--scheme completep"}
 # Group → the command whose arguments may follow at once: `manyheads probe CHECKPOINT ... --tokens FILE`.
 DEFAULTS = {"probe": ("probe", "attention")}
 
@@ -161,6 +163,9 @@ def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("--help", "-h"):
         print(_help(()))
         return DONE if words else WRONG_USE
+    if old := next((flag for flag in MOVED_FLAGS if flag in " ".join(words).replace("=", " ")), None):
+        _complain(f"{old} is called {MOVED_FLAGS[old]} now")
+        return WRONG_USE
     group = (words[0],)
     known = {name[:2] for name in COMMANDS if name[:1] == group and len(name) > 1}
     # `scale audit` before `scale`, which takes flags alone: another word after it is a mistyped one of its group.
