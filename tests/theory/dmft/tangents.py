@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import softmax
 
-from manyheads.theory.dmft.branches.branch import BackwardOutput, Branch, BranchInput, BranchProcess, ForwardOutput
+from manyheads.theory.dmft.branches.branch import Branch, BranchInput, BranchOutput, BranchProcess
 from manyheads.theory.dmft.branches.gaussian_fields import factor
 from manyheads.theory.dmft.problem import Problem
 
@@ -47,7 +47,7 @@ class _TangentProcess(BranchProcess):
         # The same along rO_b, and along rV_b, rQ_b and rK_b at once: (b, n, some).
         self._moved = [[np.zeros((n, n, some)) for _ in range(4)] for _ in range(2)]
 
-    def forward(self, inputs: BranchInput) -> ForwardOutput:
+    def forward(self, inputs: BranchInput) -> BranchOutput:
         lo = inputs.moment * self._rows
         hi = lo + self._rows
         self._root = factor(inputs.below[:hi, :hi])
@@ -66,9 +66,9 @@ class _TangentProcess(BranchProcess):
             self._changes.append(self._attend_along(moved))
             self._moved[place][OUTPUT][:hi, lo:hi] = self._join(self._changes[place][4])
         response = (self._moved[0][OUTPUT][:lo, lo:hi] @ self._signs[OUTPUT]).T / self._some
-        return ForwardOutput(written @ self._past[OUTPUT][:hi].T / written.shape[1], response)
+        return BranchOutput(written @ self._past[OUTPUT][:hi].T / written.shape[1], response)
 
-    def backward(self, inputs: BranchInput) -> BackwardOutput:
+    def backward(self, inputs: BranchInput) -> BranchOutput:
         lo = inputs.moment * self._rows
         hi = lo + self._rows
         root, kernel = factor(inputs.above[:hi, :hi]), inputs.kernel()
@@ -86,7 +86,7 @@ class _TangentProcess(BranchProcess):
                 history[:hi, lo:hi] = rows
         covariance = sum(history[lo:hi] @ history[:hi].T for history in self._past[:3]) / len(self._past[0][0])
         response = sum(self._moved[1][which][:hi, lo:hi] @ self._signs[which] for which in (VALUE, QUERY, KEY))
-        return BackwardOutput(covariance, covariance, response.T / self._some)
+        return BranchOutput(covariance, response.T / self._some)
 
     def _push(self, moved: list[np.ndarray], lo: int, sources: tuple[int, ...]) -> None:
         """Add what the sources of this moment themselves change."""

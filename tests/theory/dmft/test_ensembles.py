@@ -47,7 +47,7 @@ def test_networks_show_what_the_limit_shows_between_attention_and_mlp_too(rng):
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [({"key_dim": 2.5}, "an integer"), ({"heads": 0}, "at least 1"), ({"logit_exponent": 0.2}, "1/2 to 1")],
+    [({"key_dim": 2.5}, "an integer"), ({"heads": 0}, "at least 1"), ({"logit_exponent": 0.2}, "at least 0.5")],
 )
 def test_sizes_that_no_network_has_are_refused(fields, message):
     with pytest.raises(UsageError, match=message):

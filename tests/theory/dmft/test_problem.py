@@ -19,7 +19,7 @@ INPUTS, TARGETS = np.ones((2, 3, 4)), np.array([1.0, -1.0])
         ({"depth": 1.5}, "an integer"),
         ({"inputs": np.zeros((2, 3, 4)), "norm": True}, "token of zeros"),
         ({"richness": np.inf}, "richness"),
-        ({"depth_exponent": 0.4}, "1/2 to 1"),
+        ({"depth_exponent": 0.4}, "at least 0.5"),
         ({"momentum": 1.0}, "momentum"),
         ({"loss": "hinge"}, "hinge"),
         ({"read_out": "last"}, "last"),

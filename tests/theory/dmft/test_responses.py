@@ -7,9 +7,8 @@ import pytest
 
 from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
 from manyheads.theory.dmft.branches.branch import BranchProcess
-from manyheads.theory.dmft.branches.gaussian_fields import factor
+from manyheads.theory.dmft.branches.gaussian_fields import factor, matched_normals, signed_normals
 from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
-from manyheads.theory.dmft.branches.normals import matched_normals, signed_normals
 from manyheads.theory.dmft.grids.depth import finite_depth_step
 from manyheads.theory.dmft.problem import Problem
 from manyheads.theory.dmft.recursion import solve_recursion

@@ -6,10 +6,9 @@ import pytest
 from manyheads.errors import CertificateError, UsageError
 from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
 from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
-from manyheads.theory.dmft.branches.branch import BranchProcess, ForwardOutput
-from manyheads.theory.dmft.branches.gaussian_fields import factor, stein_response
+from manyheads.theory.dmft.branches.branch import BranchOutput, BranchProcess
+from manyheads.theory.dmft.branches.gaussian_fields import factor, matched_normals, signed_normals, stein_response
 from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
-from manyheads.theory.dmft.branches.normals import matched_normals, signed_normals
 from manyheads.theory.dmft.grids.depth import finite_depth_step
 from manyheads.theory.dmft.problem import Problem
 from manyheads.theory.dmft.recursion import solve_recursion
@@ -67,7 +66,7 @@ class Broken(BranchProcess):
     def forward(self, inputs):
         answer = self.process.forward(inputs)
         wrong = self.size * np.ones_like(answer.covariance) if inputs.moment == 2 else answer.covariance
-        return ForwardOutput(wrong, answer.response)
+        return BranchOutput(wrong, answer.response)
 
     def backward(self, inputs):
         return self.process.backward(inputs)

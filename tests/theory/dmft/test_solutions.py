@@ -69,7 +69,7 @@ def test_any_size_is_judged_before_work(task, change, every):
         return infinite_depth(sized, cells=4 if change else 10**9, every=every)
 
     for exponent in (0.5, 0.75, 1.0):
-        with pytest.raises(UsageError, match=r"GB|expected an integer from 1 to"):
+        with pytest.raises(UsageError, match=r"GB|expected an integer (from 1 to|of at least 1 and at most)"):
             solve(exponent)
     assert time.process_time() - start < 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 100_000  # kilobytes
@@ -198,6 +198,8 @@ def test_two_time_functions_of_halves_have_errors_and_need_every_step(rng):
     assert (solved.response_error.values >= 0).all()
     later = solved.response.values[0, 1, :, 2]  # no response to what comes later
     assert (later == 0).all()
+    with_mlp = infinite_key_dim(problem, activation="erf", keep="two-time")  # logits are of one branch of the two
+    assert (with_mlp.sizes["branch"], with_mlp.sizes["layer"]) == (2, 1)
     with pytest.raises(UsageError, match="every=1"):
         infinite_key_dim(problem, every=3, keep="two-time")
     with pytest.raises(UsageError, match="two-time"):

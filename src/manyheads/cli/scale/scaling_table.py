@@ -202,7 +202,7 @@ def print_table(
     about = (
         f"from  {_sizes(base)}\nto    {_sizes(shape)}\n"
         f"scheme {p.scheme!r}, {p.optimizer}{variant}, {p.form} form: logits over N^{table.logit_exponent:g}, "
-        f"branches over L^{p.depth_exponent if p.scheme == 'limits' else 0:g}"
+        f"branches over L^{p.depth_exponent if p.scheme == 'completep' else 0:g}"
     )
     print(f"{wrap_output(about)}\n")
     console = _console()

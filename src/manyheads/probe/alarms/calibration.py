@@ -2,7 +2,7 @@
 
 import numpy as np
 
-Array = np.ndarray
+from manyheads.probe.alarms.figures import Array
 
 LEAST_RUNS = 4  # clean runs of which a spread is taken
 

@@ -19,7 +19,7 @@ model of the run's own past: what the rate is worth is measured on trainings wit
 import numpy as np
 from scipy import stats
 
-Array = np.ndarray
+from manyheads.probe.alarms.figures import Array
 
 KAPPA = 0.1  # exponent of the e-value: small for few large surprises
 DEGREES = 8  # degrees of freedom of Student's t distribution for residuals
@@ -75,8 +75,8 @@ def detection_statistics(residuals: Array) -> Array:
     log_e = np.log(KAPPA) + (KAPPA - 1) * log_p
     found = np.full(residuals.shape, -np.inf)
     current = np.full(residuals.shape[1], -np.inf)
-    for t, measured in enumerate(np.isfinite(residuals).all(axis=1)):
-        if measured:
+    for t, row in enumerate(residuals):
+        if np.isfinite(row).all():
             current = np.logaddexp(0.0, current) + log_e[t]
         found[t] = current
     return found

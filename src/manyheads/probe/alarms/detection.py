@@ -9,13 +9,11 @@ import numpy as np
 from manyheads.errors import UsageError, check_integer
 from manyheads.probe.alarms.calibration import LEAST_RUNS, calibrated_level, floored_std, score
 from manyheads.probe.alarms.changes import alarm_level, detection_statistics, standardized_residuals
-from manyheads.probe.alarms.figures import WATCHED, Alarm, carry_forward, first_true
+from manyheads.probe.alarms.figures import WATCHED, Alarm, Array, Places, carry_forward, first_true
 from manyheads.probe.alarms.update_alarms import find_rounding, find_vanishing
 
 if TYPE_CHECKING:
     import xarray as xr
-
-Array = np.ndarray
 
 LAG = 16  # probes over which a change must have its smallest size to be worth an alarm
 
@@ -123,7 +121,7 @@ class _Series:
     head: Array
 
     def alarm(
-        self, detector: str, t: int, who: Array, reference: float, words: str, false_alarm: float | None = None
+        self, detector: str, t: int, who: Places, reference: float, words: str, false_alarm: float | None = None
     ) -> Alarm:
         """Return the alarm of a detector at probe t, of series in falling order of their part in it."""
         k = who[0]

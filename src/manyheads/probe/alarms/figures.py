@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-Array = np.ndarray
+Array = NDArray[np.float64]
+Places = NDArray[np.int64]
 
 FLOOR = 0.03  # share of the largest entropy, added to distances from uniform attention before the logarithm
 
@@ -45,7 +47,7 @@ def carry_forward(values: Array) -> Array:
     return np.take_along_axis(values, last, axis=0)
 
 
-def first_true(table: Array) -> tuple[int, Array]:
+def first_true(table: NDArray[np.bool_]) -> tuple[int, Places]:
     """Return the first row of a table (T, K) with a true entry, and the columns of these, empty if there is none."""
     rows, columns = np.nonzero(table)
     return int(rows[0]) if len(rows) else 0, columns[rows == rows[:1]]

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.probe.alarms.figures import Alarm, carry_forward, first_true
+from manyheads.probe.alarms.figures import Alarm, Array, Places, carry_forward, first_true
 
 if TYPE_CHECKING:
     import xarray as xr
-
-Array = np.ndarray
 
 # Figure -> its name in an alarm, and the share of its usual size beside the median series below which it vanishes.
 VANISHING = {"gradient_rms": ("gradient", 1e-3), "update_ratio": ("update", 1 / 30)}
@@ -85,7 +83,7 @@ def _find_first(updates: "xr.Dataset", name: str) -> Alarm | None:
     return _build_alarm(name, int(updates.step.values[t]), places[who[0]], *figures, others)
 
 
-def _split_windows(values: Array) -> Iterator[tuple[int, Array, Array]]:
+def _split_windows(values: Array) -> Iterator[tuple[int, Places, Places]]:
     """Yield the series, the probes of its latest measurements, and the preceding probes of its usual size."""
     for k in range(values.shape[1]):
         own = np.flatnonzero(np.isfinite(values[:, k]))

@@ -15,13 +15,13 @@ from manyheads.errors import UsageError
 from manyheads.models.checkpoints.checkpoint import open_checkpoint
 from manyheads.models.checkpoints.loading import load_model
 from manyheads.models.refusals import CheckpointRefused
+from manyheads.models.torch.lazy_torch import torch
 from manyheads.probe.attention.datasets import take_snapshot
 from manyheads.probe.attention.recording import record_attention
 from manyheads.probe.checkpoints.series import read_order
 from manyheads.probe.checkpoints.tokens import Tokens, check_fit, check_tokens, digest_tokens
 from manyheads.probe.checkpoints.verification import Verification, verify_checkpoints
 from manyheads.probe.checkpoints.weights import weight_spectra
-from manyheads.probe.lazy_torch import torch
 from manyheads.probe.live.reading import as_series, encode_snapshot, open_recording
 from manyheads.probe.live.recorder import run_in_evaluation
 from manyheads.probe.live.step_log import StepLog

@@ -36,13 +36,6 @@ def read_tokens(
     other file is a text in UTF-8, for the tokenizer of the checkpoint or in another folder: tokenized without special
     tokens and cut, each sequence begins and ends with those that the tokenizer adds. Length and sequences are at most
     those of a two-dimensional array; otherwise 512, or what the model takes, and 8 by default, or as many as there are.
-
-    Raises
-    ------
-    UsageError
-        No tokenizer, no such file, or fewer tokens than one sequence.
-    FileRefused
-        A file that holds neither an array of integers nor a text; a pickled one.
     """
     for name, value, least in (("length", length, 2), ("sequences", sequences, 1)):
         if value is not None:

@@ -19,7 +19,7 @@ from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, Weight, parameter_map, parameter_roles
 from manyheads.models.refusals import FamilyUnknown, FileMissing
 from manyheads.probe.attention.datasets import layer_number
-from manyheads.probe.checkpoints.series import Source, as_checkpoint, path_of
+from manyheads.probe.checkpoints.series import Source, as_checkpoint, list_sources, path_of
 from manyheads.probe.heads.circuits import head_dataset, head_norms
 from manyheads.spectra import coherence, stable_rank
 from manyheads.spectra.bidiagonal import row_blocks
@@ -137,8 +137,7 @@ def weight_spectra(
     """
     import xarray as xr
 
-    single = isinstance(checkpoints, Checkpoint | Path | str)
-    sources: list[Source] = [checkpoints] if single else list(checkpoints)  # type: ignore[arg-type,list-item]
+    sources = list_sources(checkpoints)
     if not sources:
         raise UsageError("no checkpoint: give a file or a folder, or a list of them")
     options = _Options(tolerance, rows, level, seed)
@@ -151,7 +150,7 @@ def weight_spectra(
                 f"{sources[0]} and {source} hold different matrices, such as {differ[0][0]} ({differ[0][1]} x "
                 f"{differ[0][2]}): give checkpoints of one model; `verify` names every difference"
             )
-    if single:
+    if isinstance(checkpoints, Checkpoint | Path | str):
         return found[0]
     names = [str(path_of(source)) for source in sources]
     series = xr.Variable("checkpoint", names)

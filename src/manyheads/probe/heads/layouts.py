@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads.models.torch.attention_modules import head_count, head_size
+from manyheads.models.torch.lazy_torch import Module, Tensor
 
 INPUTS = ("query", "key", "value")
 # Names of the projections of an attention module to queries, keys and values, weights (out, in).
@@ -25,13 +27,13 @@ class HeadLayout(NamedTuple):
     size: int  # components of a head
     by_head: bool = False  # whether the parts follow each other within every head
 
-    def sums(self, tensor: Any) -> dict[str, list[float]]:
+    def sums(self, tensor: Tensor) -> dict[str, list[float]]:
         """Return part -> sums of the entries of a tensor of the weight's shape over each head."""
         totals = tensor.sum(1 - self.axis).view(-1, self.size).sum(1)
         parts = totals.view(self.heads, -1).T if self.by_head else totals.view(len(self.parts), self.heads)
         return {part: row.tolist() for part, row in zip(self.parts, parts, strict=True)}
 
-    def matrices(self, weight: Any) -> dict[str, np.ndarray]:
+    def matrices(self, weight: Any) -> dict[str, NDArray[np.float64]]:
         """Return part -> the matrices (heads, size, width) of the weight in float64."""
         array = weight.detach().double().cpu().numpy()
         array = array.T if self.axis else array
@@ -40,7 +42,7 @@ class HeadLayout(NamedTuple):
         return dict(zip(self.parts, parts.swapaxes(0, 1) if self.by_head else parts, strict=True))
 
 
-def head_layouts(model: Any) -> dict[int, HeadLayout]:
+def head_layouts(model: Module) -> dict[int, HeadLayout]:
     """Return the id of a parameter -> its layout, for the projections of attention whose order is known."""
     modules = dict(model.named_modules())
     found: dict[int, HeadLayout] = {}
@@ -68,7 +70,7 @@ def attention_layouts(modules: Mapping[str, Any], name: str, layer: int = 0) -> 
     return found
 
 
-def _separate(module: Any, heads: int, size: int, layer: int) -> list[tuple[Any, HeadLayout]]:
+def _separate(module: Module, heads: int, size: int, layer: int) -> list[tuple[Any, HeadLayout]]:
     for names in SEPARATE:
         weights = [_weight(getattr(module, each, None)) for each in names]
         (query, axis), (key, _) = weights[:2]
@@ -84,7 +86,7 @@ def _separate(module: Any, heads: int, size: int, layer: int) -> list[tuple[Any,
     return []
 
 
-def _joint(module: Any, heads: int, size: int, layer: int) -> list[tuple[Any, HeadLayout]]:
+def _joint(module: Module, heads: int, size: int, layer: int) -> list[tuple[Any, HeadLayout]]:
     for name, order in FUSED.items():
         weight, axis = _weight(getattr(module, name, None))
         if weight is not None and weight.shape[axis] == 3 * heads * size:

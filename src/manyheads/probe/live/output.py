@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from manyheads.probe.lazy_torch import torch
+from manyheads.models.torch.lazy_torch import torch
 from manyheads.probe.live.step_log import StepLog
 from manyheads.probe.live.trackers import Row, Tracker
 

@@ -45,11 +45,6 @@ def write_recording_report(tree: "xr.DataTree", out: Path | str, command: str = 
 
     The tree is that of `measure_checkpoints`, or of `open_recording` of a live recording of a fixed batch; the command
     says what measures it again.
-
-    Raises
-    ------
-    UsageError
-        No figures of a fixed batch and no weights.
     """
     if not (sections := recording_sections(tree, command)):
         raise UsageError("no figures of a fixed batch and no weights: record with AttentionRecorder(batch=...)")

@@ -309,8 +309,6 @@ def predict_screening(task: BigramTask, probability: float = 0.5) -> float:
 
     Parameters
     ----------
-    task
-        The task; its length and its smallest weights determine the result.
     probability
         That the right positions of all queries come first.
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from manyheads.theory.bigram.engines.generator import Seed
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
-from manyheads.theory.bigram.theorems.population import excess, gradients, measure_overlaps
+from manyheads.theory.bigram.theorems.population import excess, excess_of_signals, gradients, measure_overlaps
 from manyheads.theory.bigram.theorems.signal import SignalSystem, SignalTrajectory, solve_signals
 from manyheads.theory.bigram.training.plateau_escape import SgdEscape
-from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings, initial_state
+from manyheads.theory.bigram.training.proximal_sgd import Diverged, State, StepSettings, descend, initial_state
 from manyheads.theory.bigram.training.rounding import find_support, share_of_support
 from manyheads.theory.bigram.training.two_stages import flip_signs
 
@@ -121,11 +123,25 @@ def share_of_right_positions(task: BigramTask, run: SgdEscape) -> float:
 def excess_with_noise(task: BigramTask, path: SignalTrajectory) -> np.ndarray:
     r"""Return the excess loss of signals and noise together, over its initial value.
 
-    :math:`(|A|^2K_V - 2\langle Q,A\rangle\alpha_VK_P + |Q|^2K_P) / |Q|^2K_P` with the squared norms of the noise in
-    :math:`|A|^2 = \alpha_A^2K_Q + 1/T + E` and :math:`K_V = \alpha_V^2K_P + F`.
+    The squared norms hold those of the noise: :math:`|A|^2 = \alpha_A^2K_Q + 1/T + E`, :math:`K_V = \alpha_V^2K_P + F`.
     """
-    transition, weights, uniform = task.transition_squared_norm, task.attention_squared_norm, 1 / task.length
-    attention = path.attention_signal**2 * weights + uniform + path.attention_noise
-    values = path.value_signal**2 * transition + path.value_noise
-    overlap = (path.attention_signal * weights + uniform) * path.value_signal * transition
-    return (attention * values - 2 * overlap) / (task.weight_squared_norm * transition) + 1
+    attention = path.attention_signal**2 * task.attention_squared_norm + 1 / task.length + path.attention_noise
+    values = path.value_signal**2 * task.transition_squared_norm + path.value_noise
+    return excess_of_signals(task, values, attention, path.value_signal, path.attention_signal)
+
+
+def divergence_threshold(task: BigramTask, batch: int, duration: float, grain: float, *, seed: Seed) -> float:
+    """Bisect the growth per step between one that trains for `duration` e-foldings and one that diverges.
+
+    `grain` is the factor to which the threshold is found.
+    """
+    scale = (batch * task.transition_squared_norm * task.attention_squared_norm / task.length) ** 0.5
+    low, high = scale / 8, 8 * scale
+    while high > grain * low:
+        middle = (low * high) ** 0.5
+        try:
+            descend(task, initial_state(task), steps_of(task, middle, batch), math.ceil(duration / middle), seed=seed)
+            low = middle
+        except Diverged:
+            high = middle
+    return (low * high) ** 0.5

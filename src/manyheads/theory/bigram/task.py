@@ -136,14 +136,7 @@ class BigramTask(ArraysAsShapes):
         return self.weight_squared_norm - 1 / self.length
 
     def draw(self, rng: np.random.Generator, size: int) -> Batch:
-        """Draw samples: tokens (B, T), uint8 up to 256 tokens and uint16 above, queries and targets (B,), int64.
-
-        Examples
-        --------
-        >>> batch = draw_bigram_task(np.random.default_rng(0), 3, 10, 2).draw(np.random.default_rng(1), 4)
-        >>> batch.tokens.shape, str(batch.tokens.dtype), batch.queries.shape, batch.targets.shape
-        ((4, 10), 'uint8', (4,), (4,))
-        """
+        """Draw samples: tokens (B, T), uint8 up to 256 tokens and uint16 above, queries and targets (B,), int64."""
         if size < 1:
             raise UsageError(f"size={size}: draw at least one sample")
         kind = np.uint8 if self.vocabulary <= 256 else np.uint16
@@ -262,8 +255,6 @@ def draw_bigram_task(
 
     Parameters
     ----------
-    rng
-        Source of the draws.
     vocabulary, length, sparsity
         Number of tokens N, of context tokens T, and of attended positions Q of a query.
     uniform

@@ -343,8 +343,6 @@ def predict_transfer(task: BigramTask, value: Float[ArrayLike, "token token"], p
 
     Parameters
     ----------
-    task
-        The task to be learned.
     value
         W, (N, N), centred in both directions; its scale and its sign do not matter.
     probability

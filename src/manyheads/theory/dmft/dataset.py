@@ -56,56 +56,61 @@ def label(
     halves, half the difference of the grids (between moments interpolated), or the root of the sum of their squares.
     They are estimates and no bounds: of an error in the root mean square over many entries, not of every entry.
     """
-    steps, found = _shown(halves, grid)
+    steps, found = _at_shown_steps(halves, grid)
     errors = {name: np.zeros_like(values[0]) for name, values in found.items()}
     if len(halves) == 2:
         errors = {name: np.abs(values[0] - values[1]) / 2 for name, values in found.items()}
     if coarse is not None and coarser is not None:
-        nodes, rough = _shown(coarse, coarser)
+        nodes, rough = _at_shown_steps(coarse, coarser)
         common = np.intersect1d(steps, nodes)
         for name, values in found.items():
             fine, other = (np.mean(each, axis=0) for each in (values, rough[name]))
             gap = np.abs(fine[np.isin(steps, common)] - other[np.isin(nodes, common)])
-            errors[name] = np.hypot(errors[name], _between(common, gap / ERRORS, steps))
+            errors[name] = np.hypot(errors[name], _interpolate(common, gap / ERRORS, steps))
     variables: dict[str, Any] = {}
+    known = len(halves) == 2 or coarse is not None
     for name, values in found.items():
         axes, long_name = VARIABLES[name]
-        variables[name] = (("step", *axes), np.mean(values, axis=0), {"long_name": long_name, "units": "1"})
-        if len(halves) == 2 or coarse is not None:
-            about = {"long_name": f"error of the {long_name}", "units": "1"}
-            variables[f"{name}_error"] = (("step", *axes), errors[name], about)
-    if all(half.two_time is not None for half in halves):
+        mean = np.mean(values, axis=0)
+        variables |= _variable(name, ("step", *axes), mean, errors[name] if known else None, long_name)
+    if all(half.two_time for half in halves):
         variables |= _two_time(halves, grid.problem)
     coords = {"step": ("step", steps, {"long_name": "updates", "units": "1"})}
     if "logit_quantiles" in variables:
         coords["quantile"] = ("quantile", np.array(QUANTILES), {"long_name": "share of heads below", "units": "1"})
-    return xr.Dataset(
-        variables, coords=coords, attrs={"learning_rate": grid.problem.learning_rate, "richness": grid.problem.richness}
-    )
+    attrs = {"learning_rate": grid.problem.learning_rate, "richness": grid.problem.richness}
+    return xr.Dataset(variables, coords=coords, attrs=attrs)
+
+
+def _variable(name: str, dims: Any, mean: np.ndarray, error: np.ndarray | None, long_name: str) -> dict[str, Any]:
+    """Label a variable, and its error where one is known."""
+    found = {name: (dims, mean, {"long_name": long_name, "units": "1"})}
+    if error is not None:
+        found[f"{name}_error"] = (dims, error, {"long_name": f"error of the {long_name}", "units": "1"})
+    return found
 
 
 def _two_time(halves: list[Trajectory], problem: Problem) -> dict[str, Any]:
     """Return the functions of two times, and half the difference of two halves as their errors."""
-    dims = ("layer", "step", "row", "step_too", "row_too")
-    times = (problem.steps, problem.rows)
+    attending = len([each for each in halves[0].observables[0] if each])  # layers with logits; an MLP has none
+    layer = "layer" if attending == len(halves[0].observables[0]) else "branch"
+    dims, times = (layer, "step", "row", "step_too", "row_too"), (problem.steps, problem.rows)
     variables: dict[str, Any] = {}
     for name, long_name in TWO_TIME.items():
-        values = [getattr(half.two_time, name).reshape(-1, *times, *times) for half in halves]
-        variables[name] = (dims, np.mean(values, axis=0), {"long_name": long_name, "units": "1"})
-        if len(values) == 2:
-            about = {"long_name": f"error of the {long_name}", "units": "1"}
-            variables[f"{name}_error"] = (dims, np.abs(values[0] - values[1]) / 2, about)
+        values = [half.two_time[name].reshape(-1, *times, *times) for half in halves]
+        error = np.abs(values[0] - values[1]) / 2 if len(values) == 2 else None
+        variables |= _variable(name, dims, np.mean(values, axis=0), error, long_name)
     return variables
 
 
-def _shown(halves: list[Trajectory], grid: TimeGrid) -> tuple[np.ndarray, dict[str, list[np.ndarray]]]:
+def _at_shown_steps(halves: list[Trajectory], grid: TimeGrid) -> tuple[np.ndarray, dict[str, list[np.ndarray]]]:
     """Return the steps that are shown, and every variable of every trajectory there."""
     places = grid.shown[grid.shown < len(halves[0].losses)]
     found = [_arrays(one) for one in halves]
     return grid.times[places], {name: [arrays[name][places] for arrays in found] for name in found[0]}
 
 
-def _between(nodes: np.ndarray, values: np.ndarray, steps: np.ndarray) -> np.ndarray:
+def _interpolate(nodes: np.ndarray, values: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """Interpolate values (nodes, ...) linearly to steps."""
     right = np.clip(np.searchsorted(nodes, steps), 1, max(len(nodes) - 1, 1))
     if len(nodes) == 1:
@@ -115,13 +120,8 @@ def _between(nodes: np.ndarray, values: np.ndarray, steps: np.ndarray) -> np.nda
 
 
 def _arrays(half: Trajectory) -> dict[str, np.ndarray]:
-    arrays = {
-        "output": half.outputs,
-        "loss": half.losses,
-        "stream": half.stream,
-        "backward": half.backward,
-        "pooled": half.pooled,
-    }
+    names = {"output": "outputs", "loss": "losses", "stream": "stream", "backward": "backward", "pooled": "pooled"}
+    arrays = {name: getattr(half, field) for name, field in names.items()}
     for name in OBSERVED:
         shown = [[layer[name] for layer in layers if name in layer] for layers in half.observables]
         if shown[0]:

@@ -1,11 +1,12 @@
 """Options of the solver: problems, the branches of a block, their sampling, and limits on the cost."""
 
-from dataclasses import dataclass, replace
-from typing import Literal, final, get_args
+from dataclasses import dataclass, field, replace
+from typing import Literal, final
 
 import numpy as np
 
-from manyheads.errors import UsageError, check_integers
+from manyheads._constraints import CHECKED, Constraint, check_fields, constrained
+from manyheads.errors import UsageError
 from manyheads.theory.dmft.branches.branch import Branch
 from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
 from manyheads.theory.dmft.grids.coarse_grid import EACH, TimeGrid
@@ -38,56 +39,34 @@ class Sampling:
         sets no bound. Samples are doubled, and grids in time refined, while the next solution alone stays within.
     """
 
-    seed: int = 0
-    samples: int | None = None
-    tolerance: float | None = None
-    most: int = 65_536
-    memory: float = 4e9
-    seconds: float | None = None
+    seed: int = constrained(0, Constraint(least=0))
+    samples: int | None = constrained(None, Constraint(least=1, most="most"))
+    tolerance: float | None = constrained(None, Constraint(above=0))
+    most: int = constrained(65_536, Constraint(least=1))
+    memory: float = constrained(4e9, Constraint(above=0))
+    seconds: float | None = constrained(None, Constraint(above=0))
 
     def __post_init__(self) -> None:
-        check_integers(self, "seed", least=0)
-        check_integers(self, "most")
-        if self.samples is not None:
-            check_integers(self, "samples", most=self.most)
-        if self.tolerance is not None and not self.tolerance > 0:
-            raise UsageError(f"tolerance={self.tolerance}: a positive error, or None for what the samples give")
-        if not self.memory > 0:
-            raise UsageError(f"memory={self.memory}: a positive number of bytes")
-        if self.seconds is not None and not self.seconds > 0:
-            raise UsageError(f"seconds={self.seconds}: a positive time, or None")
+        check_fields(self)
 
 
 @final
 @dataclass(frozen=True)
 class Request:
-    """Problem and form of the solution.
-
-    Attributes
-    ----------
-    attention, activation
-        The branches of a block; samples are set here.
-    keep
-        ``"two-time"`` keeps correlation and response functions of two times; on single steps only.
-
-    Raises
-    ------
-    UsageError
-        An unknown `keep`, or functions of two times on a coarse grid.
-    """
+    """Problem and form of the solution."""
 
     problems: tuple[Problem, ...]  # one, or two at L and 2L that are extrapolated to infinite depth
-    attention: Branch
-    activation: str | None
+    attention: Branch  # samples are set here
+    activation: str | None  # of an MLP in every block; None for none
     sampling: Sampling  # how sampled branches are sampled, and what a solution may cost
     every: int = 1  # steps of the longest interval of the grid in time
-    keep: Keep = "equal-time"
+    keep: Literal["equal-time", "two-time"] = field(default="equal-time", metadata=CHECKED)
     cells: int | None = None  # cells of a continuum in depth; None are the blocks of the problem
     each: int = EACH  # single steps before longer intervals, and intervals of every length before the next
+    factor: int = 1  # by which samples are multiplied
 
     def __post_init__(self) -> None:
-        if self.keep not in get_args(Keep):
-            raise UsageError(f"keep={self.keep!r}: choose from {', '.join(map(repr, get_args(Keep)))}")
+        check_fields(self)
         if self.two_time and self.every > 1:
             raise UsageError(f"keep='two-time' with every={self.every}: functions of two times need every=1")
 
@@ -108,9 +87,9 @@ class Request:
 
     def grids(self) -> list[TimeGrid]:
         """Return the moments of every problem."""
-        return [TimeGrid.of(problem, self.every, self._tangent(problem), self.each) for problem in self.problems]
+        return [TimeGrid.of(problem, self.every, self._tangent_kernel(problem), self.each) for problem in self.problems]
 
-    def _tangent(self, problem: Problem) -> np.ndarray | None:
+    def _tangent_kernel(self, problem: Problem) -> np.ndarray | None:
         """Return about the tangent kernel at the start; coarse grids only have to know it nearly."""
         if self.every == 1:
             return None

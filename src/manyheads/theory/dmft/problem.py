@@ -14,24 +14,24 @@ Gradient descent with momentum, a schedule of rates, or mini-batches is linear i
 with a memory m that is one for plain descent; mini-batches are weights c_o(t) that change with time.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from manyheads._arrays import check_arrays, takes_arrays
+from manyheads._constraints import CHECKED, Constraint, check_fields, constrained
 from manyheads._overview import ArraysAsShapes
-from manyheads.errors import ShapeError, UsageError, check_integers
+from manyheads.errors import ShapeError, UsageError
 from manyheads.theory.dmft.losses import LOSSES, Loss
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-ReadOut = Literal["pool", "token"]
 MOST = 10**12
 """Steps, layers or cells, beyond which nothing is even foreseen."""
+COUNT, POSITIVE, EITHER = Constraint(least=1, most=MOST), Constraint(above=0), Constraint(choices=(True, False))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -94,25 +94,30 @@ class Problem(ArraysAsShapes):
     inputs: "Float[np.ndarray, 'samples tokens features']"
     targets: "Float[np.ndarray, '... classes']"
     weights: Any = None
-    steps: int = 16
-    learning_rate: float = 0.1
-    richness: float = 1.0
-    depth: int = 1
-    branch: float = 1.0
-    depth_exponent: float = 1.0
-    loss: str = "squared"
-    read_out: ReadOut = "pool"
-    causal: bool = False
-    norm: bool = False
-    embedding: bool = True
-    momentum: float = 0.0
+    steps: int = constrained(16, COUNT)
+    learning_rate: float = constrained(0.1, POSITIVE)
+    richness: float = constrained(1.0, POSITIVE)
+    depth: int = constrained(1, COUNT)
+    branch: float = constrained(1.0, POSITIVE)
+    depth_exponent: float = constrained(1.0, Constraint(least=0.5, most=1))
+    loss: str = constrained("squared", Constraint(choices=tuple(LOSSES)))
+    read_out: Literal["pool", "token"] = field(default="pool", metadata=CHECKED)
+    causal: bool = constrained(False, EITHER)
+    norm: bool = constrained(False, EITHER)
+    embedding: bool = constrained(True, EITHER)
+    momentum: float = constrained(0.0, Constraint(least=0, below=1))
     optimizer: str = "sgd"
 
     def __post_init__(self) -> None:
         inputs, targets = (_array(name, getattr(self, name)) for name in ("inputs", "targets"))
         if inputs.ndim != 3 or 0 in inputs.shape or not np.all(np.isfinite(inputs)):
             raise ShapeError(f"inputs of shape {inputs.shape}: give finite tokens (samples, tokens, features)")
-        _check_numbers(self)
+        check_fields(self)
+        if self.optimizer != "sgd":
+            raise UsageError(
+                f"optimizer={self.optimizer!r}: the limit closes for updates that are linear in the gradients, descent "
+                "with or without momentum; Adam divides each entry by its own size, and has no closed limit"
+            )
         axes = inputs.shape[:1] if self.read_out == "pool" else inputs.shape[:2]
         if targets.shape == axes:
             targets = targets[..., None]
@@ -214,32 +219,6 @@ def _array(name: str, given: Any) -> np.ndarray:
     except ValueError:  # rows of different length
         array = np.asarray(None)
     raise ShapeError(f"{name}: give an array of real numbers, not of {array.dtype}")
-
-
-def _check_numbers(problem: Problem) -> None:
-    for name in ("learning_rate", "richness", "branch", "depth_exponent", "momentum"):
-        if not isinstance(getattr(problem, name), Real):
-            raise UsageError(f"{name}={getattr(problem, name)!r}: a number")
-    for name in ("causal", "norm", "embedding"):
-        if not isinstance(getattr(problem, name), bool | np.bool_):
-            raise UsageError(f"{name}={getattr(problem, name)!r}: True or False")
-    check_integers(problem, "steps", "depth", most=MOST)
-    for name in ("learning_rate", "richness", "branch"):
-        if not 0 < getattr(problem, name) < np.inf:
-            raise UsageError(f"{name}={getattr(problem, name)}: a positive number")
-    if not 0.5 <= problem.depth_exponent <= 1:
-        raise UsageError(f"depth_exponent={problem.depth_exponent}: the limits hold for 1/2 to 1")
-    if not 0 <= problem.momentum < 1:
-        raise UsageError(f"momentum={problem.momentum}: at least 0 and below 1")
-    if problem.optimizer != "sgd":
-        raise UsageError(
-            f"optimizer={problem.optimizer!r}: the limit closes for updates that are linear in the gradients, descent "
-            "with or without momentum; Adam divides each entry by its own size, and has no closed limit"
-        )
-    if problem.loss not in tuple(LOSSES):
-        raise UsageError(f"loss={problem.loss!r}: choose from {', '.join(map(repr, LOSSES))}")
-    if problem.read_out not in ("pool", "token"):
-        raise UsageError(f"read_out={problem.read_out!r}: 'pool' averages the tokens of a sample, 'token' reads each")
 
 
 def _weights(weights: Any, axes: tuple[int, ...], steps: int) -> np.ndarray:

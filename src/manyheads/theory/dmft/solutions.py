@@ -32,8 +32,6 @@ def infinite_key_dim(
 
     Parameters
     ----------
-    problem
-        What is trained.
     logit_exponent
         alpha_A; 1 only.
     activation
@@ -46,8 +44,9 @@ def infinite_key_dim(
         grow later until the error is reached that `sampling` asks for.
     keep
         ``"two-time"`` returns the two-time correlation functions `correlation` and `backward_correlation`, the response
-        functions `response` and `backward_response` (layer, step, row, step_too, row_too), and the neural tangent
-        kernel of the start `ntk` (read_out, read_out_too) where the activation has a closed one.
+        functions `response` and `backward_response` (layer, step, row, step_too, row_too; over `branch`, attention and
+        MLP in turn, with an activation), and the neural tangent kernel of the start `ntk` (read_out, read_out_too)
+        where the activation has a closed one.
 
     Returns
     -------
@@ -92,7 +91,7 @@ def infinite_key_dim(
     """
     _check_stable(logit_exponent)
     request = Request((problem,), InfiniteKeyDimAttention(), activation, sampling or Sampling(), every, keep)
-    solved = _solved(request)
+    solved = _solution(request)
     if request.two_time and (activation is None or activation in PAIRS):
         about = {"long_name": "neural tangent kernel at the start", "units": "1"}
         solved["ntk"] = (("read_out", "read_out_too"), neural_tangent_kernel(problem, activation), about)
@@ -128,7 +127,7 @@ def infinite_heads(
     (True, True)
     """
     heads = InfiniteHeadsAttention(key_dim, 4, logit_exponent)
-    return _solved(Request((problem,), heads, activation, sampling or Sampling(), every, keep))
+    return _solution(Request((problem,), heads, activation, sampling or Sampling(), every, keep))
 
 
 def infinite_depth(
@@ -146,24 +145,14 @@ def infinite_depth(
 
     At depth exponent 1 the equation in depth is solved in `cells` midpoint cells. Below it attention at infinite key
     dimension stays uniform: its closed equation is solved in cells between 1/2 and 1; at 1/2 `cells` and 2 `cells`
-    blocks are extrapolated.
+    blocks are extrapolated. The depth of the problem is not used; other parameters are those of `infinite_key_dim`.
 
     Parameters
     ----------
-    problem
-        What is trained; its depth is not used.
     key_dim
-        N of infinitely many heads; None is infinite, too.
-    logit_exponent
-        alpha_A; with infinite key dimension 1 only.
-    activation
-        Of an MLP in every block; None for none.
+        N of infinitely many heads; None is infinite, too, at `logit_exponent` 1 only.
     cells
         Cells of the depth; the error falls like one over their square.
-    sampling
-        How heads and neurons are sampled, and what the solution may cost.
-    every
-        Steps of the longest interval in time, as in `infinite_key_dim`.
     keep
         ``"two-time"`` keeps correlation and response functions, of the cells or (exponent 1/2) the deeper network.
 
@@ -202,15 +191,15 @@ def infinite_depth(
         attention = UniformAttention()
     if problem.depth_exponent == 0.5:
         deep = (replace(problem, depth=cells), replace(problem, depth=2 * cells))
-        return _solved(Request(deep, attention, activation, sampling or Sampling(), every, keep))
+        return _solution(Request(deep, attention, activation, sampling or Sampling(), every, keep))
     if problem.depth_exponent < 1 and not plain:
         raise UsageError(
             f"depth_exponent={problem.depth_exponent}: with heads or an MLP the continuum is solved at 1/2 and 1 only"
         )
-    return _solved(Request((problem,), attention, activation, sampling or Sampling(), every, keep, cells))
+    return _solution(Request((problem,), attention, activation, sampling or Sampling(), every, keep, cells))
 
 
-def _solved(request: Request) -> Solution:
+def _solution(request: Request) -> Solution:
     found = solve(request)
     return Solution(found.data_vars, coords=found.coords, attrs=found.attrs)
 

@@ -6,8 +6,8 @@ grid is solved on a grid of three times as long intervals as well, and their dif
 (`dataset`). Half of the tolerance is then left to samples, whose noise is in the difference of the grids as well.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import final
 
 import numpy as np
@@ -15,16 +15,12 @@ import xarray as xr
 
 from manyheads.errors import CertificateError, UsageError
 from manyheads.study.execution.progress import announce
-from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
-from manyheads.theory.dmft.branches.branch import Branch, BranchProcess
-from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
-from manyheads.theory.dmft.branches.normals import fewest_heads, fewest_neurons
+from manyheads.theory.dmft.branches.branch import Branch
 from manyheads.theory.dmft.cost import CostEstimate
 from manyheads.theory.dmft.dataset import label
 from manyheads.theory.dmft.grids.coarse_grid import TimeGrid, check_every
 from manyheads.theory.dmft.grids.depth import DepthStep, continuum_step, extrapolate, finite_depth_step
 from manyheads.theory.dmft.options import Request, Sampling
-from manyheads.theory.dmft.problem import Problem
 from manyheads.theory.dmft.recursion import solve_recursion
 from manyheads.theory.dmft.trajectory import Trajectory
 
@@ -42,138 +38,121 @@ class _Task:
     block: list[list[Branch]]  # the layers of one block, or of one cell
     blocks: int
     depth_step: DepthStep
-    two_time: bool
+    request: Request
 
     @staticmethod
-    def of(request: Request, grid: TimeGrid, factor: int) -> "_Task":
+    def of(request: Request, grid: TimeGrid) -> "_Task":
         """Lay out branches: in depth one after the other, in a cell those of a block side by side."""
-        problem, cells = grid.moments, request.cells
-        sized = [_sized(branch, problem, request.sampling, factor) for branch in request.branches]
+        problem, cells, samples = grid.moments, request.cells, request.sampling.samples
+        sized = [branch.sized(problem, samples, request.factor) for branch in request.branches]
         if cells is None:
-            layers = [[branch] for branch in sized]
-            return _Task(grid, layers, problem.depth, finite_depth_step(problem), request.two_time)
-        return _Task(grid, [sized], cells, continuum_step(problem, cells), request.two_time)
+            return _Task(grid, [[branch] for branch in sized], problem.depth, finite_depth_step(problem), request)
+        return _Task(grid, [sized], cells, continuum_step(problem, cells), request)
 
-    @cached_property
-    def plan(self) -> CostEstimate:
-        return self.through(self.grid)
-
-    def through(self, grid: TimeGrid) -> CostEstimate:
+    def cost(self, grid: TimeGrid) -> CostEstimate:
         """Estimate the cost of one trajectory through a grid."""
-        return CostEstimate.of(grid.moments, self.block, self.blocks, self.depth_step, two_time=self.two_time)
+        two_time = self.request.two_time
+        return CostEstimate.of(grid.moments, self.block, self.blocks, self.depth_step, two_time=two_time)
 
-    @property
-    def samples(self) -> int:
-        """The most samples of a branch."""
-        return max(getattr(branch, "samples", 0) for layer in self.block for branch in layer)
-
-    def solve(self, grid: TimeGrid, streams: list[np.random.Generator]) -> list[Trajectory]:
-        """Solve through a grid, once for each stream of random numbers."""
-        halves: list[Trajectory] = []
-        for stream in streams:
+    def solve(self, grid: TimeGrid) -> list[Trajectory]:
+        """Solve through a grid: one trajectory, or two halves."""
+        sampling, halves = self.request.sampling, []
+        for stream in np.random.default_rng(sampling.seed).spawn(2 if self.request.sampled else 1):
+            layers = [[branch.start(grid.moments, stream) for branch in layer] for layer in self.block * self.blocks]
             try:
-                started = self._start(grid, stream)
-                halves.append(
-                    solve_recursion(grid.moments, started, self.depth_step, grid=grid, two_time=self.two_time)
-                )
-                del started  # the memory of one half is free for the next
+                two_time = self.request.two_time
+                halves.append(solve_recursion(grid.moments, layers, self.depth_step, grid=grid, two_time=two_time))
             except CertificateError as error:
                 if isinstance(error.partial, Trajectory):
                     error.partial = label([error.partial], grid)
                 raise
+            del layers  # the memory of one half is free for the next
         return halves
 
-    def _start(self, grid: TimeGrid, stream: np.random.Generator) -> list[list[BranchProcess]]:
-        """Start the branches."""
-        return [[branch.start(grid.moments, stream) for branch in layer] for layer in self.block * self.blocks]
+
+@final
+@dataclass(frozen=True)
+class Accuracy:
+    """A way to a smaller error of the outputs: more samples, or a finer grid."""
+
+    refine: Callable[[Request], Request]
+    refusal: str
+
+    def next(self, request: Request, error: float) -> Request | CertificateError:
+        """Return the request that comes nearer, or the refusal where the options do not allow it."""
+        finer, sampling = self.refine(request), request.sampling
+        tasks = _tasks(finer, _grids(finer))
+        samples = max(getattr(branch, "samples", 0) for layer in tasks[0].block for branch in layer)
+        enough = finer.factor > 1 and samples > sampling.most
+        if sampling.tolerance is not None and not enough and _fits(_total_cost(tasks), sampling):
+            return finer
+        message = self.refusal.format(every=request.every, samples=samples)
+        threshold = np.inf if sampling.tolerance is None else sampling.tolerance
+        return CertificateError(message, measured=error, threshold=threshold)
+
+
+MORE_SAMPLES = Accuracy(
+    lambda request: replace(request, factor=2 * request.factor),
+    "outputs are not known to the error that was asked for, and {samples} samples are more than `most`, `memory` or "
+    "`seconds` allow: raise them, or take a smaller richness or fewer steps; `partial` is what was solved",
+)
+FINER_GRID = Accuracy(
+    lambda request: replace(request, each=2 * request.each, factor=1),
+    "outputs on intervals of up to {every} steps are not known to the error that was asked for, or to any where longer "
+    "ones diverge: take a smaller `every`, or ask for an error with `Sampling.tolerance` and allow the `memory` and "
+    "`seconds` of more short intervals; `partial` is what was solved",
+)
 
 
 def solve(request: Request) -> xr.Dataset:
-    """Solve a request; where an error is asked for, with more samples, and later long intervals, until it is reached.
-
-    Raises
-    ------
-    UsageError
-        It does not fit into the memory or the time that are allowed; the message says what would.
-    CertificateError
-        The limit diverges, or the error that was asked for is not reached; `partial` is what was solved.
-    """
-    wanted = request.sampling.tolerance
-    _check(_least(request), request)  # before a grid is laid out, whose own arrays grow with the steps
+    """Solve a request; with more samples, and with later long intervals, until the error asked for is reached."""
+    tolerance = np.inf if request.sampling.tolerance is None else request.sampling.tolerance
+    _check(_memory_lower_bound(request), request)  # before a grid is laid out, whose own arrays grow with the steps
     while True:
-        solved = _solve_on(request)
+        _check(estimate_cost(request), request)
+        tasks = _tasks(request, request.grids())
+        halves = _trajectories(tasks, [task.grid for task in tasks])
+        error = _sampling_error(halves)
+        nearer: Request | CertificateError
+        if error > (tolerance if request.every == 1 else tolerance / 2):  # the share of the samples
+            nearer = MORE_SAMPLES.next(request, error)
+            if isinstance(nearer, Request):
+                request = nearer
+                continue
+            if error > tolerance:
+                nearer.partial = _dataset(halves, tasks, request)
+                raise nearer
+        solved = _dataset(halves, tasks, request)
         if request.every == 1 or solved.sizes["step"] == request.problems[0].steps:  # every step is solved
             return solved
         error = float(np.sqrt(np.mean(solved["output_error"].values ** 2)))
-        if np.isfinite(error) and (wanted is None or error <= wanted):
+        if np.isfinite(error) and error <= tolerance:
             return solved
-        finer = replace(request, each=2 * request.each)
-        if wanted is None or not _fits(estimate_cost(finer), request.sampling):
-            raise CertificateError(
-                f"outputs on intervals of up to {request.every} steps are not known to the error that was asked for, "
-                "or to any where longer ones diverge: take a smaller `every`, or ask for an error with "
-                "`Sampling.tolerance` and allow the `memory` and `seconds` of more short intervals; `partial` is what "
-                "was solved",
-                measured=error,
-                threshold=np.inf if wanted is None else wanted,
-                partial=solved,
-            )
-        request = finer
+        nearer = FINER_GRID.next(request, error)
+        if isinstance(nearer, CertificateError):
+            nearer.partial = solved
+            raise nearer
+        request = nearer
 
 
-def _solve_on(request: Request) -> xr.Dataset:
-    """Solve on one grid, with as many samples as their error asks for."""
-    sampling, factor = request.sampling, 1
-    wanted = np.inf if sampling.tolerance is None else sampling.tolerance
-    share = wanted if request.every == 1 else wanted / 2  # of the samples
-    tasks = [_Task.of(request, grid, factor) for grid in _grids(request)]
-    _check(_whole(tasks, request), request)
-    grids = request.grids()
-    found = _trajectories(tasks, grids, request)
-    while _sampling_error(found) > share:
-        factor *= 2
-        more = [_Task.of(request, grid, factor) for grid in grids]
-        next_plan = _whole(more, request)
-        if more[0].samples > sampling.most or not _fits(next_plan, sampling):
-            if _sampling_error(found) <= wanted:
-                break
-            raise CertificateError(
-                f"outputs are not known to the error that was asked for, and {more[0].samples} samples are more than "
-                "`most`, `memory` or `seconds` allow: raise them, or take a smaller richness or fewer steps; `partial` "
-                "is what was solved",
-                measured=_sampling_error(found),
-                threshold=wanted,
-                partial=_told(found, tasks, grids, request),
-            )
-        tasks = more
-        _check(next_plan, request)
-        found = _trajectories(tasks, grids, request)
-    return _told(found, tasks, grids, request)
-
-
-def _told(found: list[Trajectory], tasks: list[_Task], grids: list[TimeGrid], request: Request) -> xr.Dataset:
-    """Label what was found, with its errors, those of long intervals among them, and what it was foreseen to cost."""
+def _dataset(halves: list[Trajectory], tasks: list[_Task], request: Request) -> xr.Dataset:
+    """Return the dataset with its errors, those of long intervals among them, and the cost that was foreseen."""
+    grid, cost = tasks[0].grid, _total_cost(tasks)
     if request.every == 1:
-        return label(found, grids[0]).assign_attrs(_costs(_whole(tasks, request)))
-    coarse = [grid.tripled() for grid in grids]
-    try:
-        solved = label(found, grids[0], _trajectories(tasks, coarse, request), coarse[0])
-    except CertificateError:  # longer intervals have no solution: that of these is not known to be near
-        solved = label(found, grids[0])
-        solved["output_error"] = xr.full_like(solved["output"], np.inf)
-    return solved.assign_attrs(_costs(_whole(tasks, request)))
+        solved = label(halves, grid)
+    else:
+        coarse = [task.grid.tripled() for task in tasks]
+        try:
+            solved = label(halves, grid, _trajectories(tasks, coarse), coarse[0])
+        except CertificateError:  # longer intervals have no solution: that of these is not known to be near
+            solved = label(halves, grid)
+            solved["output_error"] = xr.full_like(solved["output"], np.inf)
+    return solved.assign_attrs(planned_bytes=cost.memory, planned_seconds=cost.seconds)
 
 
-def _costs(plan: CostEstimate) -> dict[str, float]:
-    return {"planned_bytes": plan.memory, "planned_seconds": plan.seconds}
-
-
-def _trajectories(tasks: list[_Task], grids: list[TimeGrid], request: Request) -> list[Trajectory]:
+def _trajectories(tasks: list[_Task], grids: list[TimeGrid]) -> list[Trajectory]:
     """Return the trajectory, or its two halves, extrapolated to infinite depth where there are two problems."""
-    solved = []
-    for task, grid in zip(tasks, grids, strict=True):
-        streams = np.random.default_rng(request.sampling.seed).spawn(2 if request.sampled else 1)
-        solved.append(task.solve(grid, streams))
+    solved = [task.solve(grid) for task, grid in zip(tasks, grids, strict=True)]
     if len(solved) == 1:
         return solved[0]
     deep = [extrapolate(*pair) for pair in zip(*solved, strict=True)]
@@ -181,30 +160,12 @@ def _trajectories(tasks: list[_Task], grids: list[TimeGrid], request: Request) -
 
 
 def estimate_cost(request: Request) -> CostEstimate:
-    """Return what a solution will keep at most, and all its multiplications; of samples not doubled.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.theory.dmft import Problem, Sampling
-    >>> from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
-    >>> from manyheads.theory.dmft.options import Request
-    >>> from manyheads.theory.dmft.solver import estimate_cost
-    >>> problem = Problem(np.ones((4, 4, 16)), np.ones(4), steps=500)
-    >>> attention, sampling = InfiniteKeyDimAttention(), Sampling()
-    >>> plans = [estimate_cost(Request((problem,), attention, None, sampling, every)) for every in (1, 27)]
-    >>> [f"{plan.memory / 1e9:.1f} GB, {plan.seconds:.0f} s" for plan in plans]
-    ['9.5 GB, 704 s', '0.2 GB, 3 s']
-    """
-    return _whole([_Task.of(request, grid, 1) for grid in _grids(request)], request)
+    """Return what a solution will keep at most, and all its multiplications; of samples not doubled."""
+    return _total_cost(_tasks(request, _grids(request)))
 
 
-def _least(request: Request) -> CostEstimate:
-    """Return a lower bound of the memory, in closed form: outputs of all steps, and two kernels over the moments."""
-    problem = request.problems[0]
-    check_every(problem, request.every)
-    rows = float(problem.rows) * problem.steps / request.every
-    return CostEstimate(memory=8 * (2 * rows**2 + float(problem.steps) * problem.outputs), multiplications=0.0)
+def _tasks(request: Request, grids: list[TimeGrid]) -> list[_Task]:
+    return [_Task.of(request, grid) for grid in grids]
 
 
 def _grids(request: Request) -> list[TimeGrid]:
@@ -212,12 +173,21 @@ def _grids(request: Request) -> list[TimeGrid]:
     return [TimeGrid.of(problem, request.every, each=request.each) for problem in request.problems]
 
 
-def _whole(tasks: list[_Task], request: Request) -> CostEstimate:
+def _memory_lower_bound(request: Request) -> CostEstimate:
+    """Return a lower bound of the memory, in closed form: outputs of all steps, and two kernels over the moments."""
+    problem = request.problems[0]
+    check_every(problem, request.every)
+    rows = float(problem.rows) * problem.steps / request.every
+    return CostEstimate(memory=8 * (2 * rows**2 + float(problem.steps) * problem.outputs), multiplications=0.0)
+
+
+def _total_cost(tasks: list[_Task]) -> CostEstimate:
     """Estimate the cost of all trajectories, with those through the coarser grids."""
-    work = sum(task.plan.multiplications for task in tasks)
+    request, plans = tasks[0].request, [task.cost(task.grid) for task in tasks]
+    work = sum(plan.multiplications for plan in plans)
     if request.every > 1:
-        work += sum(task.through(task.grid.tripled()).multiplications for task in tasks)
-    return CostEstimate(memory=max(task.plan.memory for task in tasks), multiplications=(1 + request.sampled) * work)
+        work += sum(task.cost(task.grid.tripled()).multiplications for task in tasks)
+    return CostEstimate(max(plan.memory for plan in plans), (1 + request.sampled) * work)
 
 
 def _fits(plan: CostEstimate, sampling: Sampling) -> bool:
@@ -227,45 +197,30 @@ def _fits(plan: CostEstimate, sampling: Sampling) -> bool:
 def _check(plan: CostEstimate, request: Request) -> None:
     """Announce a solution, or refuse one that does not fit."""
     sampling = request.sampling
-    said = f"{plan.memory / 1e9:.2g} GB"
-    said += f" and about {max(plan.seconds, 1):.0f} s of one core" if plan.multiplications else " at least"
+    foreseen = f"{plan.memory / 1e9:.2g} GB"
+    foreseen += f" and about {max(plan.seconds, 1):.0f} s of one core" if plan.multiplications else " at least"
     if _fits(plan, sampling):
         if plan.seconds > WORTH_SAYING:
-            announce(f"mean-field theory: {said}")
+            announce(f"mean-field theory: {foreseen}")
         return
     allowed = f"{sampling.memory / 1e9:.2g} GB" + ("" if sampling.seconds is None else f" and {sampling.seconds:.2g} s")
+    is_deep = request.cells is None and len(request.problems) == 1 and request.problems[0].depth > 1
     raise UsageError(
-        f"this solution takes {said}, and {allowed} are allowed: {_instead(request)}take fewer steps, tokens, samples "
-        f"or {'layers' if request.cells is None else 'cells'}" + (CONTINUUM if _of_blocks(request) else "")
+        f"this solution takes {foreseen}, and {allowed} are allowed: {_coarser_grid_hint(request)}take fewer steps, "
+        f"tokens, samples or {'layers' if request.cells is None else 'cells'}" + (CONTINUUM if is_deep else "")
     )
 
 
-def _of_blocks(request: Request) -> bool:
-    """Whether it is several blocks of a finite depth that are solved."""
-    return request.cells is None and len(request.problems) == 1 and request.problems[0].depth > 1
-
-
-def _instead(request: Request) -> str:
+def _coarser_grid_hint(request: Request) -> str:
     """Say which coarser grid in time would fit."""
     problem = request.problems[0]
     for every in EVERY:
         if problem.momentum == 0 and request.every < every < problem.steps:
             coarse = replace(request, every=every)
-            if _fits(_least(coarse), request.sampling) and _fits(estimate_cost(coarse), request.sampling):
+            if _fits(_memory_lower_bound(coarse), request.sampling) and _fits(estimate_cost(coarse), request.sampling):
                 moments = TimeGrid.of(problem, every).moments.steps
                 return f"`every={every}` solves {moments} moments for {problem.steps} steps, and fits; or "
     return ""
-
-
-def _sized(branch: Branch, problem: Problem, sampling: Sampling, factor: int) -> Branch:
-    """Return a branch with its samples: what was asked for, or twice the fewest that match moments."""
-    rows = problem.steps * problem.rows
-    if isinstance(branch, InfiniteHeadsAttention):
-        few = max(512, fewest_heads(2 * rows, branch.key_dim))
-        return replace(branch, samples=factor * (sampling.samples or few))
-    if isinstance(branch, InfiniteWidthMLP):
-        return replace(branch, samples=factor * (sampling.samples or max(2048, fewest_neurons(2 * rows))))
-    return branch
 
 
 def _sampling_error(halves: list[Trajectory]) -> float:

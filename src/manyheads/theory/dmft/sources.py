@@ -18,23 +18,13 @@ from manyheads.theory.dmft.problem import Problem
 
 @final
 class Sources:
-    """The covariances of all sources, known up to the moment that was reached last.
-
-    Parameters
-    ----------
-    problem
-        What is trained, at the moments that are solved.
-    layers
-        Number of layers B.
-    of_layers
-        Whether layers have sources of their own. Infinite depth at depth exponent 1 has none.
-    """
+    """The covariances of all sources, known up to the moment that was reached last."""
 
     def __init__(self, problem: Problem, layers: int, of_layers: bool):
         self.rows, self.classes, self.layers = problem.rows, problem.classes, layers
         self.n = problem.rows * problem.steps
         self.gram = problem.gram
-        self.of_layers = of_layers
+        self.of_layers = of_layers  # infinite depth at depth exponent 1 has none
         self.start = problem.rows + problem.classes  # of the sources of the layers
         self.size = self.start + (2 * layers * self.n if of_layers else 0)  # K
         self.covariances = np.zeros((2 * layers if of_layers else 0, self.n, self.n))  # U^l, then B^l
@@ -65,13 +55,15 @@ class Sources:
         first = self.start + number * self.n
         return rows[:, first : first + self.n]
 
-    def add(self, rows: np.ndarray, number: int, covariance: np.ndarray, factor: float) -> None:
-        """Add `factor` times the present moment of a source to rows; keep its covariance (PT, known) with the past."""
+    def of_layer(self, number: int, moment: int) -> np.ndarray:
+        """Return a source at a moment as rows of coefficients (PT, K); zero where layers have none."""
         if not self.of_layers:
-            return
-        known = covariance.shape[1]
-        low = known - len(rows)
-        first = self.start + number * self.n + low
-        rows[np.arange(len(rows)), first + np.arange(len(rows))] += factor
-        kept = self.covariances[number]
-        kept[low:known, :known], kept[:known, low:known] = covariance, covariance.T
+            return np.zeros((self.rows, self.size))
+        return np.eye(self.rows, self.size, k=self.start + number * self.n + moment * self.rows)
+
+    def fill(self, number: int, covariance: np.ndarray) -> None:
+        """Keep the covariance (PT, known) of the present moment of a source with the past."""
+        if self.of_layers:
+            known, kept = covariance.shape[1], self.covariances[number]
+            low = known - self.rows
+            kept[low:known, :known], kept[:known, low:known] = covariance, covariance.T

@@ -8,29 +8,6 @@ import numpy as np
 from manyheads.theory.dmft.problem import Problem
 
 
-@dataclass(frozen=True)
-class TwoTime:
-    """Two-time correlation and response functions of every layer, (B, n, n) over n = S P T rows t, a.
-
-    Attributes
-    ----------
-    correlation, backward_correlation
-        <z^{l-1}_a(t) z^{l-1}_b(t')> and <g^l_a(t) g^l_b(t')>.
-    response, backward_response
-        RO^l, zero for t' >= t, and RB^l, zero for t' > t: of what the layer writes to g^l, of what it sends to z^{l-1}.
-    """
-
-    correlation: np.ndarray
-    backward_correlation: np.ndarray
-    response: np.ndarray
-    backward_response: np.ndarray
-
-    @staticmethod
-    def of(correlation: np.ndarray, backward_correlation: np.ndarray) -> "TwoTime":
-        """Return these correlation functions beside responses that are still zero."""
-        return TwoTime(correlation, backward_correlation, np.zeros_like(correlation), np.zeros_like(correlation))
-
-
 class Snapshot(NamedTuple):
     """The solution at one moment; kernels of the levels 0 to B, the last above the last layer."""
 
@@ -43,25 +20,15 @@ class Snapshot(NamedTuple):
 
 @dataclass
 class Trajectory:
-    """The solution in time: S moments, B layers.
+    """The solution in time: S moments, B layers."""
 
-    Attributes
-    ----------
-    outputs, losses
-        f (S, O, C) and the training loss (S,).
-    stream, backward
-        <h^l h^l>/d and <g^l g^l>/d at equal times (S, B + 1, PT, PT), the last level above the last layer.
-    observables
-        One dictionary a moment and layer: what its branches show (logits, attention).
-    """
-
-    outputs: np.ndarray
-    losses: np.ndarray
-    stream: np.ndarray
-    backward: np.ndarray
+    outputs: np.ndarray  # f (S, O, C)
+    losses: np.ndarray  # (S,)
+    stream: np.ndarray  # <h^l h^l>/d at equal times (S, B + 1, PT, PT), the last level above the last layer
+    backward: np.ndarray  # <g^l g^l>/d likewise
     pooled: np.ndarray  # kernel of the read-outs (S, O, O)
-    observables: list[list[dict[str, np.ndarray]]] = field(default_factory=list)
-    two_time: TwoTime | None = None  # correlation and response functions where they were asked for
+    observables: list[list[dict[str, np.ndarray]]] = field(default_factory=list)  # of every moment and layer
+    two_time: dict[str, np.ndarray] = field(default_factory=dict)  # correlations and responses (B, n, n), if asked for
 
     @staticmethod
     def zeros(problem: Problem, layers: int) -> "Trajectory":

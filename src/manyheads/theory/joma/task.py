@@ -33,15 +33,6 @@ ACTIVATIONS: dict[str, Activation] = {
 class Sizes:
     """Sizes of a random task and of the layer that learns it.
 
-    Attributes
-    ----------
-    tokens, queries
-        Contextual tokens M and query tokens Q.
-    contexts, classes
-        Samples N, and the number of labels.
-    neurons, width
-        Hidden neurons K and model dimension d >= M + Q.
-
     Examples
     --------
     >>> Sizes(tokens=30, width=12)
@@ -50,12 +41,12 @@ class Sizes:
     manyheads.errors.UsageError: width=12: 30 tokens and 1 queries need as many orthogonal directions, give 31 or more
     """
 
-    tokens: int = constrained(12, Constraint(least=1))
-    queries: int = constrained(1, Constraint(least=1))
-    contexts: int = constrained(40, Constraint(least=1))
-    classes: int = constrained(5, Constraint(least=1))
-    neurons: int = constrained(24, Constraint(least=1))
-    width: int = 24
+    tokens: int = constrained(12, Constraint(least=1))  # M
+    queries: int = constrained(1, Constraint(least=1))  # Q
+    contexts: int = constrained(40, Constraint(least=1))  # N
+    classes: int = constrained(5, Constraint(least=1))  # number of labels
+    neurons: int = constrained(24, Constraint(least=1))  # K
+    width: int = 24  # d, at least M + Q
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, ShapeError, UsageError
+from manyheads.theory.joma.systems import recording
 from manyheads.theory.joma.systems.one_layer_attention import _slopes, make_cooccurrence, scan_and_snap_flow
 from manyheads.theory.joma.theorems.scan_and_snap import (
     reduced_trajectory,
@@ -118,7 +119,7 @@ def test_what_cannot_be_meant_is_refused(profile):
             reduced_trajectory(*arguments)
     with pytest.raises(ShapeError, match="expected"):
         reduced_trajectory(own[None], common, classes, [1.0])
-    with pytest.raises(UsageError, match="both must be positive"):
+    with pytest.raises(UsageError, match="expected a positive number"):
         training_time(own, common, classes, [1.0], attention_learning_rate=0.0)
     table = make_cooccurrence([[1.0, 0.5], [1.0, 0.5]], [1.0])
     for times in ([-1.0], [2.0, 1.0], []):
@@ -126,7 +127,7 @@ def test_what_cannot_be_meant_is_refused(profile):
             scan_and_snap_flow(table, times)
     with pytest.raises(UsageError, match="sum to one"):
         scan_and_snap_flow(table._replace(probabilities=table.probabilities * 2), [1.0])
-    with pytest.raises(UsageError, match="both must be positive"):
+    with pytest.raises(UsageError, match="expected a positive number"):
         scan_and_snap_flow(table, [1.0], decoder_learning_rate=-1.0)
     with pytest.raises(UsageError, match="two or more"):
         make_cooccurrence([[1.0]], [1.0])
@@ -136,8 +137,6 @@ def test_what_cannot_be_meant_is_refused(profile):
 
 @pytest.mark.slow
 def test_a_path_that_does_not_end_is_no_result(profile, monkeypatch):
-    import manyheads.theory.joma.theorems.scan_and_snap as module
-
-    monkeypatch.setattr(module, "STEPS", 16)
+    monkeypatch.setattr(recording, "STEPS", 16)
     with pytest.raises(CertificateError, match="16 steps"):
         reduced_trajectory(*profile, [0.0, 5.0, 50.0])  # another number of moments: traced anew

@@ -48,6 +48,12 @@ class Change:
         return self.moved <= (2 * self.spacing) ** 2 * max(self.before, self.after)
 
     @property
+    def growth(self) -> float:
+        """Absolute logarithm of the ratio of the norms; zero to or from a tensor of zeros."""
+        both = self.before > 0 and self.after > 0
+        return abs(float(np.log(self.after / self.before))) / 2 if both else 0.0
+
+    @property
     def rms(self) -> float:
         """RMS of the difference."""
         return float(np.sqrt(self.moved / max(self.size, 1)))

@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 LINES, SOUGHT = 64, 512
 RESIDUAL = 0.7  # largest residual of an explanation
 # The same for vectors, which training negates and shifts too, and for a factor of a matrix, which may grow.
-CLOSE, SCALED = 0.05, 0.3
+CLOSE, SCALED = 0.05, 0.15
 LARGE = 0.15  # changes below this share of the norm are not explained
 ONE = 0.15  # tolerance of a shift of gains by one, and its largest residual: some implementations multiply by 1 + w
 
@@ -34,6 +34,7 @@ class Explanation(NamedTuple):
     residual: float
     # Whether training may have the same effect at a small scale; the size of the change then decides.
     weak: bool = False
+    factor: float = 1.0  # of a scaled matrix
 
 
 def explain_moments(change: Change, matrix: bool) -> Iterator[Explanation]:
@@ -50,8 +51,8 @@ def explain_moments(change: Change, matrix: bool) -> Iterator[Explanation]:
         yield Explanation(f"is shifted by {step:.3g}", shifted, not matrix and not by_one)
     factor = change.product / change.before if change.before else 0.0
     scaled = max(change.after - change.product * factor, 0.0) / change.moved
-    if matrix and scaled < SCALED and factor > 0 and not 0.7 < factor < 1.4:
-        yield Explanation(f"is multiplied by {factor:.3g}", scaled, scaled > SCALED / 2 or 0.6 < factor < 1.7)
+    if matrix and scaled < RESIDUAL and factor > 0 and not 0.7 < factor < 1.4:
+        yield Explanation(f"is multiplied by {factor:.3g}", scaled, scaled > SCALED or 0.6 < factor < 1.7, factor)
 
 
 def explain_orders(one: Checkpoint, other: Checkpoint, name: str) -> Iterator[Explanation]:

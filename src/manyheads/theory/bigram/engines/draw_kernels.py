@@ -1,29 +1,39 @@
 """Compiled draws of keys, queries and tokens: the words of `manyheads.theory.bigram.engines.generator`, bit for bit."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads.theory.bigram.engines.generator import FIRST, OTHER, QUERY, SECOND, WEYL
+
+Floats: TypeAlias = NDArray[np.float32]
+Doubles: TypeAlias = NDArray[np.float64]
+Words: TypeAlias = NDArray[np.uint32]
+Ints: TypeAlias = NDArray[np.int64]
+Word: TypeAlias = np.uint32
+Tokens: TypeAlias = NDArray[np.uint8] | NDArray[np.uint16]
 
 HALF, SHIFT = np.uint32(16), np.uint32(15)
 FOR_QUERY = np.uint32(QUERY[0])
 CHUNK = 512  # words of a pass of `fill_guided`
 
 
-def finish(h: Any, second: Any) -> Any:
+def finish(h: Word, second: Word) -> Word:
     """Return the word of a counter times multiplier plus first key word."""
     h = np.uint32(np.uint32(np.uint32(h ^ (h >> HALF)) * FIRST) ^ second)
     h = np.uint32(np.uint32(h ^ (h >> SHIFT)) * SECOND)
     return np.uint32(h ^ (h >> SHIFT))
 
 
-def one_word(counter: Any, first: Any, second: Any, multiplier: Any) -> Any:
+def one_word(counter: int | Word, first: Word, second: Word, multiplier: Word) -> Word:
     """Return one word of `manyheads.theory.bigram.engines.generator.mix`."""
     return finish(np.uint32(np.uint32(np.uint32(counter) * multiplier) + first), second)
 
 
-def fill_even(tokens: Any, outcomes: Any, first: Any, second: Any) -> None:
+def fill_even(tokens: Tokens, outcomes: np.uint64, first: Word, second: Word) -> None:
     """Fill with equally frequent tokens."""
     h = np.uint32(first)
     for t in range(tokens.shape[0]):
@@ -31,7 +41,7 @@ def fill_even(tokens: Any, outcomes: Any, first: Any, second: Any) -> None:
         h = np.uint32(h + WEYL)
 
 
-def fill_few(tokens: Any, bounds: Any, first: Any, second: Any) -> None:
+def fill_few(tokens: Tokens, bounds: Words, first: Word, second: Word) -> None:
     """Fill with up to four tokens of any distribution: every bound is compared."""
     h = np.uint32(first)
     last = bounds.shape[0] - 1
@@ -43,7 +53,9 @@ def fill_few(tokens: Any, bounds: Any, first: Any, second: Any) -> None:
         h = np.uint32(h + WEYL)
 
 
-def fill_guided(tokens: Any, words: Any, bounds: Any, guide: Any, shift: Any, first: Any, second: Any) -> None:
+def fill_guided(
+    tokens: Tokens, words: Words, bounds: Words, guide: NDArray[np.uint16], shift: Word, first: Word, second: Word
+) -> None:
     """Fill with tokens of any distribution: the guide names the least token of a bucket, comparisons do the rest."""
     h = np.uint32(first)
     for begin in range(0, tokens.shape[0], CHUNK):
@@ -58,7 +70,7 @@ def fill_guided(tokens: Any, words: Any, bounds: Any, guide: Any, shift: Any, fi
             tokens[begin + i] = token
 
 
-def count_reached(bounds: Any, word: Any) -> Any:
+def count_reached(bounds: Words, word: Word) -> int:
     """Return the outcome of one word by bisection: the number of bounds not above it."""
     low, high, target = 0, bounds.shape[0], np.uint64(word)
     while low < high:
@@ -70,7 +82,7 @@ def count_reached(bounds: Any, word: Any) -> Any:
     return low
 
 
-def draw_keys(roots: Any, step: Any, keys: Any, queries: Any, order: Any, starts: Any, bounds: Any) -> None:
+def draw_keys(roots: Words, step: int, keys: Words, queries: Ints, order: Ints, starts: Ints, bounds: Words) -> None:
     """Draw the keys and queries of a batch, and list its samples query by query: those of k from starts[k] on."""
     counter = np.uint32(step)
     one = one_word(counter, roots[0], roots[1], WEYL)

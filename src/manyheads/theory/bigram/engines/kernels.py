@@ -12,13 +12,22 @@ Functions of this module are compiled on the first call (`manyheads.theory.bigra
 integers to 64 bits in every operation, hence the casts.
 """
 
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads.theory.bigram.engines.compiling import compile_kernel
 from manyheads.theory.bigram.engines.draw_kernels import (
     CHUNK,
+    Doubles,
+    Floats,
+    Ints,
+    Tokens,
+    Word,
+    Words,
     count_reached,
     draw_keys,
     fill_even,
@@ -35,7 +44,7 @@ FOR_SLOT, FOR_TARGET = np.uint32(SLOT[0]), np.uint32(TARGET[0])
 FEW = 9  # up to this number of tokens, passes that count two each are faster than a histogram
 
 
-def fill(workspace: Any, first: Any, second: Any) -> None:
+def fill(workspace: Workspace, first: Word, second: Word) -> None:
     """Fill the workspace's tokens in the fastest of the three ways."""
     if workspace.guide.shape[0] == 0:
         fill_even(workspace.tokens, np.uint64(workspace.bounds.shape[0] + 1), first, second)
@@ -47,7 +56,7 @@ def fill(workspace: Any, first: Any, second: Any) -> None:
         )
 
 
-def sum_two(tokens: Any, weights: Any, token: Any) -> Any:
+def sum_two(tokens: Tokens, weights: Floats, token: int) -> tuple[np.float32, np.float32]:
     """Return the weight of a token and of the next one."""
     one, two = np.float32(0), np.float32(0)
     narrow, after = np.uint8(token), np.uint8(token + 1)  # compared as bytes, 64 at a time
@@ -57,7 +66,7 @@ def sum_two(tokens: Any, weights: Any, token: Any) -> Any:
     return one, two
 
 
-def sum_all(weights: Any) -> Any:
+def sum_all(weights: Floats) -> np.float32:
     """Return the sum of all weights."""
     total = np.float32(0)
     for t in range(weights.shape[0]):
@@ -65,7 +74,7 @@ def sum_all(weights: Any) -> Any:
     return total
 
 
-def weigh_tokens(tokens: Any, weights: Any, total: Any, seen: Any, parts: Any) -> None:
+def weigh_tokens(tokens: Tokens, weights: Floats, total: np.float32, seen: Floats, parts: Floats) -> None:
     """Sum the weights of every token: two tokens a pass for small vocabularies, else four histograms in turn."""
     size = seen.shape[0]
     if size <= FEW:
@@ -90,14 +99,14 @@ def weigh_tokens(tokens: Any, weights: Any, total: Any, seen: Any, parts: Any) -
         seen[token] = parts[0, token] + parts[1, token] + parts[2, token] + parts[3, token]
 
 
-def weigh_listed(tokens: Any, weights: Any, listed: Any, seen: Any) -> None:
+def weigh_listed(tokens: Tokens, weights: Floats, listed: Ints, seen: Floats) -> None:
     """Sum the weights of every token over listed positions."""
     seen[:] = 0
     for i in range(listed.shape[0]):
         seen[tokens[listed[i]]] += weights[listed[i]]
 
 
-def add_token_gradient(tokens: Any, by_token: Any, gradient: Any) -> None:
+def add_token_gradient(tokens: Tokens, by_token: Floats, gradient: Floats) -> None:
     """Add the gradient of each position's token; `by_token` has four entries or more."""
     if by_token.shape[0] == 4:
         zero, one, two, three = by_token[0], by_token[1], by_token[2], by_token[3]
@@ -109,7 +118,9 @@ def add_token_gradient(tokens: Any, by_token: Any, gradient: Any) -> None:
             gradient[t] += by_token[tokens[t]]
 
 
-def accumulate_sample(value: Any, mu: Any, target: Any, seen: Any, residual: Any, by_value: Any, by_token: Any) -> None:
+def accumulate_sample(
+    value: Doubles, mu: Doubles, target: int, seen: Floats, residual: Doubles, by_value: Doubles, by_token: Floats
+) -> None:
     """Accumulate one sample apart from its tokens: residual, its share of the value gradient, gradient by token."""
     size = mu.shape[0]
     total = 0.0
@@ -132,21 +143,21 @@ def accumulate_sample(value: Any, mu: Any, target: Any, seen: Any, residual: Any
         by_token[j] = residual[size + j]
 
 
-def move(weights: Any, gradient: Any, rate: Any) -> None:
+def move(weights: Floats, gradient: Floats, rate: np.float32) -> None:
     """Step against a gradient centred over positions."""
     mean = np.float32(sum_all(gradient) / np.float32(gradient.shape[0]))
     for t in range(weights.shape[0]):
         weights[t] -= rate * (gradient[t] - mean)
 
 
-def shrink_row(weights: Any, threshold: Any) -> None:
+def shrink_row(weights: Floats, threshold: np.float32) -> None:
     """Move every weight towards zero by `threshold`."""
     for t in range(weights.shape[0]):
         moved = weights[t]
         weights[t] = moved - min(max(moved, -threshold), threshold)
 
 
-def list_positions(weights: Any, listed: Any) -> Any:
+def list_positions(weights: Floats, listed: Ints) -> int:
     """Write the positions of nonzero weights, and return their number, or -1 if they are too many."""
     count = 0
     for t in range(weights.shape[0]):
@@ -159,15 +170,15 @@ def list_positions(weights: Any, listed: Any) -> Any:
 
 
 def sum_column(
-    value: Any,
-    weights: Any,
-    query: Any,
-    chosen: Any,
-    keys: Any,
-    tables: Any,
-    workspace: Any,
-    by_value: Any,
-    gradient: Any,
+    value: Doubles,
+    weights: Floats,
+    query: int,
+    chosen: Ints,
+    keys: Words,
+    tables: Tables,
+    workspace: Workspace,
+    by_value: Doubles,
+    gradient: Floats,
 ) -> None:
     """Add up both gradients over the samples of one query."""
     gradient[:] = 0
@@ -189,7 +200,15 @@ def sum_column(
         add_token_gradient(workspace.tokens, workspace.by_token, gradient)
 
 
-def run_steps(value: Any, attention: Any, tables: Any, workspace: Any, roots: Any, span: Any, rates: Any) -> Any:
+def run_steps(
+    value: Doubles,
+    attention: Floats,
+    tables: Tables,
+    workspace: Workspace,
+    roots: Words,
+    span: tuple[int, int],
+    rates: Rates,
+) -> tuple[int, float]:
     """Make the steps in place; return the first step that was not made and the largest entry of the value."""
     size, length = attention.shape
     batch = workspace.keys.shape[0]
@@ -218,7 +237,9 @@ def run_steps(value: Any, attention: Any, tables: Any, workspace: Any, roots: An
     return span[1], peak
 
 
-def run_gradients(value: Any, attention: Any, tables: Any, workspace: Any, roots: Any, step: Any) -> Any:
+def run_gradients(
+    value: Doubles, attention: Floats, tables: Tables, workspace: Workspace, roots: Words, step: int
+) -> tuple[Doubles, Floats]:
     """Return both preconditioned gradients of one step."""
     size, length = attention.shape
     batch = workspace.keys.shape[0]
@@ -233,44 +254,27 @@ def run_gradients(value: Any, attention: Any, tables: Any, workspace: Any, roots
     return by_value / (batch * tables.stationary), by_attention
 
 
-FAST_FUNCTIONS = (
-    finish,
-    one_word,
-    fill_even,
-    fill_few,
-    fill_guided,
-    fill,
-    count_reached,
-    sum_two,
-    sum_all,
-    weigh_tokens,
-    weigh_listed,
-    add_token_gradient,
-    accumulate_sample,
-    move,
-    shrink_row,
-    draw_keys,
-    list_positions,
-    sum_column,
-)
+DRAWS = (finish, one_word, fill_even, fill_few, fill_guided, fill, count_reached)
+SUMS = (sum_two, sum_all, weigh_tokens, weigh_listed, add_token_gradient, accumulate_sample, move, shrink_row)
+FAST_FUNCTIONS = (*DRAWS, *SUMS, draw_keys, list_positions, sum_column)
 
 
 class Workspace(NamedTuple):
     """Working arrays of a run, and the tables that turn words into tokens; an empty guide for equal frequencies."""
 
-    tokens: np.ndarray  # (T,)
-    words: np.ndarray  # (CHUNK,)
-    listed: np.ndarray  # (T / SPARSE + 1,)
-    seen: np.ndarray  # (N,)
-    parts: np.ndarray  # (4, N)
-    residual: np.ndarray  # (2 N,)
-    by_token: np.ndarray  # (max(N, 4),)
-    keys: np.ndarray  # (B, 2)
-    queries: np.ndarray  # (B,)
-    order: np.ndarray  # (B,)
-    starts: np.ndarray  # (N + 1,)
-    bounds: np.ndarray  # (N - 1,)
-    guide: np.ndarray
+    tokens: Tokens  # (T,)
+    words: Words  # (CHUNK,)
+    listed: Ints  # (T / SPARSE + 1,)
+    seen: Floats  # (N,)
+    parts: Floats  # (4, N)
+    residual: Doubles  # (2 N,)
+    by_token: Floats  # (max(N, 4),)
+    keys: Words  # (B, 2)
+    queries: Ints  # (B,)
+    order: Ints  # (B,)
+    starts: Ints  # (N + 1,)
+    bounds: Words  # (N - 1,)
+    guide: NDArray[np.uint16]
     shift: np.uint32
 
 
@@ -284,7 +288,7 @@ def make_workspace(tables: Tables, length: int, batch: int) -> Workspace:
     is_even = np.array_equal(even.astype(np.uint64), tables.tokens)
     guide = np.searchsorted(tables.tokens, np.zeros(0, np.uint64) if is_even else buckets, side="right")
     return Workspace(
-        tokens=np.empty(length, np.uint8 if size <= 256 else np.uint16),
+        tokens=np.empty(length, np.uint8) if size <= 256 else np.empty(length, np.uint16),
         words=np.empty(CHUNK, np.uint32),
         listed=np.empty(length // SPARSE + 1, np.int64),
         seen=np.empty(size, np.float32),
@@ -302,14 +306,8 @@ def make_workspace(tables: Tables, length: int, batch: int) -> Workspace:
 
 
 def descend_in_numba(
-    state: tuple[np.ndarray, np.ndarray],
-    tables: Tables,
-    roots: np.ndarray,
-    span: tuple[int, int],
-    rates: Rates,
-    *,
-    batch: int,
-) -> tuple[np.ndarray, np.ndarray, int, float]:
+    state: tuple[Doubles, Floats], tables: Tables, roots: Words, span: tuple[int, int], rates: Rates, *, batch: int
+) -> tuple[Doubles, Floats, int, float]:
     """Make the steps in place on the arrays of `state`: `reference.descend_in_jax`."""
     value, attention = state
     run = compile_kernel(run_steps, FAST_FUNCTIONS)
@@ -320,8 +318,8 @@ def descend_in_numba(
 
 
 def gradients_in_numba(
-    state: tuple[np.ndarray, np.ndarray], tables: Tables, roots: np.ndarray, step: int, *, batch: int
-) -> tuple[np.ndarray, np.ndarray]:
+    state: tuple[Doubles, Floats], tables: Tables, roots: Words, step: int, *, batch: int
+) -> tuple[Doubles, Floats]:
     """Return both gradients of one step: `manyheads.theory.bigram.engines.reference.mean_gradients`."""
     run = compile_kernel(run_gradients, FAST_FUNCTIONS)
     return run(*state, tables, make_workspace(tables, state[1].shape[1], batch), roots, step)

@@ -12,13 +12,16 @@ float64, everything of length :math:`T` float32.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from manyheads.theory.bigram.engines.generator import QUERY, SLOT, TARGET, mix, pick, sample_keys
+
+Pair: TypeAlias = tuple[Array, Array]
 
 FEW = 16  # up to this number of tokens comparing with every threshold is faster than searching
 BLOCK = 1 << 22  # words drawn at once, 16 MB
@@ -43,7 +46,7 @@ class Rates(NamedTuple):
     limit: Any
 
 
-def sum_gradients(value: Any, attention: Any, tables: Tables, keys: tuple[Any, Any], alive: Any) -> tuple[Any, Any]:
+def sum_gradients(value: Array, attention: Array, tables: Tables, keys: Pair, alive: Array) -> Pair:
     """Return the sums over a block of samples behind both gradients: (N, N) float64 and (N, T) float32."""
     tokens, queries, targets = draw_block(tables, keys, attention.shape[1])
     seen = histogram(tokens, attention[queries], len(tables.stationary)).astype(jnp.float64)  # (b, N)
@@ -54,7 +57,7 @@ def sum_gradients(value: Any, attention: Any, tables: Tables, keys: tuple[Any, A
     return by_value, jnp.zeros_like(attention).at[queries].add(at_token)
 
 
-def draw_block(tables: Tables, keys: tuple[Any, Any], length: int) -> tuple[Any, Any, Any]:
+def draw_block(tables: Tables, keys: Pair, length: int) -> tuple[Array, Any, Any]:
     """Return the samples of a block of keys, (b,) each: tokens (b, T), queries (b,) and targets (b,)."""
     first, second = keys
     counters = jnp.arange(length, dtype=jnp.uint32)
@@ -65,7 +68,7 @@ def draw_block(tables: Tables, keys: tuple[Any, Any], length: int) -> tuple[Any,
     return tokens, queries, pick(tables.targets[attended], mix(TARGET, first, second))
 
 
-def _tokens(words: Any, bounds: Any) -> Any:
+def _tokens(words: Array, bounds: Array) -> Array:
     """Count the thresholds that each word reaches."""
     bounds = bounds.astype(jnp.uint32)
     if len(bounds) < FEW:
@@ -76,7 +79,7 @@ def _tokens(words: Any, bounds: Any) -> Any:
     return jnp.searchsorted(bounds, words, side="right").astype(jnp.int32)
 
 
-def histogram(tokens: Any, weights: Any, size: int) -> Any:
+def histogram(tokens: Array, weights: Array, size: int) -> Array:
     """Sum the weights of each token, one row a sample."""
     if size <= FEW:
         return jnp.stack([jnp.where(tokens == token, weights, 0).sum(1) for token in range(size)], axis=1)
@@ -84,7 +87,7 @@ def histogram(tokens: Any, weights: Any, size: int) -> Any:
 
 
 @partial(jax.jit, static_argnames="batch")
-def mean_gradients(value: Any, attention: Any, tables: Tables, roots: Any, step: Any, *, batch: int) -> tuple[Any, Any]:
+def mean_gradients(value: Array, attention: Array, tables: Tables, roots: Array, step: Array, *, batch: int) -> Pair:
     """Return both preconditioned gradients of one step; that of the attention has no mean over the positions."""
     length = attention.shape[1]
     size = min(batch, max(1, BLOCK // length))
@@ -92,7 +95,7 @@ def mean_gradients(value: Any, attention: Any, tables: Tables, roots: Any, step:
     first, second = sample_keys(roots, step[None], jnp.arange(blocks * size, dtype=jnp.uint32))
     alive = (jnp.arange(blocks * size) < batch).astype(jnp.float64)
 
-    def add(sums: Any, block: Any) -> tuple[Any, None]:
+    def add(sums: Pair, block: tuple[Array, ...]) -> tuple[Pair, None]:
         one, two, living = block
         return jax.tree.map(jnp.add, sums, sum_gradients(value, attention, tables, (one, two), living)), None
 
@@ -104,22 +107,22 @@ def mean_gradients(value: Any, attention: Any, tables: Tables, roots: Any, step:
     return by_value / (batch * tables.stationary), by_attention * scale[:, None]
 
 
-def shrink(rows: Any, threshold: Any) -> Any:
+def shrink(rows: Array, threshold: Array) -> Array:
     """Soft threshold: move every weight towards zero by `threshold`; smaller ones become zero."""
     return rows - jnp.clip(rows, -threshold, threshold)
 
 
 @partial(jax.jit, static_argnames=("batch", "shrinking"))
 def descend_in_jax(
-    state: tuple[Any, Any],
+    state: Pair,
     tables: Tables,
-    roots: Any,
-    span: tuple[Any, Any],
+    roots: Array,
+    span: Pair,
     rates: Rates,
     *,
     batch: int,
     shrinking: bool,
-) -> tuple[Any, Any, Any, Any]:
+) -> tuple[Array, Array, Array, Array]:
     """Make the steps from `span[0]` on, before `span[1]`; stop where an entry of the value passes `rates.limit`.
 
     Returns value, attention, the first step that was not made, and the largest entry of the value.
@@ -134,7 +137,7 @@ def descend_in_jax(
             attention = shrink(attention, rates.threshold.astype(jnp.float32))
         return value, attention, number + 1, jnp.abs(value).max()
 
-    def more(carry: Any) -> Any:
+    def more(carry: Any) -> Array:
         return (carry[2] < span[1]) & (carry[3] <= rates.limit)  # false for NaN
 
     return jax.lax.while_loop(more, step, (*state, span[0], jnp.zeros(())))

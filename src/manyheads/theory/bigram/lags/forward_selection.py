@@ -36,25 +36,13 @@ ROTATIONS = 256
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Lags that were selected.
+    """Lags that were selected."""
 
-    Attributes
-    ----------
-    information
-        (groups, L): conditional mutual information in bits of the lags that were selected, given those before them.
-    order
-        The lags, in the order of their selection.
-    pvalue
-        Of independence: the least of all lags before any was selected, corrected for their number.
-    left, left_pvalue
-        The lag with the least p-value of those that were not selected, and that p-value, corrected likewise.
-    """
-
-    information: np.ndarray
-    order: tuple[int, ...]
-    pvalue: float
-    left: int
-    left_pvalue: float
+    information: np.ndarray  # (groups, L): bits of the selected lags, given those selected before them
+    order: tuple[int, ...]  # the lags, in the order of their selection
+    pvalue: float  # of independence: the least of all lags before any was selected, corrected for their number
+    left: int  # the lag with the least p-value of those that were not selected
+    left_pvalue: float  # corrected likewise
 
 
 class Scores:
@@ -76,11 +64,8 @@ class Scores:
         counts = self._count(slice(None), levels[data.targets], int(groups.max()) + 1)
         rows, columns = counts[:, 0].sum(2), counts.sum(2)
         self.samples, self.uneven = rows.sum(1), measure_unevenness(counts)
-        self.cross, self.within, self.targets = (
-            _centre(counts, rows[:, None], columns),
-            _scatter(columns),
-            _scatter(rows),
-        )
+        self.cross = _centre(counts, rows[:, None], columns)
+        self.within, self.targets = _scatter(columns), _scatter(rows)
         self.known: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in self.samples]
         self.free = np.ones(self.cross.shape[:2], bool)
         if errors is not None:
@@ -149,10 +134,8 @@ class Scores:
         squares = np.einsum("ka,ab,kb->k", means, inverse, means)
         across = np.einsum("ka,ab,kb->k", means, inverse, along) ** 2
         squares -= across / np.maximum(np.einsum("ka,ab,kb->k", along, inverse, along), 1e-300)
-        statistic, dof = (
-            float(self.samples[often] @ squares),
-            float(often.sum() * max(len(value) - (2 if value.any() else 1), 0)),
-        )
+        statistic = float(self.samples[often] @ squares)
+        dof = float(often.sum() * max(len(value) - (2 if value.any() else 1), 0))
         return float(wilson_hilferty(np.asarray(statistic), np.asarray(dof), 0.0)), statistic - dof
 
     def condition(self, group: int, lag: int) -> float:
@@ -178,17 +161,7 @@ class Scores:
 
 
 def select_lags(data: Lagged, level: float, groups: np.ndarray | None = None) -> Selection:
-    """Select lags, with a bound on the probability of any false one over all groups and lags.
-
-    Parameters
-    ----------
-    data
-        The samples.
-    level
-        Probability that targets which depend on nothing are given a lag.
-    groups
-        Group of every sample, (m,), integers from 0 on; by default all are one.
-    """
+    """Select lags in groups (m,) of samples, one by default; a false one has at most the probability `level`."""
     groups = np.zeros(len(data), np.int64) if groups is None else groups
     tables = Scores(data, groups, merge_levels(data, int(groups.max()) + 1))
     count, lags = tables.cross.shape[:2]
@@ -218,14 +191,8 @@ def select_lags(data: Lagged, level: float, groups: np.ndarray | None = None) ->
 def present_pvalue(data: Lagged, chosen: np.ndarray) -> float:
     """Return the p-value of no effect of the present symbol beside a table for each lag, of the symbols that chose it.
 
-    Where a lag is of one symbol alone, its table holds every effect of that symbol.
-
-    Parameters
-    ----------
-    data
-        The samples.
-    chosen
-        Which lags beyond 0 belong to which symbol, (N, L) of bools.
+    `chosen` (N, L) tells which lags beyond 0 belong to which symbol. Where a lag is of one symbol alone, its table
+    holds every effect of that symbol.
     """
     levels = merge_levels(data, data.vocabulary)
     size, lags = int(levels.max()) + 1, np.flatnonzero(chosen.any(0))

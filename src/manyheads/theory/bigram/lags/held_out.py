@@ -27,30 +27,18 @@ class HeldOutLoss:
 
     Attributes
     ----------
-    unigram
-        The frequencies of the targets.
-    bigram
-        The table of what follows the present symbol.
-    additive
-        A linear model with a matrix for every lag: the best number of the lags that forward selection found among all.
-    fitted
-        The fit.
-    samples
-        How many there were.
     short
         Fewest lags of the additive model whose loss exceeds the least of all by one standard error of the difference,
         or 5% of what that explains, at most; empty if there are none.
-    short_loss
-        Its loss.
     """
 
-    unigram: float
-    bigram: float
-    additive: float
-    fitted: float
-    samples: int
+    unigram: float  # the frequencies of the targets
+    bigram: float  # the table of what follows the present symbol
+    additive: float  # the best of linear models with a matrix for each of the first lags of forward selection
+    fitted: float  # the fit
+    samples: int  # how many there were
     short: tuple[int, ...] = ()
-    short_loss: float = float("nan")
+    short_loss: float = float("nan")  # its loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,15 +105,10 @@ def measure_losses(
     allowed = np.maximum(worse.std(1) / len(tested) ** 0.5, TOLERATED * (losses[0] - losses[best]))
     enough = np.flatnonzero((worse.mean(1) <= allowed) & (selected > 0))
     short = additive.lags[: int(enough[0]) + 1] if len(enough) else ()
-    return HeldOutLoss(
-        float(losses[0]),
-        float(losses[1]),
-        float(losses[3:].min()),
-        float(losses[2]),
-        len(tested),
-        tuple(sorted(short)),
-        float(losses[2 + len(short)]) if short else float("nan"),
-    )
+    short_loss = float(losses[2 + len(short)]) if short else float("nan")
+    unigram, bigram, fitted = losses[:3].tolist()
+    linear = float(losses[3:].min())
+    return HeldOutLoss(unigram, bigram, linear, fitted, len(tested), tuple(sorted(short)), short_loss)
 
 
 def _one_hot(block: Lagged, lags: Sequence[int]) -> sparse.csr_array:

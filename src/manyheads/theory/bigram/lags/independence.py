@@ -30,22 +30,12 @@ ENOUGH = 10  # permutations at least as large as the stream's own value, after w
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """Samples that were held out, and the predictions of a fit to those before.
+    """Samples that were held out, and the predictions of a fit to those before."""
 
-    Attributes
-    ----------
-    data
-        The samples; their symbols are cut to what they see.
-    response
-        The statistic by target and attended symbol, (N, N).
-    chosen, weights
-        Lags of every query and their weights, (N, M).
-    """
-
-    data: Lagged
-    response: np.ndarray
-    chosen: np.ndarray
-    weights: np.ndarray
+    data: Lagged  # the samples; their symbols are cut to what they see
+    response: np.ndarray  # the statistic by target and attended symbol, (N, N)
+    chosen: np.ndarray  # lags of every query, (N, M)
+    weights: np.ndarray  # (N, M)
 
     @classmethod
     def of(cls, data: Lagged, start: int, fit: Minimum) -> Forecast:
@@ -88,19 +78,9 @@ class Forecast:
 def independence_test(forecast: Forecast, own: bool, rate: float, rng: np.random.Generator) -> float:
     """Return the p-value of the module's head: one-sided, small if the predictions go with the targets.
 
-    The draws end early where the p-value is large; it is valid then as well (Besag and Clifford, "Sequential Monte
-    Carlo p-values", Biometrika 1991).
-
-    Parameters
-    ----------
-    forecast
-        Samples and predictions.
-    own
-        Whether the targets are the next symbols of the stream.
-    rate
-        Error rate of the decision; the p-value is at least a quarter of it.
-    rng
-        Where the permutations come from.
+    It is at least a quarter of `rate`, the error rate of the decision; `own` targets are the stream's next symbols. The
+    draws end early where the p-value is large; it is valid then as well (Besag and Clifford, "Sequential Monte Carlo
+    p-values", Biometrika 1991).
     """
     total, larger = forecast.statistic(forecast.data), 0
     draws = int(np.ceil(4 / rate)) - 1

@@ -58,7 +58,7 @@ def minimize(
         raise CertificateError(
             f"no better than unigram: no lag stands out from the noise of {len(problem.data)} samples; give more, or a "
             f"smaller strength than {problem.strength:.2f}; the largest correlation of a lag, in units of its penalty",
-            measured=max((_strongest(problem, value) for value in inits), default=0.0),
+            measured=max((_largest_correlation(problem, value) for value in inits), default=0.0),
             threshold=1.0,
         )
     best = minima[0]
@@ -80,7 +80,7 @@ def squared_errors(problem: LagProblem, minimum: Minimum) -> np.ndarray:
     return np.concatenate(errors)
 
 
-def _strongest(problem: LagProblem, value: np.ndarray) -> float:
+def _largest_correlation(problem: LagProblem, value: np.ndarray) -> float:
     """Return the largest correlation of a lag for a value matrix, in units of its penalty."""
     seen = problem.counts > 0
     correlation = attention_sums(problem, value)[1][seen].max(1)

@@ -19,25 +19,13 @@ from manyheads.theory.bigram.lags.streams import Lagged
 
 @dataclass(frozen=True, eq=False)
 class PairCounts:
-    """Counts at some lags of every query.
+    """Counts at some lags of every query."""
 
-    Attributes
-    ----------
-    chosen, used
-        (N, M): the lags, and which of them count; the others only fill a row.
-    pairs
-        Sparse, (M(M+1)/2 N, N^2): row (j, l <= j, k), column (x, x').
-    answers
-        Sparse, (M N, N^2): row (j, k), column (y, x).
-    samples
-        Number of samples n.
-    """
-
-    chosen: np.ndarray
-    used: np.ndarray
-    pairs: sparse.csr_array
-    answers: sparse.csr_array
-    samples: int
+    chosen: np.ndarray  # (N, M): the lags
+    used: np.ndarray  # (N, M): which of them count; the others only fill a row
+    pairs: sparse.csr_array  # sparse, (M(M+1)/2 N, N^2): row (j, l <= j, k), column (x, x')
+    answers: sparse.csr_array  # sparse, (M N, N^2): row (j, k), column (y, x)
+    samples: int  # number of samples n
 
     @classmethod
     def of(cls, data: Lagged, chosen: np.ndarray, used: np.ndarray) -> PairCounts:

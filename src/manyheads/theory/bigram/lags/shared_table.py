@@ -23,22 +23,12 @@ SAMPLES = 1 << 18  # that are tested, at most: bounds the memory of the errors
 
 @dataclass(frozen=True)
 class SharedTable:
-    """Result of `check_shared_table`; p-values are corrected for the number of tests.
+    """Result of `check_shared_table`; p-values are corrected for the number of tests."""
 
-    Attributes
-    ----------
-    pvalue, lag
-        Of one table for all lags, and the lag that contradicts it most.
-    share
-        Information that separate tables add, as a share of what they explain.
-    left, left_pvalue
-        The lag beyond those of the fit on which the errors depend most.
-    """
-
-    pvalue: float
-    lag: int
-    share: float
-    left: int
+    pvalue: float  # of one table for all lags
+    lag: int  # the lag that contradicts it most
+    share: float  # information that separate tables add, as a share of what they explain
+    left: int  # the lag beyond those of the fit on which the errors depend most
     left_pvalue: float
 
     def rejected(self, level: float) -> bool:
@@ -57,11 +47,8 @@ def check_shared_table(data: Lagged, value: np.ndarray, attention: np.ndarray, m
     shares = data.occurrences[:, None] * fold
     shared = fold.T @ value  # (K, N)
     along = shared @ (shares / np.maximum(shares.sum(0), 1)) @ tables.within
-    single, together, present = (
-        tables.score_groups(direction=along),
-        tables.score_pooled(along),
-        tables.score_present(shared),
-    )
+    single, together = tables.score_groups(direction=along), tables.score_pooled(along)
+    present = tables.score_present(shared)
     pvalue, lag = _smallest_pvalue(single[0], together[0], present[0])
     added = max(
         np.where(np.isfinite(single[0]), single[1], 0.0).max(1).clip(0).sum(), together[1].max(), present[1], 0.0

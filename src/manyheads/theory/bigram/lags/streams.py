@@ -25,28 +25,14 @@ BLOCK = 1 << 15  # places that are read at a time: bounds the memory of a pass, 
 
 @dataclass(frozen=True, eq=False)
 class Lagged:
-    """A stream, read: which places are samples, and what is to be predicted there.
+    """A stream, read: which places are samples, and what is to be predicted there."""
 
-    Attributes
-    ----------
-    symbols
-        (n,) int64: all streams, one behind the other; -1 in a gap, which no sample reads.
-    places
-        (m,) int64: where the samples are; each has `lags` symbols of its own stream, itself included.
-    targets
-        (m,) int64.
-    lags, vocabulary
-        Number of lags L and of symbols N.
-    labels
-        (N,): what the symbols are in the caller's stream.
-    """
-
-    symbols: np.ndarray
-    places: np.ndarray
-    targets: np.ndarray
-    lags: int
-    vocabulary: int
-    labels: np.ndarray
+    symbols: np.ndarray  # (n,) int64: all streams, one behind the other; -1 in a gap, which no sample reads
+    places: np.ndarray  # (m,) int64: where the samples are; each has `lags` symbols of its own stream, itself included
+    targets: np.ndarray  # (m,) int64
+    lags: int  # L
+    vocabulary: int  # N
+    labels: np.ndarray  # (N,): what the symbols are in the caller's stream
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -94,36 +80,9 @@ def read_streams(
     targets: ArrayLike | Sequence[ArrayLike] | None = None,
     vocabulary: int | None = None,
 ) -> Lagged:
-    """Read one stream or several, and find the places with enough history.
+    """Read one stream or several as `fit_lags` takes them, and find the places with enough history.
 
-    Parameters
-    ----------
-    streams
-        Labels (n,) of any type, or a list of such arrays: sessions that do not continue one another; a `str` is a
-        stream of its characters. Integers from 0 to 4095, or any with `vocabulary`, are symbols as they stand; other
-        labels are numbered in their order. NaN, NaT, None, `pandas.NA` and masked entries are gaps, whatever the dtype:
-        a gap is no symbol, and ends a session.
-    lags
-        Number of lags L, lag 0 included.
-    targets
-        What is to be predicted at every place, of the same shape as `streams`; by default the next symbol. A place
-        whose target is a gap is no sample.
-    vocabulary
-        Number of symbols; by default one more than the largest integer, or as many as there are labels.
-
-    Raises
-    ------
-    ShapeError
-        Streams that are no rows of labels, or targets of another shape.
-    UsageError
-        An empty stream, symbols outside the vocabulary, infinite labels, lags that no stretch without a gap is long
-        enough for, or symbols or targets that never change.
-
-    Examples
-    --------
-    >>> data = read_streams([5, 6, 7, 8], lags=2)
-    >>> data.windows.tolist(), data.targets.tolist()
-    ([[6, 5], [7, 6]], [7, 8])
+    A place whose target is a gap is no sample. With `vocabulary` all integers are symbols as they stand.
     """
     rows = _rows(streams, "stream")
     wanted = None if targets is None else _rows(targets, "target")
@@ -297,8 +256,6 @@ def plant_lags(
 
     Parameters
     ----------
-    rng
-        Where the draws come from.
     stream
         Symbols (n,), integers below N.
     transition

@@ -58,6 +58,18 @@ class _Rows(NamedTuple):
     sums: np.ndarray
 
 
+def excess_of_signals(
+    task: BigramTask, value_norm: np.ndarray, attention_norm: np.ndarray, value: np.ndarray, attention: np.ndarray
+) -> np.ndarray:
+    r"""Return the excess loss over its initial value, from squared norms :math:`K_V`, :math:`|A|^2` and both signals.
+
+    .. math:: (|A|^2K_V - 2\langle Q,A\rangle\alpha_VK_P + |Q|^2K_P) / |Q|^2K_P
+    """
+    transition = task.transition_squared_norm
+    overlap = (attention * task.attention_squared_norm + 1 / task.length) * value * transition
+    return (attention_norm * value_norm - 2 * overlap) / (task.weight_squared_norm * transition) + 1
+
+
 def check_weights(task: BigramTask, value: np.ndarray, attention: np.ndarray) -> None:
     """Refuse weights (N, N) and (N, T) whose shapes differ from those of the task."""
     shapes, expected = (value.shape, attention.shape), ((task.vocabulary,) * 2, (task.vocabulary, task.length))
@@ -76,14 +88,10 @@ def measure_overlaps(task: BigramTask, value: np.ndarray, attention: np.ndarray)
     inner = float(mu @ (value * task.centred).sum(0))
     mean = value @ mu
     signal = float(mu @ (rows.overlaps - rows.sums / task.length))
-    return Overlaps(
-        float(mu @ (value**2).sum(0)) - float(mean @ mean),
-        inner,
-        float(mu @ rows.squared_norms),
-        float(mu @ rows.overlaps),
-        inner / task.transition_squared_norm,
-        signal / task.attention_squared_norm if task.attention_squared_norm > 1e-12 else float("nan"),
-    )
+    squared_norm = float(mu @ (value**2).sum(0)) - float(mean @ mean)
+    attention_norm, overlap = float(mu @ rows.squared_norms), float(mu @ rows.overlaps)
+    share = signal / task.attention_squared_norm if task.attention_squared_norm > 1e-12 else float("nan")
+    return Overlaps(squared_norm, inner, attention_norm, overlap, inner / task.transition_squared_norm, share)
 
 
 @takes_arrays

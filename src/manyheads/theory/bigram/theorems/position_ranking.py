@@ -42,24 +42,8 @@ def predict_position_ranking(
 ) -> np.ndarray:
     """Draw the samples until gradient training from scratch ranks all positions first, with any sign: 1600 paths.
 
-    Parameters
-    ----------
-    task
-        Its tokens are about equally frequent.
-    noise_ratio
-        Noise-to-signal ratio of the training, as of `SignalSystem.noise_ratio`.
-    rng
-        Source of the paths.
-    patience
-        Budget, in multiples of ln T + 1.3 units of time; paths that do not end before it have its samples.
-
-    Examples
-    --------
-    >>> from manyheads.theory.bigram.task import draw_bigram_task
-    >>> task = draw_bigram_task(np.random.default_rng(0), 3, 16_000, 2)
-    >>> samples = predict_position_ranking(task, 4.0, np.random.default_rng(1))
-    >>> bool(np.median(samples) < task.length)
-    True
+    Tokens are about equally frequent, `noise_ratio` is that of `SignalSystem`, and paths that do not end within
+    `patience` times ln T + 1.3 units of time have the samples of this budget.
     """
     if not noise_ratio > 0 or not patience > 0:
         raise UsageError(f"noise_ratio={noise_ratio}, patience={patience}: give positive numbers")

@@ -65,22 +65,12 @@ class Diverged(CertificateError):
 
 @dataclass(frozen=True)
 class StepSettings:
-    r"""Settings of a step.
+    r"""Settings of a step."""
 
-    Attributes
-    ----------
-    batch
-        Samples B of a step.
-    value_learning_rate, attention_learning_rate
-        Learning rates :math:`\eta_W` and :math:`\eta_A`.
-    penalty
-        :math:`\lambda`: the soft threshold of a step is :math:`\eta_A\lambda`; rows may then have any sum.
-    """
-
-    batch: int = constrained(rule=Constraint(least=1, below=LONGEST))
-    value_learning_rate: float = constrained(rule=Constraint(least=0))
-    attention_learning_rate: float = constrained(rule=Constraint(least=0))
-    penalty: float = constrained(0.0, Constraint(least=0))
+    batch: int = constrained(rule=Constraint(least=1, below=LONGEST))  # samples B of a step
+    value_learning_rate: float = constrained(rule=Constraint(least=0))  # eta_W
+    attention_learning_rate: float = constrained(rule=Constraint(least=0))  # eta_A
+    penalty: float = constrained(0.0, Constraint(least=0))  # lambda; rows may then have any sum
 
     def __post_init__(self) -> None:
         check_fields(self)

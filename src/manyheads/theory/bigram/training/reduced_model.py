@@ -25,6 +25,7 @@ from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError
 from manyheads.theory.bigram.task import BigramTask
 from manyheads.theory.bigram.theorems.gradient_noise import RowCoefficients, ValueNoise, attention_noise
+from manyheads.theory.bigram.theorems.population import excess_of_signals
 from manyheads.theory.bigram.training.proximal_sgd import LIMIT, StepSettings
 
 ESCAPED = 0.3  # product of both signals at the plateau escape; its time is insensitive to the exact value
@@ -110,10 +111,7 @@ def record_reduced(
         rows.append([float(part[0]) for part in measure_reduced(task, state)])
         state = chain.step(rng, state)
     values, attention, value_signal, weight_signal = np.array(rows).T
-    transition = task.transition_squared_norm
-    overlap = (weight_signal * task.attention_squared_norm + 1 / task.length) * value_signal * transition
-    excess = (attention * values - 2 * overlap) / (task.weight_squared_norm * transition) + 1
-    return value_signal, weight_signal, excess, state
+    return value_signal, weight_signal, excess_of_signals(task, values, attention, value_signal, weight_signal), state
 
 
 @takes_arrays

@@ -14,7 +14,7 @@ here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -96,22 +96,12 @@ def estimate_loss(state: State, stationary: np.ndarray, batch: Batch) -> LossEst
 
 @dataclass(frozen=True)
 class SupportSamples:
-    """Fresh samples, reduced to some positions of each query.
+    """Fresh samples, reduced to some positions of each query."""
 
-    Attributes
-    ----------
-    places
-        (N, C): the positions kept for each query; -1 in the unused columns of a query with fewer.
-    tokens
-        (n, C): the tokens there.
-    queries, targets
-        (n,) each.
-    """
-
-    places: np.ndarray
-    tokens: np.ndarray
-    queries: np.ndarray
-    targets: np.ndarray
+    places: np.ndarray  # (N, C): the positions kept for each query; -1 in the unused columns of a query with fewer
+    tokens: np.ndarray  # (n, C): the tokens there
+    queries: np.ndarray  # (n,)
+    targets: np.ndarray  # (n,)
 
 
 def sample_support(
@@ -124,13 +114,7 @@ def sample_support(
     if len(support) != task.vocabulary or not all(len(row) for row in support):
         raise ShapeError(f"support of {[len(row) for row in support]} positions: give one or more for each query")
     everything = np.unique(np.concatenate([task.positions.ravel(), *support]))
-    small = BigramTask(
-        task.transition,
-        task.stationary,
-        np.searchsorted(everything, task.positions),
-        task.weights,
-        len(everything),
-    )
+    small = replace(task, positions=np.searchsorted(everything, task.positions), length=len(everything))
     batch = small.draw(rng, size)
     places = np.full((task.vocabulary, max(len(row) for row in support)), -1)
     for query, row in enumerate(support):

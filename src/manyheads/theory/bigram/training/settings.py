@@ -27,7 +27,7 @@ class FirstStage:
 
     The growth per step is :math:`\eta = \kappa_2\,B K_P K_Q / T` and the learning rates are :math:`\eta/K_Q` for values
     and :math:`\eta/K_P` for attention. The samples are close to :math:`T(\ln T + 1.3)/(\kappa_2 K_P K_Q)` up to
-    :math:`\kappa_2 = 8`; above, noise dominates (measured here).
+    :math:`\kappa_2 = 8`; above, noise dominates.
 
     Attributes
     ----------
@@ -37,8 +37,6 @@ class FirstStage:
     sparsity
         Largest number of attended positions of a query: a fit keeps at most so many, and fewer if samples confirm
         fewer. As a guess of Q it determines the learning rates, :math:`K_Q = 1/Q - 1/T`.
-    batch
-        Samples of a step.
     noise_ratio
         :math:`\kappa_2`, noise against signal: at most 8.
     switch
@@ -51,7 +49,7 @@ class FirstStage:
 
     transition_squared_norm: float = constrained(rule=Constraint(above=0, below=1))
     sparsity: int = constrained(rule=Constraint(least=1))
-    batch: int = constrained(64, Constraint(least=1))
+    batch: int = constrained(64, Constraint(least=1))  # samples of a step
     noise_ratio: float = constrained(8.0, Constraint(above=0))
     switch: float = constrained(SWITCH, Constraint(above=5))  # the largest of 10^6 normal z-scores
     extra: float = constrained(1.0, Constraint(least=0, below=10))
@@ -90,25 +88,17 @@ class SecondStage:
     ----------
     kind
         "proximal": l1 penalty; "plain": no penalty; "none": no stage two.
-    batch
-        Samples of a step.
-    growth
-        Growth per step, as in `FirstStage`.
     ratio
         The penalty in standard deviations of one coordinate of the attention's gradient: :math:`\lambda = r\sigma`.
         Above :math:`\sqrt{2\ln T}` no noise is left; 2 to 3 is better with few samples.
-    samples
-        Budget.
-    every
-        Steps between two evaluations of the held-out loss.
     """
 
     kind: Literal["proximal", "plain", "none"] = constrained("proximal")
-    batch: int = constrained(1024, Constraint(least=1))
-    growth: float = constrained(0.1, Constraint(above=0, most=0.5))
+    batch: int = constrained(1024, Constraint(least=1))  # samples of a step
+    growth: float = constrained(0.1, Constraint(above=0, most=0.5))  # growth per step, as in `FirstStage`
     ratio: float = constrained(2.5, Constraint(above=0))
-    samples: int = constrained(150_000, Constraint(least=1))
-    every: int = constrained(5, Constraint(least=1))
+    samples: int = constrained(150_000, Constraint(least=1))  # budget
+    every: int = constrained(5, Constraint(least=1))  # steps between two evaluations of the held-out loss
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -130,22 +120,12 @@ class SecondStage:
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Settings of the whole run.
-
-    Attributes
-    ----------
-    first, second
-        The two stages.
-    held_out
-        Samples of early stopping, and as many fresh ones for the final loss.
-    fresh
-        Samples of the refit.
-    """
+    """Settings of the whole run."""
 
     first: FirstStage
     second: SecondStage = field(default_factory=SecondStage)
-    held_out: int = constrained(1500, Constraint(least=2))  # for a standard error
-    fresh: int = constrained(100_000, Constraint(least=1))
+    held_out: int = constrained(1500, Constraint(least=2))  # early stopping, and as many for the final loss
+    fresh: int = constrained(100_000, Constraint(least=1))  # samples of the refit
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -35,7 +35,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,9 @@ from manyheads.theory.bigram.engines.reference import Tables, as_jax, draw_block
 from manyheads.theory.bigram.task import Batch, BigramTask
 from manyheads.theory.bigram.training.proximal_sgd import State, StepSettings, check_size, check_steps, make_tables
 from manyheads.theory.bigram.training.record import trajectory
+
+Logits: TypeAlias = tuple[jax.Array, jax.Array]  # of positions and of tokens
+Samples: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]  # tokens, queries, targets
 
 PROBE = 2048  # contexts on which the excess loss is estimated
 
@@ -72,8 +75,6 @@ class SoftmaxSettings:
 
     Attributes
     ----------
-    batch
-        Samples of a step.
     value_learning_rate
         :math:`\eta_W`.
     attention_learning_rate
@@ -81,15 +82,13 @@ class SoftmaxSettings:
     rule
         "scaled": gradient steps of :math:`\eta_A/\max_t a_t^2`, the maximum of each row's softmax over positions, and
         of :math:`\eta_A/\max_j \pi_j^2` for the logits of tokens; "constant": gradient steps; "adam": Adam.
-    token_logits
-        Whether :math:`m` is trained as well.
     """
 
-    batch: int
+    batch: int  # samples of a step
     value_learning_rate: float
     attention_learning_rate: float
     rule: Literal["scaled", "constant", "adam"] = constrained("scaled")
-    token_logits: bool = False
+    token_logits: bool = False  # whether m is trained as well
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -174,7 +173,9 @@ def _adam() -> optax.GradientTransformation:
     return optax.scale_by_adam()
 
 
-def _gradients(value: Any, logits: Any, samples: Any, mu: Any, token_logits: bool) -> tuple[Any, Any]:
+def _gradients(
+    value: jax.Array, logits: Logits, samples: Samples, mu: jax.Array, token_logits: bool
+) -> tuple[jax.Array, Logits]:
     """Return the preconditioned gradients in the value and in both kinds of logits."""
     positions, by_token = logits
     tokens, queries, targets = samples

@@ -43,24 +43,12 @@ class BigramSource(eqx.Module):
 
 
 class Probe(NamedTuple):
-    """Contexts with their true conditional distributions.
+    """Contexts with their true conditional distributions."""
 
-    Attributes
-    ----------
-    tokens
-        (B, T + 1), the query last.
-    truth
-        Distributions of the targets, (B, N).
-    information
-        Mutual information of target and context given the query, in nats: the excess loss of uniform predictions.
-    first_alone
-        Excess loss of the best predictor that knows the position of largest weight alone, over the information.
-    """
-
-    tokens: jax.Array
-    truth: np.ndarray
-    information: float
-    first_alone: float
+    tokens: jax.Array  # (B, T + 1), the query last
+    truth: np.ndarray  # distributions of the targets, (B, N)
+    information: float  # of target and context given the query, in nats: the excess loss of uniform predictions
+    first_alone: float  # excess loss of the best predictor from the largest weight alone, over the information
 
 
 def source_of(task: BigramTask, size: int) -> BigramSource:

@@ -85,37 +85,17 @@ class StageTwoResult:
 
 @dataclass(frozen=True)
 class TwoStageResult:
-    """Result of `train_bigram`.
+    """Result of `train_bigram`."""
 
-    Attributes
-    ----------
-    state
-        Final values and attention, after the refit.
-    raw
-        Values and attention before rounding.
-    support
-        The positions found, one array per query.
-    loss
-        Of `state` on fresh samples, with its standard error.
-    samples
-        Number drawn for each purpose: first, second, held-out, fit, certificate.
-    flipped, z_score
-        Whether the signs were flipped, and the z-score at the switch.
-    stopped
-        "held-out", "budget", or "switch" without a stage two.
-    curve
-        Held-out loss over stage two, (points, 2).
-    """
-
-    state: State
-    raw: State
-    support: tuple[np.ndarray, ...]
-    loss: LossEstimate
-    samples: dict[str, int]
-    flipped: bool
-    z_score: float
-    stopped: Stopped
-    curve: np.ndarray
+    state: State  # final values and attention, after the refit
+    raw: State  # values and attention before rounding
+    support: tuple[np.ndarray, ...]  # the positions found, one array per query
+    loss: LossEstimate  # of `state` on fresh samples, with its standard error
+    samples: dict[str, int]  # number drawn for each purpose: first, second, held-out, fit, certificate
+    flipped: bool  # whether the signs were flipped
+    z_score: float  # at the switch
+    stopped: Stopped  # "held-out", "budget", or "switch" without a stage two
+    curve: np.ndarray  # held-out loss over stage two, (points, 2)
 
 
 def robust_z_scores(attention: np.ndarray) -> ZScores:
@@ -151,7 +131,7 @@ def run_stage_one(task: BigramTask, settings: FirstStage, *, seed: Seed, engine:
     )
 
     def train(state: State, first_step: int, more: int = every) -> State:
-        with _remedied(remedy):
+        with _remedy(remedy):
             return descend(task, state, steps, more, seed=seed, first_step=first_step, engine=engine)
 
     for done, state in trajectory(train, initial_state(task), every):
@@ -195,13 +175,14 @@ def run_stage_two(
             seen = batch_gradients(task, state, second.batch, seed=seed, step=number, engine=engine)
             penalty = second.ratio * estimate_noise(seen.attention, task.stationary)
         step = StepSettings(second.batch, *rates, penalty=penalty)
-        with _remedied(
+        with _remedy(
             f"stage two: lower its growth per step (now {second.growth:g}) or raise its batch (now {second.batch})"
         ):
             return descend(task, state, step, second.every, seed=seed, first_step=number, engine=engine)
 
     budget = second.every * (second.samples // (second.batch * second.every))
-    best, least, curve, stopped = stage_one.state, math.inf, [], "budget"
+    best, least, curve = stage_one.state, math.inf, []
+    stopped: Stopped = "budget"
     for done, state in trajectory(train, stage_one.state, second.every):
         loss = estimate_loss(state, task.stationary, held_out).mean
         curve.append((done * second.batch, loss))
@@ -210,11 +191,11 @@ def run_stage_two(
             best, least, stopped = state, loss, "budget"
         if done >= budget:
             break
-    return StageTwoResult(best, state, done * second.batch, np.array(curve), stopped)  # type: ignore[arg-type]
+    return StageTwoResult(best, state, done * second.batch, np.array(curve), stopped)
 
 
 @contextmanager
-def _remedied(remedy: str) -> Iterator[None]:
+def _remedy(remedy: str) -> Iterator[None]:
     """Prefix the error of a diverging descent with the settings to change."""
     try:
         yield

@@ -15,21 +15,19 @@ subtracted; here the signs of the normals leave none: with V flipped u, M, mQ an
 not, so that <u z_O>, <ebar z_V>, <mQ z_Q> and <mK z_K> cancel exactly.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, final
 
 import numpy as np
 from scipy.special import softmax
 
-from manyheads.errors import UsageError, check_integers
-from manyheads.theory.dmft.branches.branch import BackwardOutput, Branch, BranchInput, BranchProcess, ForwardOutput
-from manyheads.theory.dmft.branches.gaussian_fields import factor, stein_response
-from manyheads.theory.dmft.branches.normals import signed_normals
-
-if TYPE_CHECKING:
-    from manyheads.theory.dmft.problem import Problem
+from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads.theory.dmft.branches.branch import Branch, BranchInput, BranchOutput, BranchProcess
+from manyheads.theory.dmft.branches.gaussian_fields import factor, fewest_heads, signed_normals, stein_response
+from manyheads.theory.dmft.problem import Problem
 
 VALUE, QUERY, KEY, OUTPUT = range(4)
+LOGIT_EXPONENT = Constraint(least=0.5, most=1)
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the logits over heads, which are shown
 
 
@@ -51,23 +49,23 @@ class InfiniteHeadsAttention(Branch):
 
     sampled: ClassVar[bool] = True
 
-    key_dim: int  # N
-    samples: int = 1024
-    logit_exponent: float = 1.0  # alpha_A, 1/2 to 1
+    key_dim: int = constrained(rule=Constraint(least=1))  # N
+    samples: int = constrained(1024, Constraint(least=4, multiple=4))
+    logit_exponent: float = constrained(1.0, LOGIT_EXPONENT)  # alpha_A
 
     def __post_init__(self) -> None:
-        check_integers(self, "key_dim")
-        check_integers(self, "samples", least=4)
-        if self.samples % 4:
-            raise UsageError(f"samples={self.samples}: expected a multiple of four")
-        if not 0.5 <= self.logit_exponent <= 1:
-            raise UsageError(f"logit_exponent={self.logit_exponent}: 1/2 to 1")
+        check_fields(self)
 
-    def start(self, problem: "Problem", rng: np.random.Generator) -> "_HeadsProcess":
+    def sized(self, problem: Problem, samples: int | None, factor: int) -> "InfiniteHeadsAttention":
+        """Return the branch with `factor` times the samples."""
+        few = max(512, fewest_heads(2 * problem.steps * problem.rows, self.key_dim))
+        return replace(self, samples=factor * (samples or few))
+
+    def start(self, problem: Problem, rng: np.random.Generator) -> "_HeadsProcess":
         """Return the process at the first moment."""
         return _HeadsProcess(self, problem, rng)
 
-    def cost(self, problem: "Problem") -> tuple[float, float]:
+    def cost(self, problem: Problem) -> tuple[float, float]:
         """Return numbers kept and multiplications: eight (n, heads N) arrays, and twelve products of rows with them."""
         n, width = float(problem.steps * problem.rows), float(self.samples * self.key_dim)
         return 8 * (n + 2 * problem.rows) * width + 3 * n**2, 12 * n**2 * width + (4 * n) ** 2 * width / 4
@@ -75,7 +73,7 @@ class InfiniteHeadsAttention(Branch):
 
 @final
 class _HeadsProcess(BranchProcess):
-    def __init__(self, branch: InfiniteHeadsAttention, problem: "Problem", rng: np.random.Generator):
+    def __init__(self, branch: InfiniteHeadsAttention, problem: Problem, rng: np.random.Generator):
         self._branch, self._allowed = branch, problem.attention_mask()
         self._shape = (problem.samples, problem.tokens, branch.samples, branch.key_dim)
         self._rows, n = problem.rows, problem.steps * problem.rows
@@ -85,9 +83,8 @@ class _HeadsProcess(BranchProcess):
         self._strength = branch.key_dim ** (1.0 - branch.logit_exponent)  # nu
         self._above_root = np.zeros((0, 0))
 
-    def forward(self, inputs: BranchInput) -> ForwardOutput:
-        lo = inputs.moment * self._rows
-        hi = lo + self._rows
+    def forward(self, inputs: BranchInput) -> BranchOutput:
+        lo, hi = inputs.span
         self._below_root = factor(inputs.below[:hi, :hi])
         sources = [self._below_root[lo:hi] @ self._normals[which, :hi] for which in (VALUE, QUERY, KEY)]
         direct = inputs.kernel()
@@ -100,11 +97,10 @@ class _HeadsProcess(BranchProcess):
         response = np.zeros((self._rows, lo))
         if lo:
             response = stein_response(written, self._normals[OUTPUT, :lo], self._above_root[:lo, :lo])
-        return ForwardOutput(written @ self._written[:hi].T / written.shape[1], response)
+        return BranchOutput(written @ self._written[:hi].T / written.shape[1], response)
 
-    def backward(self, inputs: BranchInput) -> BackwardOutput:
-        lo = inputs.moment * self._rows
-        hi = lo + self._rows
+    def backward(self, inputs: BranchInput) -> BranchOutput:
+        lo, hi = inputs.span
         self._above_root = factor(inputs.above[:hi, :hi])
         source = self._above_root[lo:hi] @ self._normals[OUTPUT, :hi]  # rO
         error = source + inputs.kernel() @ self._written[:hi]
@@ -119,7 +115,7 @@ class _HeadsProcess(BranchProcess):
             learned += products
             covariance += strength**2 * products
             response += strength * stein_response(rows, self._normals[which, :hi], self._below_root)
-        return BackwardOutput(covariance, learned, response)
+        return BranchOutput(covariance, response, learned)
 
     def observe(self) -> dict[str, np.ndarray]:
         """Logits over heads: mean, variance and quantiles (P, T, T[, quantile]); patterns: mean (P, T, T)."""
@@ -158,9 +154,7 @@ class _HeadsProcess(BranchProcess):
         return self._flat(back), self._flat(moves @ heads.key), self._flat(moves.swapaxes(-1, -2) @ heads.query)
 
 
-@final
-@dataclass(frozen=True)
-class _Heads:
+class _Heads(NamedTuple):
     """Sampled heads at one moment, (P, heads, T, N) and (P, heads, T, T)."""
 
     value: np.ndarray

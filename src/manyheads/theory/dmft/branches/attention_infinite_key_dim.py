@@ -10,23 +10,13 @@ and all four rows of a branch by products of matrices: no sampling, and no depen
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import numpy as np
 from scipy.special import softmax
 
-from manyheads.theory.dmft.branches.branch import (
-    BackwardOutput,
-    Branch,
-    BranchInput,
-    BranchProcess,
-    ForwardOutput,
-    in_samples,
-    mix,
-)
-
-if TYPE_CHECKING:
-    from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.dmft.branches.branch import Branch, BranchInput, BranchOutput, BranchProcess, in_samples, mix
+from manyheads.theory.dmft.problem import Problem
 
 
 @final
@@ -39,11 +29,11 @@ class InfiniteKeyDimAttention(Branch):
     Bordelon, Chaudhry, Pehlevan, arXiv 2405.15712: the limit. The causal recursion and its rows are derived here.
     """
 
-    def start(self, problem: "Problem", rng: np.random.Generator) -> "_LimitProcess":
+    def start(self, problem: Problem, rng: np.random.Generator) -> "_LimitProcess":
         """Return the process at the first moment."""
         return _LimitProcess(problem)
 
-    def cost(self, problem: "Problem") -> tuple[float, float]:
+    def cost(self, problem: Problem) -> tuple[float, float]:
         """Return numbers kept and multiplications: four (n, 2n) histories, products of (PT, 2n) rows with them."""
         n = float(problem.steps * problem.rows)
         return 8 * n * (n + 3 * problem.rows), 16 * n**3
@@ -51,16 +41,15 @@ class InfiniteKeyDimAttention(Branch):
 
 @final
 class _LimitProcess(BranchProcess):
-    def __init__(self, problem: "Problem"):
+    def __init__(self, problem: Problem):
         self._samples, self._rows, self._allowed = problem.samples, problem.rows, problem.attention_mask()
         self._n = n = problem.steps * problem.rows
         # What is remembered, as coefficients: written and sent on (rV | rO), the rest on (rQ | rK).
         self._written, self._sent = np.zeros((n, 2 * n)), np.zeros((n, 2 * n))
         self._to_query, self._to_key = np.zeros((n, 2 * n)), np.zeros((n, 2 * n))
 
-    def forward(self, inputs: BranchInput) -> ForwardOutput:
-        n, lo = self._n, inputs.moment * self._rows
-        hi = lo + self._rows
+    def forward(self, inputs: BranchInput) -> BranchOutput:
+        n, (lo, hi) = self._n, inputs.span
         own = np.arange(lo, hi)
         query, key, value = (np.zeros((self._rows, 2 * n)) for _ in range(3))
         for rows, source in ((query, own), (key, n + own), (value, own)):
@@ -76,11 +65,10 @@ class _LimitProcess(BranchProcess):
         self._query, self._key, self._value = query, key, value
         written = self._written[lo:hi] = mix(self._pattern, value)
         covariance = self._covary(written, self._written[:hi], below, above)
-        return ForwardOutput(covariance, written[:, n : n + lo])
+        return BranchOutput(covariance, written[:, n : n + lo])
 
-    def backward(self, inputs: BranchInput) -> BackwardOutput:
-        n, lo = self._n, inputs.moment * self._rows
-        hi = lo + self._rows
+    def backward(self, inputs: BranchInput) -> BranchOutput:
+        n, (lo, hi) = self._n, inputs.span
         error = np.zeros((self._rows, 2 * n))  # e, on (rV | rO)
         error[np.arange(self._rows), n + np.arange(lo, hi)] = 1
         error += inputs.kernel() @ self._written[:hi]
@@ -96,7 +84,7 @@ class _LimitProcess(BranchProcess):
         for rows in (self._to_query, self._to_key):
             covariance = covariance + self._covary(rows[lo:hi], rows[:hi], below, below)
         response = self._sent[lo:hi, :hi] + self._to_query[lo:hi, :hi] + self._to_key[lo:hi, n : n + hi]
-        return BackwardOutput(covariance, covariance, response)
+        return BranchOutput(covariance, response)
 
     def _covary(self, rows: np.ndarray, others: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Covariance of two linear functionals of two independent sources, known up to the sizes of their kernels."""

@@ -15,33 +15,28 @@ RB from the top down. What is written never needs the backward variable of its o
 
 import abc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.dmft.problem import Problem
 
 
 @dataclass(frozen=True)
 class BranchInput:
-    """Input of a branch at one moment: correlations below and above, what its weights learned, responses.
-
-    Attributes
-    ----------
-    below, above
-        H and G over all moments (n, n), known up to t (below) and, on the way up, up to t - 1 (above).
-    learned
-        What the weights have learned, (PT, t PT): kappa m(t, t') H(t, t') on the way up, G on the way down.
-    response
-        Of the stream to what the branch sent into it: (PT, t PT) on the way up, (PT, (t + 1) PT) on the way down.
-    """
+    """Input of a branch at one moment: correlations below and above, what its weights learned, responses."""
 
     moment: int  # t
-    below: np.ndarray
-    above: np.ndarray
-    learned: np.ndarray
-    response: np.ndarray
+    below: np.ndarray  # H over all moments (n, n), known up to t
+    above: np.ndarray  # G (n, n), known up to t - 1 on the way up
+    learned: np.ndarray  # kappa m(t, t') H on the way up, kappa m G on the way down, (PT, t PT)
+    response: np.ndarray  # of the stream to what the branch sent into it, (PT, t PT), on the way down (PT, (t + 1) PT)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first of the rows of the moment, and their end."""
+        rows, low = self.learned.shape
+        return low, low + rows
 
     def kernel(self, learned: float = 1.0, response: float = 1.0) -> np.ndarray:
         """Learned part and response together, each with a factor, on the columns of the response."""
@@ -50,33 +45,29 @@ class BranchInput:
         return total
 
 
-@dataclass(frozen=True)
-class ForwardOutput:
-    """Output of a branch: U (PT, (t + 1) PT) and RO (PT, t PT)."""
+class BranchOutput(NamedTuple):
+    """Output of a branch: U and RO on the way up, B and RB on the way down."""
 
-    covariance: np.ndarray
-    response: np.ndarray
+    covariance: np.ndarray  # through initial weights (PT, (t + 1) PT)
+    response: np.ndarray  # (PT, t PT) on the way up, (PT, (t + 1) PT) on the way down
+    learned: np.ndarray | None = None  # B for what the weights learn, where it is another one than `covariance`
 
-
-@dataclass(frozen=True)
-class BackwardOutput:
-    """Backward output of a branch: B through initial weights, B for their learning, RB; all (PT, (t + 1) PT)."""
-
-    covariance: np.ndarray
-    learned: np.ndarray
-    response: np.ndarray
+    @property
+    def learning(self) -> np.ndarray:
+        """The covariance for what the weights learn."""
+        return self.covariance if self.learned is None else self.learned
 
 
 class BranchProcess(abc.ABC):
     """A branch as a process in time; it keeps its own history."""
 
     @abc.abstractmethod
-    def forward(self, inputs: BranchInput) -> ForwardOutput:
+    def forward(self, inputs: BranchInput) -> BranchOutput:
         """Advance to the moment on the way up; asking twice at one moment replaces the first answer."""
 
     @abc.abstractmethod
-    def backward(self, inputs: BranchInput) -> BackwardOutput:
-        """Advance to the moment on the way down, after `write` at the same moment."""
+    def backward(self, inputs: BranchInput) -> BranchOutput:
+        """Advance to the moment on the way down, after `forward` at the same moment."""
 
     def observe(self) -> dict[str, np.ndarray]:
         """Return observables of the last moment: named arrays, none by default."""
@@ -89,11 +80,15 @@ class Branch(abc.ABC):
     sampled: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def start(self, problem: "Problem", rng: np.random.Generator) -> BranchProcess:
+    def start(self, problem: Problem, rng: np.random.Generator) -> BranchProcess:
         """Return a process at the first moment, with its own random numbers where it samples."""
 
+    def sized(self, problem: Problem, samples: int | None, factor: int) -> "Branch":
+        """Return the branch with `factor` times these samples, or of twice the fewest that match moments."""
+        return self
+
     @abc.abstractmethod
-    def cost(self, problem: "Problem") -> tuple[float, float]:
+    def cost(self, problem: Problem) -> tuple[float, float]:
         """Return how many numbers a process keeps, and how many multiplications it takes, to leading order."""
 
 

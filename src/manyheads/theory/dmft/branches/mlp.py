@@ -6,20 +6,17 @@ rZ ~ GP(0, H), rE ~ GP(0, G). With phi(z) = z every row is linear and nothing ne
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 from scipy.special import erf
 
-from manyheads.errors import UsageError
-from manyheads.theory.dmft.branches.branch import BackwardOutput, Branch, BranchInput, BranchProcess, ForwardOutput
-from manyheads.theory.dmft.branches.gaussian_fields import factor, stein_response
-from manyheads.theory.dmft.branches.normals import matched_normals
-
-if TYPE_CHECKING:
-    from manyheads.theory.dmft.problem import Problem
+from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads.theory.dmft.branches.branch import Branch, BranchInput, BranchOutput, BranchProcess
+from manyheads.theory.dmft.branches.gaussian_fields import factor, fewest_neurons, matched_normals, stein_response
+from manyheads.theory.dmft.problem import Problem
 
 
 def _gauss(z: np.ndarray) -> np.ndarray:
@@ -51,18 +48,22 @@ class InfiniteWidthMLP(Branch):
 
     sampled: ClassVar[bool] = True
 
-    activation: str = "gelu"  # one of `ACTIVATIONS`
+    activation: str = constrained("gelu", Constraint(choices=tuple(ACTIVATIONS)))
     samples: int = 4096  # neurons that are sampled, at least 4 S P T
 
     def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            raise UsageError(f"activation={self.activation!r}: choose from {', '.join(map(repr, ACTIVATIONS))}")
+        check_fields(self)
 
-    def start(self, problem: "Problem", rng: np.random.Generator) -> "_NeuronProcess":
+    def sized(self, problem: Problem, samples: int | None, factor: int) -> "InfiniteWidthMLP":
+        """Return the branch with `factor` times the samples."""
+        few = max(2048, fewest_neurons(2 * problem.steps * problem.rows))
+        return replace(self, samples=factor * (samples or few))
+
+    def start(self, problem: Problem, rng: np.random.Generator) -> "_NeuronProcess":
         """Return the process at the first moment."""
         return _NeuronProcess(self, problem, rng)
 
-    def cost(self, problem: "Problem") -> tuple[float, float]:
+    def cost(self, problem: Problem) -> tuple[float, float]:
         """Return numbers kept and multiplications: four (n, neurons) arrays, and eight products of rows with them."""
         n = float(problem.steps * problem.rows)
         return 4 * (n + 2 * problem.rows) * self.samples + 3 * n**2, 8 * n**2 * self.samples
@@ -70,16 +71,15 @@ class InfiniteWidthMLP(Branch):
 
 @final
 class _NeuronProcess(BranchProcess):
-    def __init__(self, branch: InfiniteWidthMLP, problem: "Problem", rng: np.random.Generator):
+    def __init__(self, branch: InfiniteWidthMLP, problem: Problem, rng: np.random.Generator):
         self._value, self._slope = ACTIVATIONS[branch.activation]
         self._rows, n = problem.rows, problem.steps * problem.rows
         self._inner, self._outer = matched_normals(rng, 2, n, branch.samples)  # of rZ and rE, (n, neurons)
         self._written, self._sent = np.zeros((n, branch.samples)), np.zeros((n, branch.samples))
         self._above_root = np.zeros((0, 0))
 
-    def forward(self, inputs: BranchInput) -> ForwardOutput:
-        lo = inputs.moment * self._rows
-        hi = lo + self._rows
+    def forward(self, inputs: BranchInput) -> BranchOutput:
+        lo, hi = inputs.span
         self._below_root = factor(inputs.below[:hi, :hi])
         self._source = self._below_root[lo:hi] @ self._inner[:hi]  # rZ
         self._before = self._source + inputs.kernel() @ self._sent[:lo]  # z
@@ -87,15 +87,14 @@ class _NeuronProcess(BranchProcess):
         response = np.zeros((self._rows, lo))
         if lo:
             response = stein_response(written - self._value(self._source), self._outer[:lo], self._above_root[:lo, :lo])
-        return ForwardOutput(written @ self._written[:hi].T / written.shape[1], response)
+        return BranchOutput(written @ self._written[:hi].T / written.shape[1], response)
 
-    def backward(self, inputs: BranchInput) -> BackwardOutput:
-        lo = inputs.moment * self._rows
-        hi = lo + self._rows
+    def backward(self, inputs: BranchInput) -> BranchOutput:
+        lo, hi = inputs.span
         self._above_root = factor(inputs.above[:hi, :hi])
         source = self._above_root[lo:hi] @ self._outer[:hi]  # rE
         error = source + inputs.kernel() @ self._written[:hi]
         sent = self._sent[lo:hi] = self._slope(self._before) * error
         frozen = self._slope(self._source) * source
         covariance = sent @ self._sent[:hi].T / sent.shape[1]
-        return BackwardOutput(covariance, covariance, stein_response(sent - frozen, self._inner[:hi], self._below_root))
+        return BranchOutput(covariance, stein_response(sent - frozen, self._inner[:hi], self._below_root))

@@ -9,14 +9,12 @@ to leading order in the kernels Kh, Kg of one block, which are of order L^-1/2.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import numpy as np
 
-from manyheads.theory.dmft.branches.branch import BackwardOutput, Branch, BranchInput, BranchProcess, ForwardOutput
-
-if TYPE_CHECKING:
-    from manyheads.theory.dmft.problem import Problem
+from manyheads.theory.dmft.branches.branch import Branch, BranchInput, BranchOutput, BranchProcess
+from manyheads.theory.dmft.problem import Problem
 
 
 @final
@@ -29,11 +27,11 @@ class UniformAttention(Branch):
     Derived here for arXiv 2405.15712's limit of depth at exponent 1/2.
     """
 
-    def start(self, problem: "Problem", rng: np.random.Generator) -> "_UniformProcess":
+    def start(self, problem: Problem, rng: np.random.Generator) -> "_UniformProcess":
         """Return the process at the first moment."""
         return _UniformProcess(problem)
 
-    def cost(self, problem: "Problem") -> tuple[float, float]:
+    def cost(self, problem: Problem) -> tuple[float, float]:
         """Return numbers kept and multiplications: none, and two averages of every kernel row."""
         n = float(problem.steps * problem.rows)
         return 0.0, 8 * n**2 * problem.rows
@@ -41,25 +39,23 @@ class UniformAttention(Branch):
 
 @final
 class _UniformProcess(BranchProcess):
-    def __init__(self, problem: "Problem"):
+    def __init__(self, problem: Problem):
         self._rows = problem.rows
         allowed = problem.attention_mask()
         pattern = allowed / allowed.sum(1, keepdims=True)
         self._pattern = np.broadcast_to(pattern, (problem.samples, *pattern.shape))
         self._mean = np.kron(np.eye(problem.samples), pattern)  # J (PT, PT)
 
-    def forward(self, inputs: BranchInput) -> ForwardOutput:
-        lo = inputs.moment * self._rows
-        hi = lo + self._rows
-        return ForwardOutput(
+    def forward(self, inputs: BranchInput) -> BranchOutput:
+        lo, hi = inputs.span
+        return BranchOutput(
             self._average(self._mean, inputs.below[lo:hi, :hi]), self._average(self._mean, inputs.kernel())
         )
 
-    def backward(self, inputs: BranchInput) -> BackwardOutput:
-        lo = inputs.moment * self._rows
-        hi = lo + self._rows
+    def backward(self, inputs: BranchInput) -> BranchOutput:
+        lo, hi = inputs.span
         covariance = self._average(self._mean.T, inputs.above[lo:hi, :hi])
-        return BackwardOutput(covariance, covariance, self._average(self._mean.T, inputs.kernel()))
+        return BranchOutput(covariance, self._average(self._mean.T, inputs.kernel()))
 
     def observe(self) -> dict[str, np.ndarray]:
         """Logits, which are zero, and the pattern (P, T, T) of every head."""

@@ -17,9 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads._settings import double_precision
 from manyheads.data.draws import draw_vectors
-from manyheads.errors import UsageError, check_integer, check_integers
+from manyheads.errors import UsageError, check_integer
+from manyheads.theory.dmft.branches.attention_infinite_heads import LOGIT_EXPONENT
+from manyheads.theory.dmft.dataset import VARIABLES
 from manyheads.theory.dmft.problem import Problem
 from manyheads.transformer.transformer import ACTIVATIONS
 
@@ -38,17 +41,13 @@ class Network:
         Of an MLP of hidden width d after every attention; None for none.
     """
 
-    key_dim: int
-    heads: int
-    logit_exponent: float = 1.0
-    activation: str | None = None
+    key_dim: int = constrained(rule=Constraint(least=1))
+    heads: int = constrained(rule=Constraint(least=1))
+    logit_exponent: float = constrained(1.0, LOGIT_EXPONENT)
+    activation: str | None = constrained(None, Constraint(choices=tuple(ACTIVATIONS)))
 
     def __post_init__(self) -> None:
-        check_integers(self, "key_dim", "heads")
-        if not 0.5 <= self.logit_exponent <= 1:
-            raise UsageError(f"logit_exponent={self.logit_exponent}: 1/2 to 1")
-        if self.activation is not None and self.activation not in ACTIVATIONS:
-            raise UsageError(f"activation={self.activation!r}: choose from {', '.join(map(repr, ACTIVATIONS))}")
+        check_fields(self)
 
     @property
     def width(self) -> int:
@@ -69,12 +68,6 @@ def train_networks(
 
     Parameters
     ----------
-    problem
-        What is trained, and how.
-    network
-        The size.
-    seeds
-        Seeds of the initial weights.
     chunk
         Seeds that are trained at once.
     every_head
@@ -107,21 +100,11 @@ def train_networks(
         numbers = {name: jnp.asarray(value) for name, value in _numbers(problem, network).items()}
         pieces = [run(keys[start : start + chunk], *data, numbers) for start in range(0, len(seeds), chunk)]
     joined = [np.concatenate([np.asarray(piece[place]) for piece in pieces]) for place in range(len(pieces[0]))]
-    dims = {
-        "output": ("read_out", "class"),
-        "loss": (),
-        "logits": ("layer", "sample", "token", "key"),
-        "logit_variance": ("layer",),
-        "attention": ("layer", "sample", "token", "key"),
-        "stream": ("level", "row", "row_too"),
-        "pooled": ("read_out", "read_out_too"),
-        "head_logits": ("layer", "sample", "head", "token", "key"),
-        "backward": ("level", "row", "row_too"),
-        "movement": ("matrix",),
-    }
-    for name, wanted in (("head_logits", every_head), ("movement", movement)):
-        if not wanted:
-            del dims[name]
+    same = ("output", "loss", "logits", "logit_variance", "attention", "stream", "pooled", "head_logits", "backward")
+    own = {"logit_variance": ("layer",), "head_logits": ("layer", "sample", "head", "token", "key")}
+    dims = {name: own.get(name) or VARIABLES[name][0] for name in same if every_head or name != "head_logits"}
+    if movement:
+        dims["movement"] = ("matrix",)
     variables = {
         name: (("seed", "step", *rest), value) for (name, rest), value in zip(dims.items(), joined, strict=True)
     }
@@ -217,14 +200,9 @@ _LOSSES = {
 
 def _draw(key: Any, features: int, classes: int, frame: _Frame, network: Network) -> dict[str, Any]:
     depth, heads, key_dim, width = frame.depth, network.heads, network.key_dim, network.width
-    shapes = {
-        "embedding": (width, features),
-        "readout": (classes, width),
-        "query": (depth, heads, key_dim, width),
-        "key": (depth, heads, key_dim, width),
-        "value": (depth, heads, key_dim, width),
-        "output": (depth, width, heads, key_dim),
-    }
+    shapes: dict[str, tuple[int, ...]] = {"embedding": (width, features), "readout": (classes, width)}
+    shapes |= dict.fromkeys(("query", "key", "value"), (depth, heads, key_dim, width))
+    shapes["output"] = (depth, width, heads, key_dim)
     if network.activation is not None:
         shapes |= {"mlp_in": (depth, width, width), "mlp_out": (depth, width, width)}
     keys = jax.random.split(key, 8)

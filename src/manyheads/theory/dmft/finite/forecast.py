@@ -21,7 +21,7 @@ import numpy as np
 from manyheads._overview import Overview, Shown
 from manyheads.errors import CertificateError, UsageError, check_integer, check_rising
 from manyheads.statistics.intervals import check_level
-from manyheads.theory.dmft.branches.normals import fewest_heads
+from manyheads.theory.dmft.branches.gaussian_fields import fewest_heads
 from manyheads.theory.dmft.finite.ensembles import Network, train_networks
 from manyheads.theory.dmft.options import Sampling
 from manyheads.theory.dmft.solutions import infinite_heads
@@ -48,12 +48,6 @@ class LossForecast(Shown):
         Size, what is forecast (`"network"` or `"mean"`), and the probability that the band holds all of its curve.
     loss, low, high
         (step,) the forecast and its band.
-    limit
-        (step,) loss of infinitely many heads.
-    ensembles
-        (2, step) geometric mean losses of the small ensembles.
-    sizes
-        Their numbers of heads.
     bias, fluctuation, error
         (step,) in log loss: what the bias adds to the limit, the std of single networks, and the std error of the
         forecast of their mean.
@@ -65,9 +59,9 @@ class LossForecast(Shown):
     loss: Float[np.ndarray, " step"]
     low: Float[np.ndarray, " step"]
     high: Float[np.ndarray, " step"]
-    limit: Float[np.ndarray, " step"]
-    ensembles: Float[np.ndarray, "2 step"]
-    sizes: tuple[int, int]
+    limit: Float[np.ndarray, " step"]  # (step,) loss of infinitely many heads
+    ensembles: Float[np.ndarray, "2 step"]  # (2, step) geometric mean losses of the small ensembles
+    sizes: tuple[int, int]  # their numbers of heads
     bias: Float[np.ndarray, " step"]
     fluctuation: Float[np.ndarray, " step"]
     error: Float[np.ndarray, " step"]
@@ -122,10 +116,6 @@ def forecast_loss(
 
     Parameters
     ----------
-    problem
-        What is trained.
-    network
-        The size that is forecast.
     sizes, networks
         Numbers of heads of the two small ensembles, and networks of each.
     target
@@ -173,8 +163,8 @@ def forecast_loss(
     if sampling is None:  # as few heads as match moments: what they scatter is far below H^(-1/2)
         fewest = max(512, fewest_heads(problem.steps * problem.rows, network.key_dim))
         sampling = Sampling(int(heads_seed[0]), fewest if network.activation is None else None)
-    options = {"logit_exponent": network.logit_exponent, "activation": network.activation}
-    solved = infinite_heads(problem, network.key_dim, sampling=sampling, **options)  # type: ignore[arg-type]
+    exponent, activation = network.logit_exponent, network.activation
+    solved = infinite_heads(problem, network.key_dim, logit_exponent=exponent, activation=activation, sampling=sampling)
     limit = _logs(solved["loss"].values, "the limit")
     drawn = np.maximum.accumulate(solved["loss_error"].values / solved["loss"].values)  # one draw a step
     curves = [
@@ -201,19 +191,9 @@ def forecast_loss(
     std = np.hypot(error, fluctuation) if target == "network" else error
     width = _quantile(curves[1], level, rng) * std
     centre = limit + bias
+    loss, low, high, infinite, finite = map(np.exp, (centre, centre - width, centre + width, limit, means))
     return LossForecast(
-        network,
-        target,
-        level,
-        np.exp(centre),
-        np.exp(centre - width),
-        np.exp(centre + width),
-        np.exp(limit),
-        np.exp(means),
-        (sizes[0], sizes[1]),
-        bias,
-        fluctuation,
-        error,
+        network, target, level, loss, low, high, infinite, finite, (sizes[0], sizes[1]), bias, fluctuation, error
     )
 
 

@@ -17,27 +17,9 @@ PATCH = 4  # pixels: an image of 8 x 8 becomes 4 tokens of 16 numbers
 
 
 def digits_problem(samples: int = 4, tests: int = 2, seed: int = 0, **fields: Any) -> Problem:
-    """Tell threes from fives: pooled tokens, squared loss, targets -1 and +1.
+    """Tell threes from fives: pooled tokens, squared loss, targets -1 and +1; further fields are those of `Problem`.
 
-    Parameters
-    ----------
-    samples, tests
-        Images in the loss, and test images outside it; half of each digit where their number is even.
-    seed
-        Which images.
-    fields
-        Of `Problem`: steps, learning_rate, richness, depth and so on.
-
-    Raises
-    ------
-    UsageError
-        No image in the loss, or more than there are.
-
-    Examples
-    --------
-    >>> problem = digits_problem(steps=4)
-    >>> problem.inputs.shape, problem.targets.ravel().tolist(), problem.loss_weights[0].tolist()
-    ((6, 4, 16), [-1.0, 1.0, -1.0, 1.0, -1.0, 1.0], [0.25, 0.25, 0.25, 0.25, 0.0, 0.0])
+    `samples` images are in the loss, `tests` outside it; half of each digit where their number is even.
     """
     pair = select_pair(load_digits(), 3, 5)
     if samples < 1 or tests < 0 or samples + tests > len(pair.labels):
@@ -55,18 +37,7 @@ def text_problem(
 ) -> Problem:
     """Predict the next character: one-hot tokens with their positions, causal, every token reads out, cross-entropy.
 
-    Parameters
-    ----------
-    samples, length
-        Windows of a text, and characters of each.
-    vocabulary
-        The most frequent characters; the others are one symbol.
-    text
-        A UTF-8 file; Python's own documentation if absent.
-    seed
-        Which windows.
-    fields
-        Of `Problem`.
+    Windows of a UTF-8 file, or of Python's documentation; all but the most frequent characters are one symbol.
 
     Examples
     --------

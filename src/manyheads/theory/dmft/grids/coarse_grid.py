@@ -49,11 +49,6 @@ def check_every(problem: Problem, every: int) -> None:
 class TimeGrid:
     """The moments at which a long training is solved: the starts of intervals, and the middles of long ones.
 
-    Parameters
-    ----------
-    kernel
-        Tangent kernel (O, O) at the start; not used where all intervals are single steps.
-
     Examples
     --------
     >>> import numpy as np
@@ -69,17 +64,11 @@ class TimeGrid:
 
     problem: Problem  # the training with all its steps
     lengths: tuple[int, ...]  # steps of the intervals, odd numbers that add up to one less than the steps
-    kernel: np.ndarray | None = None
+    kernel: np.ndarray | None = None  # tangent kernel (O, O) at the start, for long intervals
 
     @staticmethod
     def of(problem: Problem, every: int, kernel: np.ndarray | None = None, each: int = EACH) -> "TimeGrid":
-        """Return a grid whose intervals grow from single steps to `every` steps, by factors of three after `each`.
-
-        Raises
-        ------
-        UsageError
-            From `check_every`.
-        """
+        """Return a grid whose intervals grow from single steps to `every` steps, by factors of three after `each`."""
         check_every(problem, every)
         lengths: list[int] = []
         left, length, alike = problem.steps - 1, 1, 0
@@ -206,13 +195,7 @@ class IntervalState(NamedTuple):
 
 
 def start_interval(grid: TimeGrid) -> IntervalState | None:
-    """Return the state before the first moment; None where all intervals are single steps.
-
-    Raises
-    ------
-    UsageError
-        Long intervals without a tangent kernel.
-    """
+    """Return the state before the first moment; None where all intervals are single steps."""
     longest = max(grid.lengths, default=1)
     if longest == 1:
         return None

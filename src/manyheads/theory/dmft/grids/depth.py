@@ -21,18 +21,12 @@ from manyheads.theory.dmft.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class DepthStep:
-    """Integration of a step in depth.
-
-    Attributes
-    ----------
-    sweeps
-        1 evaluates a layer at the stream below it; 2 or more at the middle of its own step (implicit midpoint).
-    """
+    """Integration of a step in depth."""
 
     step: float  # b, the factor of what a layer writes
     learned: float  # kappa, the factor of what its weights learn
     sources: bool = True  # whether layers have Gaussian sources of their own. Infinite depth at exponent 1 has none.
-    sweeps: int = 1
+    sweeps: int = 1  # 2 or more evaluate a layer at the middle of its own step (implicit midpoint)
 
 
 def finite_depth_step(problem: Problem) -> DepthStep:
@@ -48,12 +42,8 @@ def continuum_step(problem: Problem, cells: int) -> DepthStep:
     check_integer("cells", cells, most=MOST)
     if problem.depth_exponent == 0.5:
         raise UsageError("depth exponent 1/2: its continuum has noise; extrapolate finite depths instead")
-    return DepthStep(
-        step=problem.branch / cells,
-        learned=problem.learning_rate * problem.richness * problem.branch,
-        sources=False,
-        sweeps=3,
-    )
+    learned = problem.learning_rate * problem.richness * problem.branch
+    return DepthStep(problem.branch / cells, learned, sources=False, sweeps=3)
 
 
 def extrapolate(coarse: Trajectory, fine: Trajectory) -> Trajectory:

@@ -41,7 +41,7 @@ def relax(
     exp(-L)), relative accuracy 1e-9 at any size. With `normalized`, traced or not, rates are divided by their mean over
     the components with a target, as in softmax attention.
     """
-    return _followed(_relax, (targets, times, normalized), (law,))
+    return _run_in_double(_relax, (targets, times, normalized), (law,))
 
 
 @partial(jax.jit, static_argnames="law")
@@ -71,7 +71,7 @@ def relax_layer(
     """
     if dynamics not in DYNAMICS:
         raise UsageError(f"dynamics={dynamics!r}: expected one of {', '.join(DYNAMICS)}")
-    return _followed(_relax_layer, (target, init, times, *map(float, SWITCHES[dynamics])), ())
+    return _run_in_double(_relax_layer, (target, init, times, *map(float, SWITCHES[dynamics])), ())
 
 
 SWITCHES = {"exp": (1, 0, 1), "softmax": (1, 1, 1), "uniform": (0, 0, 1), "linear": (1, 1, 0)}
@@ -91,7 +91,7 @@ def _relax_layer(
     return integrate(rates, init, times, 1e-8, 1e-10, max_steps=1 << 16).ys
 
 
-def _followed(function: Any, arrays: tuple[Any, ...], settings: tuple[Any, ...]) -> Any:
+def _run_in_double(function: Any, arrays: tuple[Any, ...], settings: tuple[Any, ...]) -> Any:
     """Run NumPy arrays in double precision, without `follows_caller`: diffrax checks its times while tracing."""
     if not on_host(arrays):
         return function(*map(jnp.asarray, arrays), *settings)

@@ -35,11 +35,6 @@ class Mixture(eqx.Module):
     distribution
         "gaussian", or "sphere": the noise lies on the sphere of radius :math:`s \sqrt d`, with the same covariance.
 
-    Raises
-    ------
-    ShapeError, UsageError
-        Arrays that do not fit together, probabilities that do not sum to one, or a std that is not positive.
-
     Examples
     --------
     >>> mixture = Mixture(np.eye(2), np.array([0.5, 0.5]), np.array([1.0, -1.0]), std=0.3)

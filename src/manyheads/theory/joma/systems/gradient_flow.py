@@ -16,6 +16,7 @@ import optimistix
 from jaxtyping import Bool, Float, Int
 
 from manyheads._arrays import follows_caller
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.errors import CertificateError, UsageError
 from manyheads.theory.joma.systems.layer import LayerParameters, Loss, forward, objective, token_weights, vector_field
 from manyheads.theory.joma.systems.recording import record_states
@@ -40,13 +41,12 @@ class FlowTrajectory(eqx.Module):
 class FixedSteps:
     """Fixed step length; `records` states are kept, `stride` steps of length `step` apart."""
 
-    step: float = 0.02
-    stride: int = 40
-    records: int = 50
+    step: float = constrained(0.02, Constraint(above=0))
+    stride: int = constrained(40, Constraint(least=1))
+    records: int = constrained(50, Constraint(least=1))
 
     def __post_init__(self) -> None:
-        if not self.step > 0 or self.stride < 1 or self.records < 1:
-            raise UsageError(f"{self}: the step must be positive, stride and records 1 or more")
+        check_fields(self)
 
     @classmethod
     def until(cls, horizon: float, step: float = 0.02, records: int = 50) -> FixedSteps:
@@ -61,27 +61,19 @@ class AdaptiveSteps:
 
     Attributes
     ----------
-    horizon, records
-        End time, and the number of states kept at equal distances.
-    rtol, atol
-        Local error tolerances.
-    limit
-        The trajectory ends where the largest |v| = |U_C^T W| reaches this value: exp attention blows up in finite time.
     margin
         A ReLU gate is held until its pre-activation has passed zero by this much. The trajectory is accurate to about
         the margin, the conserved relations, which do not depend on the gates, to the tolerance of a step. Gradient flow
         often slides along a kink and crosses it repeatedly: a margin ten times smaller then costs ten times as much.
-    crossings
-        Largest number of gate changes.
     """
 
-    horizon: float
-    records: int = 50
-    rtol: float = 1e-10
+    horizon: float  # end time
+    records: int = 50  # states kept at equal distances
+    rtol: float = 1e-10  # of local errors
     atol: float = 1e-12
-    limit: float = math.inf
+    limit: float = math.inf  # of |v| = |U_C^T W|, where the trajectory ends: exp attention blows up in finite time
     margin: float = 1e-3
-    crossings: int = 20_000
+    crossings: int = 20_000  # largest number of gate changes
 
     def __post_init__(self) -> None:
         positive = (self.horizon, self.rtol, self.atol, self.limit, self.margin)
@@ -186,14 +178,8 @@ def adaptive_gradient_flow(
 
     Between two events the ReLU gates are held, so the vector field is smooth and the method keeps its order. Precision
     and tracing are those of `gradient_flow`; a traced function cannot raise, so check `finished` there.
-
-    Raises
-    ------
-    CertificateError
-        The trajectory did not reach its end: too many steps, or too many gate changes because the flow slides along a
-        kink. `measured` is the time that was reached.
     """
-    path: FlowTrajectory = _flow_adaptively(network, task, loss, rule, until)
+    path: FlowTrajectory = _flow_adaptively((network, task, loss, rule), until)
     try:
         finished = bool(path.finished)
     except jax.errors.TracerBoolConversionError:
@@ -210,13 +196,11 @@ def adaptive_gradient_flow(
 
 
 @follows_caller
-def _flow_adaptively(
-    network: LayerParameters, task: JomaTask, loss: Loss, rule: UpdateRule, until: AdaptiveSteps
-) -> FlowTrajectory:
+def _flow_adaptively(problem: Problem, until: AdaptiveSteps) -> FlowTrajectory:
     numbers = ("horizon", "rtol", "atol", "limit", "margin", "crossings")
     clock = {name: jnp.asarray(getattr(until, name), float) for name in numbers}
-    bounded = math.isfinite(until.limit)
-    return _adaptive(network, task, loss, rule.traced(), clock, (until.records, bounded))
+    counts = until.records, math.isfinite(until.limit)
+    return _adaptive((*problem[:3], problem[3].traced()), clock, counts)
 
 
 class _Front(eqx.Module):
@@ -231,15 +215,8 @@ class _Front(eqx.Module):
 
 
 @eqx.filter_jit
-def _adaptive(
-    network: LayerParameters,
-    task: JomaTask,
-    loss: Loss,
-    rule: UpdateRule,
-    clock: dict[str, jax.Array],
-    counts: tuple[int, bool],
-) -> FlowTrajectory:
-    records = counts[0]
+def _adaptive(problem: Problem, clock: dict[str, jax.Array], counts: tuple[int, bool]) -> FlowTrajectory:
+    (network, task, loss, rule), records = problem, counts[0]
     start = jax.tree.map(jnp.asarray, network)
     gates = forward(start, task, rule)[1] > 0 if rule.activation == "relu" else None
     no, ticks = jnp.asarray(False), jnp.arange(1, records + 1)
@@ -249,7 +226,7 @@ def _adaptive(
         target = clock["horizon"] * tick / records
         return jax.lax.while_loop(
             lambda front: (front.time < target) & ~front.stopped & ~front.failed,
-            lambda front: _segment(front, target, (task, loss, rule), clock, counts),
+            lambda front: _segment(front, target, problem, clock, counts[1]),
             front,
         )
 
@@ -274,13 +251,12 @@ class _Halving(optimistix.Bisection):
 def _segment(
     front: _Front,
     target: jax.Array,
-    problem: tuple[JomaTask, Loss, UpdateRule],
+    problem: Problem,
     clock: dict[str, jax.Array],
-    counts: tuple[int, bool],
+    bounded: bool,
 ) -> _Front:
     """Integrate to the next event or to `target`."""
-    (task, loss, rule), (_, bounded) = problem, counts
-    held = front.gates
+    (_, task, loss, rule), held = problem, front.gates
 
     def inside(state: LayerParameters) -> jax.Array:
         """Distance of the nearest gate from its kink; negative beyond the margin."""

@@ -48,29 +48,16 @@ class LatentTask:
     The network is the published one, except that its attention has an output projection and biases and masks padding:
     post-norm blocks of one causal head and a ReLU MLP of four times the width, no positions, read out at the last
     token.
-
-    Attributes
-    ----------
-    hierarchy
-        Sizes of the hierarchy; each seed draws its own.
-    width
-        Width d of the stream; a layer has 4 d hidden neurons.
-    layers
-        Blocks, at least one for each level of latents.
-    steps, batch, learning_rate, weight_decay
-        Of Adam; weight decay is added to the gradient.
-    tested
-        Sequences on which the statistic is measured, all labels equally often.
     """
 
-    hierarchy: HierarchyShape = field(default_factory=HierarchyShape)
-    width: int = constrained(32, Constraint(least=1))
-    layers: int = 3
-    steps: int = constrained(400, Constraint(least=1))
+    hierarchy: HierarchyShape = field(default_factory=HierarchyShape)  # sizes of the hierarchy; each seed draws its own
+    width: int = constrained(32, Constraint(least=1))  # width d of the stream; a layer has 4 d hidden neurons
+    layers: int = 3  # blocks, at least one for each level of latents
+    steps: int = constrained(400, Constraint(least=1))  # of Adam
     batch: int = constrained(64, Constraint(least=1))
     learning_rate: float = 1e-3
-    weight_decay: float = 1e-4
-    tested: int = 480
+    weight_decay: float = 1e-4  # added to the gradient
+    tested: int = 480  # sequences on which the statistic is measured, all labels equally often
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -41,21 +41,6 @@ class LatentTree:
 
     independently given the parent, with a uniform label :math:`y_0`.
 
-    Attributes
-    ----------
-    branching
-        Children of a node at each level, from the top latent downwards; theorem 5's depth L is one more than its
-        length.
-    transitions
-        One row-stochastic matrix a level of edges, from the top downwards, as nested tuples.
-    top
-        Row y holds the probabilities of the top latent's states under label y.
-
-    Raises
-    ------
-    UsageError
-        A probability outside [0, 1], a row that does not add up to one, or matrices that do not fit together.
-
     Examples
     --------
     >>> tree = binary_tree((2, 3), correlation=0.8)
@@ -66,9 +51,9 @@ class LatentTree:
     [(5, 1), (5, 2), (5, 6)]
     """
 
-    branching: tuple[int, ...]
-    transitions: tuple[tuple[tuple[float, ...], ...], ...]
-    top: tuple[tuple[float, ...], ...] = ((1.0, 0.0), (0.0, 1.0))
+    branching: tuple[int, ...]  # children of a node at each level, from the top downwards; L - 1 levels
+    transitions: tuple[tuple[tuple[float, ...], ...], ...]  # a row-stochastic matrix a level, from the top downwards
+    top: tuple[tuple[float, ...], ...] = ((1.0, 0.0), (0.0, 1.0))  # row y: the top latent under label y
 
     def __post_init__(self) -> None:
         if not self.branching or min(self.branching) < 1:
@@ -113,11 +98,6 @@ def binary_tree(branching: tuple[int, ...], correlation: float, bias: tuple[floa
     State 1 stands for s = +1 (the token is present), state 0 for s = -1. The correlation is
     :math:`\rho = P(\text{same}) - P(\text{other})`; the bias is :math:`P(s=+1 \mid y_0) - P(s=-1 \mid y_0)` of the
     top latent under each label, and theorem 5's :math:`\rho_0` is minus its mean.
-
-    Raises
-    ------
-    UsageError
-        A correlation or a bias outside [-1, 1]: the transition would leave [0, 1].
     """
     for name, value in (("correlation", correlation), *(("bias", each) for each in bias)):
         if not -1 <= value <= 1:

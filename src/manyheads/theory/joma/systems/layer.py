@@ -163,13 +163,8 @@ def train_layer(
 
     `optimizer` is a name of `OPTIMIZERS`. Batches are drawn with replacement.
     """
-    return _train(
-        problem,
-        rule.traced(),
-        optimizer,
-        (jnp.asarray(learning_rate, float), jnp.asarray(steps), jnp.asarray(seed)),
-        batch,
-    )
+    clock = jnp.asarray(learning_rate, float), jnp.asarray(steps), jnp.asarray(seed)
+    return _train(problem, rule.traced(), optimizer, clock, batch)
 
 
 @eqx.filter_jit

@@ -15,7 +15,6 @@ Transformer", sections 3 and 4 (arXiv 2305.16380). The solution of the flow is i
 
 from typing import Any, NamedTuple
 
-import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -23,13 +22,13 @@ import numpy as np
 from jaxtyping import ArrayLike, Bool, Float
 
 from manyheads._arrays import check_times, takes_arrays
+from manyheads._constraints import Constraint
 from manyheads._settings import double_precision
-from manyheads.errors import CertificateError, ShapeError, UsageError
-from manyheads.theory.joma.systems.recording import integrate
+from manyheads.errors import ShapeError, UsageError
+from manyheads.theory.joma.systems.recording import integrate_to_end, refuse_unfinished
 
 ROUNDING = 1e-9  # tolerance of the sum of the probabilities of a context
 PRECISION = 1e-11  # local errors of the integrator, relative and absolute
-STEPS = 100_000  # largest number of integrator steps
 
 
 class Cooccurrence(NamedTuple):
@@ -52,12 +51,6 @@ def make_cooccurrence(
 
     Token n D + i belongs to next token n, common tokens come last; rows are normalized. With rows of equal sums and
     equal weights the next tokens are exchangeable.
-
-    Examples
-    --------
-    >>> table = make_cooccurrence([[0.4, 0.2], [0.4, 0.2]], [0.4])
-    >>> table.probabilities.tolist(), table.common.tolist()
-    ([[0.4, 0.2, 0.0, 0.0, 0.4], [0.0, 0.0, 0.4, 0.2, 0.4]], [False, False, False, False, True])
     """
     own, shared = np.asarray(distinct, np.float64), np.asarray(common, np.float64)
     if own.ndim != 2 or shared.ndim != 1:
@@ -90,15 +83,7 @@ def scan_and_snap_flow(
     decoder_learning_rate: float = 1.0,
     attention_learning_rate: float = 1.0,
 ) -> ScanAndSnapTrajectory:
-    """Integrate the flow from zero in double precision and logarithmic time, as it slows down exponentially.
-
-    Raises
-    ------
-    UsageError
-        Rows that are not probabilities, times that do not rise, or learning rates that are not positive.
-    CertificateError
-        The integrator does not reach the last time.
-    """
+    """Integrate the flow from zero in double precision and logarithmic time, as it slows down exponentially."""
     table, moments = np.asarray(cooccurrence.probabilities, np.float64), check_times(times)
     if table.ndim != 2 or not (table >= 0).all() or np.abs(table.sum(1) - 1).max() > ROUNDING:
         raise UsageError(
@@ -109,22 +94,15 @@ def scan_and_snap_flow(
         learning_rates = jnp.array([decoder_learning_rate, attention_learning_rate], jnp.float64)
         *state, ended = _follow(jnp.asarray(table), jnp.asarray(np.log1p(moments)), learning_rates)
         decoder, logits, losses = (np.asarray(part) for part in state)
-    if not bool(ended):
-        raise CertificateError(
-            f"{STEPS:,} steps do not reach the time {moments[-1]:g}: ask for a shorter time",
-            measured=0.0,
-            threshold=1.0,
-        )
+    refuse_unfinished(ended, f"the time {moments[-1]:g}", "ask for a shorter time")
     return ScanAndSnapTrajectory(moments, logits, decoder, losses)
 
 
 def check_learning_rates(decoder_learning_rate: float, attention_learning_rate: float) -> None:
     """Refuse learning rates that are not positive."""
-    if not (decoder_learning_rate > 0 and attention_learning_rate > 0):
-        raise UsageError(
-            f"decoder_learning_rate={decoder_learning_rate}, attention_learning_rate={attention_learning_rate}: "
-            "both must be positive"
-        )
+    rates = {"decoder_learning_rate": decoder_learning_rate, "attention_learning_rate": attention_learning_rate}
+    for name, rate in rates.items():
+        Constraint(above=0).kept(name, rate, "float")
 
 
 def _residual(scores: jax.Array) -> jax.Array:
@@ -153,13 +131,11 @@ def _follow(table: jax.Array, moments: jax.Array, learning_rates: jax.Array) -> 
         return jnp.exp(moment) * learning_rates[0] * slopes[0], jnp.exp(moment) * learning_rates[1] * slopes[1]
 
     init = (jnp.zeros((classes, tokens), jnp.float64), jnp.zeros(tokens, jnp.float64))
-    end, settings = moments[-1] + 1e-9, {"max_steps": STEPS, "throw": False}
-    found = integrate(field, init, moments, PRECISION, PRECISION, end=end, first=1e-3, **settings)
-    decoder, logits = found.ys
+    (decoder, logits), ended = integrate_to_end(field, init, moments, PRECISION, moments[-1] + 1e-9)
 
     def loss(decoder: jax.Array, logits: jax.Array) -> jax.Array:
         raised = table * jnp.exp(logits)
         scores = raised / jnp.linalg.norm(raised, axis=1, keepdims=True) @ decoder.T
         return -jnp.diagonal(jax.nn.log_softmax(scores, axis=1)).mean()
 
-    return decoder, logits, jax.vmap(loss)(decoder, logits), found.result == diffrax.RESULTS.successful
+    return decoder, logits, jax.vmap(loss)(decoder, logits), ended

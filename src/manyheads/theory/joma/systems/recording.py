@@ -7,7 +7,9 @@ import diffrax
 import jax
 import jax.numpy as jnp
 
-from manyheads.errors import UsageError
+from manyheads.errors import CertificateError, UsageError
+
+STEPS = 100_000  # largest number of integrator steps
 
 
 class SGDOptions(NamedTuple):
@@ -21,13 +23,7 @@ class SGDOptions(NamedTuple):
     snapshots: int
 
     def block(self) -> int:
-        """Return the steps from one snapshot to the next.
-
-        Raises
-        ------
-        UsageError
-            Steps that are no multiple of the snapshots, or a learning rate that is not positive.
-        """
+        """Return the steps from one snapshot to the next."""
         if self.steps % self.snapshots or self.steps < 1 or not self.learning_rate > 0:
             raise UsageError(f"{self}: steps must be a positive multiple of snapshots, learning_rate positive")
         return self.steps // self.snapshots
@@ -60,6 +56,21 @@ def integrate(
         stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol),
         **settings,
     )
+
+
+def integrate_to_end(
+    field: Callable[[Any, Any, Any], Any], init: Any, times: jax.Array, precision: float, end: Any
+) -> tuple[Any, jax.Array]:
+    """Integrate in at most `STEPS` steps, the first of 1e-3; return the states, and whether it reached the end."""
+    limits = {"max_steps": STEPS, "throw": False}
+    found = integrate(field, init, times, precision, precision, end=end, first=1e-3, **limits)
+    return found.ys, found.result == diffrax.RESULTS.successful
+
+
+def refuse_unfinished(ended: jax.Array, end: str, remedy: str) -> None:
+    """Refuse an integration that did not reach its end."""
+    if not bool(ended):
+        raise CertificateError(f"{STEPS:,} steps do not reach {end}: {remedy}", measured=0.0, threshold=1.0)
 
 
 def record_states(advance: Callable[[Any, Any], Any], init: Any, inputs: Any) -> Any:

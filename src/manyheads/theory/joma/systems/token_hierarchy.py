@@ -52,32 +52,16 @@ class HierarchyBatch(NamedTuple):
 class HierarchyShape:
     """Sizes of a token hierarchy.
 
-    Attributes
-    ----------
-    sizes
-        Tokens of each level above the leaves, the lowest first; the last is the number of labels.
-    parts
-        Tokens of the level below in each token: p.
-    leaves
-        Observed tokens; padding is one more.
-    keep
-        Probability that an active token activates one of its parts; 1 is the published, deterministic hierarchy.
-
-    Raises
-    ------
-    UsageError
-        More parts than tokens below, more tokens than different sets, or a transition probability outside [0, 1].
-
     Examples
     --------
     >>> HierarchyShape(sizes=(10, 20, 20), parts=2).places
     8
     """
 
-    sizes: tuple[int, ...] = constrained((10, 20, 20), Constraint(least=1))
-    parts: int = constrained(2, Constraint(least=1))
-    leaves: int = constrained(39, Constraint(least=1))
-    keep: float = constrained(1.0, Constraint(least=0, most=1))
+    sizes: tuple[int, ...] = constrained((10, 20, 20), Constraint(least=1))  # of the levels, the lowest first
+    parts: int = constrained(2, Constraint(least=1))  # tokens of the level below in each token: p
+    leaves: int = constrained(39, Constraint(least=1))  # observed tokens; padding is one more
+    keep: float = constrained(1.0, Constraint(least=0, most=1))  # probability of an edge; 1 as published
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -108,13 +92,6 @@ class HierarchyShape:
 class TokenHierarchy(eqx.Module):
     """Drawn hierarchy: the parts of each token in the level below.
 
-    Attributes
-    ----------
-    parts
-        One array (size, size below) of booleans a level, the lowest first.
-    shape
-        The sizes, static.
-
     Examples
     --------
     >>> hierarchy = draw_hierarchy(HierarchyShape((4, 3, 3), parts=2, leaves=9), jax.random.key(0))
@@ -123,8 +100,8 @@ class TokenHierarchy(eqx.Module):
     ((5, 8), [(5, 4), (5, 3)])
     """
 
-    parts: tuple[Bool[Array, "size below"], ...]
-    shape: HierarchyShape = eqx.field(static=True)
+    parts: tuple[Bool[Array, "size below"], ...]  # one array (size, size below) of booleans a level, the lowest first
+    shape: HierarchyShape = eqx.field(static=True)  # the sizes, static
 
     def draw(self, key: jax.Array, size: int) -> HierarchyBatch:
         """Draw uniform labels, up to a bias below 2^-32, and their sequences."""

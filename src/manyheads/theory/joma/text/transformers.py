@@ -36,11 +36,6 @@ def digest_text(path: Path | None, length: int, before: int = 0) -> dict[str, st
     """Hash the text of a study, the default one included, which differs between releases of Python.
 
     The held-out tenth must hold a window of `length` characters, the next one, and `before` characters in front.
-
-    Raises
-    ------
-    UsageError
-        The text cannot be read, or is too short.
     """
     text, reach = load_text(path), length + before
     held_out = len(read_characters(path)[1].validation)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -19,8 +19,8 @@ from manyheads.data.characters import read_characters
 from manyheads.data.words import read_words
 from manyheads.spectra.traced_ranks import traced_stable_rank
 from manyheads.theory.joma.text.record import held_out_starts
+from manyheads.theory.joma.text.transformers import character_config
 from manyheads.transformer.config import TransformerConfig
-from manyheads.transformer.inputs import TokenInput
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.shape import Shape
 from manyheads.transformer.transformer import Transformer
@@ -31,25 +31,13 @@ MASKED = 0.15  # share of the tokens that an encoder is asked for
 
 @dataclass(frozen=True)
 class Variant:
-    """One transformer: its tokens, the place of its normalization, and its shape.
+    """One transformer: its tokens, the place of its normalization, and its shape."""
 
-    Attributes
-    ----------
-    tokens
-        "words", "characters", or "shuffled": words in random order, from which attention can learn nothing.
-    norm
-        "pre" or "post".
-    masked
-        A bidirectional encoder that is asked for masked tokens, in place of a decoder.
-    widen, heads
-        Factor on the width of the stream, and number of heads among which it is divided.
-    """
-
-    tokens: Literal["words", "characters", "shuffled"] = "words"
-    norm: Literal["pre", "post"] = "pre"
-    masked: bool = False
-    widen: int = 1
-    heads: int = 4
+    tokens: Literal["words", "characters", "shuffled"] = "words"  # shuffled: words in random order
+    norm: Literal["pre", "post"] = "pre"  # "pre" or "post"
+    masked: bool = False  # a bidirectional encoder that is asked for masked tokens, in place of a decoder
+    widen: int = 1  # factor on the width of the stream
+    heads: int = 4  # among which it is divided
 
 
 VARIANTS = {
@@ -80,16 +68,8 @@ def read_tokens(kind: str, path: Path | None, vocabulary: int) -> tuple[int, tup
 def variant_config(variant: Variant, width: int, depth: int, length: int, vocabulary: int) -> TransformerConfig:
     """Configure a transformer with ReLU; one token more than the vocabulary stands for a masked one."""
     key_dim = width * variant.widen // variant.heads
-    return TransformerConfig(
-        Shape(key_dim, variant.heads, depth),
-        TokenInput(vocabulary + 1),
-        length=length,
-        outputs=vocabulary + 1,
-        causal=not variant.masked,
-        read_out="token",
-        norm=variant.norm,
-        activation="relu",
-    )
+    config = character_config(Shape(key_dim, variant.heads, depth), vocabulary + 1, length)
+    return replace(config, causal=not variant.masked, norm=variant.norm)
 
 
 class LanguageWindows(eqx.Module):

@@ -85,7 +85,7 @@ def _generated_rank(rule: UpdateRule, contexts: jax.Array, point: jax.Array) -> 
     """Return the rank of the Lie algebra at a point; of each order only brackets that raise the rank are kept."""
     frame: list[np.ndarray] = []
     kept: tuple[jax.Array, ...] = ()
-    while rows := _independent(_fields(rule, contexts, kept, point), frame):
+    while rows := _independent_rows(_fields(rule, contexts, kept, point), frame):
         kept = (*kept, jnp.asarray(rows))
     return len(frame)
 
@@ -118,7 +118,7 @@ def _brackets(first: Fields, second: Fields) -> Fields:
     return commutators
 
 
-def _independent(vectors: jax.Array, frame: list[np.ndarray]) -> list[int]:
+def _independent_rows(vectors: jax.Array, frame: list[np.ndarray]) -> list[int]:
     """Find the rows outside the span of an orthonormal frame, and extend the frame by them."""
     rows = []
     for number, vector in enumerate(np.asarray(vectors)):

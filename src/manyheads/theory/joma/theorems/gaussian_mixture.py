@@ -63,14 +63,6 @@ def mixture_coefficients(mixture: Mixture, weights: Float[ArrayLike, " d"], acti
         Zero weights, which have no direction.
     CertificateError
         The quadrature did not converge to 1e-10 relative: the curvature is too large at weights of this size.
-
-    Examples
-    --------
-    >>> from manyheads.theory.joma.systems.activations import NONLINEARITIES
-    >>> mixture = Mixture(np.eye(2), np.array([0.5, 0.5]), np.array([1.0, -1.0]), std=0.5)
-    >>> found = mixture_coefficients(mixture, np.array([3.0, 4.0]), NONLINEARITIES["square"])
-    >>> found.mean, found.weight  # r_j and |v| s²
-    (array([3., 4.]), array([1.25, 1.25]))
     """
     if on_host(mixture, weights):
         _check(mixture, weights)
@@ -118,14 +110,6 @@ def gradient_covariance(mixture: Mixture, weights: Float[Any, " d"], activation:
         + m_2\,n n^\top + \mu_0 (I - n n^\top).
 
     Derived here; it is not in the paper.
-
-    Examples
-    --------
-    >>> from manyheads.theory.joma.systems.activations import NONLINEARITIES
-    >>> mixture = Mixture(np.ones((1, 2)), np.ones(1), np.ones(1), std=0.5)
-    >>> gradient_covariance(mixture, np.array([3.0, 4.0]), NONLINEARITIES["identity"]).round(12)
-    array([[0.25, 0.  ],
-           [0.  , 0.25]])
     """
     v, means = jnp.asarray(weights), jnp.asarray(mixture.means)
     m0, m1, m2 = _moments(mixture, v, lambda x: activation.derivative(x) ** 2, activation.kinks, PANELS)  # each (C,)
@@ -178,15 +162,6 @@ def linear_noise_approximation(
         Initial weights of zero, or times that do not rise from zero or later.
     CertificateError
         The quadrature does not converge at the end of the flow.
-
-    Examples
-    --------
-    >>> from manyheads.theory.joma.systems.activations import NONLINEARITIES
-    >>> mixture = Mixture(np.ones((1, 2)), np.ones(1), np.ones(1), std=0.5)
-    >>> phi, times = NONLINEARITIES["identity"], np.array([0.0, 2.0])
-    >>> found = linear_noise_approximation(mixture, phi, np.ones(2), times, weight_decay=0.5)
-    >>> float(found.path[1, 0].round(6)), float((2 - np.exp(-1)).round(6))
-    (1.632121, 1.632121)
     """
     grid = check_times(times)
     _check(mixture, init)

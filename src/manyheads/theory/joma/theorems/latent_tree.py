@@ -90,15 +90,6 @@ def predict_cooccurrence(
 class Tree:
     """Latent variables on an arbitrary rooted tree.
 
-    Attributes
-    ----------
-    parents
-        Shape (n,): the parent of each node, a smaller number than its own; -1 for node 0, the root.
-    root
-        Probabilities of the root's states, shape (S_0,).
-    transitions
-        For node i the matrix of P(state of i | state of its parent), shape (S_parent, S_i); the root's entry is None.
-
     Raises
     ------
     ShapeError, UsageError
@@ -112,9 +103,9 @@ class Tree:
     [1, 2]
     """
 
-    parents: Int[np.ndarray, " nodes"]
-    root: Float[np.ndarray, " states"]
-    transitions: tuple[Float[np.ndarray, "parent own"] | None, ...]
+    parents: Int[np.ndarray, " nodes"]  # smaller numbers than their own; -1 for the root, node 0
+    root: Float[np.ndarray, " states"]  # probabilities of the root's states, shape (S_0,)
+    transitions: tuple[Float[np.ndarray, "parent own"] | None, ...]  # P(own | parent), (S_parent, S_own); None at first
 
     def __post_init__(self) -> None:
         for name in ("parents", "root", "transitions"):
@@ -149,14 +140,6 @@ def marginals(tree: Tree, evidence: Mapping[int, int]) -> tuple[float, tuple[Arr
     ------
     UsageError
         A node or state that does not exist, or evidence of probability zero.
-
-    Examples
-    --------
-    >>> flip = np.array([[0.9, 0.1], [0.1, 0.9]])
-    >>> tree = Tree(np.array([-1, 0, 0]), np.array([0.5, 0.5]), (None, flip, flip))
-    >>> likelihood, states = marginals(tree, {1: 1})
-    >>> round(likelihood, 12), states[2].round(12).tolist()
-    (0.5, [0.18, 0.82])
     """
     count = len(tree.parents)
     sizes = [len(tree.root), *(matrix.shape[1] for matrix in tree.transitions if matrix is not None)]
@@ -196,13 +179,7 @@ def unroll(tree: LatentTree) -> Tree:
 
 
 def heights(branching: tuple[int, ...]) -> Int[np.ndarray, "leaves leaves"]:
-    """Compute the height of the lowest common ancestor of every pair of leaves of a regular tree.
-
-    Examples
-    --------
-    >>> heights((2, 2)).tolist()
-    [[0, 1, 2, 2], [1, 0, 2, 2], [2, 2, 0, 1], [2, 2, 1, 0]]
-    """
+    """Compute the height of the lowest common ancestor of every pair of leaves of a regular tree."""
     if not branching or min(branching) < 1:
         raise UsageError(f"branching={branching}: expected one positive number per level")
     leaf = np.arange(math.prod(branching))

@@ -47,13 +47,6 @@ def winning_time(
     ------
     UsageError
         A gain that is not positive, or another attention than "aligned" and "uniform".
-
-    Examples
-    --------
-    >>> winning_time([-1.0, 0.0, 1.0], 1.0, level=8.0).round(3).tolist()
-    [2.109, 1.253, 0.398]
-    >>> winning_time([-1.0, 0.0, 1.0], 1.0, level=8.0, attention="uniform").round(3).tolist()
-    [3.477, 1.253, 0.656]
     """
     if attention not in ATTENTIONS or not gain > 0:
         raise UsageError(f"attention={attention!r}, gain={gain}: expected one of {ATTENTIONS} and a positive gain")
@@ -64,14 +57,7 @@ def winning_time(
 
 
 def mean_first_time(width: int, gain: float, level: float, std: float = 1.0, attention: str = "aligned") -> float:
-    """Compute the mean time at which the first of `width` neurons reaches the level, by quadrature.
-
-    Examples
-    --------
-    >>> mean = mean_first_time(9, 2.0, level=8.0)
-    >>> round(mean, 4), round((2 * np.pi) ** 0.5 / (10 * 2.0), 4)
-    (0.1253, 0.1253)
-    """
+    """Compute the mean time at which the first of `width` neurons reaches the level, by quadrature."""
     largest = np.diff(ndtr(GRID) ** width)  # probability of the largest of n normal numbers
     middle = (GRID[1:] + GRID[:-1]) / 2
     return float(largest @ winning_time(std * middle, gain, level, attention))
@@ -80,15 +66,7 @@ def mean_first_time(width: int, gain: float, level: float, std: float = 1.0, att
 def winning_probability(
     gains: tuple[float, float], level: float, horizon: float, std: float = 1.0, attention: str = "aligned"
 ) -> float:
-    """Compute the probability that the second of two tokens reaches the level first, and before the horizon.
-
-    Examples
-    --------
-    >>> round(winning_probability((1.0, 0.6), level=8.0, horizon=9.0), 4)
-    0.3
-    >>> winning_probability((1.0, 0.6), level=8.0, horizon=9.0, std=0.05) < 1e-12
-    True
-    """
+    """Compute the probability that the second of two tokens reaches the level first, and before the horizon."""
     middle = (GRID[1:] + GRID[:-1]) / 2
     first, second = (winning_time(std * GRID, gain, level, attention) for gain in gains)
     times = (second[1:] + second[:-1]) / 2
@@ -102,13 +80,7 @@ def winning_probability(
 
 @takes_arrays
 def some_neuron(probability: Float[ArrayLike, ""], width: Int[ArrayLike, "*shape"]) -> Float[np.ndarray, "*shape"]:
-    """Compute the probability that at least one of `width` neurons is won, 1 - (1 - p)^n.
-
-    Examples
-    --------
-    >>> some_neuron(0.25, np.array([1, 2])).round(12).tolist()
-    [0.25, 0.4375]
-    """
+    """Compute the probability that at least one of `width` neurons is won, 1 - (1 - p)^n."""
     return np.asarray(-np.expm1(np.asarray(width, np.float64) * np.log1p(-np.asarray(probability, np.float64))))
 
 
@@ -121,12 +93,6 @@ def shared_output(
     All neurons see one gain, which fades as their summed change of output :math:`h = v e^z` approaches the target, so
     they have one accumulated gain :math:`\tau`, with
     :math:`\sqrt{2\pi} e^{v_0^2/2}[Q(v_0) - Q(v)] = \tau` for each. It is found by bisection; weights end at `level`.
-
-    Examples
-    --------
-    >>> changes = shared_output([[0.0, 1.0]], 8.0, level=8.0)
-    >>> round(float(changes.sum()), 6), bool(changes[0, 1] > 4 * changes[0, 0])
-    (8.0, True)
     """
     v0 = np.asarray(init, np.float64)
 

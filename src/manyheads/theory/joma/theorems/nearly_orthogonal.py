@@ -40,6 +40,10 @@ from manyheads.theory.joma.task import UpdateRule
 if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Float
 
+    Couplings = Float[ArrayLike, "... tokens tokens"]
+    Drift = Float[np.ndarray, "... tokens"]
+    Gram = Float[ArrayLike, "tokens tokens"]
+
 
 @takes_arrays
 def token_sum(
@@ -83,33 +87,21 @@ def _factor(rule: UpdateRule) -> float:
 
 
 @takes_arrays
-def drift_from_couplings(
-    rule: UpdateRule, gram: Float[ArrayLike, "tokens tokens"], couplings: Float[ArrayLike, "... tokens tokens"]
-) -> Float[np.ndarray, "... tokens"]:
-    """Compute the drift of theorem 1: exact with a trajectory's own couplings, first order with orthonormal ones.
-
-    Examples
-    --------
-    >>> drift_from_couplings(UpdateRule("exp"), [[1, 0.1], [0.1, 1]], [[5.0, 2.0], [4.0, 5.0]]).round(12).tolist()
-    [-0.2, -0.4]
-    """
+def drift_from_couplings(rule: UpdateRule, gram: Gram, couplings: Couplings) -> Drift:
+    """Compute the drift of theorem 1: exact with a trajectory's own couplings, first order with orthonormal ones."""
     cosines, coupled = _off_diagonal(rule, gram, couplings)
     return np.asarray(-_factor(rule) * (cosines * coupled).sum(-1))
 
 
 @takes_arrays
-def drift_bound(
-    rule: UpdateRule, gram: Float[ArrayLike, "tokens tokens"], paths: Float[ArrayLike, "... tokens tokens"]
-) -> Float[np.ndarray, "... tokens"]:
+def drift_bound(rule: UpdateRule, gram: Gram, paths: Couplings) -> Drift:
     r"""Compute the bound on the absolute drift from the integrals of :math:`|\sum_k v_{mk} a_{jk}|` over time."""
     cosines, lengths = _off_diagonal(rule, gram, paths)
     return np.asarray(_factor(rule) * np.abs(cosines).max() * lengths.sum(-1))
 
 
 @takes_arrays
-def random_drift(
-    rule: UpdateRule, dimension: int, couplings: Float[ArrayLike, "... tokens tokens"]
-) -> Float[np.ndarray, "... tokens"]:
+def random_drift(rule: UpdateRule, dimension: int, couplings: Couplings) -> Drift:
     """Compute the root mean square of the drift over random directions in `dimension` dimensions, to first order."""
     _, coupled = _off_diagonal(rule, np.eye(np.shape(couplings)[-1]), couplings)
     return np.asarray(_factor(rule) * np.sqrt((coupled**2).sum(-1) / dimension))

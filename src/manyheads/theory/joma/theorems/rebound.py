@@ -45,13 +45,7 @@ REBOUND = 1e-3  # nat: the smallest rise of the entropy that counts as a rebound
 
 @follows_caller
 def entropy_of(logits: Float[ArrayLike, "... tokens"], present: Any = True) -> Any:
-    """Compute the entropy of softmax(logits) over the `present` entries of the last axis, in nat.
-
-    Examples
-    --------
-    >>> float(entropy_of(np.zeros(4)).round(6)), float(np.log(4).round(6))
-    (1.386294, 1.386294)
-    """
+    """Compute the entropy of softmax(logits) over the `present` entries of the last axis, in nat."""
     s = jnp.asarray(logits)
     here = jnp.broadcast_to(jnp.asarray(present), s.shape)
     p = jax.nn.softmax(s, where=here, axis=-1)
@@ -87,11 +81,6 @@ def linear_entropy_curve(
     r"""Compute the entropy under a linear activation at fractions of the blow-up time, by the erf law.
 
     .. math:: v_l = \sqrt 2\,\mathrm{erfinv}(\sqrt{2/\pi}\,\mu_l t), \qquad t^* = \sqrt{\pi/2}/\max \mu
-
-    Examples
-    --------
-    >>> linear_entropy_curve([1.0, 2.0, 3.0], [0.0, 0.9, 0.999999]).round(2).tolist()
-    [1.1, 0.94, 0.0]
     """
     mu, fraction = np.asarray(targets, np.float64), np.asarray(fractions, np.float64)
     if not (np.all(mu > 0) and np.all((fraction >= 0) & (fraction < 1))):
@@ -110,12 +99,6 @@ def predict_approach(targets: Float[ArrayLike, " tokens"], law: RateLaw = EXP) -
     ------
     UsageError
         Targets that are not positive, or a rate law for which leading order does not decide.
-
-    Examples
-    --------
-    >>> from manyheads.theory.joma.theorems.salient_first import UNIFORM
-    >>> predict_approach([1.0, 2.0, 3.0]), predict_approach([1.0, 2.0, 3.0], UNIFORM), predict_approach([2.0, 2.0])
-    (-1, 1, 0)
     """
     mu = np.asarray(targets, np.float64)
     if mu.ndim != 1 or not np.all(mu > 0):
@@ -144,11 +127,6 @@ def final_rank_slope(target: Float[ArrayLike, "neurons tokens"], init: Float[Arr
     with the leading singular vectors u, v of B, whose largest singular value is simple. It is odd in :math:`W_0`: with
     a symmetric distribution of the initialization the stable rank rises at the end in half of all layers, without
     attention too. Derived here.
-
-    Examples
-    --------
-    >>> round(final_rank_slope([[2.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 0.0]]), 12)  # 1/2 - 2/5
-    0.1
     """
     b, w = np.asarray(target, np.float64), np.asarray(init, np.float64)
     if b.ndim != 2 or b.shape != w.shape:

@@ -34,6 +34,9 @@ from manyheads.theory.meanfield.contrastive.quadrature import (
 from manyheads.theory.meanfield.contrastive.task import ContrastiveLoss, ContrastiveTask, TaskParameters
 from manyheads.theory.meanfield.initial_value import solve_initial_value
 
+States = Float[np.ndarray, "states features_and_norm"]
+State = Float[Array, " features_and_norm"]
+
 TOLERANCE = 1e-5  # of a trajectory: largest change of an overlap or squared norm between two node counts
 SMALLEST = 1e-12  # squared norm at which the expectations are taken when a trajectory has collapsed
 
@@ -50,14 +53,10 @@ def overlap_trajectory(
 
     Parameters
     ----------
-    task
-        Features, noise and training settings.
     state
         Q_1, ..., Q_p, q at time 0; several at once in leading dimensions.
     times
         Increasing times, in samples per dimension, from 0 on.
-    nodes
-        Nodes of the quadrature; `Nodes()` by default.
     tolerance
         Largest change of any number when there are one and a half times as many nodes.
 
@@ -103,22 +102,14 @@ def integrate_overlaps(task: ContrastiveTask, state: np.ndarray, times: np.ndarr
     return path.reshape(len(times), *shape)
 
 
-def vector_field(
-    loss: ContrastiveLoss,
-    nodes: Nodes,
-    parameters: TaskParameters,
-    states: Float[np.ndarray, "states features_and_norm"],
-) -> Float[np.ndarray, "states features_and_norm"]:
+def vector_field(loss: ContrastiveLoss, nodes: Nodes, parameters: TaskParameters, states: States) -> States:
     """Return (Q', q') at several states, one after the other: one program serves any number of them."""
     slopes = np.stack([np.asarray(slope_at(loss, nodes, parameters, state)) for state in states])
     return check_finite(slopes, nodes, parameters, states)
 
 
 def jacobians(
-    loss: ContrastiveLoss,
-    nodes: Nodes,
-    parameters: TaskParameters,
-    states: Float[np.ndarray, "states features_and_norm"],
+    loss: ContrastiveLoss, nodes: Nodes, parameters: TaskParameters, states: States
 ) -> Float[np.ndarray, "states features_and_norm features_and_norm"]:
     """Return the Jacobian of the vector field at several states."""
     matrices = np.stack([np.asarray(_jacobian_at(loss, nodes, parameters, state)) for state in states])
@@ -126,9 +117,7 @@ def jacobians(
 
 
 @partial(jax.jit, static_argnames=("loss", "nodes"))
-def slope_at(
-    loss: ContrastiveLoss, nodes: Nodes, parameters: TaskParameters, state: Float[Array, " features_and_norm"]
-) -> Float[Array, " features_and_norm"]:
+def slope_at(loss: ContrastiveLoss, nodes: Nodes, parameters: TaskParameters, state: State) -> State:
     """Return (Q', q') at one state."""
     overlaps, squared_norm = state[:-1], jnp.maximum(state[-1], SMALLEST)
     found = expectations(loss, nodes, parameters, overlaps, squared_norm)
@@ -160,12 +149,7 @@ def check_state(task: ContrastiveTask, state: ArrayLike) -> np.ndarray:
     return array
 
 
-def check_finite(
-    derivatives: np.ndarray,
-    nodes: Nodes,
-    parameters: TaskParameters,
-    states: Float[np.ndarray, "states features_and_norm"],
-) -> np.ndarray:
+def check_finite(derivatives: np.ndarray, nodes: Nodes, parameters: TaskParameters, states: States) -> np.ndarray:
     """Refuse derivatives at states that are not finite: an adaptive solver would shorten its step for ever."""
     if np.isfinite(derivatives).all():
         return derivatives

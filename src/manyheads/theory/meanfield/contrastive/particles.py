@@ -56,8 +56,6 @@ def simulate_particles(
 
     Parameters
     ----------
-    task
-        Features, noise and training settings.
     weights, features
         Initial w of every particle, and its u_1, ..., u_p; orthogonal over the particles, (1/N) sum u_k^2 = 1.
     horizon
@@ -68,8 +66,6 @@ def simulate_particles(
         phi, besides weight decay; none by default.
     steps, records
         Number of steps, and of states returned after the first one; `steps` is a multiple of 2 `records`.
-    nodes
-        Nodes of the quadrature.
     tolerance
         Largest change of an overlap or of the squared norm that longer steps may make.
 

@@ -35,6 +35,9 @@ from numpy.polynomial.hermite_e import hermegauss
 from manyheads.errors import CertificateError, check_integers
 from manyheads.theory.meanfield.contrastive.task import ContrastiveLoss, TaskParameters
 
+Overlaps = Float[Array, " features"]
+Scalar = Float[Array, ""]
+
 REACH = 6.5  # standard deviations on either side of the outermost component; what lies outside has 1e-10
 MISSING = 1e-5  # probability that a grid may miss: components narrower than its spacing fall between the nodes
 
@@ -69,9 +72,9 @@ class Nodes:
 class Expectations(NamedTuple):
     """A (features,), B and D of the module's first lines."""
 
-    signal: Float[Array, " features"]
-    restoring: Float[Array, ""]
-    diffusion: Float[Array, ""]
+    signal: Overlaps
+    restoring: Scalar
+    diffusion: Scalar
 
 
 class Mixture(NamedTuple):
@@ -97,11 +100,7 @@ class SamplePoints(NamedTuple):
 
 
 def sample_points(
-    loss: ContrastiveLoss,
-    nodes: Nodes,
-    parameters: TaskParameters,
-    overlaps: Float[Array, " features"],
-    squared_norm: Float[Array, ""],
+    loss: ContrastiveLoss, nodes: Nodes, parameters: TaskParameters, overlaps: Overlaps, squared_norm: Scalar
 ) -> SamplePoints:
     """Return the nodes at overlaps Q and squared norm q > 0, with the derivatives of the loss; to be traced."""
     mean, negative = _mixtures(nodes, parameters, overlaps, squared_norm)
@@ -114,11 +113,7 @@ def sample_points(
 
 
 def expectations(
-    loss: ContrastiveLoss,
-    nodes: Nodes,
-    parameters: TaskParameters,
-    overlaps: Float[Array, " features"],
-    squared_norm: Float[Array, ""],
+    loss: ContrastiveLoss, nodes: Nodes, parameters: TaskParameters, overlaps: Overlaps, squared_norm: Scalar
 ) -> Expectations:
     """Return A, B and D at overlaps Q and squared norm q > 0; a function to be traced, `loss` and `nodes` static.
 
@@ -134,15 +129,13 @@ def expectations(
     squares = noise_power(parameters, (g0, g1, g2))
     diffusion = jnp.einsum("ijl,i,j,l->", squares, mean.weights, chances, negative.weights)
     found = Expectations(signal, (total - overlaps @ signal) / squared_norm, diffusion)
-    factor = jnp.where(_missing(mean, negative) <= MISSING, 1.0, jnp.nan)  # derivatives become NaN as well
+    factor = jnp.where(_missing_share(mean, negative) <= MISSING, 1.0, jnp.nan)  # derivatives become NaN as well
     return jax.tree.map(lambda values: factor * values, found)
 
 
-def missing_probability(
-    nodes: Nodes, parameters: TaskParameters, overlaps: Float[Array, " features"], squared_norm: Float[Array, ""]
-) -> float:
+def missing_probability(nodes: Nodes, parameters: TaskParameters, overlaps: Overlaps, squared_norm: Scalar) -> float:
     """Return the probability that the grids of the mean and of the negative miss, the larger of both."""
-    return float(_missing(*_mixtures(nodes, parameters, overlaps, squared_norm)))
+    return float(_missing_share(*_mixtures(nodes, parameters, overlaps, squared_norm)))
 
 
 def noise_power(parameters: TaskParameters, gradient: Sequence[Array] | Array) -> Array:
@@ -152,7 +145,7 @@ def noise_power(parameters: TaskParameters, gradient: Sequence[Array] | Array) -
 
 
 def _mixtures(
-    nodes: Nodes, parameters: TaskParameters, overlaps: Float[Array, " features"], squared_norm: Float[Array, ""]
+    nodes: Nodes, parameters: TaskParameters, overlaps: Overlaps, squared_norm: Scalar
 ) -> tuple[Mixture, Mixture]:
     """Return the rules for the mean of the two views and for the negative."""
     shared = parameters.variance + parameters.covariance
@@ -160,13 +153,11 @@ def _mixtures(
     return mean, _mixture(parameters, overlaps, jnp.sqrt(squared_norm * parameters.variance), nodes.negative)
 
 
-def _missing(mean: Mixture, negative: Mixture) -> Float[Array, ""]:
+def _missing_share(mean: Mixture, negative: Mixture) -> Scalar:
     return jnp.maximum(abs(mean.weights.sum() - 1), abs(negative.weights.sum() - 1))
 
 
-def _mixture(
-    parameters: TaskParameters, overlaps: Float[Array, " features"], std: Float[Array, ""], count: int
-) -> Mixture:
+def _mixture(parameters: TaskParameters, overlaps: Overlaps, std: Scalar, count: int) -> Mixture:
     """Return the trapezoidal rule for y = sum_k c_k Q_k + std z."""
     centers = parameters.values @ overlaps  # (joint,)
     end = jnp.abs(centers).max() + REACH * std

@@ -50,16 +50,12 @@ def train_overlaps(
 
     Parameters
     ----------
-    task
-        Features, noise and training settings.
     state
         Exact initial Q_1, ..., Q_p, q of every run.
     dimension
         n, at least p + 2.
     times
         Increasing times t = step/n at which the state is returned, from 0 on, rounded to whole steps.
-    rng
-        Generator of all samples.
 
     Raises
     ------
@@ -109,16 +105,12 @@ def train_weights(
 
     Parameters
     ----------
-    task
-        Features, noise and training settings.
     weights
         Initial weights w, of order one each: of one run, or of several at once.
     features
         u_1, ..., u_p, orthogonal, each with |u_k|^2 = n.
     times
         Increasing times t = step/n, from 0 on, rounded to whole steps.
-    rng
-        Generator of all samples.
     penalty
         phi of the step -(tau/n) phi(w), for instance ``lambda w: 0.1 * jax.numpy.sign(w)``; none by default.
 

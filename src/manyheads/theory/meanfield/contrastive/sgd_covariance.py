@@ -50,15 +50,9 @@ def sgd_covariance(
             found = np.asarray(_derivative(task.loss, given, parameters, joined))
             return check_finite(found, given, parameters, joined[None, : start.size])
 
-        path = solve_initial_value(
-            derivative,
-            np.concatenate([start, np.zeros(start.size**2)]),
-            times,
-            "fluctuations could not be followed to the last time: lower learning_rate or weight_decay",
-            method="RK45",
-            rtol=1e-5,
-            atol=1e-7,
-        )
+        remedy = "fluctuations could not be followed to the last time: lower learning_rate or weight_decay"
+        joined = np.concatenate([start, np.zeros(start.size**2)])
+        path = solve_initial_value(derivative, joined, times, remedy, method="RK45", rtol=1e-5, atol=1e-7)
     return path[:, start.size :].reshape(-1, start.size, start.size)
 
 

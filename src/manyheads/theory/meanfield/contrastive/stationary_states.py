@@ -44,21 +44,11 @@ AGREEMENT = 1e-4  # of a stationary state at two node counts
 
 @dataclass(frozen=True)
 class StationaryState:
-    """A stationary state of the overlap dynamics.
+    """A stationary state of the overlap dynamics."""
 
-    Attributes
-    ----------
-    overlaps
-        Q_1, ..., Q_p.
-    squared_norm
-        q.
-    eigenvalues
-        Of the Jacobian of (Q', q'), the largest real part first.
-    """
-
-    overlaps: tuple[float, ...]
-    squared_norm: float
-    eigenvalues: tuple[complex, ...]
+    overlaps: tuple[float, ...]  # Q_1, ..., Q_p
+    squared_norm: float  # q
+    eigenvalues: tuple[complex, ...]  # of the Jacobian of (Q', q'), the largest real part first
 
     @property
     def stable(self) -> bool:
@@ -115,7 +105,7 @@ def stationary_states(
     else:
         given = check_state(task, starts)
     zero = [(*([0.0] * count), norm) for norm in norms_without_features(task, nodes)]
-    coarse = _distinct(_newton(task, np.concatenate([given, np.array(zero).reshape(-1, given.shape[-1])]), nodes))
+    coarse = _unique_states(_newton(task, np.concatenate([given, np.array(zero).reshape(-1, given.shape[-1])]), nodes))
     if not len(coarse):
         return ()
     found = _newton(task, coarse, nodes.finer())
@@ -238,11 +228,6 @@ def basin_boundary(
     Starts are Q = radius (cos, sin) with the largest stationary squared norm at Q = 0, to which `added_norm` is added.
     The angle is bracketed by nine starts at a time; the answer is the middle of the last bracket, 90 / 10^rounds
     degrees wide. It is 90 where feature one is learned from every start that contains it.
-
-    Raises
-    ------
-    CertificateError
-        The weights vanish at Q = 0, so that there is no norm to start from.
     """
     norms = norms_without_features(task, nodes)
     if not norms or norms[-1] + added_norm < radius**2:
@@ -284,7 +269,7 @@ def _newton(task: ContrastiveTask, states: np.ndarray, nodes: Nodes) -> np.ndarr
     return states
 
 
-def _distinct(states: np.ndarray) -> np.ndarray:
+def _unique_states(states: np.ndarray) -> np.ndarray:
     """Return the states that are finite, each once."""
     kept: list[np.ndarray] = []
     for state in states[np.isfinite(states).all(-1)]:

@@ -36,11 +36,6 @@ ContrastiveLoss = Callable[[Array, Array, Array], Array]
 class FeatureDistribution:
     """Distribution of the coefficient of one feature: finitely many values, symmetric about zero.
 
-    Raises
-    ------
-    UsageError
-        Probabilities that are no distribution, or a distribution that is not symmetric.
-
     Examples
     --------
     >>> feature = FeatureDistribution((-2.0, 0.0, 2.0), (0.125, 0.75, 0.125))
@@ -72,26 +67,14 @@ class FeatureDistribution:
 
     @property
     def kurtosis(self) -> float:
-        """E c^4 / (E c^2)^2: 1 for a sign, 1/P for a sign that is zero with probability 1 - P.
-
-        Raises
-        ------
-        UsageError
-            A feature that is always zero.
-        """
+        """E c^4 / (E c^2)^2: 1 for a sign, 1/P for a sign that is zero with probability 1 - P."""
         if not self.moment(2) > 0:
             raise UsageError(f"{self} is always zero, without a kurtosis: give a value other than zero")
         return self.moment(4) / self.moment(2) ** 2
 
 
 def sparse_feature(probability: float = 1.0, second_moment: float = 1.0) -> FeatureDistribution:
-    """Return a feature that is present with the given probability, with either sign and the given second moment.
-
-    Examples
-    --------
-    >>> sparse_feature(0.25).values
-    (-2.0, 0.0, 2.0)
-    """
+    """Return a feature that is present with the given probability, with either sign and the given second moment."""
     Constraint(above=0, most=1).kept("probability", probability, "float")
     Constraint(above=0).kept("second_moment", second_moment, "float")
     size = math.sqrt(second_moment / probability)

@@ -50,8 +50,6 @@ def bifurcation_scan(
 
     Parameters
     ----------
-    network
-        Weights and shares of the types of neurons.
     betas
         Output inverse temperatures, increasing.
     direction

@@ -98,8 +98,6 @@ def lyapunov_spectrum(
 
     Parameters
     ----------
-    network
-        Weights and shares of the types of neurons.
     beta, gain
         Inverse temperatures of the output and of attention, of shapes that broadcast; with ``beta`` of shape (b,) and
         ``gain`` of shape (g, 1) the result is a phase diagram.

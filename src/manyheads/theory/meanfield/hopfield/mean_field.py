@@ -51,8 +51,6 @@ def mean_field_trajectory(
 
     Parameters
     ----------
-    network
-        Weights and shares of the types of neurons.
     beta, gain
         Inverse temperatures of the output and of attention, of shapes that broadcast; `gain` is the network's if None.
     steps

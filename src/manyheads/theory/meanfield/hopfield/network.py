@@ -128,8 +128,6 @@ class OneBitNetwork(ArraysAsShapes):
 
         Parameters
         ----------
-        rng
-            Source of the weights.
         features, types, positional_bits
             M, C and P.
         """

@@ -40,15 +40,11 @@ def simulate_network(
 
     Parameters
     ----------
-    network
-        Weights and shares of the types of neurons.
     beta, neurons, gain
         Inverse temperatures and sizes N, of shapes that broadcast; every system is an independent run. The shares
         times N must be whole (`OneBitNetwork.with_neurons`).
     steps
         Number of tokens after the first one.
-    rng
-        Source of the bits.
     initial
         Spins of the first token by type; those of the first feature, W^o_1, if None.
 

@@ -74,14 +74,7 @@ def activation_of(name: str) -> Callable[[jax.Array], jax.Array]:
 
 
 def harmonic_coefficient(degree: int, activation: str = "relu", nodes: int = 1 << 16) -> float:
-    r"""Return :math:`c_\ell` of an activation by the trapezoidal rule.
-
-    Examples
-    --------
-    >>> import math
-    >>> round(4 * harmonic_coefficient(1), 6), round(3 * math.pi * harmonic_coefficient(2), 6)
-    (1.0, 1.0)
-    """
+    r"""Return :math:`c_\ell` of an activation by the trapezoidal rule."""
     angles = 2 * np.pi * np.arange(nodes) / nodes
     with double_precision():
         values = np.asarray(activation_of(activation)(jnp.asarray(np.cos(angles))))
@@ -130,33 +123,9 @@ def circle_flow(
 ) -> CircleTrajectory:
     r"""Integrate the exact flow of infinitely many frozen neurons on the circle.
 
-    Parameters
-    ----------
-    signal, foreign
-        H and G at time 0; :math:`H H^\top + G G^\top` is positive definite.
-    times
-        Recorded times, rising, in units of the mean-field flow (gradients of a particle are multiplied by N).
-    attention_speed
-        Learning rate r of the attention matrix over that of the particles; None for instantaneous attention. It starts
-        at :math:`W = S^{-1}`.
-    length
-        Pairs n of a prompt; None for infinitely many.
-    tolerance
-        Relative error of a step; the absolute one is a thousandth.
-
-    Raises
-    ------
-    UsageError
-        Times that do not rise, a speed that is not positive, or an activation without a harmonic (sigmoid).
-    CertificateError
-        A singular start, or an integration that failed.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> found = circle_flow(np.diag([0.3, 0.03]), 0.6 * np.eye(2), [0.0, 50.0, 400.0])
-    >>> found.loss.round(3).tolist()
-    [0.899, 0.451, 0.0]
+    From H and G, with :math:`H H^\top + G G^\top` positive definite, to rising mean-field times. The attention matrix
+    starts at :math:`S^{-1}` and has the learning rate `attention_speed` over that of the particles; None for
+    instantaneous attention. Prompts have `length` pairs; None for infinitely many.
     """
     start = as_matrix(signal, "signal", (2, 2)), as_matrix(foreign, "foreign", (2, 2))
     Constraint(above=0).kept("attention_speed", attention_speed, "float | None")

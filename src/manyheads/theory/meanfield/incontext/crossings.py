@@ -17,18 +17,7 @@ SMALLEST_FALL = 0.02  # of the initial loss: below it nothing has been learned
 
 
 def first_crossing(times: Float[ArrayLike, " time"], values: Float[ArrayLike, " time"], level: float) -> float:
-    """Return when a falling curve first reaches a level, by linear interpolation; infinity if it does not.
-
-    Raises
-    ------
-    ShapeError
-        Times and values of different shapes, or no vectors.
-
-    Examples
-    --------
-    >>> first_crossing([0.0, 1.0, 2.0], [0.9, 0.5, 0.3], 0.4)
-    1.5
-    """
+    """Return when a falling curve first reaches a level, by linear interpolation; infinity if it does not."""
     times, values = as_floats(times, "times"), as_floats(values, "values")
     if times.ndim != 1 or times.shape != values.shape:
         raise ShapeError(f"times of shape {times.shape}, values of {values.shape}: expected two vectors of one length")

@@ -20,17 +20,17 @@ from manyheads.theory.runge_kutta import runge_kutta_step
 Derivative = Callable[[Any, Any], Any]
 
 
-def _flat(derivative: Derivative, flat: jax.Array, like: Any, args: Any) -> jax.Array:
+def _flat_derivative(derivative: Derivative, flat: jax.Array, like: Any, args: Any) -> jax.Array:
     """Return the derivative of a state that is given as one vector."""
     return ravel_pytree(derivative(ravel_pytree(like)[1](flat), args))[0]
 
 
-_slope = jax.jit(_flat, static_argnums=0)
-_jacobian = jax.jit(jax.jacfwd(_flat, argnums=1), static_argnums=0)
+_slope = jax.jit(_flat_derivative, static_argnums=0)
+_jacobian = jax.jit(jax.jacfwd(_flat_derivative, argnums=1), static_argnums=0)
 
 
 @partial(jax.jit, static_argnums=0)
-def _observed(observe: Derivative, flat: jax.Array, like: Any, args: Any) -> Any:
+def _observation(observe: Derivative, flat: jax.Array, like: Any, args: Any) -> Any:
     return observe(ravel_pytree(like)[1](flat), args)
 
 
@@ -51,19 +51,15 @@ def integrate(
     """
     Constraint(above=0, below=1).kept("tolerance", tolerance, "float")
     start, unravel = ravel_pytree(state)
-    implicit = {"jac": lambda time, flat: np.asarray(_jacobian(derivative, flat, state, args))} if stiff else {}
-    path = solve_initial_value(
-        lambda time, flat: np.asarray(_slope(derivative, flat, state, args)),
-        np.asarray(start),
-        times,
-        "the gradient flow cannot be integrated to the last time: end earlier, raise the tolerance, or start from "
-        "particles whose mean map has full rank",
-        method="Radau" if stiff else "DOP853",
-        rtol=tolerance,
-        atol=tolerance * 1e-3,
-        **implicit,
-    )
-    found = [jax.tree.map(np.asarray, _observed(observe, flat, state, args)) for flat in path]
+    settings: dict[str, Any] = {"method": "DOP853", "rtol": tolerance, "atol": tolerance * 1e-3}
+    if stiff:
+        jacobian = lambda time, flat: np.asarray(_jacobian(derivative, flat, state, args))  # noqa: E731
+        settings |= {"method": "Radau", "jac": jacobian}
+    slope = lambda time, flat: np.asarray(_slope(derivative, flat, state, args))  # noqa: E731
+    remedy = "the gradient flow cannot be integrated to the last time: end earlier, raise the tolerance, or start from "
+    remedy += "particles whose mean map has full rank"
+    path = solve_initial_value(slope, np.asarray(start), times, remedy, **settings)
+    found = [jax.tree.map(np.asarray, _observation(observe, flat, state, args)) for flat in path]
     return jax.tree.map(lambda *each: np.stack(each), *found), jax.tree.map(np.asarray, unravel(jnp.asarray(path[-1])))
 
 

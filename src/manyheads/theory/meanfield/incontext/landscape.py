@@ -103,26 +103,7 @@ class EscapeDirection(NamedTuple):
 
 
 def escape_direction(task: FeatureTask, representation: Float[ArrayLike, "nodes k"]) -> EscapeDirection:
-    """Return the direction of negative curvature at a saddle h, in closed form.
-
-    Raises
-    ------
-    UsageError
-        A point that is not critical, or one whose loss is zero.
-    CertificateError
-        Singular second moments of the representation.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.theory.meanfield.incontext.task import circle_task
-    >>> both = circle_task((2, 2, 1)).targets
-    >>> task = circle_task((2, 2))
-    >>> saddle = np.stack([both[:, 0], both[:, 2]], 1)
-    >>> found = escape_direction(task, saddle)
-    >>> round(found.loss, 6), round(found.curvature, 6), round(found.bound, 6)
-    (0.5, -1.0, -0.5)
-    """
+    """Return the direction of negative curvature at a saddle h, in closed form."""
     h, f = as_matrix(representation, "representation", task.targets.shape), task.targets
     second = h.T @ h / len(h)
     check_condition(second, "the representation")

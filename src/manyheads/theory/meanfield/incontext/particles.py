@@ -64,12 +64,6 @@ def circle_particles(
 
     `signal` and `foreign` are H and G. Angles are independent and uniform with a generator; without one they are
     equidistant, a quadrature of the infinite width. An activation without a harmonic (sigmoid) is refused.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> circle_particles(np.eye(2), np.eye(2), 8).outer.shape
-    (8, 2)
     """
     width, amplitudes = check_integer("width", width), {"signal": (TARGET, signal), "foreign": (FOREIGN, foreign)}
     share = np.arange(width) / width if rng is None else check_generator(rng).random(width)

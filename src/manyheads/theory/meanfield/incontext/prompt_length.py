@@ -100,19 +100,6 @@ def solve_attention(
 
     The representation is h at the task's nodes. For infinitely many pairs (`length` None) :math:`W = S^{-1}` is
     returned, which satisfies the paper's :math:`C W = C S^{-1}` also where C is singular and W is not unique.
-
-    Raises
-    ------
-    CertificateError
-        Second moments of the representation, or of the prompt's average, whose condition number exceeds 1e12.
-
-    Examples
-    --------
-    >>> from manyheads.theory.meanfield.incontext.task import circle_task
-    >>> task = circle_task()
-    >>> found = solve_attention(task, 2.0 * task.targets)
-    >>> (found.weights.round(9) + 0.0).tolist(), round(found.condition, 9), abs(found.loss) < 1e-12
-    ([[0.25, 0.0], [0.0, 0.25]], 1.0, True)
     """
     h = as_matrix(representation, "representation", task.targets.shape)
     with double_precision():

@@ -169,11 +169,6 @@ def joint_flow(
 
     Times are mean-field times and rise. Stable `step` sizes of the Runge-Kutta method are below 2.8 over r times the
     largest eigenvalues of S and C^T C, r the attention speed.
-
-    Raises
-    ------
-    CertificateError
-        The flow leaves the finite numbers.
     """
     times, start = check_times(times), _check_weights(task, weights)
     with double_precision():
@@ -200,11 +195,6 @@ def train_on_prompts(
 
     The exact loss is reported at `length` pairs. The learning rate is a step in mean-field time: particles move by N
     times its product with the gradient. There are `records` records after the first one, `record_every` steps apart.
-
-    Raises
-    ------
-    CertificateError
-        Training diverges.
     """
     count = len(prompts.answer)
     batch, records = check_integer("batch", batch), check_integer("records", records)

@@ -49,13 +49,6 @@ class FeatureTask(ArraysAsShapes):
     label_noise
         Variance of the noise of the labels in a prompt; the label of the query has none.
 
-    Raises
-    ------
-    ShapeError
-        Inputs and targets of different numbers of nodes, or no matrices.
-    UsageError
-        Values that are not finite, or a negative variance.
-
     Examples
     --------
     >>> FeatureTask(np.eye(2), np.array([[1.0], [-1.0]])).features
@@ -137,11 +130,6 @@ def ridge_task(
     in opposite pairs, so that all features have mean zero exactly.
 
     The dimension d is at least the number of features, `nodes` is even, eigenvalues and the steepness gamma positive.
-
-    Examples
-    --------
-    >>> ridge_task(4, (1.0, 0.2), 32, np.random.default_rng(0)).covariance.round(12).tolist()
-    [[1.0, 0.0], [0.0, 0.2]]
     """
     variances = np.asarray(eigenvalues, np.float64)
     dim = check_integer("dim", dim, max(variances.size, 1))

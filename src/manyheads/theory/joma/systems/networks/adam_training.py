@@ -12,7 +12,7 @@ import optax
 
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.scaling import standard_scaling
-from manyheads.transformer.training import train
+from manyheads.transformer.training import Snapshot, train
 from manyheads.transformer.transformer import Transformer, initialize
 
 _adam = lru_cache(maxsize=4)(optax.adam)  # one object a learning rate, so that training compiles once
@@ -32,15 +32,11 @@ def train_by_adam(
 
     The keys are those of the initialization and of the batches.
     """
-    done = train(
-        initialize(config, standard_scaling(config.shape, config.inputs), keys[0]),
-        loss,
-        batches,
-        _adam(learning_rate),
-        steps,
-        keys[1],
-        every=steps // snapshots,
-        measure=lambda snapshot: jax.tree.map(np.asarray, measure(snapshot.model)),
-    )
+    start = initialize(config, standard_scaling(config.shape, config.inputs), keys[0])
+
+    def record(snapshot: Snapshot) -> dict[str, np.ndarray]:
+        return jax.tree.map(np.asarray, measure(snapshot.model))
+
+    done = train(start, loss, batches, _adam(learning_rate), steps, keys[1], every=steps // snapshots, measure=record)
     moments, found = zip(*done.measured, strict=True)
     return np.asarray(moments), {name: np.stack([each[name] for each in found]) for name in found[0]}

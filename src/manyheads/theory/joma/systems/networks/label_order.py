@@ -72,13 +72,7 @@ def image_statistics(model: Transformer, images: jax.Array, labels: jax.Array) -
 def class_mean_margins(
     images: Float[np.ndarray, "samples ..."], labels: Int[np.ndarray, " samples"]
 ) -> Float[np.ndarray, " samples"]:
-    """Compute the margin of each image under the means of the classes, its own class without the image.
-
-    Examples
-    --------
-    >>> class_mean_margins(np.array([[0.0], [1.0], [5.0], [6.0]]), np.array([0, 0, 1, 1])).tolist()
-    [29.25, 19.25, 19.25, 29.25]
-    """
+    """Compute the margin of each image under the means of the classes, its own class without the image."""
     flat, classes = np.asarray(images, np.float64).reshape(len(labels), -1), np.unique(labels)
     counts = (labels[:, None] == classes).sum(0)
     if len(classes) < 2 or counts.min() < 2:

@@ -16,6 +16,8 @@ from jaxtyping import Array, Float
 
 from manyheads._arrays import takes_arrays
 
+Networks = Float[Array, "networks neurons tokens"]
+
 
 class WideTraining(NamedTuple):
     """Plain SGD over batches of contexts; `learning_rate * steps` is the time of the gradient flow."""
@@ -29,12 +31,8 @@ class WideTraining(NamedTuple):
 @takes_arrays
 @partial(jax.jit, static_argnames="training")
 def train_alone(
-    weights: Float[Array, "networks neurons tokens"],
-    logits: Float[Array, "networks neurons tokens"],
-    gains: Float[Array, " tokens"],
-    training: WideTraining,
-    key: jax.Array,
-) -> Float[Array, "networks neurons tokens"]:
+    weights: Networks, logits: Networks, gains: Float[Array, " tokens"], training: WideTraining, key: jax.Array
+) -> Networks:
     """Train with constant gains and return the time at which each weight reaches the level, inf if it does not."""
     tokens = weights.shape[-1]
 

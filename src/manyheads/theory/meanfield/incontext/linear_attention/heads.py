@@ -55,24 +55,12 @@ Heads = MergedHeads | SeparateHeads
 
 @dataclass(frozen=True)
 class HeadTraining:
-    """Circuit and loss during training.
+    """Circuit and loss during training."""
 
-    Attributes
-    ----------
-    times
-        Step times learning rate, (S,), initialization included.
-    circuits
-        U, (S, D, D).
-    losses
-        Population loss of the circuits, (S,).
-    heads
-        Weights after the last step.
-    """
-
-    times: Float[np.ndarray, " time"]
-    circuits: Float[np.ndarray, "time dim dim"]
-    losses: Float[np.ndarray, " time"]
-    heads: Heads
+    times: Float[np.ndarray, " time"]  # step times learning rate, (S,), initialization included
+    circuits: Float[np.ndarray, "time dim dim"]  # U, (S, D, D)
+    losses: Float[np.ndarray, " time"]  # population loss of the circuits, (S,)
+    heads: Heads  # weights after the last step
 
     def __repr__(self) -> str:
         steps = f"{len(self.times)} records to time {self.times[-1]:.4g}"
@@ -122,14 +110,8 @@ def train_heads(
 
     Parameters
     ----------
-    task, heads
-        The task and the initial weights.
-    key
-        Random key of the prompts.
     duration
         Number of steps times learning rate, rounded up to whole records.
-    learning_rate
-        Step length.
     batch
         Prompts in a step; None for gradient descent on the population loss.
     records

@@ -75,15 +75,7 @@ class SingleDrop:
 
 
 def predict_single_drop(task: InContextRegression, heads: MergedHeads) -> SingleDrop:
-    """Predict the drop of merged heads from their initial weights.
-
-    Raises
-    ------
-    UsageError
-        Heads of another dimension, or weights that are not finite.
-    CertificateError
-        Weights from which no head grows.
-    """
+    """Predict the drop of merged heads from their initial weights."""
     check_heads(task, heads)
     value, matrix = (np.asarray(weight, np.float64) for weight in heads)
     if matrix.shape[1:] != (task.dim, task.dim):

@@ -53,22 +53,12 @@ H_ZERO = -np.pi / (6 * 3**0.5)
 
 @dataclass(frozen=True)
 class Drop:
-    r"""One drop of the loss: which head learns which eigenvector, and when.
+    r"""One drop of the loss: which head learns which eigenvector, and when."""
 
-    Attributes
-    ----------
-    direction, head
-        Index of the eigenvector (0 is the largest eigenvalue) and of the head.
-    divergence
-        :math:`t^*`, at which the head would diverge without saturation.
-    width
-        :math:`1/(a\lambda_d^2)`, duration of the drop.
-    """
-
-    direction: int
-    head: int
-    divergence: float
-    width: float
+    direction: int  # index of the eigenvector; 0 is the largest eigenvalue
+    head: int  # index of the head
+    divergence: float  # t^*, at which the head would diverge without saturation
+    width: float  # 1/(a lambda_d^2), duration of the drop
 
     @property
     def effective_time(self) -> float:
@@ -118,15 +108,7 @@ class Staircase:
 
 
 def predict_staircase(task: InContextRegression, heads: SeparateHeads) -> Staircase:
-    """Predict the drops of separate rank-one heads from their initial weights.
-
-    Raises
-    ------
-    UsageError
-        Heads of another rank or dimension, or weights that are not finite.
-    CertificateError
-        Weights from which no head grows, or an initialization so large that a plateau is shorter than the drop.
-    """
+    """Predict the drops of separate rank-one heads from their initial weights."""
     check_heads(task, heads)
     value, key, query = (np.asarray(weight, np.float64) for weight in heads)
     if key.ndim != 3 or key.shape[1:] != (1, task.dim):
@@ -204,8 +186,6 @@ def predict_drops(task: InContextRegression, heads: Heads) -> SingleDrop | Stair
 
     Parameters
     ----------
-    task
-        In-context linear regression.
     heads
         Initial weights, as `draw_heads` returns them: merged, or separate with rank-one keys and queries.
 
