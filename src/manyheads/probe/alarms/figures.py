@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from manyheads._namespaces import Floats
+
 Places = NDArray[np.int64]
 
 FLOOR = 0.03  # share of the largest entropy, added to distances from uniform attention before the logarithm
@@ -17,14 +18,16 @@ class Figure:
     """Monitored figure."""
 
     name: str  # of the variable over (step, layer, head)
-    transform: Callable[[Array], Array]  # scale on which its noise is of one size, with the unwelcome direction upwards
+    transform: Callable[
+        [Floats], Floats
+    ]  # scale on which its noise is of one size, with the unwelcome direction upwards
     change: float  # smallest change that is worth an alarm, on the scale `size`
     subject: str
     direction: str  # "grows" or "falls", the unwelcome one
-    size: Callable[[Array], Array] | None = None  # None: that of `transform`
+    size: Callable[[Floats], Floats] | None = None  # None: that of `transform`
 
 
-def _logit(mass: Array) -> Array:
+def _logit(mass: Floats) -> Floats:
     return np.log((mass + 1e-4) / (1 - mass + 1e-4))
 
 
@@ -40,7 +43,7 @@ WATCHED = (
 )
 
 
-def carry_forward(values: Array) -> Array:
+def carry_forward(values: Floats) -> Floats:
     """Replace what is not finite by the last finite value before it along the first axis; leave what has none."""
     places = np.arange(len(values)).reshape(-1, *(1,) * (values.ndim - 1))
     last = np.maximum.accumulate(np.where(np.isfinite(values), places, 0), axis=0)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from manyheads._namespaces import Floats
 
 CERTAIN = 0.25  # share of the rows that are taken for certain
 # Rows from which on intervals are given: with 16, nominal 95% intervals of skewed figures cover 80 to 86%.
@@ -29,7 +29,7 @@ class RowSample:
     """Rows of one sequence."""
 
     index: NDArray[np.int64]  # their numbers, ascending, (r,)
-    weight: Array  # for how many rows each of them stands, (r,); the sum is the length of the sequence
+    weight: Floats  # for how many rows each of them stands, (r,); the sum is the length of the sequence
     certain: int  # how many of them, from the first, stand for themselves alone
 
     @property
@@ -52,7 +52,7 @@ def draw_rows(length: int, rows: int | None, rng: np.random.Generator) -> RowSam
     return RowSample(np.concatenate([np.arange(certain), drawn]), sizes, certain)
 
 
-def estimate_mean(sums: Array, counts: Array, sample: RowSample) -> tuple[Array, Array]:
+def estimate_mean(sums: Floats, counts: Floats, sample: RowSample) -> tuple[Floats, Floats]:
     """Estimate the mean of a figure over all rows that count, and its standard error.
 
     Sums over the batch are (heads, r), and the numbers of sequences in which each row counts (heads or 1, r). Both

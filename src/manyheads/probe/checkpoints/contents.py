@@ -74,7 +74,7 @@ class Contents:
     step: int | None
     entries: dict[str, TensorEntry]
     files: dict[str, str]  # that hold the tensors
-    config: dict[str, Any] | None
+    config: dict[str, object] | None
     tokenizer: str | None = None  # digest
     hashes: dict[str, str] = field(default_factory=dict)  # sha256 of the bytes
     # Up to `SAMPLE` entries of every tensor of floats, at the same places in every checkpoint.

@@ -68,7 +68,7 @@ class Verification(Shown):
         """Whether nothing was found."""
         return not self.findings
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return a JSON-ready dictionary."""
         return {**asdict(self), "passed": self.passed}
 
@@ -236,7 +236,7 @@ def _compare_tables(contents: list[Contents]) -> list[Finding]:
     return findings
 
 
-def _deviations(own: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
+def _deviations(own: Mapping[str, object], usual: Mapping[str, object]) -> list[str]:
     return [f"{key}: {own.get(key)}, usually {value}" for key, value in usual.items() if own.get(key) != value]
 
 

@@ -22,7 +22,7 @@ from manyheads.probe.attention.datasets import layer_number
 from manyheads.probe.checkpoints.series import Source, as_checkpoint, list_sources, path_of
 from manyheads.probe.heads.circuits import head_dataset, head_norms
 from manyheads.spectra import coherence, stable_rank
-from manyheads.spectra.bidiagonal import row_blocks
+from manyheads.spectra.bidiagonal import Matrix, row_blocks
 from manyheads.spectra.levels import expected_stable_rank, marchenko_pastur_edges
 from manyheads.spectra.outliers import count_beyond_edge
 from manyheads.spectra.ranks import CHOLESKY_SIDE, StableRank
@@ -64,8 +64,8 @@ class _Matrix:
     name: str
     role: str
     layer: int  # -1 outside of layers
-    entries: Any
-    vectors: Any = None
+    entries: Matrix
+    vectors: Matrix | None = None
 
 
 @dataclass
@@ -74,7 +74,7 @@ class _Options:
     rows: int
     level: float
     seed: int
-    starts: dict[str, Any] = field(default_factory=dict)  # singular vectors of the checkpoint before
+    starts: dict[str, np.ndarray | None] = field(default_factory=dict)  # singular vectors of the checkpoint before
 
 
 def weight_spectra(
@@ -241,7 +241,7 @@ def _read(checkpoint: Checkpoint, weight: Weight) -> _Matrix:
     """Read a matrix, or leave a large table on the disk; flatten patches to (out, in)."""
     rows, *rest = (extent for extent in weight.shape if extent > 1)
     if len(weight.shape) == 2 and rows >= rest[0] and checkpoint.entry(weight.name).nbytes > TABLE_BYTES:
-        entries: Any = checkpoint.stored(weight.name)
+        entries: Matrix = checkpoint.stored(weight.name)
     else:
         entries = checkpoint.tensor(weight.name).reshape(rows, -1)
     vectors = entries if weight.role in (Role.EMBEDDING, Role.UNEMBEDDING) else None

@@ -1,7 +1,7 @@
 """Positions of the heads in the projections of a PyTorch model, and sums over the entries of each head."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ class HeadLayout(NamedTuple):
         parts = totals.view(self.heads, -1).T if self.by_head else totals.view(len(self.parts), self.heads)
         return {part: row.tolist() for part, row in zip(self.parts, parts, strict=True)}
 
-    def matrices(self, weight: Any) -> dict[str, NDArray[np.float64]]:
+    def matrices(self, weight: Tensor) -> dict[str, NDArray[np.float64]]:
         """Return part -> the matrices (heads, size, width) of the weight in float64."""
         array = weight.detach().double().cpu().numpy()
         array = array.T if self.axis else array
@@ -54,7 +54,7 @@ def head_layouts(model: Module) -> dict[int, HeadLayout]:
     return found
 
 
-def attention_layouts(modules: Mapping[str, Any], name: str, layer: int = 0) -> list[tuple[Any, HeadLayout]]:
+def attention_layouts(modules: Mapping[str, Module], name: str, layer: int = 0) -> list[tuple[Tensor, HeadLayout]]:
     """Return the weights of a module with their layouts; none if it is no attention of known projections."""
     module = modules[name]
     size, heads = head_size(module), head_count(module)
@@ -70,7 +70,7 @@ def attention_layouts(modules: Mapping[str, Any], name: str, layer: int = 0) -> 
     return found
 
 
-def _separate(module: Module, heads: int, size: int, layer: int) -> list[tuple[Any, HeadLayout]]:
+def _separate(module: Module, heads: int, size: int, layer: int) -> list[tuple[Tensor, HeadLayout]]:
     for names in SEPARATE:
         weights = [_weight(getattr(module, each, None)) for each in names]
         (query, axis), (key, _) = weights[:2]
@@ -86,7 +86,7 @@ def _separate(module: Module, heads: int, size: int, layer: int) -> list[tuple[A
     return []
 
 
-def _joint(module: Module, heads: int, size: int, layer: int) -> list[tuple[Any, HeadLayout]]:
+def _joint(module: Module, heads: int, size: int, layer: int) -> list[tuple[Tensor, HeadLayout]]:
     for name, order in FUSED.items():
         weight, axis = _weight(getattr(module, name, None))
         if weight is not None and weight.shape[axis] == 3 * heads * size:
@@ -94,7 +94,7 @@ def _joint(module: Module, heads: int, size: int, layer: int) -> list[tuple[Any,
     return []
 
 
-def _weight(projection: Any) -> tuple[Any, int]:
+def _weight(projection: Module | None) -> tuple[Tensor | None, int]:
     """Return the weight of a projection and its axis of outputs; (None, 0) if there is none of two axes."""
     weight = getattr(projection, "weight", None)
     if weight is None or weight.dim() != 2 or hasattr(weight, "device_mesh"):

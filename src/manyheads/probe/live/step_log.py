@@ -11,15 +11,15 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
-from manyheads._json import parse_bounded
+from manyheads._json import Json, parse_bounded
 from manyheads.errors import UsageError
 from manyheads.study.store.disk import LARGEST_FILE, StoreDamaged, open_bounded, trusting_nothing
 
-Line = dict[str, Any]  # figures of one step, or the header, for JSON
+Line = dict[str, Json]  # figures of one step, or the header, for JSON
 
 FORMAT = 1
 REMEDY = "move it away and record again"
@@ -31,7 +31,7 @@ class StepLog:
     A file is continued if its header is the same, and refused otherwise; without a path, lines are kept in memory.
     """
 
-    def __init__(self, path: Path | None, header: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path | None, header: Mapping[str, Json]) -> None:
         self._path, self._header = path, {"manyheads": "step log", "format": FORMAT, **header}
         self._file: BinaryIO | None = None
         self._lines: list[Line] = []
@@ -39,7 +39,7 @@ class StepLog:
             other = sorted(key for key in found.keys() | self._header.keys() if found.get(key) != self._header.get(key))
             raise UsageError(f"{path} holds another recording ({', '.join(other)} differ): give another store")
 
-    def append(self, line: Mapping[str, Any]) -> None:
+    def append(self, line: Mapping[str, Json]) -> None:
         """Add the line of a step."""
         if self._path is None:
             self._lines.append(dict(line))
@@ -95,7 +95,7 @@ def _has_begun(path: Path) -> bool:
         return file.readline().endswith(b"\n")
 
 
-def _open(path: Path, header: Mapping[str, Any]) -> BinaryIO:
+def _open(path: Path, header: Mapping[str, Json]) -> BinaryIO:
     """Open a log for appending, without the torn line of a killed process, and write the header of a new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a+b")
@@ -117,11 +117,11 @@ def _open(path: Path, header: Mapping[str, Any]) -> BinaryIO:
     return file
 
 
-def _encode(line: Mapping[str, Any]) -> bytes:
+def _encode(line: Mapping[str, Json]) -> bytes:
     return json.dumps(_plain(line), allow_nan=False).encode() + b"\n"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Json:
     """Return a value as JSON can hold it: arrays as lists, numbers that are not finite as text."""
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}

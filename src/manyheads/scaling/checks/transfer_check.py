@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyheads._arrays import takes_arrays
+from manyheads._namespaces import Floats
 from manyheads._overview import Overview, Shown
 from manyheads._settings import default_rules
 from manyheads.errors import CertificateError, UsageError, check_call
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from manyheads.scaling.task import Task
     from manyheads.scaling.trained.transformers import Recipe
-
-Array = NDArray[np.float64]
 
 ALLOWED_DECADES = 0.25
 """Drift of the optimal learning rate, in decades over a factor of eight in size, that still counts as transfer.
@@ -54,7 +52,7 @@ class TransferCheck(Shown):
 
     axis: Axis
     sizes: tuple[int, ...]
-    learning_rates: Array  # (seeds, sizes) best learning rates
+    learning_rates: Floats  # (seeds, sizes) best learning rates
     drift: DriftTest  # the fitted power, its interval, the verdict and the seeds that would decide it
 
     @property
@@ -144,7 +142,7 @@ def find_optimum(learning_rates: Float[ArrayLike, " rates"], losses: Float[Array
     return float(np.exp(np.log(learning_rates[best]) + shift * np.log(learning_rates[1] / learning_rates[0])))
 
 
-def _checked_grid(learning_rates: Any) -> Array:
+def _checked_grid(learning_rates: Any) -> Floats:
     learning_rates = np.asarray(learning_rates, np.float64)
     if learning_rates.ndim != 1 or len(learning_rates) < 3 or not (learning_rates > 0).all():
         raise UsageError(f"rates of shape {learning_rates.shape}: give at least three, all positive")
@@ -157,15 +155,15 @@ def _checked_grid(learning_rates: Any) -> Array:
 class Search(NamedTuple):
     """Search for the optimal learning rate: what was tried, and the optimum."""
 
-    learning_rates: Array  # (R,) in rising order
-    losses: Array  # (R,), not finite where training diverged
+    learning_rates: Floats  # (R,) in rising order
+    losses: Floats  # (R,), not finite where training diverged
     best: float  # the optimum, or the end of the widened grid beyond which it lies
     outcome: Literal["inside", "below", "above"]  # of all rates that were tried
 
 
 @takes_arrays
 def search_optimum(
-    learning_rates: Float[ArrayLike, " rates"], losses: Callable[[Array], Any], widenings: int = WIDENINGS
+    learning_rates: Float[ArrayLike, " rates"], losses: Callable[[Floats], Any], widenings: int = WIDENINGS
 ) -> Search:
     """Find the rate of least loss, and widen the grid by three rates on the side where the least loss is at its end.
 
@@ -181,7 +179,7 @@ def search_optimum(
     grid = _checked_grid(learning_rates)
     ratio = grid[1] / grid[0]
 
-    def train(learning_rates: Array) -> Array:
+    def train(learning_rates: Floats) -> Floats:
         found = np.asarray(losses(learning_rates), np.float64)
         if found.shape != learning_rates.shape:
             raise UsageError(f"losses of shape {found.shape} for {len(learning_rates)} rates: return one for each rate")
@@ -202,12 +200,12 @@ def search_optimum(
     return Search(grid, reached, float(grid[place]), "below" if place == 0 else "above")
 
 
-Losses = Callable[[Shape, Array, int], Any]  # (shape, rates, seed) -> (R,) final losses
+Losses = Callable[[Shape, Floats, int], Any]  # (shape, rates, seed) -> (R,) final losses
 
 
 def final_losses(
     task: Task, parametrization: Parametrization, shape: Shape, recipe: Recipe, learning_rates: Any, key: Any
-) -> Array:
+) -> Floats:
     """Train one network a rate and return the mean loss over the last eighth of the steps, (R,) in nats."""
     from manyheads.scaling.trained.transformers import sweep_losses
 
@@ -223,7 +221,7 @@ def task_losses(task: Task, parametrization: Parametrization, recipe: Recipe) ->
     """Return the `losses` of `transfer_check` that train the library's transformer on a task."""
     import jax
 
-    def losses(shape: Shape, learning_rates: Array, seed: int) -> Array:
+    def losses(shape: Shape, learning_rates: Floats, seed: int) -> Floats:
         with default_rules():
             return final_losses(task, parametrization, shape, recipe, learning_rates, jax.random.key(seed))
 
@@ -292,7 +290,7 @@ def transfer_check(
     return decide_drift(axis, sizes, optima, allowed)
 
 
-def decide_drift(axis: Axis, sizes: Sequence[int], optima: Array, allowed: float = ALLOWED_DECADES) -> TransferCheck:
+def decide_drift(axis: Axis, sizes: Sequence[int], optima: Floats, allowed: float = ALLOWED_DECADES) -> TransferCheck:
     """Test optimal learning rates (seeds, sizes), found already, for a drift along an axis."""
     drift = drift_test(sizes, optima, tolerance=allowed / math.log10(8))
     return TransferCheck(axis, tuple(sizes), optima, drift)

@@ -11,12 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads._namespaces import Floats
 from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.models.refusals import shorten
 from manyheads.probe.checkpoints.alterations.changes import Change
 from manyheads.probe.checkpoints.contents import blocks, matrix_shape
-
-Array = NDArray[np.float64]
 
 # Number of columns that are compared to find a permutation of the rows, and of blocks of rows that are searched for.
 LINES, SOUGHT = 64, 512
@@ -87,7 +86,7 @@ class Strips:
         self.columns, self.rows = np.concatenate(columns), np.concatenate(rows)
 
 
-def _orders(side: str, before: Array, after: Array) -> Iterator[Explanation]:
+def _orders(side: str, before: Floats, after: Floats) -> Iterator[Explanation]:
     """Yield permutations of rows from some entries of each: permuted blocks, interleaved halves of blocks."""
     length = len(after)
     least = RESIDUAL if after[:, 1::2].size >= 256 else RESIDUAL / 2
@@ -109,7 +108,7 @@ def _orders(side: str, before: Array, after: Array) -> Iterator[Explanation]:
             yield Explanation(f"{side} {name_lines(np.flatnonzero(zero))} are zero", residual, True)
 
 
-def _signs(side: str, old: Array, new: Array, least: float) -> Explanation | None:
+def _signs(side: str, old: Floats, new: Floats, least: float) -> Explanation | None:
     """Explain the change by negated blocks, chosen on one half of the entries."""
     fit, test = slice(0, None, 2), slice(1, None, 2)
     as_is, turned = (
@@ -124,7 +123,7 @@ def _signs(side: str, old: Array, new: Array, least: float) -> Explanation | Non
     return Explanation(what, residual) if residual < least else None
 
 
-def _moved_blocks(side: str, old: Array, new: Array, least: float) -> Iterator[Explanation]:
+def _moved_blocks(side: str, old: Floats, new: Floats, least: float) -> Iterator[Explanation]:
     """Explain the change by permuted blocks, or by blocks that are copies of others."""
     fit, test = slice(0, None, 2), slice(1, None, 2)
     place = np.unique(np.linspace(0, len(new) - 1, min(len(new), SOUGHT)).astype(int))
@@ -163,20 +162,20 @@ def name_lines(numbers: NDArray[np.int64]) -> str:
     return f"{said} and {len(runs) - 5} more" if len(runs) > 5 else said
 
 
-def _transpose_blocks(blocks: Array, halves: bool) -> Array:
+def _transpose_blocks(blocks: Floats, halves: bool) -> Floats:
     """Turn (first half, second half) of each block into pairs, or pairs into halves."""
     count, size, width = blocks.shape
     inner = (2, size // 2) if halves else (size // 2, 2)
     return blocks.reshape(count, *inner, width).swapaxes(1, 2).reshape(blocks.shape)
 
 
-def _best_by_block(candidate: Array, before: Array, after: Array) -> float:
+def _best_by_block(candidate: Floats, before: Floats, after: Floats) -> float:
     """Return the residual where each block is taken unchanged or as the candidate, whichever is nearer."""
     as_is, changed = (np.sum((each - before) ** 2, axis=(1, 2)) for each in (after, candidate))
     return float(np.minimum(as_is, changed).sum() / as_is.sum()) if as_is.sum() else 1.0
 
 
-def _nearest(new: Array, old: Array) -> NDArray[np.int64]:
+def _nearest(new: Floats, old: Floats) -> NDArray[np.int64]:
     """Return for each block the nearest one of the checkpoint before."""
     a, b = new.reshape(len(new), -1), old.reshape(len(old), -1)
     parts = np.array_split(a, max(1, len(a) * len(b) // 2**22))
