@@ -459,8 +459,6 @@ EXEMPT = {
     "study.Claim": "a word of a declaration: labelled arrays and values that the bench makes",
     "study.Study.claims": "a word of a declaration: labelled arrays and values that the bench makes",
     "study.Study.train": "a word of a declaration: labelled arrays and values that the bench makes",
-    "study.above": "a word of a declaration: labelled arrays and values that the bench makes",
-    "study.below": "a word of a declaration: labelled arrays and values that the bench makes",
     "study.lines": "a word of a declaration: labelled arrays and values that the bench makes",
     "study.near": "a word of a declaration: labelled arrays and values that the bench makes",
     "study.over_draws": "a word of a declaration: labelled arrays and values that the bench makes",
@@ -502,7 +500,5 @@ EXEMPT = {
     "recovery.ServerLimits.spacing": OPAQUE,
     "recovery.ServerLimits.stretch": ASKED,
     "recovery.extract_layer": OPAQUE,
-    "study.Verdict.from_json": OPAQUE,
-    "study.run": "settings are fields of a study, which the identity of a run admits: no arrays",
     "transformer.train": OPAQUE,
 }

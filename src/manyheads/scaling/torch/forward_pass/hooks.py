@@ -83,11 +83,11 @@ class Hooks:
         """Return what the weights of these parts make; empty for others."""
         raise NotImplementedError
 
-    def draw(self, name: str, kind: str, x: Tensor | None, output: Any, own: float | None = 1.0) -> Any:
+    def draw(self, name: str, kind: str, x: Tensor | None, output: Tensor, own: float | None = 1.0) -> Any:
         """Return what replaces the output of a weight with an input x, or None; `own` is its own multiplier."""
         raise NotImplementedError
 
-    def attend(self, module: Any, inputs: Any, output: Any) -> Any:
+    def attend(self, module: Module, inputs: Any, output: Any) -> Any:
         """Replace the outputs of an `nn.MultiheadAttention`."""
         raise NotImplementedError
 
@@ -99,7 +99,7 @@ class Hooks:
         """Measure a block that has been run; return whether it adds to a stream."""
         raise NotImplementedError
 
-    def see_logits(self, readings: list[Any]) -> None:
+    def see_logits(self, readings: list[Tensor]) -> None:
         """See the logits of a softmax."""
 
     # Attached
@@ -175,7 +175,7 @@ class Hooks:
                 found[name] = drawn
         return found
 
-    def random(self, like: Tensor, size: float = 1.0) -> Any:
+    def random(self, like: Tensor, size: float = 1.0) -> Tensor:
         """Return Gaussian numbers of the shape and type of a tensor."""
         drawn = torch.randn(like.shape, generator=self.generator) * size
         return drawn.to(device=like.device, dtype=like.dtype)

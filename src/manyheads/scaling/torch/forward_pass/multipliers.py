@@ -94,10 +94,10 @@ class _Probe(Hooks):
         self.written |= held & {"attention_post_gain", "mlp_post_gain"}
         self.shift = next((t for t in model.parameters() if self.parts.get(id(t)) == ("unembedding_bias",)), None)
         self.softmax = False
-        self.queries: list[tuple[str, list[Any]]] = []  # in every reading of their layout
-        self.keys: list[list[Any]] = []
-        self.last: list[Any] = []  # outputs of the last norm
-        self.embedded: list[Any] = []
+        self.queries: list[tuple[str, list[Tensor]]] = []  # in every reading of their layout
+        self.keys: list[list[Tensor]] = []
+        self.last: list[Tensor] = []  # outputs of the last norm
+        self.embedded: list[Tensor] = []
 
     def kind(self, parts: set[str]) -> str:
         """Return which outputs the weights of these parts make that are replaced; empty for others."""
@@ -120,7 +120,7 @@ class _Probe(Hooks):
             return self._embed
         return None
 
-    def _uneven(self, like: Tensor, positive: bool = False) -> Any:
+    def _uneven(self, like: Tensor, positive: bool = False) -> Tensor:
         """Return numbers of another size for every token, as no norm leaves them; positive ones do not cancel."""
         draw = torch.rand if positive else torch.randn
         drawn = draw(like.shape, generator=self.generator)
@@ -131,7 +131,7 @@ class _Probe(Hooks):
 
     # Hooks
 
-    def draw(self, name: str, kind: str, x: Tensor | None, output: Any, own: float | None = 1.0) -> Any:
+    def draw(self, name: str, kind: str, x: Tensor | None, output: Tensor, own: float | None = 1.0) -> Any:
         """Return random numbers in the place of a projection's outputs, and keep them over its own multiplier."""
         if own is None:
             measured = self.found.branch if kind == "write" else self.found.logit
@@ -196,7 +196,7 @@ class _Probe(Hooks):
             branch.values |= {each: number for (each, _), number in zip(written, numbers, strict=True)}
         return True
 
-    def see_logits(self, readings: list[Any]) -> None:
+    def see_logits(self, readings: list[Tensor]) -> None:
         """Compare the diagonal of a layer's logits with the products of its queries and keys."""
         self.softmax = True
         if not self.queries or not self.keys:
