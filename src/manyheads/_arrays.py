@@ -33,7 +33,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from manyheads._namespaces import Array, DType, is_a, is_jax, is_torch, like
+from manyheads._namespaces import Array, DType, Floats, is_a, is_jax, is_torch, like
 from manyheads._settings import default_numpy_errors, double_precision
 from manyheads._trees import Tree, leaves_of, map_leaves, register_trees
 from manyheads.errors import ShapeError, UsageError
@@ -132,7 +132,7 @@ def as_integers(value: object, name: str) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def as_floats(value: object, name: str) -> np.ndarray:
+def as_floats(value: object, name: str) -> Floats:
     """Return real numbers, also in lists, as a float64 array on the host.
 
     Raises
@@ -149,7 +149,7 @@ def as_floats(value: object, name: str) -> np.ndarray:
     return array.astype(np.float64, copy=False)
 
 
-def check_times(times: object, name: str = "times") -> np.ndarray:
+def check_times(times: object, name: str = "times") -> Floats:
     """Return times as a float64 array, finite and increasing from 0 on.
 
     Raises
