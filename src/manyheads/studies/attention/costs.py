@@ -74,7 +74,6 @@ class Costs(st.Study):
         return 4 * self._closed_form(str(cell["model"]), int(cell["length"]), training=False)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the closed forms."""
         places = [(model, length) for model in MODELS for length in self.lengths]
 
         def table(form: Callable[..., int], *options: bool) -> np.ndarray:
@@ -203,7 +202,6 @@ class Costs(st.Study):
         }
 
     def _closed_form(self, model: str, length: int, training: bool) -> int:
-        """Return the FLOPs of one pass; training takes gradients of weights and inputs."""
         shape = self._shapes()[model]
         if isinstance(shape, ModelShape):
             return transformer_cost(shape, length, self.batch, training=training).flops

@@ -82,7 +82,6 @@ class OrderBlindness(st.Study):
         return st.grid(model=MODELS, length=self.lengths)
 
     def flops(self, cell: st.Cell) -> int:
-        """Return the matrix-multiply FLOPs of training one network."""
         length, width = int(cell["length"]), self.key_dim * self.heads
         if cell["model"] == "transformer":
             shape = ModelShape(self.depth, width, self.heads, mlp_hidden=width, classes=self.symbols, causal=False)
@@ -101,7 +100,6 @@ class OrderBlindness(st.Study):
         }
 
     def train(self, key: jax.Array, model: str, length: int) -> st.Record:
-        """Train one network and test it on fresh sequences."""
         task, steps = Recall(length, self.symbols), self._steps(length)
         for_model, for_batches, for_test = jax.random.split(key, 3)
         network = self._model(model, length, for_model)

@@ -92,7 +92,6 @@ class VanishingGradients(st.Study):
         }
 
     def train(self, key: jax.Array, network: str, gain: float, layers: int, length: int) -> st.Record:
-        """Initialize one network and differentiate its output with respect to every token."""
         if network == "attention":
             curve, exponent, level = np.full(self.tokens, np.nan), np.nan, self._attention(key, length)
         else:

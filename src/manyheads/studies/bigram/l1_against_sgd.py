@@ -90,7 +90,6 @@ class L1AgainstSGD(st.Study):
         }
 
     def train(self, key: jax.Array, descent: str, batch: int) -> st.Record:
-        """Train to the switch and beyond, and measure both moments raw, rounded and refitted."""
         task, seed = setups.redraw(self._task(), key), setups.replicate_seed(key)
         first = self._first(task, batch)
         for_held_out, for_fit = (np.random.default_rng([*seed, number]) for number in (1, 2))
@@ -207,7 +206,6 @@ class L1AgainstSGD(st.Study):
         return draw_bigram_task(np.random.default_rng(self.weight_seed), self.vocabulary, self.length, self.sparsity)
 
     def _first(self, task: BigramTask, batch: int) -> FirstStage:
-        """Return stage one with the study's own growth per step."""
         uniform = 1 / self.sparsity - 1 / self.length
         noise_ratio = self.growth * self.length / (batch * task.transition_squared_norm * uniform)
         return FirstStage(task.transition_squared_norm, self.sparsity, batch, noise_ratio)

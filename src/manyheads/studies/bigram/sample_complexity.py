@@ -87,7 +87,6 @@ class SampleComplexity(st.Study):
         }
 
     def train(self, key: jax.Array, engine: str, vocabulary: int, length: int, noise: float) -> st.Record:
-        """Train to the plateau escape, and return the median time of the runs without flipped signs."""
         seed = setups.replicate_seed(key)
         task = self._task(np.random.default_rng(seed), vocabulary, length)
         system = self._system(engine, vocabulary, length, noise)
@@ -235,7 +234,6 @@ class SampleComplexity(st.Study):
         return self.longest[len(self.longest) // 2]
 
     def _along(self, axis: str, data: st.Data, engine: str = "reduced") -> st.Data:
-        """Select the cells of an engine along one axis, where the others have their common values."""
         lengths = self.lengths if engine == "sgd" else self.longest
         common = {"vocabulary": self.vocabularies[0], "length": self._middle, "noise": self.noise}
         along = {"vocabulary": self.vocabularies, "length": lengths, "noise": self.noises}

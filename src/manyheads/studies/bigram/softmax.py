@@ -61,7 +61,6 @@ class Softmax(st.Study):
         }
 
     def train(self, key: jax.Array, head: str, share: float) -> st.Record:
-        """Train one head and record its loss and its two weights."""
         seed, by_token = setups.replicate_seed(key), 0.0
         drawn = draw_bigram_task(np.random.default_rng([*seed, 3]), self.vocabulary, self.length, 2)  # for all cells
         task = replace(drawn, weights=np.tile([share, 1 - share], (self.vocabulary, 1)))

@@ -66,7 +66,6 @@ class Sparsity(st.Study):
         return axis | {name: ("sparsity", figures[name], label, "samples") for name, label in NAMES.items()}
 
     def train(self, key: jax.Array, sparsity: int) -> st.Record:
-        """Train from scratch in the reduced model, and draw samples until both scores rank all positions first."""
         rng = np.random.default_rng([*replicate_seed(key), sparsity])
         task = self._task(sparsity, rng)
         settings = balanced_steps(task, FIRST_GROWTH, self.noise)

@@ -55,7 +55,6 @@ class StageTwo(st.Study):
         return st.grid(descent=tuple(METHODS), length=self.lengths)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the signal system with noise without a penalty, and noiseless descent with it."""
         found = [self._predict(length) for length in self.lengths]
         curves, signals = (np.stack(part, axis=1) for part in zip(*found, strict=True))
         dims = ("descent", "length", "progress")
@@ -67,7 +66,6 @@ class StageTwo(st.Study):
         }
 
     def train(self, key: jax.Array, descent: str, length: int) -> st.Record:
-        """Train from the common initialization and record the loss, and the support after rounding."""
         task = setups.lengthen(setups.redraw(self._task(self.lengths[0]), key), length)
         settings, init = self._settings(task, descent), setups.partial_solution(task, INIT)
         seen = record(task, init, settings, self._steps(), RECORDS, seed=setups.replicate_seed(key))

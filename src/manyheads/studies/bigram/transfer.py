@@ -49,7 +49,6 @@ class TransferCost(st.Study):
         return st.grid(length=self.lengths)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return C for every length, and the samples of screening without a pretrained matrix, in closed form."""
         tasks = [self._task(length, np.random.default_rng(0)) for length in self.lengths]
         needed = [predict_transfer(task, task.centred) for task in tasks]
         return {

@@ -71,7 +71,6 @@ class BigramTransformer(st.Study):
         }
 
     def train(self, key: jax.Array, init: str, length: int) -> st.Record:
-        """Pretrain where the cell asks for it, train, and record excess loss and ranking of the positions."""
         for_first, for_model, for_batches, for_probe = jax.random.split(key, 4)
         task = self._task(replicate_seed(key), length)
         model = initialize_transformer(task, self._shape, for_model)
@@ -207,7 +206,6 @@ class BigramTransformer(st.Study):
         return redraw_positions(task, length, np.random.default_rng([*seed, 4, length]))
 
     def _pretrain(self, seed: list[int], init: str, key: jax.Array) -> Transformer:
-        """Train at the first length, at other positions."""
         drawn = draw_bigram_task(np.random.default_rng([*seed, 5]), self.vocabulary, self.lengths[0], self.sparsity)
         task = drawn if init == "other" else replace(drawn, transition=self._task(seed, self.lengths[0]).transition)
         source = source_of(task, self.batch)

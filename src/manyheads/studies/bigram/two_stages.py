@@ -71,7 +71,6 @@ class TwoStages(st.Study):
         return st.grid(run=("sgd", "algorithm"))
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the typical run of the signal system with noise, its escape, and the excess loss of the refit."""
         task = self._task()
         settings, steps = self._settings(task), self._record_steps(task)
         system = setups.signal_system(task, settings)
@@ -95,7 +94,6 @@ class TwoStages(st.Study):
         }
 
     def train(self, key: jax.Array, run: str) -> st.Record:
-        """Train by plain SGD, or by the two-stage algorithm and several refits."""
         task, seed = setups.redraw(self._task(), key), setups.replicate_seed(key)
         steps = self._record_steps(task)
         curves = dict.fromkeys(CURVES, np.full(len(steps), np.nan))

@@ -79,7 +79,6 @@ class Forecast(st.Study):
         self.problem(self.richness[0], 0)
 
     def problem(self, richness: float, seed: int) -> Problem:
-        """Return a case."""
         training = {"steps": self.steps, "learning_rate": self.learning_rate, "depth": self.depth}
         return PROBLEMS[self.task](seed=seed, richness=richness, **training)
 
@@ -87,7 +86,6 @@ class Forecast(st.Study):
         return st.grid(richness=self.richness, heads=(self.checked_heads, self.heads))
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return what is required of the forecast."""
         return {
             "covered": ((), COVERED, "least share of curves that the band covers"),
             "error": ((), WITHIN, "largest mean relative error"),
@@ -95,7 +93,6 @@ class Forecast(st.Study):
         }
 
     def train(self, key: jax.Array, richness: float, heads: int) -> st.Record:
-        """Forecast one case, train its networks, and compare."""
         for_case, for_networks = jax.random.split(key)
         seeds = st.generator(for_case).integers(0, 2**31, 2)
         problem, network = self.problem(richness, int(seeds[0])), Network(self.key_dim, heads)

@@ -119,7 +119,6 @@ class HeadDiversity(st.Study):
 
     @property
     def training(self) -> Training:
-        """Sizes and training, as given or the optimizer's own."""
         return Training(*(getattr(self, name) or own for name, own in OWN[self.optimizer]._asdict().items()))
 
     @property
@@ -128,13 +127,11 @@ class HeadDiversity(st.Study):
         return self.optimizer == "gd"
 
     def problem(self) -> Problem:
-        """Return the training problem of gradient descent."""
         _, _, depth, steps, learning_rate = self.training
         smaller = {"tests": 0} if self.task == "digits" else {}
         return mean_field.problem_of(self, depth=depth, steps=steps, learning_rate=learning_rate, **smaller)
 
     def sizes(self) -> tuple[int, ...]:
-        """Return every N at which the limit is solved."""
         return tuple(sorted({*self.training.key_dims, *self.theory_key_dims}))
 
     def cells(self) -> tuple[st.Cell, ...]:
@@ -158,7 +155,6 @@ class HeadDiversity(st.Study):
         return found | {"key_dim": ("key_dim", list(self.sizes()), "key dimension")}
 
     def train(self, key: jax.Array, logit_exponent: float, key_dim: int) -> st.Record:
-        """Train some networks of one size and measure the logits of their heads."""
         train = self._train if self._solved else self._train_transformer
         found = train(key, logit_exponent, key_dim)
         return {name: (("network", "level")[: value.ndim], value, NAMES[name]) for name, value in found.items()}
@@ -218,7 +214,6 @@ class HeadDiversity(st.Study):
         return found | {name: value[0] for name, value in pooled.items()}
 
     def _train(self, key: jax.Array, exponent: float, size: int) -> dict[str, np.ndarray]:
-        """Train networks by gradient descent in the normalization of the limit."""
         heads = self.training.heads
         network = Network(size, heads, exponent)
         trained = mean_field.train_ensemble(self.problem(), network, key, self.networks, every_head=True)
@@ -227,7 +222,6 @@ class HeadDiversity(st.Study):
         return found | pool_logits(trained["head_logits"][1], self._units(exponent, size))
 
     def _train_transformer(self, key: jax.Array, exponent: float, size: int) -> dict[str, np.ndarray]:
-        """Train one transformer on mini-batches."""
         _, heads, depth, steps, learning_rate = self.training
         base = Shape(self.base_key_dim, heads, depth)
         parametrization = parametrization_of(BY_EXPONENT[exponent], base, "adam" if self.optimizer == "adam" else "sgd")
@@ -250,12 +244,10 @@ class HeadDiversity(st.Study):
         return size ** (0.5 - exponent) * lengths[:, :, None] * lengths[:, None, :]
 
     def _exponent(self, when: str, limit: st.Data, found: st.Data) -> st.Figure:
-        """Fit the exponent of N in the variance of the networks' logits."""
         name = f"variance_{when}"
         return st.exponent(found[name].mean("network"), "key_dim", "N", predicted=limit.get(name))
 
     def _exponents(self, exponent: float, limit: st.Data, found: st.Data) -> Iterator[st.Claim]:
-        """Test exponents of N before and after training, and their change."""
         sizes, words, power = self.training.key_dims, EXPONENTS[exponent], limit["exponent"].mean()
         yield st.Claim(
             f"{words}: before training the variance of attention logits over heads scales as N^{1 - 2 * exponent:g}",
@@ -296,7 +288,6 @@ class HeadDiversity(st.Study):
             )
 
     def _distributions(self, exponent: float, size: int, limit: st.Data, found: st.Data) -> Iterator[st.Claim]:
-        """Test the distribution of the logits of single heads of one size."""
         rich = exponent == 1 and self.richness > 1  # at exponent 1/2 the initial std stays the larger part
         shares, gaussian = _beside_gaussian(found)
         draws = limit["below"].transpose("prediction", "level").values

@@ -107,7 +107,6 @@ class InfiniteDepth(st.Study):
             yield from self._networks(f"Networks at depth exponent {name}", law, found)
 
     def _orders(self, exponent: float, who: str, law: st.Data, found: st.Data) -> Iterator[st.Claim]:
-        """Test how the theory converges to the continuum."""
         plain, better = self._theory_distances(law, found)
         sizes = found["limit_size"].mean("replicate")
         left = (2 / self.depths[-3]) ** 2
@@ -148,7 +147,6 @@ class InfiniteDepth(st.Study):
             )
 
     def _networks(self, who: str, law: st.Data, found: st.Data) -> Iterator[st.Claim]:
-        """Test networks against the theory and the continuum."""
         first, last = self.depths[0], self.depths[-1]
         wanted, mean = found["limit_output"].mean("replicate"), found["output"].mean("network")
         yield st.Claim(

@@ -67,7 +67,6 @@ class InfiniteHeads(st.Study):
         self.problem()
 
     def problem(self) -> Problem:
-        """Return what is trained."""
         return mean_field.problem_of(self)
 
     def cells(self) -> tuple[st.Cell, ...]:
@@ -81,7 +80,6 @@ class InfiniteHeads(st.Study):
         return mean_field.record(found, "logit_exponent")
 
     def train(self, key: jax.Array, logit_exponent: float, heads: int) -> st.Record:
-        """Train some networks of one size, and keep what the limit predicts about each."""
         network = self._network(heads, logit_exponent)
         return mean_field.train_ensemble(self.problem(), network, key, self.networks)
 
@@ -91,7 +89,6 @@ class InfiniteHeads(st.Study):
             yield from self._claims(LOGITS[exponent], limit, found)
 
     def _claims(self, where: str, limit: st.Data, found: st.Data) -> Iterator[st.Claim]:
-        """Test the convergence of single networks and of their mean, and the std of logits over heads."""
         first, heads = self.heads_counts[0], self.heads_counts[-1]
         most = 1.28 / heads
         for name, words in QUANTITIES.items():
@@ -179,7 +176,6 @@ def _single_networks(found: xr.DataArray, scatter: xr.DataArray, limit: xr.DataA
 
 
 def _rms(away: xr.DataArray) -> xr.DataArray:
-    """Root mean square of every replicate."""
     return (away**2).mean([dim for dim in away.dims if dim != "replicate"]) ** 0.5
 
 

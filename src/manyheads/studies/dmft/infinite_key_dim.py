@@ -38,7 +38,6 @@ class InfiniteKeyDim(st.Study):
         self.problem()
 
     def problem(self) -> Problem:
-        """Return what is trained."""
         return mean_field.problem_of(self)
 
     def cells(self) -> tuple[st.Cell, ...]:
@@ -50,7 +49,6 @@ class InfiniteKeyDim(st.Study):
         return mean_field.record(mean_field.summarize(solved) | {"output_without": without.outputs})
 
     def train(self, key: jax.Array, key_dim: int, heads: int) -> st.Record:
-        """Train some networks of one size, and keep what the limit predicts about each."""
         return mean_field.train_ensemble(self.problem(), Network(key_dim, heads), key, self.networks)
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:

@@ -74,7 +74,6 @@ class Initialization(st.Study):
         )
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the kernel of infinitely many heads, that of uniform attention, and the laws of logits."""
         problem, gram = self.problem(), self.problem().gram
         limits = []
         for exponent, stream in zip(EXPONENTS, st.generator(key).spawn(len(EXPONENTS)), strict=True):
@@ -131,7 +130,6 @@ class Initialization(st.Study):
             yield from self._logits(words, law.sel(logit_exponent=exponent), logits.sel(logit_exponent=exponent))
 
     def _kernels(self, where: str, limit: st.Data, found: xr.DataArray) -> Iterator[st.Claim]:
-        """Test kernels against H."""
         first, largest = self.heads_counts[0], self.heads_counts[-1]
         squares = _squares(limit["kernel"], found)
         correction = float(np.log((1 + 2 / first) / (1 + 2 / largest)) / np.log(largest / first))
@@ -166,7 +164,6 @@ class Initialization(st.Study):
             )
 
     def _logits(self, where: str, law: st.Data, found: st.Data) -> Iterator[st.Claim]:
-        """Test variance, kurtosis and distribution of logits against N."""
         yield st.Claim(
             f"{where}: the variance of attention logits over heads scales as N^{float(law['power']):g}",
             st.exponent(found["variance"].mean("network"), "key_dim", "N"),

@@ -50,7 +50,6 @@ class KeyDimStability(st.Study):
         self.problem()
 
     def problem(self) -> Problem:
-        """Return what is trained."""
         return problem_of(self)
 
     def cells(self) -> tuple[st.Cell, ...]:
@@ -61,10 +60,7 @@ class KeyDimStability(st.Study):
         return {
             name: self._signal(solve_blocks(self.problem(), responses=responses).backward)
             for name, responses in (("backward", True), ("backward_without", False))
-        } | {
-            "logit_exponent": ((), 1.0, "logit exponent"),
-            "step": ("step", np.arange(self.steps), "updates"),
-        }
+        } | {"logit_exponent": ((), 1.0, "logit exponent"), "step": ("step", np.arange(self.steps), "updates")}
 
     def train(self, key: jax.Array, logit_exponent: float, key_dim: int, heads: int) -> st.Record:
         """Train some networks of one size, and more of the smaller ones, whose noise is larger; keep their mean."""

@@ -61,7 +61,6 @@ class LazyToRich(st.Study):
         self.problem(self.richness[0])
 
     def problem(self, richness: float) -> Problem:
-        """Return what is trained at one richness."""
         return mean_field.problem_of(self, richness=richness)
 
     def cells(self) -> tuple[st.Cell, ...]:
@@ -202,11 +201,9 @@ class LazyToRich(st.Study):
         )
 
     def _updates(self, trained: st.Data) -> dict[str, xr.DataArray]:
-        """Return root mean square updates of the limit, (richness,)."""
         return {name: trained[f"limit_{name}"].isel(key_dim=0).mean("replicate") for name in UPDATES}
 
     def _single_distances(self, theory: st.Data, trained: st.Data) -> xr.DataArray:
-        """Return how far single networks are from the theory."""
         return st.distance(trained["output"], theory["output"], over=("network", *DIMS["output"]))
 
     def _mean_distances(self, theory: st.Data, trained: st.Data) -> tuple[xr.DataArray, xr.DataArray]:

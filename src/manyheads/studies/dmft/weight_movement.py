@@ -64,7 +64,6 @@ class WeightMovement(st.Study):
         }
 
     def train(self, key: jax.Array, depth_exponent: float, depth: int) -> st.Record:
-        """Train some networks of one depth; keep the movement of their matrices and the update of their kernel."""
         problem = self.problem(depth_exponent, depth)
         trained = mean_field.train_seeds(problem, self.network(), key, self.networks, movement=True)
         kernels = trained["stream"].values[:, [0, -1], -1]

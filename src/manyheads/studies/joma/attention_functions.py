@@ -59,7 +59,6 @@ class AttentionFunctions(st.Study):
         }
 
     def train(self, key: jax.Array, attention: Attention, residual: bool) -> st.Record:
-        """Train one layer by gradient flow, by SGD and by Adam, and count its conserved quantities."""
         rule, streams = UpdateRule(attention, "gelu"), st.generator(key).spawn(5)
         sizes = Sizes(self.tokens, 1, self.contexts, neurons=self.neurons, width=self.tokens + 1)
         task = draw_joma_task(sizes, streams[0])

@@ -53,7 +53,6 @@ class Clouds(st.Study):
         return st.grid(samples=self.samples)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the flow, and the variance and bias of SGD about it over the learning rate."""
         times, path = np.linspace(0, self.horizon, SNAPSHOTS + 1), ("time", "coordinate")
         mixture, activation = self._mixture(), find_nonlinearity(self.activation)
         found = linear_noise_approximation(mixture, activation, np.asarray(INIT), times, self.weight_decay)
@@ -66,7 +65,6 @@ class Clouds(st.Study):
         }
 
     def train(self, key: jax.Array, samples: int) -> st.Record:
-        """Train independent neurons on fresh samples with batch size one."""
         training = SGDOptions(self.horizon / samples, samples, SNAPSHOTS)
         keys = jax.random.split(self.independent(key, samples=samples), self.neurons)
         mixture = jax.tree.map(jnp.asarray, self._mixture())

@@ -81,7 +81,6 @@ class Invariants(st.Study):
         }
 
     def train(self, key: jax.Array, attention: Attention, activation: str, queries: int, contexts: int) -> st.Record:
-        """Train one layer by gradient flow, with weight decay, and by gradient descent at every learning rate."""
         rule = UpdateRule(attention, activation)
         problem = self._problem(rule, key, queries, contexts)
         path = gradient_flow(*problem, rule, self._steps())
@@ -128,7 +127,6 @@ class Invariants(st.Study):
         return FixedSteps.until(self.horizon, self.step, self.records)
 
     def _decay(self, problem: tuple[Any, JomaTask, Any], rule: UpdateRule) -> float:
-        """Return the distance from exponential decay under weight decay."""
         path = gradient_flow(*problem, replace(rule, weight_decay=self.weight_decay), self._steps())
         weights = token_weights(problem[1], path.network.weights)
         # The library has no law for exp attention: its quantity is compared with the law of linear attention.

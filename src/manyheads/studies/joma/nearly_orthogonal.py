@@ -65,7 +65,6 @@ class NearlyOrthogonal(st.Study):
         }
 
     def train(self, key: jax.Array, attention: Attention, frame: str, dimension: int) -> st.Record:
-        """Train one layer by gradient flow and record its drift and its couplings."""
         rule = UpdateRule(attention, "gelu")
         sizes = Sizes(self.tokens, 1, self.contexts, neurons=self.neurons, width=self.tokens + 1)
         streams = st.generator(key).spawn(3 + len(self.cells()))

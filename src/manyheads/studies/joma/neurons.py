@@ -67,7 +67,6 @@ class Neurons(st.Study):
         return {"rise": ((), RISE, "smallest rise by training that the table can show")}
 
     def train(self, key: jax.Array, hierarchy: int, keep: float) -> st.Record:
-        """Train one network on its labels and one on random labels, and score both."""
         scores = train_and_score(self._task(hierarchy, keep), key)
         values = {name: ("level", np.asarray(getattr(scores, name), np.float64), text) for name, text in SCORES.items()}
         accuracy = {"accuracy": ((), float(scores.accuracy), "accuracy")}
@@ -128,7 +127,6 @@ class Neurons(st.Study):
                 )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        """Show correlations beside those of the controls, by cell and as a table over replicates."""
         places = self._places()
         hierarchies, keeps = (xr.DataArray(list(of), dims="place") for of in zip(*places, strict=True))
         found = trained.sel(hierarchy=hierarchies, keep=keeps).assign_coords(place=range(len(places)))

@@ -66,7 +66,6 @@ class Rebound(st.Study):
         }
 
     def train(self, key: jax.Array, system: str) -> st.Record:
-        """Run one system; measure its entropy, stable rank, and the share of entropies that rebound."""
         rng = st.generator(key)
         entropies, line_error, rising, agreement = np.zeros((0, RECORDS + 1)), np.nan, np.nan, np.nan
         if system in DYNAMICS:

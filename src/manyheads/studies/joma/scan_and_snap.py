@@ -65,7 +65,6 @@ class ScanAndSnap(st.Study):
         }
 
     def train(self, key: jax.Array, profile: str, ratio: float) -> st.Record:
-        """Integrate the flow for one draw of co-occurrence."""
         table, own, common = self._draw(st.generator(key), profile == "shared")
         progress = self._progress()
         # Without exchangeable next tokens the time of the mean profile is used, for comparison.

@@ -50,7 +50,6 @@ class Winners(st.Study):
         return {"left": ((), left, "fraction of the blow-up time that is left at the level")}
 
     def train(self, key: jax.Array, attention: Attention, gradient: str) -> st.Record:
-        """Integrate one layer to just before the blow-up time of exp attention, and to the level."""
         rule, fading = UpdateRule(attention, "identity"), gradient == "fading"
         count, rng = 1 if attention == "softmax" else self.contexts, st.generator(key)
         sizes = Sizes(self.tokens, contexts=count, neurons=1, width=self.tokens + 1)

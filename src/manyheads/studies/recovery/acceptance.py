@@ -48,7 +48,6 @@ class Acceptance(st.Study):
         return st.grid(tokens=self.tokens, heads=self.heads, dim=self.dims)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the law in large dimension, by Monte Carlo over softmax vectors."""
         rng = st.generator(key)
         table = [
             [predict_acceptance(rng, length, heads, self.thresholds, self.scale) for heads in self.heads]
@@ -150,5 +149,4 @@ class Acceptance(st.Study):
 
 
 def _slope(shares: xr.DataArray, along: str = "threshold") -> xr.DataArray:
-    """Return the power of the threshold in the share."""
     return st.slope(st.log(shares), along, st.log(shares[along]))

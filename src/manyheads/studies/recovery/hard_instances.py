@@ -60,7 +60,6 @@ class HardInstances(st.Study):
         return st.grid(layer=tuple(LAYERS))
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the Fourier weights of the hard layers' signals, exactly."""
         rng = np.random.default_rng(0)
         found = {name: guarantees(*self._hard(name, rng)) for name in HARD}
         weights = {

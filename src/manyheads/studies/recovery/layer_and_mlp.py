@@ -65,11 +65,9 @@ class LayerAndMlp(st.Study):
         return st.grid(learned=tuple(GIVEN))
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return what is expected of a student of the right form: nothing is left."""
         return {"error": ((), 0.0, FIGURES["error"])}
 
     def train(self, key: jax.Array, learned: str) -> st.Record:
-        """Teach the student what is not given, and compare its weights with the teacher's."""
         for_teacher, for_data, for_starts, for_stages = st.generator(key).spawn(4)
         layer = planted_layer(for_teacher, self.dim, self.heads)
         drawn = draw_composed(for_teacher, self.dim, self.heads, self.hidden)

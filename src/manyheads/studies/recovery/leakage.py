@@ -182,7 +182,6 @@ class Leakage(st.Study):
         yield from self._of_limits(trained)
 
     def _of_family(self, family: str, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
-        """Yield claims on bounds, rounding and length."""
         noisy, bit = _over(trained, family, "noise", self.noises), self.bits[1]  # at which all families are attacked
         yield st.Claim(
             f"At the largest noise calls for a {SHAPES[family]} layer are within a factor of {CLOSE:g} of the "
@@ -220,7 +219,6 @@ class Leakage(st.Study):
         )
 
     def _of_limits(self, trained: st.Data) -> Iterator[st.Claim]:
-        """Yield claims on bits, repeated questions and norms, for GPT-2's shape."""
         bits = self.bits[:3]
         yield st.Claim(
             "Calls of least squares fall by a factor of four with every bit by which answers are rounded less coarsely",

@@ -55,7 +55,6 @@ class Noise(st.Study):
         return st.grid(sigma=self.sigmas)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the parametric rate."""
         numbers, labels = self._sizes()
         return {"error": ("sigma", numbers / labels * np.square(self.sigmas), FRESH_ERROR)}
 

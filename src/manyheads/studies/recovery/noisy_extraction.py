@@ -130,7 +130,6 @@ class Server:
         return left if np.isfinite(left) else np.inf
 
     def honest(self) -> float:
-        """Return the relative squared error of an answer."""
         return self.error(self)
 
 

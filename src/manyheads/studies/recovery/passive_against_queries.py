@@ -56,7 +56,6 @@ class PassiveAgainstQueries(st.Study):
         return {"least": ("dim", least, "sequences")}
 
     def train(self, key: jax.Array, dim: int) -> st.Record:
-        """Learn one layer from random sequences, and by queries."""
         for_layer, for_data, for_student, for_queries = st.generator(key).spawn(4)
         layer = gpt_layer(for_layer, dim, self.heads)
         free = free_numbers(Examples(np.zeros((1, 1, dim)), np.zeros((1, 1, dim)), FORM), self.heads)

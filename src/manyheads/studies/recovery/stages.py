@@ -55,11 +55,9 @@ class Stages(st.Study):
         return st.grid(form=FORMS, heads=self.heads)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return what is expected of the last stage: nothing is left."""
         return {"joint": ("heads", np.zeros(len(self.heads)), "relative squared error")}
 
     def train(self, key: jax.Array, form: str, heads: int) -> st.Record:
-        """Plant a layer, run the stages with its number of heads, and measure each against it."""
         rng, published = st.generator(key), form == "published"
         layer = planted_layer(rng, self.dim, heads)
         x = sequences(rng, self.count + 1000, self.tokens, self.dim)

@@ -58,7 +58,6 @@ class Thresholds(st.Study):
         return st.grid(assumption=tuple(WEAKENINGS))
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the bound of every diagnostic, and whether it is an upper one."""
         found = assumptions(planted_layer(np.random.default_rng(0), self.dim, 2, scale=self.scale))
         ranges = [found[one.diagnostic] for one in WEAKENINGS.values()]
         upper = [math.isfinite(one.high) for one in ranges]
@@ -69,7 +68,6 @@ class Thresholds(st.Study):
         }
 
     def train(self, key: jax.Array, assumption: str) -> st.Record:
-        """Weaken one assumption step by step, and measure the span's error and the diagnostic."""
         rng, errors, figures = st.generator(key), [], []
         layer = planted_layer(rng, self.dim, 2, scale=self.scale)
         x = sequences(rng, self.count, 2, self.dim)

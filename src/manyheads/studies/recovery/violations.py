@@ -75,12 +75,10 @@ class Violations(st.Study):
         return st.grid(violation=self.violations)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return which violations the diagnostics must warn of."""
         named = [float(bool(DEFORMATIONS[name].violates)) for name in self.violations]
         return {"warned": ("violation", named, "a diagnostic of the true layer warns")}
 
     def train(self, key: jax.Array, violation: str) -> st.Record:
-        """Break one assumption, learn with both learners, and test what they return."""
         for_layer, for_data, for_stages, for_student = st.generator(key).spawn(4)
         broken = DEFORMATIONS[violation]
         layer = deformed_layer(for_layer, violation, self.dim, self.heads)

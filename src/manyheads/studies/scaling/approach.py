@@ -69,7 +69,6 @@ class Approach(st.Study):
             raise st.UsageError("a power of the distance to the largest size needs two below it: give three")
 
     def plan(self) -> Plan:
-        """Return the networks."""
         sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
         return Plan(Shape(*self.base), sizes, self.parametrizations, "adam")
 
@@ -99,7 +98,6 @@ class Approach(st.Study):
         }
 
     def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
-        """Train some networks on the same batches, and keep their loss curves and their kernels at the records."""
         task, records = task_of(self.task, BATCHES[self.task]), tuple(sorted({0, self.steps // 4, self.steps}))
         network, recipe = self.plan().train_with(parametrization, **sizes), Recipe(self.steps)
         loss, kernel, pattern, logits = follow_networks(
@@ -128,7 +126,6 @@ class Approach(st.Study):
         return distances_to_largest((values if quantity == "loss" else values.isel(record=place)).values)
 
     def _means(self, trained: st.Data, name: str, axis: Axis) -> Iterator[st.Claim]:
-        """Test the convergence of the mean loss curve, and its power."""
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
         drift, who = power_of_drift(sizes), f"{LABELS[name]} parametrization"
         measured = fall_of_mean(sizes, self.distances(trained, name, axis, "loss").mean).measured
@@ -148,7 +145,6 @@ class Approach(st.Study):
         )
 
     def _scatters(self, trained: st.Data, name: str, axis: Axis) -> Iterator[st.Claim]:
-        """Test the powers of the std over networks."""
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
         flat = FLAT.get((name, axis))
         law = f"is independent of {letter}" if flat else f"scales as {letter}^-1/2"
@@ -211,7 +207,6 @@ class Approach(st.Study):
             yield self._scatters_picture(trained, axis)
 
     def _means_picture(self, trained: st.Data, axis: Axis) -> st.Panel:
-        """Draw the distances of mean loss curves to that of the largest size."""
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
         x, curves = tuple(map(float, sizes[:-1])), list[st.Curve]()
         for name in [name for name, other in self.plan().pairs() if other == axis]:
@@ -246,7 +241,6 @@ class Approach(st.Study):
         )
 
     def _scatters_picture(self, trained: st.Data, axis: Axis) -> st.Panel:
-        """Draw the std over networks, relative to that of the smallest size."""
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
         x, curves = sizes[:-1], list[st.Curve]()
         for name in [name for name, other in self.plan().pairs() if other == axis and name in CONSISTENT]:

@@ -75,7 +75,6 @@ class CoordinateCheckStudy(st.Study):
         self.plan()
 
     def plan(self) -> Plan:
-        """Return the networks."""
         sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
         return Plan(Shape(*self.base), sizes, self.parametrizations, self.optimizer)
 
@@ -83,7 +82,6 @@ class CoordinateCheckStudy(st.Study):
         return self.plan().cells()
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the exponents that a consistent scaling prescribes, and the lowest that it may show at finite size."""
         schemes = [parametrization_of(name, *self._base) for name in self.parametrizations]
         dims = ("parametrization", "axis", "quantity")
         required, least = (
@@ -99,7 +97,6 @@ class CoordinateCheckStudy(st.Study):
         }
 
     def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
-        """Train some networks and measure the updates of all modules at the checkpoints."""
         learning_rate, batch, steps = self._training
         network = (task_of(self.task, batch), *self.plan().train_with(parametrization, **sizes))
         keys = [jax.random.fold_in(key, number) for number in range(self.networks)]

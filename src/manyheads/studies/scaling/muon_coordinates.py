@@ -22,13 +22,7 @@ from manyheads.studies.scaling.shared.parametrizations import (
     parametrization_of,
     task_of,
 )
-from manyheads.studies.scaling.shared.updates import (
-    beyond,
-    exponents_table,
-    update_exponent,
-    updates_picture,
-    worst_of,
-)
+from manyheads.studies.scaling.shared.updates import beyond, exponents_table, update_exponent, updates_picture, worst_of
 from manyheads.theory.papers import JORDAN
 from manyheads.transformer.shape import Shape
 
@@ -101,7 +95,6 @@ class MuonCoordinates(st.Study):
         self.plan()
 
     def plan(self) -> Plan:
-        """Return the networks."""
         sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths, self.streams)
         base = Shape.of(self.base, "base")
         return Plan(base, sizes, self.parametrizations, "muon", epsilon=False, axes_of=AXES_OF)
@@ -110,7 +103,6 @@ class MuonCoordinates(st.Study):
         return self.plan().cells()
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the exponents that a consistent scaling prescribes for updates by weights."""
         stated = [[_prescribed(name, axis) for axis in self.axes] for name in self.parametrizations]
         exponents = [[[powers[q] for q in BY_WEIGHTS] for powers in row] for row in stated]
         return {
@@ -121,7 +113,6 @@ class MuonCoordinates(st.Study):
         }
 
     def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
-        """Train one network and measure the updates of all modules at the checkpoints."""
         recipe = Recipe(epsilon=MUON_EPSILON, adam_learning_rate=self.adam_learning_rate)
         found = measure_updates(
             task_of(self.task, self.batch),
@@ -152,7 +143,6 @@ class MuonCoordinates(st.Study):
         yield exponents_table(self.plan(), trained, columns)
 
     def exponent(self, trained: st.Data, name: str, axis: Axis, quantity: str, place: int = -1) -> ExponentFit:
-        """Return the fitted exponent of an update along an axis at a checkpoint."""
         return update_exponent(self.plan(), trained, quantity, name, axis, place)
 
     def _by_weights(self, trained: st.Data, name: str, axis: Axis) -> st.Claim:

@@ -72,7 +72,6 @@ class Frequencies(st.Study):
         return tuple(st.Cell(training=training, kind=kind) for training, kind in pairs)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the probability of flipped signs and the escape, and the samples at correlation one."""
         rng, systems = np.random.default_rng(0), {}
         for kind in KINDS:
             task = self._task(kind, rng)
@@ -242,7 +241,6 @@ class Frequencies(st.Study):
         return place_equally(shifted, drawn.transition, mu, self.length, self.sparsity, rng)
 
     def _source(self, kind: str, rng: np.random.Generator) -> BigramTask:
-        """Return the task of the pretraining: short, one position a query."""
         drawn = self._drawn(True)
         transition, mu = drawn.transition, drawn.stationary
         if kind == "transition":

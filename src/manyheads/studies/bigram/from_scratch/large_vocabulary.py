@@ -49,7 +49,6 @@ class LargeVocabulary(st.Study):
         return st.grid(vocabulary=self.vocabularies)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Solve the signal system with its noise."""
         rows, escapes = [], []
         for vocabulary in self.vocabularies:
             task = self._task(np.random.default_rng(0), vocabulary)

@@ -58,7 +58,6 @@ class Stability(st.Study):
         return tuple(st.Cell(part=p, penalty=name, batch=b, length=t) for p, name, b, t in rows)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the threshold of every batch and length, and the noise that the authors' penalty leaves."""
         growths = []
         for cell in self.cells():
             task = self._task(np.random.default_rng(0), int(cell["length"]))
@@ -77,7 +76,6 @@ class Stability(st.Study):
         }
 
     def train(self, key: jax.Array, part: str, penalty: str, batch: int, length: int) -> st.Record:
-        """Find the smallest growth that diverges, or train stage two and return its smallest loss."""
         seed = setups.replicate_seed(key)
         task = self._task(np.random.default_rng([*seed, 3]), length)
         growth, lowest, noise = np.nan, np.nan, np.nan

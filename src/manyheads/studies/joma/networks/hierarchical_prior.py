@@ -58,7 +58,6 @@ class HierarchicalPrior(st.Study):
         return (*st.grid(system=("layer",), shared=SHARED), *(st.Cell(system=prior, shared=0) for prior in PRIORS))
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the time of theorem 2 for shared and for own patterns."""
         shared = [reaching_time(np.array([count / (2 * LABELS)]), LEVEL) for count in SHARED]
         return {
             "shared": ("shared", list(SHARED), "labels that share a pattern"),
@@ -67,7 +66,6 @@ class HierarchicalPrior(st.Study):
         }
 
     def train(self, key: jax.Array, system: str, shared: int) -> st.Record:
-        """Train one layer or one transformer; NaN for what the other measures."""
         accuracy, own, common, bayes = np.full(self.snapshots + 1, np.nan), np.nan, np.nan, np.nan
         if system == "layer":
             steps = round(1.5 * reaching_time(np.array([1 / (2 * LABELS)]), LEVEL) / self.learning_rate)

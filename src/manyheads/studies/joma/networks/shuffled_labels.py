@@ -50,7 +50,6 @@ class ShuffledLabels(st.Study):
         return st.grid(labels=LABELS)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the margin of each image under the means of its classes, and the levels of entropy and rank."""
         data = (images.labelled_digits(self.samples, kind == "shuffled") for kind in LABELS)
         margins = [images.class_mean_margins(*each) for each in data]
         uniform = float(np.log(images.digit_config(self.width, self.heads, 1).length))
@@ -63,7 +62,6 @@ class ShuffledLabels(st.Study):
         }
 
     def train(self, key: jax.Array, labels: str) -> st.Record:
-        """Train one network and record what it classifies rightly, entropy and ranks."""
         data = tuple(map(jnp.asarray, images.labelled_digits(self.samples, labels == "shuffled")))
         config = images.digit_config(self.width, self.heads, self.depth)
         source = images.LabelledImages(data[0], data[1], self.batch)

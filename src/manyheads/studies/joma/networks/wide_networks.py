@@ -70,7 +70,6 @@ class WideNetworks(st.Study):
         }
 
     def train(self, key: jax.Array, setting: str, width: int) -> st.Record:
-        """Train the layers of one setting and width; NaN for what the setting does not measure."""
         for_init, for_batches = jax.random.split(key)
         steps = round(HORIZON / self.learning_rate)
         training = WideTraining(self.learning_rate, steps, self.batch, self.level)

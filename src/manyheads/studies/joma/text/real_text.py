@@ -84,7 +84,6 @@ class RealText(st.Study):
         return reference_levels(self.length, self.key_dim * self.heads)
 
     def train(self, key: jax.Array, depth: int, learning_rate: float) -> st.Data:
-        """Train once at a constant learning rate, and record the statistics at equal distances."""
         vocabulary, text = read_characters(self.text)
         for_model, for_batches = jax.random.split(key)
         config = character_config(Shape(self.key_dim, self.heads, depth), len(vocabulary), self.length)
@@ -133,7 +132,6 @@ class RealText(st.Study):
         )
 
     def _correlations(self, runs: RunSummary, holds: str | None, refuted: str | None) -> Iterator[st.Claim]:
-        """Test the statement of the paper on rebound and loss."""
         rise, middle = runs.rise.mean("layer"), EARLY[len(EARLY) // 2]
         # The change of a coefficient when two neighbours of the order are exchanged, over all cells and within one
         # learning rate.

@@ -79,7 +79,6 @@ class RealTextVariants(st.Study):
         }
 
     def train(self, key: jax.Array, variant: str) -> st.Record:
-        """Train one variant and record loss, entropy and ranks on held-out text."""
         kind = variants.VARIANTS[variant]
         vocabulary, texts = variants.read_tokens(kind.tokens, self.text, self.vocabulary)
         mask = vocabulary if kind.masked else None
@@ -174,7 +173,6 @@ class RealTextVariants(st.Study):
         return np.mean(changes, axis=0)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        """Show entropy and ranks of four variants by layer, entropy of the other variants, and a table of all."""
         others = [name for name in variants.VARIANTS if name not in REBOUNDING]
         shown = [(name, words, list(REBOUNDING)) for name in RECORDED for words in PLACES]
         for name, words, drawn in (*shown, ("entropy", "bottom layer", others)):
@@ -213,7 +211,6 @@ _loss = eqx.filter_jit(variants.asked_loss)
 
 
 def _change(trained: st.Data, variant: str, name: str, layer: int) -> DropAndRise:
-    """Return drop and rise of the curves of one layer."""
     return replicated_drop_and_rise(trained[name].sel(variant=variant).isel(layer=layer).values)
 
 

@@ -62,7 +62,6 @@ class ContrastiveSgd(st.Study):
         }
 
     def train(self, key: jax.Array, dimension: int) -> st.Record:
-        """Train by SGD from exact initial overlaps, and from random weights until a feature is found."""
         task = ContrastiveTask()
         rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel().tolist(), dimension])
         path = train_overlaps(task, np.tile(START, (self.runs, 1)), dimension, self._times(), rng)

@@ -29,7 +29,7 @@ WINDOW = 3.0  # time over which growth is measured
 
 
 def two_features(probability: float) -> ContrastiveTask:
-    """Return the task of a sign and of a feature that is present with the given probability, equal second moments."""
+    """Return the task of a sign and of a feature of this probability, of equal second moments."""
     return ContrastiveTask(features=(sparse_feature(), sparse_feature(probability)))
 
 
@@ -70,7 +70,6 @@ class FeatureBasins(st.Study):
         return st.grid(probability=self.probabilities)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return growth rates at Q = 0, the boundary, the rate at the state of feature 2, and a phase portrait."""
         growth, boundary, transverse = [], [], []
         for probability in self.probabilities:
             task = two_features(probability)
@@ -114,7 +113,6 @@ class FeatureBasins(st.Study):
         return np.linspace(RADIUS, 1.0, 2 * self.rounds)
 
     def train(self, key: jax.Array, probability: float) -> st.Record:
-        """Measure growth rates, the selected features, and the rate at the state of feature 2, by SGD."""
         task, rng = two_features(probability), st.generator(key)
         norm = norms_without_features(task, NODES)[-1]
         growth = self._rates(task, (SMALL, SMALL, norm), rng)

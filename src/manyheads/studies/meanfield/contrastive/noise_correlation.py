@@ -58,7 +58,6 @@ class NoiseCorrelation(st.Study):
         return tuple(st.Cell(noise=noise, learning_rate=rate, correlation=rho) for noise, rate, rho in settings)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the stationary cosine of the ODE in every cell, and for smaller learning rates."""
         cosines = [stationary_cosine(one_feature(*map(float, cell.values()))) for cell in self.cells()]
         std, rate = self.moderate
         scales = np.array([0.25, 0.5, 1.0])

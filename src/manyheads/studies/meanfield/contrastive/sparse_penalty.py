@@ -83,7 +83,6 @@ class SparsePenalty(st.Study):
         }
 
     def train(self, key: jax.Array, dimension: int) -> st.Record:
-        """Train several times with the L1 penalty, and with weight decay, from weights of the same overlaps."""
         rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel().tolist(), dimension])
         times = np.linspace(0, self.horizon, self.records + 1)[1:]
         runs = self.runs * self.dimensions[-1] // dimension

@@ -55,7 +55,6 @@ class FiniteSize(st.Study):
         }
 
     def train(self, key: jax.Array, beta: float, neurons: int) -> st.Record:
-        """Run finite networks and measure their rms deviation over runs, tokens and features."""
         network = OneBitNetwork.published()
         rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel(), neurons])
         exact = mean_field_trajectory(network, beta, self.steps)
@@ -75,10 +74,7 @@ class FiniteSize(st.Study):
         yield st.Claim(
             f"At beta = {self.strong:g} overlaps deviate by N^(-1/2) from N = {self.asymptotic:,} on",
             st.exponent(
-                strong.sel(neurons=self._sizes(below=False)),
-                "neurons",
-                "N",
-                predicted=response.sel(beta=self.strong),
+                strong.sel(neurons=self._sizes(below=False)), "neurons", "N", predicted=response.sel(beta=self.strong)
             ),
             st.near(-0.5, SLOPE),
             law,

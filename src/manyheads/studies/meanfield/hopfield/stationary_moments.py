@@ -58,7 +58,6 @@ class StationaryMoments(st.Study):
         return replace(OneBitNetwork.published(), positional_weight=self.positional_weight)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the moments of the mean field, the error of a time average, and the first tokens of its orbit."""
         network, rng, moments, early = self.network(), np.random.default_rng(0), [], []
         for begin in range(0, self.orbits, CHUNK):
             first = rng.uniform(-1, 1, (len(self.betas), CHUNK, network.types))
@@ -78,7 +77,6 @@ class StationaryMoments(st.Study):
         }
 
     def train(self, key: jax.Array) -> st.Record:
-        """Run finite networks and measure their time averages."""
         network, rng = self.network(), np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
         sizes = np.repeat(np.asarray(self.neurons)[:, None], self.runs, 1)
         moments, early = [], []

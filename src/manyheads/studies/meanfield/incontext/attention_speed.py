@@ -54,7 +54,6 @@ class AttentionSpeed(st.Study):
         }
 
     def train(self, key: jax.Array, speed: float) -> st.Record:
-        """Draw a start, integrate the joint flow and the limit, and compare the losses."""
         times = np.linspace(0.0, self.duration, self.records + 1)[1:]
         drawn = SCATTER * np.asarray(jax.random.normal(key, (2, 2, 2), jnp.float64))
         start = SIGNAL + drawn[0], FOREIGN + drawn[1]

@@ -54,7 +54,6 @@ class HeadParticlesStudy(st.Study):
         return st.grid(output=OUTPUTS, heads=self.heads)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Compute Var f at initialization and the limit, from two sets of points that must agree."""
         prompts = self._prompts()
         variance = initial_variance(prompts)
         points = [gaussian_points(PARAMETERS, self.reference, np.random.default_rng(seed)) for seed in (0, 1)]
@@ -79,7 +78,6 @@ class HeadParticlesStudy(st.Study):
         }
 
     def train(self, key: jax.Array, output: str, heads: int) -> st.Record:
-        """Train systems of one size; keep mean and variance over systems of the logits at both ends and of the loss."""
         prompts, seeds = self._prompts(), np.asarray(jax.random.key_data(key)).ravel().tolist()
         rng = np.random.default_rng([*seeds, heads, int(output == "summed")])
         points = rng.standard_normal((self.drawn // heads, heads, PARAMETERS))
@@ -151,7 +149,6 @@ class HeadParticlesStudy(st.Study):
         )
 
     def _prompts(self) -> LabelledPrompts:
-        """Draw the prompts, the same for all systems."""
         return draw_labelled_prompts(np.random.default_rng(0), self.prompts, self.length)
 
     def _train(self, points: np.ndarray, prompts: LabelledPrompts, summed: bool = False) -> np.ndarray:

@@ -94,7 +94,6 @@ class MLPWidth(st.Study):
         }
 
     def train(self, key: jax.Array, layers: str, width: int) -> st.Record:
-        """Draw first-layer weights and integrate the two-timescale flow."""
         rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).tolist(), width])
         losses = np.full((self.networks, RECORDS), np.nan)
         for place in range(self.networks if layers == "outer" else 1):
@@ -154,7 +153,6 @@ class MLPWidth(st.Study):
         )
 
     def _errors(self, theory: st.Data, trained: st.Data) -> dict[str, xr.DataArray]:
-        """Return the RMS errors of the loss trajectories of replicates, (replicate, width)."""
         found = st.distance(trained["loss"], theory["loss"], over=("network", "share"))
         return {layers: found.sel(layers=layers, width=list(widths)) for layers, widths in self._widths.items()}
 

@@ -36,7 +36,6 @@ class PromptLength(st.Study):
         return st.grid(length=self.lengths)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the exact loss at every length, at this attention and at the best one, and the paper's bound."""
         task, h = representation()
         attention = solve_attention(task, h)
         exact = [prompt_loss(task, h, attention.weights, length) for length in self.lengths]
@@ -54,7 +53,6 @@ class PromptLength(st.Study):
         }
 
     def train(self, key: jax.Array, length: int) -> st.Record:
-        """Draw prompts, and average the loss on one query, and over tasks and queries."""
         task, h = representation()
         attention = solve_attention(task, h).weights
         key = jax.random.fold_in(key, length)

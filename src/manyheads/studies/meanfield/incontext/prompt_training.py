@@ -108,7 +108,6 @@ class PromptTraining(st.Study):
         }
 
     def train(self, key: jax.Array) -> st.Record:
-        """Train on drawn prompts from drawn neurons."""
         rng, task = st.generator(key), self._task()
         inner = rng.standard_normal((self.width, self.dim)) / self.dim**0.5
         start = saddle_start(task, inner, FOREIGN, SIGNAL)

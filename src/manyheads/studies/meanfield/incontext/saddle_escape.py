@@ -53,7 +53,6 @@ class SaddleEscape(st.Study):
         return st.grid(size=self.sizes)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the escape times and the loss of the closed equations, and the saddle levels."""
         times, rate = self._times(), escape_rate(FOREIGN**2)
         flows = [circle_flow(np.diag([LEARNED, size]), FOREIGN * np.eye(2), times).loss for size in self.sizes]
         found = [rate * first_crossing(times, loss, LEVEL) for loss in flows]
@@ -66,7 +65,6 @@ class SaddleEscape(st.Study):
         }
 
     def train(self, key: jax.Array, size: float) -> st.Record:
-        """Draw the foreign amplitude, let particles escape, and measure where finite prompts make the loss flat."""
         foreign = float(FOREIGN * jax.random.uniform(key, (), jnp.float64, 0.9, 1.1))
         times, rate = self._times(), escape_rate(foreign**2)
         start = circle_particles(np.diag([LEARNED, size]), foreign * np.eye(2), self.width)

@@ -35,12 +35,7 @@ class BooleanTokens(st.Study):
     source = CHEN_LI.at("Boolean tokens and lattices, as told in the talk; laws derived here")
 
     dims: tuple[int, ...] = st.sweep(
-        (16, 32, 64, 128),
-        "dimensions d, even",
-        least=2,
-        multiple=2,
-        small=(4, 8),
-        full=(16, 32, 64, 128, 256, 512),
+        (16, 32, 64, 128), "dimensions d, even", least=2, multiple=2, small=(4, 8), full=(16, 32, 64, 128, 256, 512)
     )
     queries: int = st.setting(8, "queries for each attention matrix; figures are means over them", least=1, small=1)
 
@@ -48,12 +43,10 @@ class BooleanTokens(st.Study):
         return st.grid(kind=KINDS, dim=self.dims)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the distance on a lattice, and the powers of the dimension far from lattices."""
         floor = [lattice_distance_to_normal(dim) for dim in self.dims]
         return {"floor": ("dim", floor, FIGURES["leading"]), "power": ("kind", [-0.5, -1.0, -1.0], "power of d")}
 
     def train(self, key: jax.Array, kind: str, dim: int) -> st.Record:
-        """Compare the logits of some queries of one attention matrix with normal ones."""
         rng = st.generator(key)
         if kind == "dense":
             theta = normal_matrix(rng, dim, 1.0)

@@ -55,7 +55,6 @@ class Concentration(st.Study):
         return tuple(st.Cell(series=series, size=size) for series, sizes in ladders.items() for size in sizes)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return both variances of every cell to leading order in the size of the logits."""
         series, size = zip(*(cell.values() for cell in self.cells()), strict=True)
         length, dim = np.array([self._sizes(*place) for place in zip(series, size, strict=True)]).T
         diagonal = self.scale**2 / np.where(np.array(series) == "diagonal", 1, dim)
@@ -124,11 +123,9 @@ class Concentration(st.Study):
         )
 
     def _sizes(self, series: str, size: int) -> tuple[int, int]:
-        """Return length and dimension of a cell."""
         return (size, self.dims[0]) if series == "tokens" else (self.tokens[0], size)
 
     def _measure(self, rng: np.random.Generator, series: str, size: int) -> tuple[float, float, float]:
-        """Return both variances for one attention matrix, and the squared norm of its diagonal."""
         for_layer, for_data = rng.spawn(2)
         length, dim = self._sizes(series, size)
         if series == "diagonal":

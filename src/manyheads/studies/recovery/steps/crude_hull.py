@@ -43,10 +43,7 @@ class CrudeHull(st.Study):
         (3, 6, 12), "stable ranks of the attention matrices", most="dim", small=(3, 6), full=(4, 8, 16)
     )
     counts: tuple[int, ...] = st.sweep(
-        (4000, 16_000, 64_000),
-        "sequences of two tokens",
-        small=(1500, 6000),
-        full=(8000, 32_000, 128_000, 256_000),
+        (4000, 16_000, 64_000), "sequences of two tokens", small=(1500, 6000), full=(8000, 32_000, 128_000, 256_000)
     )
     dim: int = st.setting(12, "token dimension d", small=6, full=16)
     scale: float = st.setting(2.0, "standard deviation of the logits", above=0)
@@ -66,7 +63,6 @@ class CrudeHull(st.Study):
         }
 
     def train(self, key: jax.Array, rank: int, count: int) -> st.Record:
-        """Fit the hull with every sum of projections, and measure the span's error and the sum's."""
         for_layer, for_data = st.generator(key).spawn(2)
         layer = equal_spectrum_layer(for_layer, self.dim, HEADS, rank, scale=self.scale)
         x = sequences(for_data, count, 2, self.dim)

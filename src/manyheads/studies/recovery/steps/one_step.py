@@ -49,14 +49,12 @@ class OneStep(st.Study):
         return st.grid(family=FAMILIES, rank=self.ranks)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the power of the stable rank in both norms, where the dimension is fixed and logits are."""
         return {
             "norm": ("norm", ["operator", "frobenius"], "norm of the error", None),
             "power": ("norm", [-0.5, 0.0], "power of the rank"),
         }
 
     def train(self, key: jax.Array, family: str, rank: int) -> st.Record:
-        """Take the step on a layer of one stable rank."""
         for_layer, for_data, for_prediction = st.generator(key).spawn(3)
         dim = WIDTH * (max(self.ranks) if family == "fixed" else rank)
         layer = equal_spectrum_layer(for_layer, dim, self.heads, rank, scale=self.scale)

@@ -59,7 +59,6 @@ class LearningRateTransfer(st.Study):
         self.plan()
 
     def plan(self) -> Plan:
-        """Return the networks."""
         sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
         return Plan(Shape(*self.base), sizes, self.parametrizations, "adam", epsilon=False)
 
@@ -67,7 +66,6 @@ class LearningRateTransfer(st.Study):
         return self.plan().cells()
 
     def learning_rates(self) -> np.ndarray:
-        """Return all learning rates that a search may try, in rising order."""
         return all_rates(self.lowest, self.ratio, self.points)
 
     def predict(self, key: jax.Array) -> st.Record:
@@ -81,7 +79,6 @@ class LearningRateTransfer(st.Study):
         }
 
     def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
-        """Train a network for each learning rate, from the same init on the same batches, and find the optimum."""
         task, recipe = task_of(self.task, BATCHES[self.task]), Recipe(self.steps, EPSILON)
         network = self.plan().train_with(parametrization, **sizes)
         return search_rates(
@@ -104,5 +101,4 @@ class LearningRateTransfer(st.Study):
 
 
 def _power(parametrization: str, axis: Axis) -> float:
-    """Return the exponent of the size in the optimal learning rate."""
     return 0.0 if parametrization in CONSISTENT or (parametrization == "mup" and axis != "depth") else -1.0

@@ -81,7 +81,6 @@ class MuonTransfer(st.Study):
         self.plan()
 
     def plan(self) -> Plan:
-        """Return the networks."""
         sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
         own: dict[str, tuple[Axis, ...]] = {
             "muon-half-logit": ("key_dim",),
@@ -109,7 +108,6 @@ class MuonTransfer(st.Study):
         }
 
     def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
-        """Train a network for each learning rate, from the same init on the same batches, and find the optimum."""
         task = task_of(self.task, BATCHES[self.task])
         recipe = Recipe(self.steps, MUON_EPSILON, self.adam_learning_rate)
         network = self.plan().train_with(parametrization, **sizes)

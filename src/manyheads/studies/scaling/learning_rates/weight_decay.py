@@ -80,7 +80,6 @@ class WeightDecay(st.Study):
         task_of(self.task, self.batch)
 
     def settings(self) -> tuple[tuple[str, float], ...]:
-        """Return every setting of AdamW with its T s."""
         decays = [(name, total) for total in self.total_decays for name in LABELS if name not in ("table", "one-rate")]
         return (("table", 0.0), ("one-rate", 0.0), *decays)
 
@@ -90,7 +89,6 @@ class WeightDecay(st.Study):
         return tuple(sorted(cells, key=lambda cell: (cell["heads"], cell["total_decay"], cell["setting"])))
 
     def cell(self, setting: str, total: float, heads: int) -> st.Cell:
-        """Return the cell in which a network is trained."""
         if heads == self.base[1]:
             setting = "table-independent" if total else "table"
         return st.Cell(setting=setting, total_decay=total, heads=heads)
@@ -183,7 +181,6 @@ class WeightDecay(st.Study):
         )
 
     def _along(self, trained: st.Data, name: str, setting: str, total: float) -> xr.DataArray:
-        """Return a variable over H."""
         cells = [self.cell(setting, total, heads) for heads in self.heads_counts]
         picked = [trained[name].sel(cell, drop=True) for cell in cells]
         return xr.concat(picked, xr.Variable("heads", list(self.heads_counts)))

@@ -153,7 +153,6 @@ class Plan:
             parametrization_of(name, self.base, self.optimizer)
 
     def shapes(self, axis: Axis) -> tuple[Shape, ...]:
-        """Return the shapes along one axis."""
         return shapes_along(axis, self.base, dict(self.sizes)[axis])
 
     def networks(self) -> dict[tuple[str, Shape], Cell]:
@@ -185,7 +184,6 @@ class Plan:
         )
 
     def train_with(self, parametrization: str, **sizes: int) -> tuple[Parametrization, Shape]:
-        """Return what a cell stands for."""
         return parametrization_of(parametrization, self.base, self.optimizer), Shape(**sizes)
 
     def along(self, trained: xr.Dataset, name: str, parametrization: str, axis: Axis) -> xr.DataArray:

@@ -55,7 +55,6 @@ class LogitExponent(st.Study):
             )
 
     def flops(self, cell: st.Cell) -> int:
-        """Return the matrix-multiply FLOPs of a training."""
         return self.steps * self._step(int(cell["key_dim"]))
 
     def bought(self, key_dim: int) -> int:
@@ -66,7 +65,6 @@ class LogitExponent(st.Study):
         return st.grid(logit_exponent=tuple(EXPONENTS), key_dim=self.key_dims)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the steps that one compute buys."""
         return {"bought": ("key_dim", [self.bought(size) for size in self.key_dims], "steps at fixed compute")}
 
     def train(self, key: jax.Array, logit_exponent: float, key_dim: int) -> st.Record:
@@ -158,5 +156,4 @@ class LogitExponent(st.Study):
 
 
 def _window(last: int) -> slice:
-    """Return the last quarter of the steps up to one."""
     return slice(last - max(1, last // WINDOW), last)
