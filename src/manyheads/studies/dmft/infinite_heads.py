@@ -9,13 +9,7 @@ import numpy as np
 import xarray as xr
 
 import manyheads.study as st
-from manyheads.statistics.distances import (
-    SquaredDistance,
-    distance_exponent,
-    half_width_of_draws,
-    samples_to_decide,
-    squared_distance,
-)
+from manyheads.statistics import distances
 from manyheads.studies.dmft.shared import mean_field
 from manyheads.studies.dmft.shared.mean_field import QUANTITIES
 from manyheads.theory.dmft.finite.ensembles import Network
@@ -116,12 +110,12 @@ class InfiniteHeads(st.Study):
             "of second order: 1.28 / H, a constant of order one; noise is subtracted, the root keeps the sign",
             "distance of the means",
         )
-        needed = samples_to_decide((first, heads), near, nearest, FASTER - 1)
+        needed = distances.samples_to_decide((first, heads), near, nearest, FASTER - 1)
         yield st.Claim(
             f"{where}: from H={first} to {heads} the distance of the mean network from the limit falls as 1/H or "
             "faster",
             (
-                *distance_exponent((first, heads), near, nearest),
+                *distances.distance_exponent((first, heads), near, nearest),
                 None if needed is None else -(-needed // self.networks),
             ),
             st.near(-1, (math.inf, FASTER)),
@@ -134,7 +128,7 @@ class InfiniteHeads(st.Study):
         yield st.Claim(
             f"{where}: at H={heads} the std of attention logits over heads is that of the limit to {100 * most:.1f}% "
             "(ratio)",
-            st.Root(ratios, float(ratios.mean()), half_width_of_draws(draws / draws.mean()), self.networks),
+            st.Root(ratios, float(ratios.mean()), distances.half_width_of_draws(draws / draws.mean()), self.networks),
             st.near(1, most),
             "1.28 / H: a correction 1/H of a variance is 1/(2 H) of its root; 2.5 times as much is allowed",
             "std of logits, measured over limit",
@@ -179,7 +173,7 @@ def _rms(away: xr.DataArray) -> xr.DataArray:
     return (away**2).mean([dim for dim in away.dims if dim != "replicate"]) ** 0.5
 
 
-def _bias(limit: xr.DataArray, found: xr.DataArray) -> SquaredDistance:
+def _bias(limit: xr.DataArray, found: xr.DataArray) -> distances.SquaredDistance:
     """Return how far the mean network of one size is from the limit."""
     networks = found.values.reshape(-1, *found.shape[2:])  # (replicates x networks, ...)
-    return squared_distance(networks, limit.transpose("prediction", ...).values)
+    return distances.squared_distance(networks, limit.transpose("prediction", ...).values)

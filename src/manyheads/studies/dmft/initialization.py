@@ -9,14 +9,8 @@ import xarray as xr
 
 import manyheads.study as st
 from manyheads.statistics.distances import squared_distance
+from manyheads.studies.dmft.shared import logit_distributions as logits_law
 from manyheads.studies.dmft.shared import mean_field
-from manyheads.studies.dmft.shared.logit_distributions import (
-    densities,
-    excess_kurtosis,
-    gaussian_below,
-    pool_logits,
-    product_below,
-)
 from manyheads.theory.dmft.finite.ensembles import Network
 from manyheads.theory.dmft.finite.problems import digits_problem
 from manyheads.theory.dmft.problem import Problem
@@ -81,7 +75,7 @@ class Initialization(st.Study):
             limits.append(mean_field.solve_blocks(problem, branches, stream).stream[0, -1])
         uniform = mean_field.solve_blocks(problem).stream[0, -1]
         fluctuation = float((np.outer(np.diag(gram), np.diag(gram)) + gram**2).mean())
-        kurtosis, below = map(excess_kurtosis, self.key_dims), map(product_below, self.key_dims)
+        kurtosis, below = map(logits_law.excess_kurtosis, self.key_dims), map(logits_law.product_below, self.key_dims)
         return {
             "kernel": (("logit_exponent", *ROWS), np.stack(limits), "kernel of the stream, H to infinity"),
             "uniform": (ROWS, uniform, "kernel of the stream under uniform attention, N to infinity"),
@@ -99,7 +93,7 @@ class Initialization(st.Study):
         drawn = mean_field.train_seeds(self.problem(), network, key, self.networks, every_head=True)
         logits = drawn["head_logits"].values[:, 0].swapaxes(2, 3)  # (network, layer, head, sample, token, key)
         unit = key_dim ** (0.5 - logit_exponent)  # the std of all of them, since streams are normalized
-        pooled = pool_logits(logits, np.full(logits.shape[-3:], unit))
+        pooled = logits_law.pool_logits(logits, np.full(logits.shape[-3:], unit))
         kernels, excess = drawn["stream"].values[:, 0, [0, -1]], ((logits / unit) ** 4).reshape(len(logits), -1)
         return {
             "kernel": (("network", "end", *ROWS), kernels, "kernel of the stream below and above all blocks"),
@@ -170,13 +164,13 @@ class Initialization(st.Study):
             st.near(law["power"], 0.05),
             "exact in every block of a normalized stream; a tenth of the difference to N^(-1/2) is allowed",
         )
-        gaussian = gaussian_below(0.0, 1.0)
+        gaussian = logits_law.gaussian_below(0.0, 1.0)
         for size in (self.key_dims[0], self.key_dims[-1]):
             here, theirs = found.sel(key_dim=size), law.sel(key_dim=size)
             yield st.Claim(
                 f"{where}, N={size}: the excess kurtosis of attention logits over heads is 6/N",
                 here["excess"].mean("network"),
-                st.near(theirs["kurtosis"], excess_kurtosis(size) / 2),
+                st.near(theirs["kurtosis"], logits_law.excess_kurtosis(size) / 2),
                 "half of it: a Gaussian and the kurtosis of twice as small an N are both outside",
                 "excess kurtosis",
             )
@@ -194,12 +188,14 @@ class Initialization(st.Study):
                 st.near(0, (math.inf, GAUSSIAN)),
                 "root mean square over levels: one per cent of probability",
                 "distance of the means",
-                "holds" if math.sqrt(((product_below(size) - gaussian) ** 2).mean()) < GAUSSIAN else "refuted",
+                "holds"
+                if math.sqrt(((logits_law.product_below(size) - gaussian) ** 2).mean()) < GAUSSIAN
+                else "refuted",
             )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        gaussian = xr.DataArray(gaussian_below(0.0, 1.0), dims="level")
-        yield densities(
+        gaussian = xr.DataArray(logits_law.gaussian_below(0.0, 1.0), dims="level")
+        yield logits_law.densities(
             "Attention logits of single heads before training",
             "logit over N^(1/2 - alpha_A)",
             {

@@ -8,11 +8,7 @@ import numpy as np
 import xarray as xr
 
 import manyheads.study as st
-from manyheads.recovery.examples.stages.acceptance_rate import (
-    dimension_correction,
-    predict_acceptance,
-    predict_small_threshold,
-)
+from manyheads.recovery.examples.stages import acceptance_rate as rate
 from manyheads.recovery.examples.stages.agreement import fit_simplex
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.task import planted_layer, sequences
@@ -50,7 +46,7 @@ class Acceptance(st.Study):
     def predict(self, key: jax.Array) -> st.Record:
         rng = st.generator(key)
         table = [
-            [predict_acceptance(rng, length, heads, self.thresholds, self.scale) for heads in self.heads]
+            [rate.predict_acceptance(rng, length, heads, self.thresholds, self.scale) for heads in self.heads]
             for length in self.tokens
         ]
         return {
@@ -79,7 +75,8 @@ class Acceptance(st.Study):
         law, shares = theory["accepted"].mean("prediction"), self._shares(trained["accepted"]).sel(dim=largest)
         small = self._shares(trained["accepted_small"]).sel(tokens=2, heads=2)
         corrections = [
-            dimension_correction(float(slope), int(slope["tokens"]), largest) for slope in _slope(law).stack(pair=pairs)
+            rate.dimension_correction(float(slope), int(slope["tokens"]), largest)
+            for slope in _slope(law).stack(pair=pairs)
         ]
         drawn = st.log(theory["accepted"]).mean([*pairs, "threshold"])
         yield st.Claim(
@@ -111,8 +108,9 @@ class Acceptance(st.Study):
         last = small.isel(small_threshold=slice(-2, None))
         yield st.Claim(
             "The slope of the acceptance at threshold zero is 2 sqrt 2 (1 + exp(beta^2/2)) / (beta sqrt(2 pi))",
-            (last / last["small_threshold"]).mean(["dim", "small_threshold"]) / predict_small_threshold(self.scale),
-            st.near(1, 2 * dimension_correction(1.0, 2, min(self.dims))),
+            (last / last["small_threshold"]).mean(["dim", "small_threshold"])
+            / rate.predict_small_threshold(self.scale),
+            st.near(1, 2 * rate.dimension_correction(1.0, 2, min(self.dims))),
             "the correction in 1/d at the smallest dimension, doubled for the approach to the limit",
             "slope, measured over predicted",
         )

@@ -30,18 +30,8 @@ import xarray as xr
 import manyheads.study as st
 from manyheads.recovery.queries.leak_meter import ROUNDED
 from manyheads.recovery.queries.refinement import LENGTH
-from manyheads.studies.recovery.noisy_extraction import (
-    DITHER,
-    FAMILIES,
-    NORMS,
-    SHAPES,
-    Server,
-    attack,
-    build_layer,
-    extract_from,
-    free_numbers,
-    least_calls,
-)
+from manyheads.studies.recovery import noisy_extraction as servers
+from manyheads.studies.recovery.noisy_extraction import FAMILIES, NORMS, SHAPES
 from manyheads.theory.papers import BHATTAMISHRA
 
 RISING = 3e-3
@@ -117,15 +107,22 @@ class Leakage(st.Study):
     def predict(self, key: jax.Array) -> st.Record:
         """Return the bound of Gaussian sequences: free parameters over numbers of a call, times s^2 / e if more."""
         noises = np.asarray(self.noises)
-        free = [free_numbers(family, self.dim, self.heads) for family in self.families]
-        by_heads = np.array([[free_numbers(f, self.dim, number) for number in self.numbers] for f in self.families])
+        free, *by_heads = (
+            [servers.free_numbers(family, self.dim, number) for family in self.families]
+            for number in (self.heads, *self.numbers)
+        )
         least = np.outer(free, np.maximum(1.0, noises**2 / self.target)) / (LENGTH * self.dim)
+        least_by_heads = np.array(by_heads).T / (LENGTH * self.dim)
         return {
             "family": ("family", list(self.families), "family", None),
             "noise": ("noise", noises, "noise of the answers"),
             "heads": ("heads", list(self.numbers), "heads"),
             "limit": (("family", "noise"), least, "calls"),
-            "limit_by_heads": (("family", "heads"), by_heads / (LENGTH * self.dim), "calls in units of s^2 / e"),
+            "limit_by_heads": (
+                ("family", "heads"),
+                np.array(by_heads).T / (LENGTH * self.dim),
+                "calls in units of s^2 / e",
+            ),
         }
 
     def train(self, key: jax.Array, family: str, limit: str, size: float) -> st.Record:
@@ -137,17 +134,18 @@ class Leakage(st.Study):
             heads = int(size) if limit == "heads" else self.heads
             scale = size if limit in NORMS else 1.0
             biases = limit != NORMS[1]
-            calls = least_calls(family, for_layer, (self.dim, heads), length, scale, self.count, biases)
+            calls = servers.least_calls(family, for_layer, (self.dim, heads), length, scale, self.count, biases)
             tokens = length * calls
         else:
-            layer = build_layer(family, for_layer, self.dim, self.heads)
+            layer = servers.build_layer(family, for_layer, self.dim, self.heads)
             bits = {"noise": 0.0, "bits": size}.get(limit, float(self.bits[-1]))
-            server = Server(layer, self.dim, for_server, size if limit == "noise" else 0.0, bits)
+            server = servers.Server(layer, self.dim, for_server, size if limit == "noise" else 0.0, bits)
             honest = server.honest()
             if limit in ("same", "nearby"):
-                _, cost = extract_from(family, server, for_queries, int(size), DITHER if limit == "nearby" else 0.0)
+                dither = servers.DITHER if limit == "nearby" else 0.0
+                _, cost = servers.extract_from(family, server, for_queries, int(size), dither)
             else:
-                cost = attack(family, server, for_queries, self.target, self.heads)
+                cost = servers.attack(family, server, for_queries, self.target, self.heads)
             calls, tokens, error = cost.calls, cost.tokens, cost.error
         return {
             "calls": ((), float(calls), "calls to the target, or in units of s^2 / e"),

@@ -11,14 +11,7 @@ from manyheads.scaling.axes import LETTERS, WORDS, Axis
 from manyheads.scaling.trained.trajectories import follow_networks
 from manyheads.scaling.trained.transformers import Recipe
 from manyheads.statistics import Interval
-from manyheads.studies.scaling.shared.convergence import (
-    SizeDistances,
-    distances_to_largest,
-    effective_sizes,
-    fall_of_mean,
-    fall_of_scatter,
-    power_of_drift,
-)
+from manyheads.studies.scaling.shared import convergence
 from manyheads.studies.scaling.shared.parametrizations import CONSISTENT, LABELS, Plan, choose_sizes, task_of
 from manyheads.study.panels import spread_curve
 from manyheads.theory.papers import BORDELON
@@ -84,7 +77,7 @@ class Approach(st.Study):
         """
         pairs = list(self.plan().pairs())
         sizes = dict(self.plan().sizes)
-        mean = [-1.0 if name in CONSISTENT else power_of_drift(sizes[axis]) for name, axis in pairs]
+        mean = [-1.0 if name in CONSISTENT else convergence.power_of_drift(sizes[axis]) for name, axis in pairs]
         single = [
             [ROOT if name in CONSISTENT and FLAT.get((name, axis)) != q else 0.0 for q in QUANTITIES]
             for name, axis in pairs
@@ -120,15 +113,17 @@ class Approach(st.Study):
             elif name == "standard":
                 yield from self._divergence(trained, axis)
 
-    def distances(self, trained: st.Data, name: str, axis: Axis, quantity: str, place: int = -1) -> SizeDistances:
+    def distances(
+        self, trained: st.Data, name: str, axis: Axis, quantity: str, place: int = -1
+    ) -> convergence.SizeDistances:
         """Return the distances of one quantity, at one of the records unless it is the loss curve."""
         values = self.plan().along(trained, quantity, name, axis)  # (replicates, sizes, networks, ...)
-        return distances_to_largest((values if quantity == "loss" else values.isel(record=place)).values)
+        return convergence.distances_to_largest((values if quantity == "loss" else values.isel(record=place)).values)
 
     def _means(self, trained: st.Data, name: str, axis: Axis) -> Iterator[st.Claim]:
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
-        drift, who = power_of_drift(sizes), f"{LABELS[name]} parametrization"
-        measured = fall_of_mean(sizes, self.distances(trained, name, axis, "loss").mean).measured
+        drift, who = convergence.power_of_drift(sizes), f"{LABELS[name]} parametrization"
+        measured = convergence.fall_of_mean(sizes, self.distances(trained, name, axis, "loss").mean).measured
         yield st.Claim(
             f"{who}: the mean loss curve converges as {letter} grows (exponent of its distance)",
             measured,
@@ -154,7 +149,7 @@ class Approach(st.Study):
                 yield st.Claim(
                     f"{LABELS[name]} parametrization: the std over networks of the "
                     f"{' '.join(filter(None, (QUANTITIES[quantity], when, law)))}",
-                    fall_of_scatter(sizes, scatter).measured,
+                    convergence.fall_of_scatter(sizes, scatter).measured,
                     st.near(0 if flat else ROOT, HALF_WAY),
                     "half way between parts that average out, -1/2, and parts that do not, 0",
                     "exponent of the size",
@@ -168,8 +163,8 @@ class Approach(st.Study):
         yield st.Claim(
             f"standard parametrization: the mean kernel of the stream {WHEN[place]} converges as {letter} grows "
             "(exponent of its distance)",
-            fall_of_mean(sizes, self.distances(trained, "standard", axis, "kernel", place).mean).measured,
-            st.below(power_of_drift(sizes)),
+            convergence.fall_of_mean(sizes, self.distances(trained, "standard", axis, "kernel", place).mean).measured,
+            st.below(convergence.power_of_drift(sizes)),
             DRIFT.format(letter),
             "exponent of the size",
             "refuted",
@@ -225,7 +220,7 @@ class Approach(st.Study):
             if name == "limits":
                 floor = np.sqrt(found.scatter.mean(0) / (self.networks * count))
                 curves.append(spread_curve(x, floor, "subtracted noise", "predicted", group))
-                guide = effective_sizes(sizes)[0] / effective_sizes(sizes)
+                guide = convergence.effective_sizes(sizes)[0] / convergence.effective_sizes(sizes)
                 guide = guide * (math.sqrt(middle[0]) if middle[0] > 0 else 1.0)
                 curves.append(spread_curve(x, guide, f"1/{letter} - 1/{sizes[-1]}", "reference"))
         return st.Lines(
@@ -248,7 +243,7 @@ class Approach(st.Study):
                 scatter = np.sqrt(self.distances(trained, name, axis, quantity).scatter)  # (replicates, sizes - 1)
                 relative = scatter / scatter[:, :1]
                 curves.append(spread_curve(x, relative, f"{text}, {LABELS[name]}", group=len(curves)))
-        effective = effective_sizes(sizes, scatter=True)
+        effective = convergence.effective_sizes(sizes, scatter=True)
         for power, label in ((ROOT, f"(1/{letter} + 1/{sizes[-1]})^(1/2)"), (0.0, "")):
             curves.append(spread_curve(x, (effective / effective[0]) ** power, label, "reference"))
         return st.Lines(

@@ -13,15 +13,7 @@ from manyheads.scaling.checks.growth_powers import least_growth, required_growth
 from manyheads.scaling.trained.transformers import BY_WEIGHTS, Recipe, measure_updates
 from manyheads.statistics import Interval
 from manyheads.statistics.exponents import ExponentFit
-from manyheads.studies.scaling.shared.parametrizations import (
-    MUON_EPSILON,
-    MUON_LABELS,
-    RECIPES,
-    Plan,
-    choose_sizes,
-    parametrization_of,
-    task_of,
-)
+from manyheads.studies.scaling.shared import parametrizations as scalings
 from manyheads.studies.scaling.shared.updates import beyond, exponents_table, update_exponent, updates_picture, worst_of
 from manyheads.theory.papers import JORDAN
 from manyheads.transformer.shape import Shape
@@ -56,7 +48,7 @@ AXES_OF: dict[str, tuple[Axis, ...]] = {
     "muon-half-logit": ("key_dim",),
     "muon-half-depth": ("depth",),
     "muon-heads": ("heads",),
-    **{name: tuple(axis for other, axis in BREAKS if other == name) for name in RECIPES},
+    **{name: tuple(axis for other, axis in BREAKS if other == name) for name in scalings.RECIPES},
 }
 
 
@@ -75,7 +67,7 @@ class MuonCoordinates(st.Study):
     task: str = st.setting("digits", "digits or text")
     axes: tuple[str, ...] = st.setting(("key_dim", "heads", "depth", "stream"), "which axes", small=("heads",))
     parametrizations: tuple[str, ...] = st.setting(
-        tuple(MUON_LABELS), "which scalings of Muon", choices=MUON_LABELS, small=("muon", "moonlight")
+        tuple(scalings.MUON_LABELS), "which scalings of Muon", choices=scalings.MUON_LABELS, small=("muon", "moonlight")
     )
     base: tuple[int, ...] = st.setting(
         (8, 4, 2), "N, H, L, and as a fourth number D, if it stays while N or H grow", small=(4, 2, 2)
@@ -91,13 +83,13 @@ class MuonCoordinates(st.Study):
 
     def check(self) -> None:
         Recipe(adam_learning_rate=self.adam_learning_rate)
-        task_of(self.task, self.batch)
+        scalings.task_of(self.task, self.batch)
         self.plan()
 
-    def plan(self) -> Plan:
-        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths, self.streams)
+    def plan(self) -> scalings.Plan:
+        sizes = scalings.choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths, self.streams)
         base = Shape.of(self.base, "base")
-        return Plan(base, sizes, self.parametrizations, "muon", epsilon=False, axes_of=AXES_OF)
+        return scalings.Plan(base, sizes, self.parametrizations, "muon", epsilon=False, axes_of=AXES_OF)
 
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
@@ -113,9 +105,9 @@ class MuonCoordinates(st.Study):
         }
 
     def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
-        recipe = Recipe(epsilon=MUON_EPSILON, adam_learning_rate=self.adam_learning_rate)
+        recipe = Recipe(epsilon=scalings.MUON_EPSILON, adam_learning_rate=self.adam_learning_rate)
         found = measure_updates(
-            task_of(self.task, self.batch),
+            scalings.task_of(self.task, self.batch),
             *self.plan().train_with(parametrization, **sizes),
             recipe,
             self.learning_rate,
@@ -132,7 +124,7 @@ class MuonCoordinates(st.Study):
         for name, axis in self.plan().pairs():
             if (name, axis) in BREAKS:
                 yield self._breaks(trained, name, axis)
-            elif name not in RECIPES:
+            elif name not in scalings.RECIPES:
                 yield self._by_weights(trained, name, axis)
                 yield self._modules(trained, name, axis)
 
@@ -154,8 +146,8 @@ class MuonCoordinates(st.Study):
         interval = Interval(fit.interval.low - wanted, fit.interval.high - wanted, fit.interval.level)
         text = "scale" if not below else "scale by H^-1/2 to one times"
         return st.Claim(
-            f"{MUON_LABELS[name]}: updates by the matrices of the blocks {text} with {LETTERS[axis]} as prescribed "
-            "(worst deviation of an exponent)",
+            f"{scalings.MUON_LABELS[name]}: updates by the matrices of the blocks {text} with {LETTERS[axis]} as "
+            "prescribed (worst deviation of an exponent)",
             (fit.exponent - wanted, interval),
             st.near(0, (below + FINITE_SIZE, FINITE_SIZE)),
             "a correction 1 + n^(-1/2) over these sizes"
@@ -165,7 +157,7 @@ class MuonCoordinates(st.Study):
 
     def _modules(self, trained: st.Data, name: str, axis: Axis) -> st.Claim:
         """Claim that stream and outputs are constant, as far as random parts at finite size let them be."""
-        parametrization, growths = parametrization_of(name, Shape.of(self.base), "muon"), []
+        parametrization, growths = scalings.parametrization_of(name, Shape.of(self.base), "muon"), []
         required, least = required_growth(parametrization), least_growth(parametrization)
         for quantity in ("outputs", "residual"):
             values = self.plan().along(trained, quantity, name, axis).isel(step=-1)
@@ -173,8 +165,8 @@ class MuonCoordinates(st.Study):
             sizes = values[axis].values.tolist()
             growths.append(check_growth(quantity, axis, sizes, values.values, wanted, TOLERANCE[axis], least=low))
         return st.Claim(
-            f"{MUON_LABELS[name]}: the updates of outputs and stream do not depend on {LETTERS[axis]} (worst deviation "
-            "of an exponent)",
+            f"{scalings.MUON_LABELS[name]}: the updates of outputs and stream do not depend on {LETTERS[axis]} "
+            "(worst deviation of an exponent)",
             beyond(worst_of(growths)),
             st.near(0, TOLERANCE[axis]),
             "half of the distance between two exponents of the theory; a deviation is counted from where finite size "
@@ -186,8 +178,8 @@ class MuonCoordinates(st.Study):
         """Claim that a quantity grows by half of the power that is derived, at least."""
         quantity, place, power, because = BREAKS[name, axis]
         return st.Claim(
-            f"{MUON_LABELS[name]}: the update of {FOLLOWED[quantity]} after {self.checkpoints[place]} steps grows at "
-            f"least as {LETTERS[axis]}^{power / 2:g}",
+            f"{scalings.MUON_LABELS[name]}: the update of {FOLLOWED[quantity]} after {self.checkpoints[place]} steps grows "
+            f"at least as {LETTERS[axis]}^{power / 2:g}",
             self.exponent(trained, name, axis, quantity, place),
             st.above(power / 2),
             f"half of the power that is derived, {power:g}: {because}",
@@ -197,6 +189,6 @@ class MuonCoordinates(st.Study):
 
 def _prescribed(name: str, axis: str) -> dict[str, float]:
     """Return the exponents of updates by weights in a consistent scaling of this logit and depth exponent."""
-    required = required_growth(parametrization_of(name, Shape(1, 1, 1), "muon"))
+    required = required_growth(scalings.parametrization_of(name, Shape(1, 1, 1), "muon"))
     query, value = (getattr(required[f"{role}_by_weights"], axis) for role in ("query", "value"))
     return dict.fromkeys(BY_WEIGHTS, value) | dict.fromkeys(("query_by_weights", "key_by_weights"), query)

@@ -8,16 +8,8 @@ import numpy as np
 
 import manyheads.study as st
 from manyheads.errors import CertificateError
+from manyheads.theory.meanfield.incontext import head_particles as system
 from manyheads.theory.meanfield.incontext.gaussian_points import gaussian_points
-from manyheads.theory.meanfield.incontext.head_particles import (
-    PARAMETERS,
-    HeadParticles,
-    LabelledPrompts,
-    cross_entropy,
-    draw_labelled_prompts,
-    initial_variance,
-    train_head_particles,
-)
 
 OUTPUTS = ("averaged", "summed")
 
@@ -55,8 +47,8 @@ class HeadParticlesStudy(st.Study):
 
     def predict(self, key: jax.Array) -> st.Record:
         prompts = self._prompts()
-        variance = initial_variance(prompts)
-        points = [gaussian_points(PARAMETERS, self.reference, np.random.default_rng(seed)) for seed in (0, 1)]
+        variance = system.initial_variance(prompts)
+        points = [gaussian_points(system.PARAMETERS, self.reference, np.random.default_rng(seed)) for seed in (0, 1)]
         pair = self._train(np.stack(points), prompts)
         error = float(np.sqrt(np.mean((pair[0] - pair[1]) ** 2)) / 2)  # of the mean of two
         threshold = float(np.sqrt(variance.mean() / self.heads[-1])) / 8
@@ -72,7 +64,7 @@ class HeadParticlesStudy(st.Study):
             "variance": ("prompt", variance, "variance of f at initialization"),
             "error": ((), error, "rms error of the reference"),
             "logit": (("step", "prompt"), logits, "logit of the reference"),
-            "loss": ("step", np.asarray(cross_entropy(jnp.asarray(logits), prompts.answer)), "loss", "nat"),
+            "loss": ("step", np.asarray(system.cross_entropy(jnp.asarray(logits), prompts.answer)), "loss", "nat"),
             "step": ("step", np.arange(self.steps + 1), "updates"),
             "heads": ("heads", list(self.heads), "heads H"),
         }
@@ -80,9 +72,9 @@ class HeadParticlesStudy(st.Study):
     def train(self, key: jax.Array, output: str, heads: int) -> st.Record:
         prompts, seeds = self._prompts(), np.asarray(jax.random.key_data(key)).ravel().tolist()
         rng = np.random.default_rng([*seeds, heads, int(output == "summed")])
-        points = rng.standard_normal((self.drawn // heads, heads, PARAMETERS))
+        points = rng.standard_normal((self.drawn // heads, heads, system.PARAMETERS))
         logits = self._train(points, prompts, output == "summed")
-        loss = np.asarray(cross_entropy(jnp.asarray(logits[:, -1]), prompts.answer))
+        loss = np.asarray(system.cross_entropy(jnp.asarray(logits[:, -1]), prompts.answer))
         return {
             "initial_square": ("prompt", (logits[:, 0] ** 2).mean(0), "mean square of the logit at initialization"),
             "mean": ("prompt", logits[:, -1].mean(0), "mean logit after training"),
@@ -148,12 +140,16 @@ class HeadParticlesStudy(st.Study):
             shows=("The bias of the loss",),
         )
 
-    def _prompts(self) -> LabelledPrompts:
-        return draw_labelled_prompts(np.random.default_rng(0), self.prompts, self.length)
+    def _prompts(self) -> system.LabelledPrompts:
+        return system.draw_labelled_prompts(np.random.default_rng(0), self.prompts, self.length)
 
-    def _train(self, points: np.ndarray, prompts: LabelledPrompts, summed: bool = False) -> np.ndarray:
+    def _train(self, points: np.ndarray, prompts: system.LabelledPrompts, summed: bool = False) -> np.ndarray:
         return np.asarray(
-            train_head_particles(
-                HeadParticles.of(points), prompts, learning_rate=self.learning_rate, steps=self.steps, summed=summed
+            system.train_head_particles(
+                system.HeadParticles.of(points),
+                prompts,
+                learning_rate=self.learning_rate,
+                steps=self.steps,
+                summed=summed,
             )
         )

@@ -7,18 +7,11 @@ import numpy as np
 
 import manyheads.study as st
 from manyheads.errors import CertificateError
+from manyheads.theory.meanfield.incontext import prompt_training as system
 from manyheads.theory.meanfield.incontext.crossings import first_crossing, half_times, plateau_level
 from manyheads.theory.meanfield.incontext.gaussian_points import gaussian_points
 from manyheads.theory.meanfield.incontext.particles import particle_flow
 from manyheads.theory.meanfield.incontext.prompt_length import length_coefficient
-from manyheads.theory.meanfield.incontext.prompt_training import (
-    ACTIVATION,
-    draw_prompts,
-    joint_flow,
-    missed_growth_rates,
-    saddle_start,
-    train_on_prompts,
-)
 from manyheads.theory.meanfield.incontext.task import FeatureTask, ridge_task
 from manyheads.theory.papers import KIM
 
@@ -73,13 +66,13 @@ class PromptTraining(st.Study):
         flows, limits, rates = [], [], []
         for seed in (0, 1):
             points = gaussian_points(self.dim, self.reference, np.random.default_rng(seed))
-            start = saddle_start(task, points / self.dim**0.5, FOREIGN, SIGNAL)
-            rates.append(missed_growth_rates(task, start))
-            flow = joint_flow(
+            start = system.saddle_start(task, points / self.dim**0.5, FOREIGN, SIGNAL)
+            rates.append(system.missed_growth_rates(task, start))
+            flow = system.joint_flow(
                 task, start, times, length=self.length, attention_speed=self.attention_speed, step=self.step
             )
             limit = particle_flow(
-                task, start[:2], times, activation=ACTIVATION, layers="both", length=self.length, step=self.step
+                task, start[:2], times, activation=system.ACTIVATION, layers="both", length=self.length, step=self.step
             )
             flows.append(flow)
             limits.append(limit.loss)
@@ -110,11 +103,11 @@ class PromptTraining(st.Study):
     def train(self, key: jax.Array) -> st.Record:
         rng, task = st.generator(key), self._task()
         inner = rng.standard_normal((self.width, self.dim)) / self.dim**0.5
-        start = saddle_start(task, inner, FOREIGN, SIGNAL)
-        found = train_on_prompts(
+        start = system.saddle_start(task, inner, FOREIGN, SIGNAL)
+        found = system.train_on_prompts(
             task,
             start,
-            draw_prompts(task, self.prompts, self.length, rng),
+            system.draw_prompts(task, self.prompts, self.length, rng),
             rng,
             length=self.length,
             attention_speed=self.attention_speed,

@@ -11,11 +11,7 @@ import jax
 import numpy as np
 
 import manyheads.study as st
-from manyheads.recovery.planted.boolean_logits import (
-    edgeworth_distance_to_normal,
-    lattice_distance_to_normal,
-    measure_gap,
-)
+from manyheads.recovery.planted import boolean_logits as logits
 from manyheads.recovery.planted.task import normal_matrix
 from manyheads.theory.papers import CHEN_LI
 
@@ -43,7 +39,7 @@ class BooleanTokens(st.Study):
         return st.grid(kind=KINDS, dim=self.dims)
 
     def predict(self, key: jax.Array) -> st.Record:
-        floor = [lattice_distance_to_normal(dim) for dim in self.dims]
+        floor = [logits.lattice_distance_to_normal(dim) for dim in self.dims]
         return {"floor": ("dim", floor, FIGURES["leading"]), "power": ("kind", [-0.5, -1.0, -1.0], "power of d")}
 
     def train(self, key: jax.Array, kind: str, dim: int) -> st.Record:
@@ -58,8 +54,12 @@ class BooleanTokens(st.Study):
         found = []
         for query in 2.0 * rng.integers(0, 2, (self.queries, dim)) - 1:
             weights = query @ theta
-            leading = lattice_distance_to_normal(dim) if kind == "lattice" else edgeworth_distance_to_normal(weights)
-            found.append((*measure_gap(weights, 1 / dim), leading))
+            leading = (
+                logits.lattice_distance_to_normal(dim)
+                if kind == "lattice"
+                else logits.edgeworth_distance_to_normal(weights)
+            )
+            found.append((*logits.measure_gap(weights, 1 / dim), leading))
         means = np.mean(found, axis=0)
         return {name: ((), float(value), FIGURES[name]) for name, value in zip(FIGURES, means, strict=True)}
 

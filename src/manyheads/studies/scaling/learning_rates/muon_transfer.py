@@ -9,16 +9,7 @@ import manyheads.study as st
 from manyheads.scaling.axes import LETTERS, Axis
 from manyheads.scaling.checks.transfer_check import ALLOWED_DECADES, final_losses
 from manyheads.scaling.trained.transformers import Recipe
-from manyheads.studies.scaling.shared.optimal_rates import (
-    BATCHES,
-    NAMES,
-    all_rates,
-    falls,
-    losses_picture,
-    plan_drift,
-    search_rates,
-    transfers,
-)
+from manyheads.studies.scaling.shared import optimal_rates as optima
 from manyheads.studies.scaling.shared.parametrizations import MUON_EPSILON, RECIPES, Plan, choose_sizes, task_of
 from manyheads.theory.papers import JORDAN
 from manyheads.transformer.shape import Shape
@@ -108,22 +99,22 @@ class MuonTransfer(st.Study):
         }
 
     def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
-        task = task_of(self.task, BATCHES[self.task])
+        task = task_of(self.task, optima.BATCHES[self.task])
         recipe = Recipe(self.steps, MUON_EPSILON, self.adam_learning_rate)
         network = self.plan().train_with(parametrization, **sizes)
-        rates = all_rates(self.lowest, self.ratio, self.points)
-        return search_rates(rates, self.points, lambda rates: final_losses(task, *network, recipe, rates, key))
+        rates = optima.all_rates(self.lowest, self.ratio, self.points)
+        return optima.search_rates(rates, self.points, lambda rates: final_losses(task, *network, recipe, rates, key))
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         plan = self.plan()
         for name, axis in plan.pairs():
-            power, who = DRIFTS.get((name, axis), 0.0), f"{NAMES[name]} parametrization"
-            figure = plan_drift(plan, trained, name, axis, power)
+            power, who = DRIFTS.get((name, axis), 0.0), f"{optima.NAMES[name]} parametrization"
+            figure = optima.plan_drift(plan, trained, name, axis, power)
             if power:
                 basis = f"what still counts as transfer; {-power * np.log10(8):.2f} decades are derived"
-                yield falls(who, axis, figure, ALLOWED_DECADES, basis)
+                yield optima.falls(who, axis, figure, ALLOWED_DECADES, basis)
             else:
-                yield transfers(who, axis, figure)
+                yield optima.transfers(who, axis, figure)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        yield losses_picture(self.plan(), trained)
+        yield optima.losses_picture(self.plan(), trained)

@@ -11,16 +11,7 @@ import manyheads.study as st
 from manyheads.scaling.checks.transfer_check import ALLOWED_DECADES, LAST, PIECE
 from manyheads.scaling.trained.transformers import Recipe
 from manyheads.scaling.trained.weight_decay import train_with_decay
-from manyheads.studies.scaling.shared.optimal_rates import (
-    DRIFTS,
-    EPSILON,
-    all_rates,
-    drift,
-    falls,
-    places_of,
-    search_rates,
-    transfers,
-)
+from manyheads.studies.scaling.shared import optimal_rates as optimal
 from manyheads.studies.scaling.shared.parametrizations import parametrization_of, task_of
 from manyheads.transformer.shape import Shape
 
@@ -110,8 +101,8 @@ class WeightDecay(st.Study):
         """Train a network for each learning rate, from the same start on the same batches, and find the optimum."""
         shape = Shape(self.base[0], heads, self.base[2])
         parametrization = parametrization_of("limits", Shape(*self.base), "adam")
-        task, recipe = task_of(self.task, self.batch), Recipe(self.steps, EPSILON)
-        grid = all_rates(self.lowest, self.ratio, self.points)
+        task, recipe = task_of(self.task, self.batch), Recipe(self.steps, optimal.EPSILON)
+        grid = optimal.all_rates(self.lowest, self.ratio, self.points)
         middle = (len(grid) - self.points) // 2 + (self.points - 1) // 2
         early, late = (np.full(len(grid), np.nan) for _ in range(2))
         last, one = max(1, self.steps // LAST), setting.startswith("one-rate")
@@ -120,7 +111,7 @@ class WeightDecay(st.Study):
         def train(learning_rates: np.ndarray) -> np.ndarray:
             share = total_decay / self.steps
             shares = share * (learning_rates / grid[middle] if self.scan == "decay" else np.ones(len(learning_rates)))
-            places, losses = places_of(learning_rates, grid), np.full(len(learning_rates), np.nan)
+            places, losses = optimal.places_of(learning_rates, grid), np.full(len(learning_rates), np.nan)
             for part in range(0, len(places), PIECE):  # one compiled program serves all grids
                 chosen = np.arange(part, part + PIECE).clip(max=len(places) - 1)
                 rates, coupled = learning_rates[chosen], setting == "table-coupled"
@@ -132,7 +123,7 @@ class WeightDecay(st.Study):
                 early[places[chosen]] = found.relative_updates[:, around].mean(1)
             return losses
 
-        return search_rates(grid, self.points, train) | {
+        return optimal.search_rates(grid, self.points, train) | {
             "early": ((), early[middle], f"relative update after 1/{EARLY} of the steps"),
             "late": ((), late[middle], "relative update at the end"),
         }
@@ -189,11 +180,11 @@ class WeightDecay(st.Study):
         """Claim that the optimum stays, or, under one rate without decay, that it falls."""
         optima, outcomes = (self._along(trained, name, setting, total) for name in ("optimal_learning_rate", "outcome"))
         who = _named(setting, total)
-        figure = drift(who, optima, "heads", -1.0 if setting.startswith("one-rate") else 0.0, outcomes)
+        figure = optimal.drift(who, optima, "heads", -1.0 if setting.startswith("one-rate") else 0.0, outcomes)
         if setting == "one-rate":
             basis = f"half way from {ALLOWED_DECADES:g} to a learning rate proportional to 1/H, 0.90 decades"
-            return falls(who, "heads", figure, DRIFTS, basis)
-        return transfers(who, "heads", figure, "refuted" if setting == "one-rate-decay" else "holds")
+            return optimal.falls(who, "heads", figure, optimal.DRIFTS, basis)
+        return optimal.transfers(who, "heads", figure, "refuted" if setting == "one-rate-decay" else "holds")
 
     def _updates(self, trained: st.Data, when: str, setting: str, total: float) -> st.Claim:
         """Claim the exponent of H in relative updates, at the middle of the first grid."""
