@@ -118,11 +118,7 @@ class Leakage(st.Study):
             "noise": ("noise", noises, "noise of the answers"),
             "heads": ("heads", list(self.numbers), "heads"),
             "limit": (("family", "noise"), least, "calls"),
-            "limit_by_heads": (
-                ("family", "heads"),
-                np.array(by_heads).T / (LENGTH * self.dim),
-                "calls in units of s^2 / e",
-            ),
+            "limit_by_heads": (("family", "heads"), least_by_heads, "calls in units of s^2 / e"),
         }
 
     def train(self, key: jax.Array, family: str, limit: str, size: float) -> st.Record:

@@ -178,8 +178,8 @@ class MuonCoordinates(st.Study):
         """Claim that a quantity grows by half of the power that is derived, at least."""
         quantity, place, power, because = BREAKS[name, axis]
         return st.Claim(
-            f"{scalings.MUON_LABELS[name]}: the update of {FOLLOWED[quantity]} after {self.checkpoints[place]} steps grows "
-            f"at least as {LETTERS[axis]}^{power / 2:g}",
+            f"{scalings.MUON_LABELS[name]}: the update of {FOLLOWED[quantity]} after {self.checkpoints[place]} steps "
+            f"grows at least as {LETTERS[axis]}^{power / 2:g}",
             self.exponent(trained, name, axis, quantity, place),
             st.above(power / 2),
             f"half of the power that is derived, {power:g}: {because}",
