@@ -161,25 +161,18 @@ class PlantedLags(st.Study):
             shows=("The fit finds",),
         )
         weight, bits = last["importance"], last["information"]
-        yield st.lines(
-            f"Weight of preceding characters, {self.sizes[-1]:,} samples",
-            "lag",
-            "relative to the largest",
-            {
-                "weight of the fit": weight / weight.max("lag").clip(1e-300),
-                "mutual information": bits / bits.max("lag"),
-            },
-            note="The text's own next character: weights of the fit, and mutual information lag by lag.",
-        )
+        shares = {"weight of the fit": weight / weight.max("lag").clip(1e-300)}
+        shares["mutual information"] = bits / bits.max("lag")
+        title = f"Weight of preceding characters, {self.sizes[-1]:,} samples"
+        note = "The text's own next character: weights of the fit, and mutual information lag by lag."
+        yield st.lines(title, "lag", "relative to the largest", shares, note=note)
         loss = trained["loss"].mean("replicate")
-        yield st.table(
-            "Squared error on held-out text, next character",
-            (
-                {"samples": f"{size:,}"} | {name: f"{float(loss.sel(samples=size, model=name)):.4f}" for name in LOSSES}
-                for size in self.sizes
-            ),
-            "Half the mean squared distance from what came. A detector of lags, no language model.",
+        rows = (
+            {"samples": f"{size:,}"} | {name: f"{float(loss.sel(samples=size, model=name)):.4f}" for name in LOSSES}
+            for size in self.sizes
         )
+        note = "Half the mean squared distance from what came. A detector of lags, no language model."
+        yield st.table("Squared error on held-out text, next character", rows, note)
 
     def inputs(self) -> dict[str, str]:
         """Return the digest of the text.

@@ -140,28 +140,20 @@ class StageTwo(st.Study):
         )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        yield st.lines(
-            "Smallest loss of a run",
-            "length",
-            setups.EXCESS_AXIS,
-            {label: trained["excess"].sel(descent=method).min("progress") for method, label in METHODS.items()},
-            {label: theory["excess"].sel(descent=method).min("progress") for method, label in METHODS.items()},
-            log="xy",
-            note="Raw iterates. Dashed: the signal system with noise, and noiseless descent with the penalty.",
-            shows=("With the penalty the smallest",),
-        )
+        lowest = (data["excess"].min("progress") for data in (trained, theory))
+        found, law = ({label: data.sel(descent=method) for method, label in METHODS.items()} for data in lowest)
+        note = "Raw iterates. Dashed: the signal system with noise, and noiseless descent with the penalty."
+        title, shows = "Smallest loss of a run", ("With the penalty the smallest",)
+        yield st.lines(title, "length", setups.EXCESS_AXIS, found, law, log="xy", note=note, shows=shows)
 
     def _predict(self, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the predicted loss and signal of the values of both methods, (2, records) each."""
         task, steps, every = self._task(length), self._steps(), self._steps() // RECORDS
         path = setups.predict_signals(task, self._settings(task, "plain"), np.arange(0, steps + 1, every), (INIT, INIT))
-        penalty = setups.noiseless_descent(
-            task, setups.partial_solution(task, INIT), self._settings(task, "penalty"), steps
-        )
-        return (
-            np.stack([setups.excess_with_noise(task, path), penalty.excess[::every]]),
-            np.stack([path.value_signal, penalty.value_signal[::every]]),
-        )
+        init, settings = setups.partial_solution(task, INIT), self._settings(task, "penalty")
+        penalty = setups.noiseless_descent(task, init, settings, steps)
+        losses = np.stack([setups.excess_with_noise(task, path), penalty.excess[::every]])
+        return losses, np.stack([path.value_signal, penalty.value_signal[::every]])
 
     def _task(self, length: int) -> BigramTask:
         rng = np.random.default_rng(self.weight_seed)

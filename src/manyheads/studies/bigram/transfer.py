@@ -29,12 +29,7 @@ class TransferCost(st.Study):
     revision = 2
 
     correlations: tuple[float, ...] = st.sweep(
-        (1.0, 0.7, 0.5, 0.35, 0.25),
-        "correlations rho with the new task",
-        above=0,
-        most=1,
-        falling=True,
-        small=(1.0, 0.7),
+        (1, 0.7, 0.5, 0.35, 0.25), "correlations rho with the new task", above=0, most=1, falling=True, small=(1, 0.7)
     )
     lengths: tuple[int, ...] = st.sweep(
         (250, 2000, 16_000), "context lengths T", small=(20, 40), full=(250, 1000, 4000, 16_000, 64_000)
@@ -125,19 +120,14 @@ class TransferCost(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         rho, constant, screening = trained["correlation"], theory["constant"], theory["screening"]
+        title, what = "Samples until all positions are right", "samples until all positions rank first [samples]"
+        found = {f"{length:,} tokens": trained["samples"].sel(length=length) for length in self.lengths}
+        law = {f"{length:,} tokens": constant.sel(length=length) / rho**2 for length in self.lengths}
+        note = "Bands: replicates. Dashed: C/rho^2 with C from the task, no fitted constant."
+        yield st.lines(title, "correlation", what, found, law, log="xy", note=note, shows=("inverse square",))
+        last, title = trained.isel(length=-1), f"a pilot of {self.pilot:,} samples, {self.lengths[-1]:,} tokens"
         yield st.lines(
-            "Samples until all positions are right",
-            "correlation",
-            "samples until all positions rank first [samples]",
-            {f"{length:,} tokens": trained["samples"].sel(length=length) for length in self.lengths},
-            {f"{length:,} tokens": constant.sel(length=length) / rho**2 for length in self.lengths},
-            log="xy",
-            note="Bands: replicates. Dashed: C/rho^2 with C from the task, no fitted constant.",
-            shows=("inverse square",),
-        )
-        last = trained.isel(length=-1)
-        yield st.lines(
-            f"Estimate of a pilot of {self.pilot:,} samples, {self.lengths[-1]:,} tokens",
+            f"Estimate of {title}",
             "correlation",
             "estimated correlation",
             {"positions picked by the pilot": last["estimate"], "right positions": last["screened"]},
@@ -145,20 +135,17 @@ class TransferCost(st.Study):
             note="Bands: replicates. Grey: the true correlation.",
             shows=("A pilot estimates",),
         )
-        even = (constant / screening) ** 0.5
-        yield st.table(
-            "Pretrained matrix or screening",
-            (
-                {
-                    "tokens": f"{length:,}",
-                    "predicted C": f"{float(constant[place]):,.0f}",
-                    "predicted screening": f"{float(screening[place]):,.0f}",
-                    "break-even rho": f"{float(even[place]):.2f}",
-                }
-                for place, length in enumerate(self.lengths)
-            ),
-            "At the break-even correlation both predictions agree; below, that of screening is smaller.",
+        rows = (
+            {
+                "tokens": f"{length:,}",
+                "predicted C": f"{float(constant[place]):,.0f}",
+                "predicted screening": f"{float(screening[place]):,.0f}",
+                "break-even rho": f"{float((constant / screening)[place] ** 0.5):.2f}",
+            }
+            for place, length in enumerate(self.lengths)
         )
+        note = "At the break-even correlation both predictions agree; below, that of screening is smaller."
+        yield st.table("Pretrained matrix or screening", rows, note)
 
     def _test(self, rng: np.random.Generator, task: BigramTask, values: np.ndarray) -> list[tuple[float, float, float]]:
         """Return rho at the picked positions, at the right ones, and the largest score of every matrix on a pilot."""

@@ -80,16 +80,8 @@ class BigramTransformer(st.Study):
             model = eqx.tree_at(lambda tree: tree.weights, model, old.weights._replace(positional=fresh))
         probe = draw_probe(task, PROBE, for_probe)
         every = self.steps // RECORDS
-        done = train(
-            model,
-            cross_entropy,
-            source_of(task, self.batch),
-            _adam(self.learning_rate),
-            RECORDS * every,
-            for_batches,
-            every=every,
-            measure=lambda snapshot: measure(task, snapshot.model, probe),
-        )
+        run = source_of(task, self.batch), _adam(self.learning_rate), RECORDS * every, for_batches
+        done = train(model, cross_entropy, *run, every=every, measure=lambda seen: measure(task, seen.model, probe))
         excess, ranked = np.array([figures for _, figures in done.measured]).T  # (RECORDS + 1,)
         samples = np.arange(RECORDS + 1) * every * self.batch
         return {
@@ -175,25 +167,15 @@ class BigramTransformer(st.Study):
             ("excess", "Loss", ("Training from scratch has", "same transition halve")),
             ("ranked", "Ranking of the positions", ("ranks all positions first",)),
         ):
-            yield st.lines(
-                f"{title}, {self.lengths[-1]} tokens",
-                "progress",
-                trained[name].attrs["long_name"],
-                {label: last[name].sel(init=init) for init, label in INITS.items()},
-                note="Bands: replicates.",
-                shows=shows,
-            )
+            found = {label: last[name].sel(init=init) for init, label in INITS.items()}
+            title, what = f"{title}, {self.lengths[-1]} tokens", trained[name].attrs["long_name"]
+            yield st.lines(title, "progress", what, found, note="Bands: replicates.", shows=shows)
         level = half.sel(init="scratch").isel(length=0).median("replicate", keep_attrs=True)
-        yield st.lines(
-            "Samples to half of the loss",
-            "length",
-            "samples",
-            {label: half.sel(init=init) for init, label in INITS.items()},
-            {"linear attention, up to a factor": level * theory["growth"]},
-            log="xy",
-            note="Bands: replicates; a training that did not get there counts with its budget.",
-            shows=("plateau escape grow as",),
-        )
+        found = {label: half.sel(init=init) for init, label in INITS.items()}
+        law = {"linear attention, up to a factor": level * theory["growth"]}
+        note = "Bands: replicates; a training that did not get there counts with its budget."
+        title, shows = "Samples to half of the loss", ("plateau escape grow as",)
+        yield st.lines(title, "length", "samples", found, law, log="xy", note=note, shows=shows)
 
     @property
     def _shape(self) -> Shape:

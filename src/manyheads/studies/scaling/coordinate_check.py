@@ -107,11 +107,8 @@ class CoordinateCheckStudy(st.Study):
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         for name, axis in self.plan().pairs():
-            growths, who, letter = (
-                self.growths(trained, name, axis),
-                f"{scalings.LABELS[name]} parametrization",
-                LETTERS[axis],
-            )
+            growths, letter = self.growths(trained, name, axis), LETTERS[axis]
+            who = f"{scalings.LABELS[name]} parametrization"
             if name in scalings.CONSISTENT or (name == "mup" and axis != "depth"):
                 found = worst_of(growths)
                 yield st.Claim(

@@ -212,17 +212,9 @@ class Frequencies(st.Study):
                 values.sel(kind=list(kinds)).assign_coords(kind=range(len(kinds)))
                 for values in (trained[name].sel(training=training), predicted)
             )
-            yield st.lines(
-                f"{LABELS[name][0].capitalize()}, by {label}",
-                "kind",
-                LABELS[name][0],
-                {"measured": measured},
-                {"predicted": expected},
-                x_label=label,
-                x_ticks=kinds,
-                note="Bars range over replicates.",
-                shows=(shows,),
-            )
+            what, curves = LABELS[name][0], ({"measured": measured}, {"predicted": expected})
+            title, note = f"{what.capitalize()}, by {label}", "Bars range over replicates."
+            yield st.lines(title, "kind", what, *curves, x_label=label, x_ticks=kinds, note=note, shows=(shows,))
 
     def _drawn(self, uniform: bool) -> BigramTask:
         rng = np.random.default_rng(self.task)
