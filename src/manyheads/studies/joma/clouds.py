@@ -80,11 +80,10 @@ class Clouds(st.Study):
         away = (trained["path"] - theory["path"]).isel(time=slice(1, None))
         squares = (away**2).sum("coordinate").mean(("neuron", "time"))
         scatter = self.horizon / trained["samples"] * law["variance"].sum("coordinate").mean()
+        what = "root mean square distance from the flow"
         yield st.Claim(
             "The rms distance of SGD from the gradient flow of theorem 3 scales as n^(-1/2) with n samples",
-            st.exponent(
-                (squares**0.5).rename(None), "samples", "n", "root mean square distance from the flow", scatter**0.5
-            ),
+            st.exponent((squares**0.5).rename(None), "samples", "n", what, scatter**0.5),
             st.near(-0.5, 0.1),
             "linear noise; the next order is some hundredths of the distance of the shortest training",
         )
@@ -109,15 +108,9 @@ class Clouds(st.Study):
         def weights(data: xr.Dataset) -> dict[str, xr.DataArray]:
             return {f"weight {which + 1}": data["path"].isel(coordinate=which) for which in range(len(INIT))}
 
-        yield st.lines(
-            f"Weights of neurons trained on {self.samples[0]:,} samples",
-            "time",
-            "weight",
-            weights(trained.isel(samples=0)),
-            weights(theory),
-            over=("replicate", "neuron"),
-            note="Bands range over all neurons of all replicates; dashed, the flow of theorem 3.",
-        )
+        title, both = f"Weights of neurons trained on {self.samples[0]:,} samples", (trained.isel(samples=0), theory)
+        note = "Bands range over all neurons of all replicates; dashed, the flow of theorem 3."
+        yield st.lines(title, "time", "weight", *map(weights, both), over=("replicate", "neuron"), note=note)
 
     def _mixture(self) -> Mixture:
         return Mixture(np.asarray(MEANS), np.asarray(PROBABILITIES), np.asarray(GRADIENTS), self.std, OFFSET)

@@ -165,13 +165,10 @@ class Invariants(st.Study):
             )
         drifting = diagonal.sel(activation=DRIFTING, queries=1, drop=True).drop_vars("contexts")
         for attention in DIAGONAL:
+            drift = drifting["descent_drift"].sel(attention=attention).clip(1e-300)
             yield st.Claim(
                 f"The drift under gradient descent is proportional to the learning rate ({attention} attention)",
-                st.exponent(
-                    drifting["descent_drift"].sel(attention=attention).clip(1e-300),
-                    "learning_rate",
-                    "the learning rate",
-                ),
+                st.exponent(drift, "learning_rate", "the learning rate"),
                 st.near(theory["order"], 0.05),
                 "order one; the next order changes the slope by a multiple of the learning rate",
             )
@@ -232,8 +229,7 @@ class Invariants(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         softmax = trained.sel(attention="softmax", queries=1)
-        logit: dict[str, xr.DataArray] = {}
-        law: dict[str, xr.DataArray] = {}
+        logit, law = dict[str, xr.DataArray](), dict[str, xr.DataArray]()
         for contexts in (1, self.contexts):
             part = softmax.sel(contexts=contexts, activation=DRIFTING).isel(replicate=0)
             form = _relation(part["time"].values, *(part[name].values for name in STATES))
@@ -241,16 +237,10 @@ class Invariants(st.Study):
             for curves, values in ((logit, form.change), (law, form.fixed_mean)):
                 at = xr.DataArray(values[::every, token], {"time": part["time"][::every]}, dims="time")
                 curves[f"{contexts} context{'s' * (contexts > 1)}"] = at
-        yield st.lines(
-            f"Softmax attention, {DRIFTING}: change of one logit",
-            "time",
-            "change since the start",
-            logit,
-            law,
-            note="Token of the largest change, first replicate. Dashed: theorem 1 with the initial mean attention.",
-        )
-        forms = _forms(softmax)
-        rows = []
+        title = f"Softmax attention, {DRIFTING}: change of one logit"
+        note = "Token of the largest change, first replicate. Dashed: theorem 1 with the initial mean attention."
+        yield st.lines(title, "time", "change since the start", logit, law, note=note)
+        forms, rows = _forms(softmax), []
         for contexts, activation in itertools.product((1, self.contexts), self.activations):
             here = forms.sel(contexts=contexts, activation=activation)
             figures = {name: _extent(here.sel(figure=name).values) for name in FIGURES}

@@ -155,15 +155,14 @@ class NearlyOrthogonal(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         plain = trained.sel(frame="orthonormal", dimension=0)
-        law = self._law(trained) / _rms(plain["change"])
+        law = (self._law(trained) / _rms(plain["change"])).mean("replicate")
         random = trained.sel(frame="random", dimension=list(self.dimensions))
         error = _rms(random["drift"]) / _rms(random["change"])
         yield st.lines(
             "Error of theorem 1 for embeddings in random directions",
             "dimension",
             "error over the change of the logits",
-            {f"{name} attention": error.sel(attention=name) for name in ATTENTIONS},
-            {f"{name} attention": law.sel(attention=name).mean("replicate") for name in ATTENTIONS},
+            *({f"{name} attention": each.sel(attention=name) for name in ATTENTIONS} for each in (error, law)),
             log="xy",
             x_label="dimension of the embeddings",
             note="Root mean squares over tokens; bands range over replicates. Dashed: from the couplings of "
@@ -184,11 +183,9 @@ class NearlyOrthogonal(st.Study):
                 "relative error": f"{relative.mean():.3f} ({relative.min():.3f} to {relative.max():.3f})",
             }
 
+        note = "Absolute cosines. Relative error: root mean square over tokens, over that of the changes of the logits"
         yield st.table(
-            "Error of theorem 1 by embeddings",
-            map(row, self.cells()),
-            "Absolute cosines. Relative error: root mean square over tokens, over that of the changes of the logits; "
-            "mean and range over replicates.",
+            "Error of theorem 1 by embeddings", map(row, self.cells()), f"{note}; mean, range over replicates."
         )
 
     def _law(self, trained: st.Data) -> xr.DataArray:

@@ -22,6 +22,17 @@ SCORES = {
     "permuted": "latents of another label",
     "other_layers": "other layers, trained",
 }
+CLAIMS = {  # the control, and whether the claim holds
+    "Training raises the correlation of neurons of the {ordinal} layer with latents of level {level}": (
+        ("untrained", "refuted")
+    ),
+    "Training on the labels, not on random ones, raises the correlation with level {level}": ("shuffled", "refuted"),
+    "Before training the correlation with level {level} is the same to a tenth": ("untrained", "holds"),
+    "The correlation with latents of level {level} exceeds that with the latents of another label": (
+        ("permuted", "holds")
+    ),
+    "The {ordinal} layer correlates with level {level} more than the other layers do": ("other_layers", "refuted"),
+}
 LAYERS = ("first", "second")
 RISE = 0.1  # the smallest difference that a table of two digits with standard deviations up to 0.05 can show
 
@@ -83,39 +94,11 @@ class Neurons(st.Study):
             bounds=(0.0, 1.0),
             resolution=1 / (self.labels * len(self.lower)),
         )
-        implied = (
-            st.above(rise),
-            ("a table of two digits with standard deviations up to 0.05 shows differences from a tenth on"),
-        )
+        shown = "a table of two digits with standard deviations up to 0.05 shows differences from a tenth on"
         equal = st.near(0, rise), "the smallest difference that the table can show, either way"
         above = st.above(0), "an inequality, replicate by replicate: both are maxima over the same neurons"
-        for control, expected, region, text in (
-            (
-                "untrained",
-                "refuted",
-                implied,
-                "Training raises the correlation of neurons of the {ordinal} layer with latents of level {level}",
-            ),
-            (
-                "shuffled",
-                "refuted",
-                implied,
-                "Training on the labels, not on random ones, raises the correlation with level {level}",
-            ),
-            ("untrained", "holds", equal, "Before training the correlation with level {level} is the same to a tenth"),
-            (
-                "permuted",
-                "holds",
-                above,
-                "The correlation with latents of level {level} exceeds that with the latents of another label",
-            ),
-            (
-                "other_layers",
-                "refuted",
-                implied,
-                "The {ordinal} layer correlates with level {level} more than the other layers do",
-            ),
-        ):
+        for text, (control, expected) in CLAIMS.items():
+            region = above if control == "permuted" else equal if expected == "holds" else (st.above(rise), shown)
             for level in (1,) if control == "other_layers" else (0, 1):
                 yield st.Claim(
                     text.format(ordinal=LAYERS[level], level=level),
@@ -143,14 +126,12 @@ class Neurons(st.Study):
                 shows=(f"Training raises the correlation of neurons of the {ordinal} layer",),
                 x_ticks=ticks,
             )
+            columns = {"accuracy": "accuracy"} | SCORES
             yield st.table(
                 f"Correlation of latents of level {level} with their best neuron",
                 [
                     {"latents and share that is kept": tick}
-                    | {
-                        label: _mean_and_std(part[name].isel(place=place))
-                        for name, label in ({"accuracy": "accuracy"} | SCORES).items()
-                    }
+                    | {label: _mean_and_std(part[name].isel(place=place)) for name, label in columns.items()}
                     for place, tick in enumerate(ticks)
                 ],
                 f"Layer {level} of {self.layers}, {4 * self.width} neurons; mean and standard deviation over "

@@ -146,14 +146,10 @@ class ScanAndSnap(st.Study):
             "final gain over that of the law",
             "refuted",
         )
+        early = error.sel(progress=list(EARLY), method="nearest").mean("ratio")
         yield st.Claim(
             "The relative error of the gain law scales as the square of the progress tau",
-            st.exponent(
-                error.sel(progress=list(EARLY), method="nearest").mean("ratio"),
-                "progress",
-                "tau",
-                "relative error of the gain law",
-            ),
+            st.exponent(early, "progress", "tau", "relative error of the gain law"),
             st.near(2, 0.15),
             f"the next order is of relative size tau^2/10 and less up to tau = {EARLY[-1]}",
         )
@@ -182,24 +178,14 @@ class ScanAndSnap(st.Study):
             f"{float(path[-1] / path.max()):.2f} on the reduced trajectory.",
             shows=("stops growing",),
         )
-        yield st.lines(
-            "Reduced trajectory with and without the assumption of the gain law",
-            "progress",
-            "gap between distinct tokens",
-            {},
-            {"decoder by the flow": theory["reference_gap"], "decoder in the direction of f": theory["aligned_gap"]},
-            log="x",
-            note="A fixed profile; the gain law assumes a decoder in the direction of f.",
-        )
-        yield st.lines(
-            "Growth of the relative gain over the gain law",
-            "progress",
-            "growth of the gain over that of the law",
-            {label: part["growth"] / part["law"] for label, part in by_ratio.items()},
-            log="x",
-            note="Bands range over replicates; the law is at one.",
-            shows=("The relative gain follows",),
-        )
+        title, gap = "Reduced trajectory with and without the assumption of the gain law", "gap between distinct tokens"
+        gaps = {"decoder by the flow": theory["reference_gap"], "decoder in the direction of f": theory["aligned_gap"]}
+        note = "A fixed profile; the gain law assumes a decoder in the direction of f."
+        yield st.lines(title, "progress", gap, {}, gaps, log="x", note=note)
+        title, what = "Growth of the relative gain over the gain law", "growth of the gain over that of the law"
+        gains = {label: part["growth"] / part["law"] for label, part in by_ratio.items()}
+        note, shows = "Bands range over replicates; the law is at one.", ("The relative gain follows",)
+        yield st.lines(title, "progress", what, gains, log="x", note=note, shows=shows)
 
     def _progress(self) -> np.ndarray:
         fixed = np.array([0.0, *EARLY, 3.0, self.reach / 2, self.reach])

@@ -97,20 +97,10 @@ class Winners(st.Study):
             *equality,
             "largest distance of weights",
         )
-        yield st.Claim(
-            "Under exp attention erf(v/sqrt 2)/Delta is the same for all tokens",
-            _spread(exp["gain"], last).max(),
-            *equality,
-            spread,
-        )
-        yield st.Claim(
-            "Under exp attention erf(v/2)/Delta is the same for all tokens",
-            _spread(exp["gain"], last, 0.5),
-            *no_constant,
-            spread,
-            "refuted",
-            resolution=EXACT,
-        )
+        text = "Under exp attention {} is the same for all tokens".format
+        yield st.Claim(text("erf(v/sqrt 2)/Delta"), _spread(exp["gain"], last).max(), *equality, spread)
+        found = _spread(exp["gain"], last, 0.5)
+        yield st.Claim(text("erf(v/2)/Delta"), found, *no_constant, spread, "refuted", resolution=EXACT)
         reaching = np.array([theorem.reaching_time(gain, self.level) for gain in exp["gain"].values])
         yield st.Claim(
             f"The weight of the largest gain reaches {self.level:g} at the time of the erf law",
@@ -164,14 +154,9 @@ class Winners(st.Study):
             resolution=EXACT,
             bounds=(0.0, 1.0),
         )
-        yield st.Claim(
-            "Under softmax attention with one context erf(v/sqrt 2)/Delta is the same for all tokens",
-            _spread(softmax["gain"], softmax["end"]),
-            *no_constant,
-            spread,
-            "refuted",
-            resolution=EXACT,
-        )
+        text = "Under softmax attention with one context erf(v/sqrt 2)/Delta is the same for all tokens"
+        found = _spread(softmax["gain"], softmax["end"])
+        yield st.Claim(text, found, *no_constant, spread, "refuted", resolution=EXACT)
         yield st.Claim(
             "Under softmax attention with one context the token of the largest gain has the largest weight",
             (abs(_winner(softmax, "end")) / self.level).min(),
@@ -188,16 +173,10 @@ class Winners(st.Study):
             order = np.argsort(-np.abs(gain))
             tokens = order[np.unique(np.linspace(0, len(order) - 1, 4).astype(int))].tolist()
             law = self._law(part, "linear" if kind == "linear" else "exp")
-            yield st.lines(
-                f"{kind} attention: weights of four tokens",
-                "time",
-                "token weight v",
-                {f"gain {gain[token]:+.2f}": part["weights"].isel(token=token) for token in tokens},
-                {f"gain {gain[token]:+.2f}": law.isel(token=token) for token in tokens},
-                x_label="time over the blow-up time of exp attention",
-                note=f"First replicate. Dashed: {'sinh(gain t)' if kind == 'linear' else 'erf law of exp attention'}.",
-                shows=(words,),
-            )
+            both = [{f"gain {gain[k]:+.2f}": each.isel(token=k) for k in tokens} for each in (part["weights"], law)]
+            note = f"First replicate. Dashed: {'sinh(gain t)' if kind == 'linear' else 'erf law of exp attention'}."
+            title, x_label = f"{kind} attention: weights of four tokens", "time over the blow-up time of exp attention"
+            yield st.lines(title, "time", "token weight v", *both, x_label=x_label, note=note, shows=(words,))
 
     def _law(self, part: st.Data, kind: str) -> xr.DataArray:
         """Return the token weights that the gains predict, before the blow-up."""

@@ -107,9 +107,7 @@ class HierarchicalPrior(st.Study):
         own = theory["own_time"] + 0 * theory["shared_time"]
         yield st.Claim(
             "In a layer a pattern that c labels share is won after a time that scales as 1/c",
-            st.exponent(
-                layer["shared_time"].rename("shared pattern"), "shared", what=time, predicted=theory["shared_time"]
-            ),
+            st.exponent(layer["shared_time"].rename("shared pattern"), "shared", "", time, theory["shared_time"]),
             st.near(-1, 0.1),
             "gains are probabilities; finite steps of SGD and contexts that are sampled leave a few percent",
             "exponent of the time in c",
@@ -151,14 +149,13 @@ class HierarchicalPrior(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         transformers = trained.sel(shared=0)
-        yield st.lines(
+        title, note = (
             "Accuracy of a transformer over that of Bayes' rule",
-            "step",
-            "share of what Bayes' rule reaches",
-            {words: _share(transformers.sel(system=prior)) for prior, words in PRIORS.items()},
-            note="New sequences. Bands range over replicates.",
-            shows=("A transformer learns labels",),
+            "New sequences. Bands range over replicates.",
         )
+        shares = {words: _share(transformers.sel(system=prior)) for prior, words in PRIORS.items()}
+        what, shows = "share of what Bayes' rule reaches", ("A transformer learns labels",)
+        yield st.lines(title, "step", what, shares, note=note, shows=shows)
 
 
 @eqx.filter_jit

@@ -175,36 +175,29 @@ class ShuffledLabels(st.Study):
         note = "Bands range over replicates."
         accuracy = {f"{kind} labels": trained["accuracy"].sel(labels=kind) for kind in LABELS}
         yield st.lines("Accuracy on the images", "step", "accuracy", accuracy, note=note, shows=("Real labels are",))
+        times = {f"{kind} labels": _by_quarter(trained["time"].sel(labels=kind), theory["margin"]) for kind in LABELS}
         yield st.lines(
             "Updates until an image is learned, by its margin under the class means",
             "quarter",
             "updates classified wrongly",
-            {f"{kind} labels": _by_quarter(trained["time"].sel(labels=kind), theory["margin"]) for kind in LABELS},
+            times,
             x_label="images, a quarter each",
             note=note,
             shows=("large margin under the class means are learned first",),
             x_ticks=GROUPS,
         )
-        for name, label, level, claim in (
-            ("entropy", "attention entropy [nat]", "uniform", "of the bottom layer drops"),
-            ("lower_rank", RANKS["lower_rank"], "random_rank", "Shuffled labels end"),
-            ("upper_rank", RANKS["upper_rank"], "random_rank", "half the stable rank of the upper"),
+        for name, label, level, words, claim in (
+            ("entropy", "attention entropy [nat]", "uniform", "uniform attention", "of the bottom layer drops"),
+            ("lower_rank", RANKS["lower_rank"], "random_rank", "random matrix", "Shuffled labels end"),
+            ("upper_rank", RANKS["upper_rank"], "random_rank", "random matrix", "half the stable rank of the upper"),
         ):
             layers = {
                 f"{kind}, layer {layer}": trained[name].sel(labels=kind, layer=layer)
                 for kind in LABELS
                 for layer in range(self.depth)
             }
-            flat = theory[level] + 0.0 * trained["step"]
-            yield st.lines(
-                label[0].upper() + label[1:],
-                "step",
-                label,
-                layers,
-                reference={"uniform attention" if name == "entropy" else "random matrix": flat},
-                note=note,
-                shows=(claim,),
-            )
+            title, flat = label[0].upper() + label[1:], {words: theory[level] + 0.0 * trained["step"]}
+            yield st.lines(title, "step", label, layers, reference=flat, note=note, shows=(claim,))
 
 
 def _reach(part: st.Data) -> xr.DataArray:
