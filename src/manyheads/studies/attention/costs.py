@@ -151,33 +151,19 @@ class Costs(st.Study):
         )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        yield st.lines(
-            "FLOPs of a forward pass",
-            "length",
-            "matrix-multiply FLOPs",
-            {model: trained["flops"].sel(model=model) for model in MODELS},
-            {model: theory["flops"].sel(model=model) for model in MODELS},
-            log="xy",
-            note="Solid: counted on the program that runs. Dashed, on top: closed form. A multiply-add counts two.",
-            shows=("The closed forms give",),
+        closed, *found = (
+            {model: values.sel(model=model) for model in MODELS}
+            for values in (theory["flops"], trained["flops"], trained["chain"], 1e3 * trained["seconds"])
         )
-        yield st.lines(
-            "Sequential depth",
-            "length",
-            "longest chain [matrix products]",
-            {model: trained["chain"].sel(model=model) for model in MODELS},
-            log="xy",
-            note="Longest chain of matrix products of which each needs the one before it.",
-            shows=("The sequential depth",),
-        )
-        yield st.lines(
-            "Measured time of a forward pass",
-            "length",
-            "time [ms]",
-            {model: 1e3 * trained["seconds"].sel(model=model) for model in MODELS},
-            log="xy",
-            note="One thread a process, smallest of several calls; bands range over replicates.",
-        )
+        counted = "Solid: counted on the program that runs. Dashed, on top: closed form. A multiply-add counts two."
+        chain = "Longest chain of matrix products of which each needs the one before it."
+        measured = "One thread a process, smallest of several calls; bands range over replicates."
+        forms, depth = ("The closed forms give",), ("The sequential depth",)
+        labels = "FLOPs of a forward pass", "length", "matrix-multiply FLOPs"
+        yield st.lines(*labels, found[0], closed, log="xy", note=counted, shows=forms)
+        labels = "Sequential depth", "length", "longest chain [matrix products]"
+        yield st.lines(*labels, found[1], log="xy", note=chain, shows=depth)
+        yield st.lines("Measured time of a forward pass", "length", "time [ms]", found[2], log="xy", note=measured)
         edge = float(theory["crossover"])
         core, rest = (1e3 * trained[f"{half}_seconds"].sel(model="transformer") for half in ("core", "rest"))
         extent = [min(core.min(), rest.min()), max(core.max(), rest.max())]

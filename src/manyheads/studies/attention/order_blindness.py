@@ -74,9 +74,8 @@ class OrderBlindness(st.Study):
 
     def check(self) -> None:
         if self._steps(min(self.lengths)) < SEGMENTS:
-            raise st.UsageError(
-                f"steps_per_token={self.steps_per_token}: expected {SEGMENTS} steps or more at the shortest length"
-            )
+            wanted = f"expected {SEGMENTS} steps or more at the shortest length"
+            raise st.UsageError(f"steps_per_token={self.steps_per_token}: {wanted}")
 
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(model=MODELS, length=self.lengths)
@@ -159,23 +158,18 @@ class OrderBlindness(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         by_lag = trained["accuracy_by_lag"].isel(length=-1)
-        yield st.lines(
-            "Recall of the symbol after the marker",
-            "length",
-            "accuracy on fresh sequences",
-            {model: trained["accuracy"].sel(model=model) for model in MODELS},
-            {"best without order": theory["ceiling"]},
-            note="Bands range over replicates. Dashed: best accuracy of an order-blind network, exact.",
-            shows=("recalls the symbol",),
+        found, by_distance = (
+            {model: each.sel(model=model) for model in MODELS} for each in (trained["accuracy"], by_lag)
         )
-        yield st.lines(
+        labels = "Recall of the symbol after the marker", "length", "accuracy on fresh sequences"
+        note = "Bands range over replicates. Dashed: best accuracy of an order-blind network, exact."
+        law = {"best without order": theory["ceiling"]}
+        yield st.lines(*labels, found, law, note=note, shows=("recalls the symbol",))
+        title, note = (
             f"By distance from the answer to the end, {self.lengths[-1]} tokens",
-            "distance",
-            "accuracy on fresh sequences",
-            {model: by_lag.sel(model=model) for model in MODELS},
-            note="Bands range over replicates.",
-            shows=("recurrent network",),
+            "Bands range over replicates.",
         )
+        yield st.lines(title, "distance", labels[-1], by_distance, note=note, shows=("recurrent network",))
         size = self.lengths[0]
         first = trained.sel(model="transformer", length=size).isel(replicate=0)
         first = first.isel(token=slice(size), attending=slice(size))
@@ -216,10 +210,8 @@ class OrderBlindness(st.Study):
     def _model(self, kind: str, length: int, key: jax.Array) -> Any:
         if kind == "transformer":
             config = self._transformer(length)
-            scaling = standard_scaling(config.shape, config.inputs, config.mlp_ratio)
-            return initialize(config, scaling, key)
-        baseline = self._baseline(kind, length)
-        return (initialize_pooled if kind == "pooled" else initialize_recurrent)(baseline, key)
+            return initialize(config, standard_scaling(config.shape, config.inputs, config.mlp_ratio), key)
+        return (initialize_pooled if kind == "pooled" else initialize_recurrent)(self._baseline(kind, length), key)
 
 
 @lru_cache(maxsize=16)

@@ -71,9 +71,8 @@ class VanishingGradients(st.Study):
 
     def check(self) -> None:
         if 1.0 not in self.gains or self.layers[0] != 1:
-            raise st.UsageError(
-                f"gains={self.gains}, layers={self.layers}: give 1.0 among the gains, and layers from 1 up"
-            )
+            given = f"gains={self.gains}, layers={self.layers}"
+            raise st.UsageError(f"{given}: give 1.0 among the gains, and layers from 1 up")
 
     def cells(self) -> tuple[st.Cell, ...]:
         recurrent = st.grid(network=("recurrent",), gain=self.gains, layers=self.layers, length=(self.tokens,))
@@ -149,16 +148,9 @@ class VanishingGradients(st.Study):
                 {f"gain {gain:g}": data.sel(gain=gain, layers=layers) for gain in self.gains}
                 for data in (gradient, theory["gradient"])
             )
-            yield st.lines(
-                f"Recurrent network, {layers} layer{'s' * (layers > 1)} in the cell",
-                "token",
-                "squared gradient",
-                recurrent,
-                law,
-                log="y",
-                note="Bands: replicates. Dashed: mean-field theory.",
-                shows=(shows,),
-            )
+            title = f"Recurrent network, {layers} layer{'s' * (layers > 1)} in the cell"
+            note = "Bands: replicates. Dashed: mean-field theory."
+            yield st.lines(title, "token", "squared gradient", recurrent, law, log="y", note=note, shows=(shows,))
 
     def _theory(self, gain: float, layers: int) -> np.ndarray:
         """Return the squared gradient by each token, (T,)."""

@@ -129,7 +129,8 @@ class RealTextVariants(st.Study):
         for change, part in (("drops", "drop"), ("rebounds", "rise")):
             for matrix in ("lower", "upper"):
                 yield st.Claim(
-                    f"The stable rank of the {matrix} MLP matrix {change} in decoders and encoder, pre-norm and post-norm",
+                    f"The stable rank of the {matrix} MLP matrix {change} in decoders and encoder, pre-norm and "
+                    "post-norm",
                     self._mean_rank_change(theory, trained, f"{matrix}_rank", part),
                     st.above(0.02),
                     "an inequality; a fiftieth of the level of a random matrix, by choice. Mean over layers and four "

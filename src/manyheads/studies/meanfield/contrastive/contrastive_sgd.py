@@ -28,11 +28,11 @@ class ContrastiveSgd(st.Study):
     revision = 2
 
     dimensions: tuple[int, ...] = st.sweep(
-        (50, 100, 200, 400, 800, 1600, 3200),
+        tuple(50 * 2**at for at in range(7)),
         "dimensions n",
         least=8,
         small=(16, 32),
-        full=(50, 100, 200, 400, 800, 1600, 3200, 6400, 12_800),
+        full=tuple(50 * 2**at for at in range(9)),
     )
     horizon: float = st.setting(30.0, "end time in samples per dimension", above=0, small=3.0)
     records: int = st.setting(50, "times at which SGD and ODE are compared", least=1, small=3)
@@ -113,22 +113,15 @@ class ContrastiveSgd(st.Study):
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         first = trained["trajectory"].isel(replicate=0, run=0)
         small, large = (first.sel(dimension=size) for size in (self.dimensions[0], self.dimensions[-1]))
-        yield st.lines(
-            "Overlaps and squared norm: ODE and one run of SGD",
-            "time",
-            "overlaps Q1, Q2 and squared norm q",
-            {f"n = {self.dimensions[-1]}": large},
-            {"ODE": theory["trajectory"]},
-            {f"n = {self.dimensions[0]}": small},
-        )
-        logs = st.log(trained["dimension"])
-        yield st.lines(
+        curves = {f"n = {self.dimensions[-1]}": large}, {"ODE": theory["trajectory"]}
+        title, what = "Overlaps and squared norm: ODE and one run of SGD", "overlaps Q1, Q2 and squared norm q"
+        yield st.lines(title, "time", what, *curves, {f"n = {self.dimensions[0]}": small})
+        logs, escape, title = (
+            st.log(trained["dimension"]),
+            trained["escape"],
             "Time to find a feature from random weights",
-            "dimension",
-            f"median time [{UNIT}]",
-            {"SGD": trained["escape"]},
-            {"ln(n) / (2 rate)": theory["escape_slope"] * (logs - logs.mean()) + trained["escape"].mean()},
-            log="x",
-            note="Band: replicates. Dashed: the predicted slope, through the mean.",
-            shows=("From random weights",),
         )
+        law = {"ln(n) / (2 rate)": theory["escape_slope"] * (logs - logs.mean()) + escape.mean()}
+        what, note = f"median time [{UNIT}]", "Band: replicates. Dashed: the predicted slope, through the mean."
+        shows = ("From random weights",)
+        yield st.lines(title, "dimension", what, {"SGD": escape}, law, log="x", note=note, shows=shows)

@@ -186,16 +186,12 @@ class FeatureBasins(st.Study):
         edges, selected = theory["boundary"], trained["selected"].mean("replicate")
         names = {probability: f"kurtosis {1 / probability:g}" for probability in self.probabilities}
         step = xr.DataArray([0.0, 1.0], dims="angle")
-        yield st.lines(
-            f"Runs that learn feature 1: boundary at {float(edges[0]):.0f} to {float(edges[-1]):.0f} degrees by "
-            "kurtosis of feature 2",
-            "angle",
-            "share of runs",
-            {name: selected.sel(probability=at) for at, name in names.items()},
-            {name: step.assign_coords(angle=2 * [float(edges.sel(probability=at))]) for at, name in names.items()},
-            x_label="initial angle of (Q1, Q2) [degrees]",
-            note=f"SGD, n = {self.dimension}. Dashed: the boundary of the ODE.",
-        )
+        runs = {name: selected.sel(probability=at) for at, name in names.items()}
+        law = {name: step.assign_coords(angle=2 * [float(edges.sel(probability=at))]) for at, name in names.items()}
+        ends = f"{float(edges[0]):.0f} to {float(edges[-1]):.0f} degrees by kurtosis of feature 2"
+        title, label = f"Runs that learn feature 1: boundary at {ends}", "initial angle of (Q1, Q2) [degrees]"
+        note = f"SGD, n = {self.dimension}. Dashed: the boundary of the ODE."
+        yield st.lines(title, "angle", "share of runs", runs, law, x_label=label, note=note)
 
     def _phase_portrait(self, theory: st.Data) -> st.Lines:
         """Draw trajectories by the feature with the larger overlap at the end, and states by their stability."""

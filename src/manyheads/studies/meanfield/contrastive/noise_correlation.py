@@ -78,15 +78,12 @@ class NoiseCorrelation(st.Study):
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         (std, rate), (large, slow) = self.moderate, self.strong
-        moderate, strong = (
-            trained["cosine"].sel(noise=noise, learning_rate=step) for noise, step in (self.moderate, self.strong)
-        )
-        clean = trained["cosine"].sel(noise=0.0, learning_rate=rate, correlation=0.0)
+        regimes, cosine = (self.moderate, self.strong), trained["cosine"]
+        moderate, strong = (cosine.sel(noise=noise, learning_rate=step) for noise, step in regimes)
+        clean = cosine.sel(noise=0.0, learning_rate=rate, correlation=0.0)
         helped, hurt = (each.sel(correlation=-0.9) - each.sel(correlation=0.0) for each in (moderate, strong))
-        gain, loss = (
-            float(self._predicted(theory, *regime, -0.9) - self._predicted(theory, *regime, 0.0))
-            for regime in (self.moderate, self.strong)
-        )
+        both = ([self._predicted(theory, *regime, rho) for rho in (-0.9, 0.0)] for regime in regimes)
+        gain, loss = (float(one - other) for one, other in both)
         better = "Negatively correlated augmentation noise gives a larger cosine than independent noise"
         basis = "half the predicted effect: corrections of order 1/n cancel in the difference of paired runs"
         yield st.Claim(
@@ -124,26 +121,16 @@ class NoiseCorrelation(st.Study):
         std, rate = self.moderate
         rho = sorted(trained["correlation"].values.tolist())
         ode = xr.concat([self._predicted(theory, std, rate, each) for each in rho], "correlation")
-        yield st.lines(
-            f"Stationary cosine of weights and feature, noise {std:g}, learning rate {rate:g}",
-            "correlation",
-            "stationary cosine",
-            {f"SGD, n = {self.dimension}": trained["cosine"].sel(noise=std, learning_rate=rate, correlation=rho)},
-            {"ODE": ode.assign_coords(correlation=rho)},
-            x_label="correlation rho of the augmentation noise",
-            note="Band: replicates.",
-        )
+        found = {f"SGD, n = {self.dimension}": trained["cosine"].sel(noise=std, learning_rate=rate, correlation=rho)}
+        law, label = {"ODE": ode.assign_coords(correlation=rho)}, "correlation rho of the augmentation noise"
+        title = f"Stationary cosine of weights and feature, noise {std:g}, learning rate {rate:g}"
+        what, note = "stationary cosine", "Band: replicates."
+        yield st.lines(title, "correlation", what, found, law, x_label=label, note=note)
         benefit = theory["benefit"]
-        yield st.lines(
-            f"Gain by rho = -0.9 instead of 0: {float(benefit[-1]):.4f} at learning rate {rate:g}",
-            "learning_rate",
-            "gain in cosine",
-            {},
-            {"ODE": benefit},
-            {"square": benefit[-1] * (benefit["learning_rate"] / rate) ** 2},
-            log="xy" if (benefit > 0).all() else "x",
-            note="Grey: the law of the variance of a step, through the last point.",
-        )
+        curves = {"ODE": benefit}, {"square": benefit[-1] * (benefit["learning_rate"] / rate) ** 2}
+        title = f"Gain by rho = -0.9 instead of 0: {float(benefit[-1]):.4f} at learning rate {rate:g}"
+        log, note = "xy" if (benefit > 0).all() else "x", "Grey: the variance of a step, through the last point."
+        yield st.lines(title, "learning_rate", "gain in cosine", {}, *curves, log=log, note=note)
 
     def _predicted(self, theory: st.Data, noise: float, learning_rate: float, correlation: float) -> xr.DataArray:
         cell = st.Cell(noise=noise, learning_rate=learning_rate, correlation=correlation)

@@ -63,17 +63,8 @@ class SparsePenalty(st.Study):
     def predict(self, key: jax.Array) -> st.Record:
         """Return overlaps and squared norm of the particles; their random numbers are fixed, their error is small."""
         features, weights = draw_coordinates(self.particles, 1, np.random.default_rng(0))
-        path = simulate_particles(
-            ContrastiveTask(weight_decay=0.0),
-            weights[0],
-            features,
-            self.horizon,
-            jax.random.key(0),
-            sign_penalty,
-            self.steps,
-            self.records,
-            tolerance=DISCRETIZATION,
-        )
+        system = ContrastiveTask(weight_decay=0.0), weights[0], features, self.horizon, jax.random.key(0), sign_penalty
+        path = simulate_particles(*system, self.steps, self.records, tolerance=DISCRETIZATION)
         return {
             "trajectory": (("time", "order"), path.states[1:], "overlaps and squared norm"),
             "discrepancy": ((), path.discrepancy, "change with steps of twice the length"),
@@ -127,10 +118,9 @@ class SparsePenalty(st.Study):
         )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        yield st.lines(
+        title, what = (
             f"L1 penalty: particles and one run of SGD, n = {self.dimensions[-1]}",
-            "time",
-            "overlaps Q1, Q2 and squared norm q",
-            {"SGD": trained["trajectory"].isel(dimension=-1, replicate=0)},
-            {"particles": theory["trajectory"]},
+            "Q1, Q2 and squared norm q",
         )
+        run = {"SGD": trained["trajectory"].isel(dimension=-1, replicate=0)}
+        yield st.lines(title, "time", f"overlaps {what}", run, {"particles": theory["trajectory"]})

@@ -64,6 +64,7 @@ class FiniteSize(st.Study):
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         weak, strong = (trained["error"].sel(beta=beta) for beta in (self.weak, self.strong))
         response = theory["constant"] / trained["neurons"] ** 0.5
+        below, above = (self._sizes(below=which) for which in (True, False))
         law = "noise of independent bits has exponent -1/2; a tenth of it is allowed"
         yield st.Claim(
             f"At beta = {self.weak:g} overlaps deviate from the mean-field map by N^(-1/2)",
@@ -73,16 +74,14 @@ class FiniteSize(st.Study):
         )
         yield st.Claim(
             f"At beta = {self.strong:g} overlaps deviate by N^(-1/2) from N = {self.asymptotic:,} on",
-            st.exponent(
-                strong.sel(neurons=self._sizes(below=False)), "neurons", "N", predicted=response.sel(beta=self.strong)
-            ),
+            st.exponent(strong.sel(neurons=above), "neurons", "N", predicted=response.sel(beta=self.strong)),
             st.near(-0.5, SLOPE),
             law,
         )
         network = OneBitNetwork.published()
         yield st.Claim(
             f"At beta = {self.strong:g} overlaps deviate by N^(-1/2) already below N = {self.asymptotic:,}",
-            st.exponent(strong.sel(neurons=self._sizes(below=True)), "neurons", "N"),
+            st.exponent(strong.sel(neurons=below), "neurons", "N"),
             st.near(-0.5, SLOPE),
             f"{law}; attention multiplies noise, and gamma^2/M = {network.gain**2 / network.features:,.0f} neurons "
             "are needed",

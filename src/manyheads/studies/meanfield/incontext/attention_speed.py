@@ -84,11 +84,6 @@ class AttentionSpeed(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         first = trained.isel(replicate=0)
-        yield st.lines(
-            "Loss at finite attention speed r",
-            "moment",
-            "loss",
-            {f"r = {speed:g}": first["loss"].sel(speed=speed) for speed in self.speeds},
-            reference={"limit": first["limit"].isel(speed=0)},
-            note="One start.",
-        )
+        curves = {f"r = {speed:g}": first["loss"].sel(speed=speed) for speed in self.speeds}
+        limit, title = {"limit": first["limit"].isel(speed=0)}, "Loss at finite attention speed r"
+        yield st.lines(title, "moment", "loss", curves, reference=limit, note="One start.")

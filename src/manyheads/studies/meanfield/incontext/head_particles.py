@@ -128,28 +128,17 @@ class HeadParticlesStudy(st.Study):
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         heads = trained.sel(output="averaged")
         bias = abs((heads["loss_mean"] - theory["loss"].isel(step=-1, drop=True)).mean("replicate"))
-        sizes = heads["heads"] / self.heads[0]
-        yield st.lines(
-            "Loss of H averaged heads: fluctuation and bias",
-            "heads",
-            "deviation of the loss [nat]",
-            {"standard deviation over systems": heads["loss_spread"], "bias, absolute value": bias},
-            reference={"1/H": float(bias[0]) / sizes},
-            log="xy",
-            note=f"H times the bias: {', '.join(f'{each:.3g}' for each in (bias * heads['heads']).values)}.",
-            shows=("The bias of the loss",),
-        )
+        found = {"standard deviation over systems": heads["loss_spread"], "bias, absolute value": bias}
+        law = {"1/H": float(bias[0]) * self.heads[0] / heads["heads"]}
+        title, what = "Loss of H averaged heads: fluctuation and bias", "deviation of the loss [nat]"
+        note = f"H times the bias: {', '.join(f'{each:.3g}' for each in (bias * heads['heads']).values)}."
+        shows = ("The bias of the loss",)
+        yield st.lines(title, "heads", what, found, reference=law, log="xy", note=note, shows=shows)
 
     def _prompts(self) -> system.LabelledPrompts:
         return system.draw_labelled_prompts(np.random.default_rng(0), self.prompts, self.length)
 
     def _train(self, points: np.ndarray, prompts: system.LabelledPrompts, summed: bool = False) -> np.ndarray:
-        return np.asarray(
-            system.train_head_particles(
-                system.HeadParticles.of(points),
-                prompts,
-                learning_rate=self.learning_rate,
-                steps=self.steps,
-                summed=summed,
-            )
-        )
+        heads, rate = system.HeadParticles.of(points), self.learning_rate
+        logits = system.train_head_particles(heads, prompts, learning_rate=rate, steps=self.steps, summed=summed)
+        return np.asarray(logits)

@@ -130,27 +130,16 @@ class MLPWidth(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         for layers, widths in self._widths.items():
-            loss = trained["loss"].sel(layers=layers).isel(network=0)
+            loss, law = (data["loss"].sel(layers=layers) for data in (trained, theory))
             shown = dict.fromkeys((widths[0], widths[len(widths) // 2], widths[-1]))
-            yield st.lines(
-                f"Loss, {LAYERS[layers]} trained",
-                "share",
-                "loss",
-                {f"N = {width:,}": loss.sel(width=width) for width in shown},
-                reference={"limit": theory["loss"].sel(layers=layers)},
-                note="Bands: replicates. Two references of the limit differ by "
-                f"{float(theory['difference'].sel(layers=layers)):.1e} at most.",
-            )
+            losses = {f"N = {width:,}": loss.isel(network=0).sel(width=width) for width in shown}
+            apart, title = float(theory["difference"].sel(layers=layers)), f"Loss, {LAYERS[layers]} trained"
+            note = f"Bands: replicates. Two references of the limit differ by {apart:.1e} at most."
+            yield st.lines(title, "share", "loss", losses, reference={"limit": law}, note=note)
         found = self._errors(theory, trained)
-        yield st.lines(
-            "RMS error of the loss trajectory",
-            "width",
-            "RMS error of the loss",
-            {f"{label} trained": found[layers] for layers, label in LAYERS.items()},
-            log="xy",
-            note="Bands: replicates.",
-            shows=("both layers trained",),
-        )
+        errors = {f"{label} trained": found[layers] for layers, label in LAYERS.items()}
+        labels, shows = ("RMS error of the loss trajectory", "width", "RMS error of the loss"), ("both layers trained",)
+        yield st.lines(*labels, errors, log="xy", note="Bands: replicates.", shows=shows)
 
     def _errors(self, theory: st.Data, trained: st.Data) -> dict[str, xr.DataArray]:
         found = st.distance(trained["loss"], theory["loss"], over=("network", "share"))

@@ -103,15 +103,10 @@ class PromptLength(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         fixed, best = (theory[name] - theory["limit"] for name in ("loss", "best"))
-        yield st.lines(
-            "Exact excess over the loss of infinite prompts, and the rate of the paper's bound",
-            "length",
-            "loss minus that of infinite prompts",
-            {},
-            {"attention of infinite prompts": fixed, "attention optimized for n": best},
-            {"bound sqrt(log k / n), through the first point": theory["paper"] * float(fixed[0] / theory["paper"][0])},
-            log="xy",
-        )
+        exact, paper = {"attention of infinite prompts": fixed, "attention optimized for n": best}, theory["paper"]
+        bound = {"bound sqrt(log k / n), through the first point": paper * float(fixed[0] / paper[0])}
+        title = "Exact excess over the loss of infinite prompts, and the rate of the paper's bound"
+        yield st.lines(title, "length", "loss minus that of infinite prompts", {}, exact, bound, log="xy")
 
 
 def representation() -> tuple[FeatureTask, np.ndarray]:

@@ -68,14 +68,14 @@ class PromptTraining(st.Study):
             points = gaussian_points(self.dim, self.reference, np.random.default_rng(seed))
             start = system.saddle_start(task, points / self.dim**0.5, FOREIGN, SIGNAL)
             rates.append(system.missed_growth_rates(task, start))
-            flow = system.joint_flow(
-                task, start, times, length=self.length, attention_speed=self.attention_speed, step=self.step
+            flows.append(
+                system.joint_flow(
+                    task, start, times, length=self.length, attention_speed=self.attention_speed, step=self.step
+                )
             )
-            limit = particle_flow(
-                task, start[:2], times, activation=system.ACTIVATION, layers="both", length=self.length, step=self.step
-            )
-            flows.append(flow)
-            limits.append(limit.loss)
+            prompts = {"length": self.length, "step": self.step}
+            neurons = particle_flow(task, start[:2], times, activation=system.ACTIVATION, layers="both", **prompts)
+            limits.append(neurons.loss)
         first, second = (flow.loss for flow in flows)
         discrepancy = float(np.abs(first - second).max() / first[0])
         final = float(abs(first[-1] - second[-1]) / min(first[-1], second[-1]))
@@ -104,18 +104,9 @@ class PromptTraining(st.Study):
         rng, task = st.generator(key), self._task()
         inner = rng.standard_normal((self.width, self.dim)) / self.dim**0.5
         start = system.saddle_start(task, inner, FOREIGN, SIGNAL)
-        found = system.train_on_prompts(
-            task,
-            start,
-            system.draw_prompts(task, self.prompts, self.length, rng),
-            rng,
-            length=self.length,
-            attention_speed=self.attention_speed,
-            learning_rate=self.learning_rate,
-            batch=self.batch,
-            records=self.records,
-            record_every=self.record_every,
-        )
+        drawn = system.draw_prompts(task, self.prompts, self.length, rng)
+        names = "length", "attention_speed", "learning_rate", "batch", "records", "record_every"
+        found = system.train_on_prompts(task, start, drawn, rng, **{name: getattr(self, name) for name in names})
         return {
             "loss": ("time", found.loss, "loss over all tasks, prompts and queries"),
             "limit_loss": ("time", found.limit_loss, "loss of the same weights at infinite prompts"),

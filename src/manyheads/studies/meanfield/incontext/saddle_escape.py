@@ -117,26 +117,15 @@ class SaddleEscape(st.Study):
         levels = np.unique(theory["levels"].values)
         # Nothing happens after an escape.
         left = theory["loss"].where(theory["moment"] <= 1.15 * theory["time"] / escape_rate(FOREIGN**2))
-        yield st.lines(
-            f"Staircase of the loss: saddles at {', '.join(f'{level:g}' for level in levels)}",
-            "moment",
-            "loss",
-            {},
-            {f"eps = {size:g}": left.sel(size=size) for size in self.sizes},
-            {f"level {level:g}": level + 0 * left.isel(size=-1) for level in levels},
-            x_label="mean-field time",
-            note="Closed equations.",
-        )
-        yield st.lines(
-            "Escape time in units of g^2/kappa: ln(1/eps) + constant",
-            "size",
-            "escape time times the predicted rate",
-            {"particles": trained["time"]},
-            {"closed equations": theory["time"]},
-            log="x",
-            note="Band: replicates, each with a g of its own.",
-            shows=("The escape time grows",),
-        )
+        law = {f"eps = {size:g}": left.sel(size=size) for size in self.sizes}
+        known = {f"level {level:g}": level + 0 * left.isel(size=-1) for level in levels}
+        title = f"Staircase of the loss: saddles at {', '.join(f'{level:g}' for level in levels)}"
+        label, note = "mean-field time", "Closed equations."
+        yield st.lines(title, "moment", "loss", {}, law, known, x_label=label, note=note)
+        curves, title = ({"particles": trained["time"]}, {"closed equations": theory["time"]}), "ln(1/eps) + constant"
+        labels = f"Escape time in units of g^2/kappa: {title}", "size", "escape time times the predicted rate"
+        note, shows = "Band: replicates, each with a g of its own.", ("The escape time grows",)
+        yield st.lines(*labels, *curves, log="x", note=note, shows=shows)
 
     def _times(self) -> np.ndarray:
         return np.linspace(0.0, ESCAPES + 1.25 * np.log(1 / self.sizes[-1]), self.records) / escape_rate(FOREIGN**2)
@@ -155,9 +144,8 @@ def _slope_of(signal: jax.Array, foreign: jax.Array, length: jax.Array) -> jax.A
 
 def _growth(relative: float, foreign: float, length: int) -> float:
     """Return the growth rate of a missed target at a size in units of g, over that of infinite prompts at zero."""
-    return (
-        float(_slope_of(jnp.asarray(relative * foreign), jnp.asarray(foreign), jnp.asarray(float(length)))) * foreign**2
-    )
+    slope = _slope_of(*map(jnp.asarray, (relative * foreign, foreign, float(length))))
+    return float(slope) * foreign**2
 
 
 def _flat_radius(foreign: float, length: int) -> float:

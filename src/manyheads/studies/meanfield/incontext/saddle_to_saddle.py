@@ -82,15 +82,9 @@ class SaddleToSaddle(st.Study):
             theory, expected = None, np.full(task.dim, np.nan)
         slowest = task.optimum[-1] ** (-1 / 3) / task.spectrum[-1] ** 2
         last = 3 * slowest / std if theory is None else float(expected.max())
-        found = train_heads(
-            task,
-            heads,
-            second,
-            duration=1.5 * last + TAIL * slowest,
-            learning_rate=self.learning_rate,
-            batch=self.batch,
-            records=self.records,
-        )
+        duration, rate = 1.5 * last + TAIL * slowest, self.learning_rate
+        training = {"learning_rate": rate, "batch": self.batch, "records": self.records}
+        found = train_heads(task, heads, second, duration=duration, **training)
         learned = np.einsum("tdd->td", found.circuits) / task.optimum
         courses = np.full_like(learned, np.nan) if theory is None else theory.learned(found.times)
         loss = task.levels[0] + (-np.diff(task.levels) * (courses**2 - 2 * courses)).sum(1)  # of diagonal circuits
@@ -110,7 +104,7 @@ class SaddleToSaddle(st.Study):
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         smallest, dims, logs = self.stds[-1], len(self.eigenvalues), np.log(1 / np.asarray(self.stds))
         separate, merged = (trained.sel(attention=kind) for kind in KINDS)
-        width, optimum = theory["width"], theory["optimum"]
+        width, optimum, delay = theory["width"], theory["optimum"], separate["half"] - separate["expected"]
 
         # Root mean square errors of the loss over that of a staircase delayed by the widths of its drops.
         delayed = float((np.diff(theory["level"]) ** 2 * np.cumsum(width.values)).sum())
@@ -154,9 +148,7 @@ class SaddleToSaddle(st.Study):
         )
         yield st.Claim(
             "The first drop is when the scalar equation says (difference in widths of the drop, mean over std)",
-            ((separate["half"] - separate["expected"])[..., 0].mean("std", skipna=False) / width[0]).dropna(
-                "replicate"
-            ),
+            (delay[..., 0].mean("std", skipna=False) / width[0]).dropna("replicate"),
             st.near(0, 0.5),
             "the prediction is matched up to terms smaller than the width; half a width for steps of finite length, "
             "which delay a drop by learning rate x ln(1/std), and for the noise of the batch",
@@ -208,18 +200,12 @@ class SaddleToSaddle(st.Study):
         )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+        note = "Dashed: predicted from the same initial weights. Grey: d largest eigenvectors known."
         for kind in KINDS:
             part = trained.sel(attention=kind, std=self.stds[-1])
             drops = part["drops"].values.astype(int)
-            yield st.trajectories(
-                f"Loss with {kind} key-query weights, std {self.stds[-1]:g}: {drops.min()} to {drops.max()} drops",
-                part,
-                x="time",
-                y="loss",
-                predicted="theory",
-                levels=theory["level"],
-                note="Dashed: predicted from the same initial weights. Grey: d largest eigenvectors known.",
-            )
+            title = f"{kind} key-query weights, std {self.stds[-1]:g}: {drops.min()} to {drops.max()} drops"
+            yield st.trajectories(f"Loss with {title}", part, "time", "loss", "theory", theory["level"], note=note)
 
 
 def _plateau_gaps(theory: st.Data, part: st.Data) -> xr.DataArray:
