@@ -129,19 +129,11 @@ class Forecast(st.Study):
                 bounds=(0.0, 1.0),
                 resolution=1 / (self.checked_networks * len(self.richness)),
             )
+        required = "required; the fluctuation of a single network is the larger part of it"
+        small, as_there = f"mean of H={self.sizes[-1]}", f"as for the forecast; its bias is c/{self.sizes[-1]}"
         for name, what, basis, expected in (
-            (
-                "error",
-                "forecast of a loss curve",
-                "required; the fluctuation of a single network is the larger part of it",
-                "holds",
-            ),
-            (
-                "error_of_small",
-                f"mean of H={self.sizes[-1]}",
-                f"as for the forecast; its bias is c/{self.sizes[-1]}",
-                "refuted",
-            ),
+            ("error", "forecast of a loss curve", required, "holds"),
+            ("error_of_small", small, as_there, "refuted"),
         ):
             for richness in self.richness:
                 yield st.Claim(
@@ -171,13 +163,10 @@ class Forecast(st.Study):
 
         def plot(richness: float, case: int) -> tuple[st.Curve, ...]:
             found = trained.sel(richness=richness, heads=self.heads).isel(replicate=case)
-            values = (found[name].values.tolist() for name in ("trained", "forecast", "low", "high"))
-            loss, forecast, *ends = map(tuple, values)
+            loss, forecast, *ends = (tuple(found[name].values.tolist()) for name in list(CURVES)[:4])
             steps = tuple(map(float, range(self.steps)))
-            return (
-                st.Curve(steps, loss, f"trained, H={self.heads}"),
-                st.Curve(steps, forecast, "forecast with band", "predicted", 1, *ends),
-            )
+            band = st.Curve(steps, forecast, "forecast with band", "predicted", 1, *ends)
+            return st.Curve(steps, loss, f"trained, H={self.heads}"), band
 
         yield Multiples(
             "Loss curves and their forecasts",

@@ -177,14 +177,10 @@ class HeadDiversity(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         if not self._solved:
-            yield st.lines(
-                "Update of the attention logits",
-                "key_dim",
-                "root mean square",
-                {words: trained["update"].sel(logit_exponent=one).mean("network") for one, words in EXPONENTS.items()},
-                log="xy",
-                x_label="key dimension N",
-            )
+            moved = {one: trained["update"].sel(logit_exponent=one).mean("network") for one in EXPONENTS}
+            curves = {words: moved[one] for one, words in EXPONENTS.items()}
+            labels = "Update of the attention logits", "key_dim", "root mean square"
+            yield st.lines(*labels, curves, log="xy", x_label="key dimension N")
             return
         plots = {}
         for exponent, words in EXPONENTS.items():
@@ -195,12 +191,8 @@ class HeadDiversity(st.Study):
                     "limit": limit["below"],
                     "Gaussian of their variance": xr.DataArray(_beside_gaussian(found)[1], dims="level"),
                 }
-        yield densities(
-            "Logits of single heads after training",
-            "logit over its std before training",
-            plots,
-            "Heads, samples and pairs of tokens together; bands range over replicates and over draws of the limit.",
-        )
+        note = "Heads, samples and pairs of tokens together; bands range over replicates and over draws of the limit."
+        yield densities("Logits of single heads after training", "logit over its std before training", plots, note)
 
     def _solve(self, exponent: float, size: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         problem = self.problem()
@@ -229,11 +221,8 @@ class HeadDiversity(st.Study):
         shape = replace(base, key_dim=size)
         wanted = ("logits", "head_variance_start", "head_variance")
         found = measure_updates(task, parametrization, shape, Recipe(), learning_rate, (steps,), key, fields=wanted)
-        return {
-            "variance_start": found.head_variance_start[None],
-            "variance_end": found.head_variance,
-            "update": found.logits,
-        }
+        ends = {"variance_start": found.head_variance_start[None], "variance_end": found.head_variance}
+        return ends | {"update": found.logits}
 
     def _units(self, exponent: float, size: int) -> np.ndarray:
         """Exact std over heads of every logit in the first layer before training, (sample, token, token_too)."""

@@ -111,13 +111,11 @@ class InfiniteHeads(st.Study):
             "distance of the means",
         )
         needed = distances.samples_to_decide((first, heads), near, nearest, FASTER - 1)
+        fall = distances.distance_exponent((first, heads), near, nearest)
         yield st.Claim(
             f"{where}: from H={first} to {heads} the distance of the mean network from the limit falls as 1/H or "
             "faster",
-            (
-                *distances.distance_exponent((first, heads), near, nearest),
-                None if needed is None else -(-needed // self.networks),
-            ),
+            (*fall, None if needed is None else -(-needed // self.networks)),
             st.near(-1, (math.inf, FASTER)),
             "a quarter is the middle between the second order, 1/H, and H^(-1/2) of single networks",
             "exponent of H",
@@ -137,12 +135,9 @@ class InfiniteHeads(st.Study):
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         for exponent in self.logit_exponents:
             limit, found = (data["output"].sel(logit_exponent=exponent) for data in (theory, trained))
-            yield mean_field.first_output(
-                limit,
-                {f"H={heads}": found.sel(heads=heads) for heads in self.heads_counts},
-                "Means over networks; bands range over all of them. Dashed: the limit, all draws.",
-                f", {LOGITS[exponent]}",
-            )
+            networks = {f"H={heads}": found.sel(heads=heads) for heads in self.heads_counts}
+            note = "Means over networks; bands range over all of them. Dashed: the limit, all draws."
+            yield mean_field.first_output(limit, networks, note, f", {LOGITS[exponent]}")
 
     def _network(self, heads: int, logit_exponent: float) -> Network:
         return Network(self.key_dim, heads, logit_exponent, None if self.activation == "none" else self.activation)

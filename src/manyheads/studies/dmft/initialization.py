@@ -182,33 +182,30 @@ class Initialization(st.Study):
                 "root mean square over levels of shares below them: half a per cent of probability",
                 "distance of the means",
             )
+            apart = math.sqrt(((logits_law.product_below(size) - gaussian) ** 2).mean())
             yield st.Claim(
                 f"{where}, N={size}: attention logits of single heads are Gaussian",
                 st.Root.of(squared_distance(below, gaussian[None]), self.networks),
                 st.near(0, (math.inf, GAUSSIAN)),
                 "root mean square over levels: one per cent of probability",
                 "distance of the means",
-                "holds"
-                if math.sqrt(((logits_law.product_below(size) - gaussian) ** 2).mean()) < GAUSSIAN
-                else "refuted",
+                "holds" if apart < GAUSSIAN else "refuted",
             )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         gaussian = xr.DataArray(logits_law.gaussian_below(0.0, 1.0), dims="level")
-        yield logits_law.densities(
-            "Attention logits of single heads before training",
-            "logit over N^(1/2 - alpha_A)",
-            {
-                (words, f"N={size}"): {
-                    "networks": trained["below"].sel(logit_exponent=exponent, key_dim=size, heads=self.heads),
-                    "law of q . k": theory["below"].sel(key_dim=size).isel(prediction=[0]),
-                    "Gaussian": gaussian,
-                }
-                for exponent, words in EXPONENTS.items()
-                for size in self.key_dims
-            },
-            "Heads, blocks, samples and pairs of tokens together; bands range over replicates.",
-        )
+        plots = {
+            (words, f"N={size}"): {
+                "networks": trained["below"].sel(logit_exponent=exponent, key_dim=size, heads=self.heads),
+                "law of q . k": theory["below"].sel(key_dim=size).isel(prediction=[0]),
+                "Gaussian": gaussian,
+            }
+            for exponent, words in EXPONENTS.items()
+            for size in self.key_dims
+        }
+        labels = "Attention logits of single heads before training", "logit over N^(1/2 - alpha_A)"
+        note = "Heads, blocks, samples and pairs of tokens together; bands range over replicates."
+        yield logits_law.densities(*labels, plots, note)
 
 
 def _squares(draws: xr.DataArray, found: xr.DataArray) -> xr.DataArray:
