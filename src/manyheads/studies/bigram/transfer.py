@@ -29,7 +29,12 @@ class TransferCost(st.Study):
     revision = 2
 
     correlations: tuple[float, ...] = st.sweep(
-        (1, 0.7, 0.5, 0.35, 0.25), "correlations rho with the new task", above=0, most=1, falling=True, small=(1, 0.7)
+        (1.0, 0.7, 0.5, 0.35, 0.25),
+        "correlations rho with the new task",
+        above=0,
+        most=1,
+        falling=True,
+        small=(1.0, 0.7),
     )
     lengths: tuple[int, ...] = st.sweep(
         (250, 2000, 16_000), "context lengths T", small=(20, 40), full=(250, 1000, 4000, 16_000, 64_000)

@@ -183,9 +183,11 @@ class NearlyOrthogonal(st.Study):
                 "relative error": f"{relative.mean():.3f} ({relative.min():.3f} to {relative.max():.3f})",
             }
 
-        note = "Absolute cosines. Relative error: root mean square over tokens, over that of the changes of the logits"
         yield st.table(
-            "Error of theorem 1 by embeddings", map(row, self.cells()), f"{note}; mean, range over replicates."
+            "Error of theorem 1 by embeddings",
+            map(row, self.cells()),
+            "Absolute cosines. Relative error: root mean square over tokens, over that of the changes of the logits; "
+            "mean and range over replicates.",
         )
 
     def _law(self, trained: st.Data) -> xr.DataArray:

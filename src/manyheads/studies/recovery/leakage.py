@@ -221,38 +221,28 @@ class Leakage(st.Study):
             "rounding to b bits is noise of size 2^-b to questions that are all different",
             "exponent of calls in 2^bits",
         )
-        for limit, text, region, basis in (
-            (
-                "same",
-                "Asking the same rounded question again does not lower the error",
-                st.near(0, 0.1),
-                "the answer is the same each time; only what the attack believes of its noise changes",
-            ),
-            (
-                "nearby",
-                "Asking rounded questions near by lowers the squared error in inverse proportion",
-                st.near(-1, 0.25),
-                "tokens moved by less than a step round independently; what remains of the step's bias, doubled",
-            ),
-        ):
-            error = _over(trained, "gpt2", limit, self.repeats, "error")
-            figure = st.exponent(error, "answers", what=f"squared error by rounded answers, {self.bits[-1]} bits")
-            yield st.Claim(text, figure, region, basis, "exponent of the error in the number of answers")
-        for limit, text in zip(
-            NORMS,
-            (
-                "With biases the calls grow as the sixth power of the inverse norm of the tokens",
-                "Without biases heads whose ranks are known are told apart at the sixth power, too",
-            ),
-            strict=True,
-        ):
-            yield st.Claim(
-                text,
-                st.exponent(_over(trained, "gpt2", limit, self.norms), "norm"),
-                st.near(-6, 0.5),
-                "a power counted from the orders of the answers",
-                "exponent of calls in the norm",
-            )
+        what, quantity = (
+            f"squared error by rounded answers, {self.bits[-1]} bits",
+            "exponent of the error in the number of answers",
+        )
+        same, nearby = (
+            st.exponent(_over(trained, "gpt2", limit, self.repeats, "error"), "answers", what=what)
+            for limit in ("same", "nearby")
+        )
+        text = "Asking the same rounded question again does not lower the error"
+        basis = "the answer is the same each time; only what the attack believes of its noise changes"
+        yield st.Claim(text, same, st.near(0, 0.1), basis, quantity)
+        text = "Asking rounded questions near by lowers the squared error in inverse proportion"
+        basis = "tokens moved by less than a step round independently; what remains of the step's bias, doubled"
+        yield st.Claim(text, nearby, st.near(-1, 0.25), basis, quantity)
+        basis, quantity = "a power counted from the orders of the answers", "exponent of calls in the norm"
+        texts = (
+            "With biases the calls grow as the sixth power of the inverse norm of the tokens",
+            "Without biases heads whose ranks are known are told apart at the sixth power, too",
+        )
+        for limit, text in zip(NORMS, texts, strict=True):
+            figure = st.exponent(_over(trained, "gpt2", limit, self.norms), "norm")
+            yield st.Claim(text, figure, st.near(-6, 0.5), basis, quantity)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         calls = {SHAPES[family]: _over(trained, family, "noise", self.noises) for family in self.families}
@@ -269,61 +259,46 @@ class Leakage(st.Study):
             note="Bands: full range of the replicates.",
             shows=("grow as the square of the noise",),
         )
-        dear = {shape: each / fewest[shape] for shape, each in calls.items()}
+        squares = np.square(self.noises)
+        dear = {shape: (each / fewest[shape]).assign_coords(noise=squares) for shape, each in calls.items()}
         yield st.lines(
             "Cost of extraction by what an honest user loses",
             "noise",
             "calls over the fewest",
-            {shape: each.assign_coords(noise=np.square(self.noises)) for shape, each in dear.items()},
+            dear,
             {},
-            {"ten times as much": xr.DataArray([TENFOLD] * 2, {"noise": np.square(self.noises)[[0, -1]]}, "noise")},
+            {"ten times as much": xr.DataArray([TENFOLD] * 2, {"noise": squares[[0, -1]]}, "noise")},
             x_label="squared error of the answers",
             log="xy",
             note=f"The copy's squared error is {self.target:g}.",
             shows=("costs an honest",),
         )
-        rounded = _over(trained, "gpt2", "bits", self.bits)
-        yield st.lines(
-            "Rounding beside noise",
-            "noise",
-            "calls",
-            {
-                "noise": calls[SHAPES["gpt2"]],
-                "bits": rounded.assign_coords(bits=ROUNDED * 2.0 ** -np.asarray(self.bits)).rename(bits="noise"),
-            },
-            x_label="error of the answers",
-            log="xy",
-            note=f"GPT-2-shaped. {self.bits[0]} to {self.bits[-1]} bits.",
-            shows=("rounding costs what",),
-        )
+        rounded, errors = _over(trained, "gpt2", "bits", self.bits), ROUNDED * 2.0 ** -np.asarray(self.bits)
+        both = {"noise": calls[SHAPES["gpt2"]], "bits": rounded.assign_coords(bits=errors).rename(bits="noise")}
+        labels, label = ("Rounding beside noise", "noise", "calls"), "error of the answers"
+        note, shows = f"GPT-2-shaped. {self.bits[0]} to {self.bits[-1]} bits.", ("rounding costs what",)
+        yield st.lines(*labels, both, x_label=label, log="xy", note=note, shows=shows)
         over = {
             SHAPES[family]: _over(trained, family, "heads", self.numbers) / theory["limit_by_heads"].sel(family=family)
             for family in self.families
         }
-        yield st.lines(
-            "Number of heads",
-            "heads",
-            "bound of the calls over the information limit",
-            over,
-            log="xy",
-            note=f"Cramer-Rao bound. Ranks are {self.dim} over the heads.",
-            shows=("With every number of heads",),
-        )
-        rows = []
-        for family, shape in ((family, SHAPES[family]) for family in self.families):
+        labels = "Number of heads", "heads", "bound of the calls over the information limit"
+        note, shows = f"Cramer-Rao bound. Ranks are {self.dim} over the heads.", ("With every number of heads",)
+        yield st.lines(*labels, over, log="xy", note=note, shows=shows)
+
+        def row(family: str) -> dict[str, str]:
             noise = float(np.exp(np.log(self._tenfold(trained, family)).mean()))
-            rows.append(
-                {
-                    "layer": shape,
-                    "fewest calls": f"{float(fewest[shape].mean()):,.0f}",
-                    "noise": f"{noise:.2g}",
-                    "as bits": f"{math.log2(ROUNDED / noise):.1f}",
-                    "squared error of answers": f"{noise**2:.2g}",
-                    "over the copy's": f"{noise**2 / self.target:.2g}",
-                }
-            )
+            return {
+                "layer": SHAPES[family],
+                "fewest calls": f"{float(fewest[SHAPES[family]].mean()):,.0f}",
+                "noise": f"{noise:.2g}",
+                "as bits": f"{math.log2(ROUNDED / noise):.1f}",
+                "squared error of answers": f"{noise**2:.2g}",
+                "over the copy's": f"{noise**2 / self.target:.2g}",
+            }
+
         note = "Means of replicates, in logarithms. Least squares on tokens of standard deviation one."
-        yield st.table("What makes least squares ten times as dear", rows, note)
+        yield st.table("What makes least squares ten times as dear", map(row, self.families), note)
 
     def _tenfold(self, trained: st.Data, family: str) -> xr.DataArray:
         """Return the noise at which calls are ten times the fewest, between sizes in logarithms."""

@@ -189,13 +189,8 @@ class Approach(st.Study):
             names = [f"size {n + 1} of {len(rows)}" for n in range(len(rows))]
             return tuple(spread_curve(steps, row, names[n], group=n) for n, row in enumerate(rows))
 
-        yield plan.multiples(
-            "Mean loss curves by size",
-            "updates",
-            "loss on the batch [nat]",
-            plot,
-            "Means over all networks of all replicates, on the same batches in every plot.",
-        )
+        note = "Means over all networks of all replicates, on the same batches in every plot."
+        yield plan.multiples("Mean loss curves by size", "updates", "loss on the batch [nat]", plot, note)
         for axis, _ in plan.sizes:
             yield self._means_picture(trained, axis)
         for axis, _ in plan.sizes:
@@ -209,12 +204,8 @@ class Approach(st.Study):
             middle, count = found.mean.mean(0), len(found.mean)
             error = found.mean.std(0, ddof=1) / math.sqrt(count) if count > 1 else 0 * middle
             seen = (middle > 0) & np.isfinite(middle)
-            y, low, high = (
-                tuple(
-                    np.sqrt(np.where(seen, np.maximum(middle + sign * error, 0.01 * np.abs(middle)), np.nan)).tolist()
-                )
-                for sign in (0, -1, 1)
-            )
+            squares = (np.maximum(middle + sign * error, 0.01 * np.abs(middle)) for sign in (0, -1, 1))
+            y, low, high = (tuple(np.sqrt(np.where(seen, each, np.nan)).tolist()) for each in squares)
             group = list(LABELS).index(name)
             curves.append(st.Curve(x, y, LABELS[name], group=group, low=low, high=high))
             if name == "limits":

@@ -44,12 +44,6 @@ BREAKS: dict[tuple[str, Axis], Break] = {
     ("heads-keller", "heads"): Break("output_by_weights", 0, 1.0, "a factor (D/N)^(1/2) on blocks that are summed"),
     ("heads-spectral", "heads"): Break("output_by_weights", 0, 1.0, "the sum over heads is forgotten"),
 }
-AXES_OF: dict[str, tuple[Axis, ...]] = {
-    "muon-half-logit": ("key_dim",),
-    "muon-half-depth": ("depth",),
-    "muon-heads": ("heads",),
-    **{name: tuple(axis for other, axis in BREAKS if other == name) for name in scalings.RECIPES},
-}
 
 
 class MuonCoordinates(st.Study):
@@ -88,8 +82,8 @@ class MuonCoordinates(st.Study):
 
     def plan(self) -> scalings.Plan:
         sizes = scalings.choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths, self.streams)
-        base = Shape.of(self.base, "base")
-        return scalings.Plan(base, sizes, self.parametrizations, "muon", epsilon=False, axes_of=AXES_OF)
+        base, axes = Shape.of(self.base, "base"), scalings.axes_of(BREAKS)
+        return scalings.Plan(base, sizes, self.parametrizations, "muon", epsilon=False, axes_of=axes)
 
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()

@@ -73,8 +73,9 @@ class PromptTraining(st.Study):
                     task, start, times, length=self.length, attention_speed=self.attention_speed, step=self.step
                 )
             )
-            prompts = {"length": self.length, "step": self.step}
-            neurons = particle_flow(task, start[:2], times, activation=system.ACTIVATION, layers="both", **prompts)
+            neurons = particle_flow(
+                task, start[:2], times, activation=system.ACTIVATION, layers="both", length=self.length, step=self.step
+            )
             limits.append(neurons.loss)
         first, second = (flow.loss for flow in flows)
         discrepancy = float(np.abs(first - second).max() / first[0])

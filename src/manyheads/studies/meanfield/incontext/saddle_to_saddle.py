@@ -83,8 +83,9 @@ class SaddleToSaddle(st.Study):
         slowest = task.optimum[-1] ** (-1 / 3) / task.spectrum[-1] ** 2
         last = 3 * slowest / std if theory is None else float(expected.max())
         duration, rate = 1.5 * last + TAIL * slowest, self.learning_rate
-        training = {"learning_rate": rate, "batch": self.batch, "records": self.records}
-        found = train_heads(task, heads, second, duration=duration, **training)
+        found = train_heads(
+            task, heads, second, duration=duration, learning_rate=rate, batch=self.batch, records=self.records
+        )
         learned = np.einsum("tdd->td", found.circuits) / task.optimum
         courses = np.full_like(learned, np.nan) if theory is None else theory.learned(found.times)
         loss = task.levels[0] + (-np.diff(task.levels) * (courses**2 - 2 * courses)).sum(1)  # of diagonal circuits

@@ -101,15 +101,10 @@ class BatchAndHorizon(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         for axis, words in NAMES.items():
-            loss = self._along(trained, axis)["loss"]
-            yield st.lines(
-                f"Final loss against the learning rate, by {words}",
-                "learning_rate",
-                "final training loss [nat]",
-                {f"{size:,}": loss.sel({axis: size}).dropna("learning_rate") for size in loss[axis].values},
-                log="xy",
-                note="Means over replicates; bands range over all.",
-            )
+            loss, title = self._along(trained, axis)["loss"], f"Final loss against the learning rate, by {words}"
+            found = {f"{size:,}": loss.sel({axis: size}).dropna("learning_rate") for size in loss[axis].values}
+            what, note = "final training loss [nat]", "Means over replicates; bands range over all."
+            yield st.lines(title, "learning_rate", what, found, log="xy", note=note)
 
     def _along(self, trained: st.Data, axis: str) -> st.Data:
         (other,) = set(POWERS) - {axis}

@@ -10,10 +10,12 @@ from manyheads.scaling.axes import LETTERS, Axis
 from manyheads.scaling.checks.transfer_check import ALLOWED_DECADES, final_losses
 from manyheads.scaling.trained.transformers import Recipe
 from manyheads.studies.scaling.shared import optimal_rates as optima
-from manyheads.studies.scaling.shared.parametrizations import MUON_EPSILON, RECIPES, Plan, choose_sizes, task_of
+from manyheads.studies.scaling.shared.parametrizations import MUON_EPSILON, Plan, axes_of, choose_sizes, task_of
 from manyheads.theory.papers import JORDAN
 from manyheads.transformer.shape import Shape
 
+TABLES = ("muon", "muon-half-logit", "muon-half-depth", "muon-heads")
+RECIPES_SWEPT = ("moonlight", "keller", "heads-none", "heads-keller")
 DRIFTS: dict[tuple[str, Axis], float] = {
     ("moonlight", "key_dim"): -0.5,
     ("moonlight", "heads"): -0.5,
@@ -43,18 +45,7 @@ class MuonTransfer(st.Study):
     task: str = st.setting("digits", "digits or text")
     axes: tuple[str, ...] = st.setting(("key_dim", "heads", "depth"), "which axes", small=("heads",))
     parametrizations: tuple[str, ...] = st.setting(
-        (
-            "muon",
-            "muon-half-logit",
-            "muon-half-depth",
-            "muon-heads",
-            "moonlight",
-            "keller",
-            "heads-none",
-            "heads-keller",
-        ),
-        "which scalings of Muon, mup or standard",
-        small=("muon", "moonlight"),
+        (*TABLES, *RECIPES_SWEPT), "which scalings of Muon, mup or standard", small=("muon", "moonlight")
     )
     base: tuple[int, int, int] = st.setting((8, 4, 2), "N, H, L at which recipes of a split are one", small=(4, 2, 2))
     key_dims: tuple[int, ...] = st.setting((4, 8, 32), "key dimensions N")
@@ -73,13 +64,7 @@ class MuonTransfer(st.Study):
 
     def plan(self) -> Plan:
         sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
-        own: dict[str, tuple[Axis, ...]] = {
-            "muon-half-logit": ("key_dim",),
-            "muon-half-depth": ("depth",),
-            "muon-heads": ("heads",),
-            **{name: tuple(axis for other, axis in DRIFTS if other == name) for name in RECIPES},
-        }
-        return Plan(Shape(*self.base), sizes, self.parametrizations, "muon", epsilon=False, axes_of=own)
+        return Plan(Shape(*self.base), sizes, self.parametrizations, "muon", epsilon=False, axes_of=axes_of(DRIFTS))
 
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
@@ -88,14 +73,10 @@ class MuonTransfer(st.Study):
         """Return the exponent of the size in the optimal learning rate: zero where the table is followed."""
         pairs = list(self.plan().pairs())
         powers = np.asarray([DRIFTS.get(pair, 0.0) for pair in pairs])
+        names = [f"{recipe} along {LETTERS[axis]}" for recipe, axis in pairs]
         return {
             "power": ("parametrization", powers, "exponent of the size in the optimal learning rate"),
-            "parametrization": (
-                "parametrization",
-                [f"{recipe} along {LETTERS[axis]}" for recipe, axis in pairs],
-                "recipe and axis",
-                None,
-            ),
+            "parametrization": ("parametrization", names, "recipe and axis", None),
         }
 
     def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:

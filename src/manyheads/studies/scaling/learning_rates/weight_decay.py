@@ -115,9 +115,8 @@ class WeightDecay(st.Study):
             for part in range(0, len(places), PIECE):  # one compiled program serves all grids
                 chosen = np.arange(part, part + PIECE).clip(max=len(places) - 1)
                 rates, coupled = learning_rates[chosen], setting == "table-coupled"
-                found = train_with_decay(
-                    task, parametrization, shape, recipe, rates, shares[chosen], key, one_rate=one, coupled=coupled
-                )
+                network = task, parametrization, shape, recipe, rates, shares[chosen], key
+                found = train_with_decay(*network, one_rate=one, coupled=coupled)
                 losses[chosen] = found.losses[:, -last:].mean(1)
                 late[places[chosen]] = found.relative_updates[:, -last:].mean(1)
                 early[places[chosen]] = found.relative_updates[:, around].mean(1)
@@ -129,47 +128,30 @@ class WeightDecay(st.Study):
         }
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
-        yield self._optimum(trained, "table", 0.0)
-        yield self._optimum(trained, "one-rate", 0.0)
-        for setting in ("table", "one-rate"):
-            yield self._updates(trained, "early", setting, 0.0)
+        yield from (self._optimum(trained, setting, 0.0) for setting in ("table", "one-rate"))
+        yield from (self._updates(trained, "early", setting, 0.0) for setting in ("table", "one-rate"))
+        decays = "table-independent", "one-rate-decay"
         for total in self.total_decays:
-            for setting in ("table-independent", "one-rate-decay"):
-                yield self._optimum(trained, setting, total)
-            for setting in ("table-independent", "one-rate-decay"):
-                yield self._updates(trained, "late", setting, total)
+            yield from (self._optimum(trained, setting, total) for setting in decays)
+            yield from (self._updates(trained, "late", setting, total) for setting in decays)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         optima, late, loss = (
             {_named(*setting): self._along(trained, name, *setting) for setting in self.settings()}
             for name in ("optimal_learning_rate", "late", "loss")
         )
-        yield st.lines(
-            "Optimal learning rate along H",
-            "heads",
-            "optimal learning rate of the base shape",
-            optima,
-            log="xy",
-            note="Means over replicates; bands range over all. A horizontal line is transfer.",
-            shows=("the optimal learning rate",),
+        note, labels = (
+            "Means over replicates; bands range over all.",
+            ("heads", "optimal learning rate of the base shape"),
         )
-        yield st.lines(
-            f"Final loss against the learning rate at H = {self.heads_counts[-1]}",
-            "learning_rate",
-            "final training loss [nat]",
-            {name: values.isel(heads=-1).dropna("learning_rate") for name, values in loss.items()},
-            log="xy",
-            note="Means over replicates; bands range over all.",
-        )
-        yield st.lines(
-            "Relative update of the values' weights at the end",
-            "heads",
-            "relative update at the end",
-            late,
-            log="xy",
-            note="Norm of an update over that of the weight, at the middle of the first grid of learning rates.",
-            shows=("at the end",),
-        )
+        transfer, shows = f"{note} A horizontal line is transfer.", ("the optimal learning rate",)
+        yield st.lines("Optimal learning rate along H", *labels, optima, log="xy", note=transfer, shows=shows)
+        title = f"Final loss against the learning rate at H = {self.heads_counts[-1]}"
+        largest = {name: values.isel(heads=-1).dropna("learning_rate") for name, values in loss.items()}
+        yield st.lines(title, "learning_rate", "final training loss [nat]", largest, log="xy", note=note)
+        title, what = "Relative update of the values' weights at the end", "relative update at the end"
+        note = "Norm of an update over that of the weight, at the middle of the first grid of learning rates."
+        yield st.lines(title, "heads", what, late, log="xy", note=note, shows=("at the end",))
 
     def _along(self, trained: st.Data, name: str, setting: str, total: float) -> xr.DataArray:
         cells = [self.cell(setting, total, heads) for heads in self.heads_counts]

@@ -49,10 +49,8 @@ class LogitExponent(st.Study):
 
     def check(self) -> None:
         if self.bought(self.key_dims[-1]) < 2:
-            raise st.UsageError(
-                f"steps={self.steps}: the compute of N={self.key_dims[0]} buys less than two at N={self.key_dims[-1]}; "
-                "give more steps or smaller key_dims"
-            )
+            buys = f"the compute of N={self.key_dims[0]} buys less than two at N={self.key_dims[-1]}"
+            raise st.UsageError(f"steps={self.steps}: {buys}; give more steps or smaller key_dims")
 
     def flops(self, cell: st.Cell) -> int:
         return self.steps * self._step(int(cell["key_dim"]))
@@ -120,19 +118,13 @@ class LogitExponent(st.Study):
         smooth = loss.rolling(step=tenth, min_periods=1).mean()
         by_size = {size: smooth.sel(key_dim=size) for size in self.key_dims}
         costs = {size: values.assign_coords(step=self._step(size) * updates) for size, values in by_size.items()}
-        yield st.lines(
-            "Loss against compute",
-            "step",
-            "loss (nat)",
-            {
-                f"exponent {name}, N={size}": costs[size].sel(logit_exponent=exponent)
-                for exponent, name in EXPONENTS.items()
-                for size in self.key_dims
-            },
-            log="x",
-            x_label="FLOPs",
-            note="Means over a tenth of the steps; bands range over replicates.",
-        )
+        curves = {
+            f"exponent {name}, N={size}": costs[size].sel(logit_exponent=exponent)
+            for exponent, name in EXPONENTS.items()
+            for size in self.key_dims
+        }
+        note = "Means over a tenth of the steps; bands range over replicates."
+        yield st.lines("Loss against compute", "step", "loss (nat)", curves, log="x", x_label="FLOPs", note=note)
         apart = st.log(loss.sel(logit_exponent=0.5) / loss.sel(logit_exponent=1.0)).assign_coords(step=updates)
         apart = apart.rolling(step=tenth, min_periods=1).mean()
         yield st.lines(
