@@ -200,10 +200,10 @@ class InfiniteDepth(st.Study):
         means = {name: found["limit_logits"].mean("replicate") for name, found in places.items()}
         size = {name: (mean**2).mean(LOGITS) ** 0.5 for name, mean in means.items()}
         learned = {f"networks, {name}": _learned_shares(found) * size[name] for name, found in places.items()}
-        law = {f"theory, {name}": values for name, values in size.items()}
+        predicted = {f"theory, {name}": values for name, values in size.items()}
         guide = {"1/L": size["exponent 1/2"][-1] * self.depths[-1] / trained["depth"]}
         note = "Networks: mean of a replicate, projected on the theory; bands range over replicates."
-        shows, curves = ("logits are independent", "attention stays uniform"), (learned, law, guide)
+        shows, curves = ("logits are independent", "attention stays uniform"), (learned, predicted, guide)
         labels = "Attention logits at the end, mean over layers", "depth", "root mean square"
         yield st.lines(*labels, *curves, log="xy", x_label="depth L", note=note, shows=shows)
 

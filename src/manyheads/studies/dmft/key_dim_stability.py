@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import xarray as xr
 
 import manyheads.study as st
 from manyheads.studies.dmft.shared.mean_field import problem_of, solve_blocks, train_seeds
@@ -121,7 +122,8 @@ class KeyDimStability(st.Study):
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         limit, label = theory["backward"], "backward variable below attention over that above"
         for exponent, name in NAMES.items():
-            found, measured, flat = trained["backward"].sel(logit_exponent=exponent), {}, {}
+            found, measured = trained["backward"].sel(logit_exponent=exponent), dict[str, xr.DataArray]()
+            flat = dict[str, xr.DataArray]()
             for step, when in ((0, "before training"), (-1, "after")):
                 measured |= {
                     f"H={heads}, {when}": found.sel(heads=heads).isel(step=step) for heads in self.heads_counts

@@ -145,10 +145,12 @@ class AttentionFunctions(st.Study):
             st.near(theory["order"], 0.1),
             "order one; batches add fluctuations of half an order at most over tokens",
         )
-        text = "In networks trained by {} the quantity is conserved to a tenth".format
-        holds = control | {"expected": "holds"}
-        yield st.Claim(text("SGD at the smallest rate"), new["sgd_relative"].mean(cells), *near, **holds)
-        yield st.Claim(text("Adam"), new["adam_relative"].mean(cells), *near, **control)
+        for who, name, options in (
+            ("SGD at the smallest rate", "sgd_relative", control | {"expected": "holds"}),
+            ("Adam", "adam_relative", control),
+        ):
+            text = f"In networks trained by {who} the quantity is conserved to a tenth"
+            yield st.Claim(text, new[name].mean(cells), *near, **options)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         drifts = {f"{name} attention": trained["sgd_drift"].sel(residual=True, attention=name) for name in NEW}

@@ -97,10 +97,11 @@ class Winners(st.Study):
             *equality,
             "largest distance of weights",
         )
-        text = "Under exp attention {} is the same for all tokens".format
-        yield st.Claim(text("erf(v/sqrt 2)/Delta"), _spread(exp["gain"], last).max(), *equality, spread)
-        found = _spread(exp["gain"], last, 0.5)
-        yield st.Claim(text("erf(v/2)/Delta"), found, *no_constant, spread, "refuted", resolution=EXACT)
+        same = "Under exp attention {} is the same for all tokens"
+        text, found = same.format("erf(v/sqrt 2)/Delta"), _spread(exp["gain"], last)
+        yield st.Claim(text, found.max(), *equality, spread)
+        text, found = same.format("erf(v/2)/Delta"), _spread(exp["gain"], last, 0.5)
+        yield st.Claim(text, found, *no_constant, spread, "refuted", resolution=EXACT)
         reaching = np.array([theorem.reaching_time(gain, self.level) for gain in exp["gain"].values])
         yield st.Claim(
             f"The weight of the largest gain reaches {self.level:g} at the time of the erf law",

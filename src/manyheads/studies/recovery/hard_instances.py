@@ -117,19 +117,13 @@ class HardInstances(st.Study):
             "the square of rounding error in the labels, with three orders to spare",
             "Fourier weight at lower degrees",
         )
-        for name, text, basis in (
-            (
-                "parity",
-                "Squares of the labels reveal the hidden set of a parity layer in every replicate",
-                "scores 4/m² apart with standard error 8/(m sqrt(samples))",
-            ),
-            (
-                "wave",
-                "Gaussian elimination finds the hidden set of a wave of period 4 in every replicate",
-                "labels without noise are linear equations over two elements",
-            ),
-        ):
-            yield st.Claim(text, found.sel(layer=name), st.near(1, 0), basis, "share of replicates that find the set")
+        quantity, one = "share of replicates that find the set", st.near(1, 0)
+        text = "Squares of the labels reveal the hidden set of a parity layer in every replicate"
+        basis = "scores 4/m² apart with standard error 8/(m sqrt(samples))"
+        yield st.Claim(text, found.sel(layer="parity"), one, basis, quantity)
+        text = "Gaussian elimination finds the hidden set of a wave of period 4 in every replicate"
+        basis = "labels without noise are linear equations over two elements"
+        yield st.Claim(text, found.sel(layer="wave"), one, basis, quantity)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         places, weights = range(len(LAYERS)), {name: theory[f"{name}_weight"] for name in HARD}
@@ -137,26 +131,16 @@ class HardInstances(st.Study):
             f"{words} sequences": (st.log(trained[name].clip(1e-20)) / np.log(10)).assign_coords(layer=places)
             for name, words in (("learned", "training"), ("unexplained", "fresh"))
         }
-        yield st.lines(
+        title, what = (
             "What a student leaves unexplained, within one budget",
-            "layer",
             "log10 of the unexplained share of the signal",
-            shares,
-            note="Bars reach over replicates.",
-            shows=("leaves more than half", "With the same budget"),
-            x_ticks=tuple(LAYERS.values()),
         )
-        yield st.lines(
-            "Where the signal is",
-            "degree",
-            "Fourier weight",
-            {},
-            {LAYERS[name]: each.clip(1e-32).rename({f"{name}_degree": "degree"}) for name, each in weights.items()},
-            x_label="degree in the hidden signs",
-            log="y",
-            note="Exact. Zero is drawn at 1e-32; degree 0 is a linear function of the tokens.",
-            shows=("All Fourier weight",),
-        )
+        note, shows = "Bars reach over replicates.", ("leaves more than half", "With the same budget")
+        yield st.lines(title, "layer", what, shares, note=note, shows=shows, x_ticks=tuple(LAYERS.values()))
+        law = {LAYERS[name]: each.clip(1e-32).rename({f"{name}_degree": "degree"}) for name, each in weights.items()}
+        labels, label = ("Where the signal is", "degree", "Fourier weight"), "degree in the hidden signs"
+        note = "Exact. Zero is drawn at 1e-32; degree 0 is a linear function of the tokens."
+        yield st.lines(*labels, {}, law, x_label=label, log="y", note=note, shows=("All Fourier weight",))
 
     def _teach(
         self, x: Array, y: Array, heads: int, enough: float, rng: np.random.Generator

@@ -86,18 +86,13 @@ class LayerAndMlp(st.Study):
         )
         fresh, expected = x[self.count :], y[self.count :]
         left = np.mean((np.asarray(evaluate_composed(fit.weights, fresh)) - expected) ** 2) / np.var(expected)
-        values = {
-            "error": left,
-            **compare_weights(teacher, fit.weights),
-            "evaluations": fit.evaluations,
-            "starts": fit.starts,
-            "refused": self._refused(x, y, for_stages) if learned == "both" else math.nan,
-        }
+        refused = self._refused(x, y, for_stages) if learned == "both" else math.nan
+        values = {"error": left, "evaluations": fit.evaluations, "starts": fit.starts, "refused": refused}
+        values |= compare_weights(teacher, fit.weights)
         return {name: ((), float(values[name]), words) for name, words in FIGURES.items()}
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         both = trained.sel(learned="both")
-        condition = "the square root of the function's error, with a factor of ten for its condition"
 
         def worst(name: str) -> xr.DataArray:
             return st.log(both[name].max(skipna=False) + 1e-40) / np.log(10)
@@ -109,20 +104,12 @@ class LayerAndMlp(st.Study):
             "log10 of the worst error on fresh sequences: a hundred times what ends the training",
             "unexplained share of the variance (log10), worst replicate",
         )
-        yield st.Claim(
-            "The student finds the attention matrices",
-            worst("theta"),
-            st.below(-4),
-            condition,
-            "relative error of the attention matrices (log10), worst replicate",
-        )
-        yield st.Claim(
-            "The student finds the projections up to one linear map, which the MLP takes back",
-            worst("mapped"),
-            st.below(-4),
-            condition,
-            "relative error of the projections after the best common map (log10), worst replicate",
-        )
+        found = st.below(-4), "the square root of the function's error, with a factor of ten for its condition"
+        quantity = "relative error of the attention matrices (log10), worst replicate"
+        yield st.Claim("The student finds the attention matrices", worst("theta"), *found, quantity)
+        text = "The student finds the projections up to one linear map, which the MLP takes back"
+        quantity = "relative error of the projections after the best common map (log10), worst replicate"
+        yield st.Claim(text, worst("mapped"), *found, quantity)
         yield st.Claim(
             "The student does not find the projections themselves",
             both["projection"],
@@ -154,18 +141,11 @@ class LayerAndMlp(st.Study):
         )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        placed = trained.assign_coords(learned=range(len(TITLES)))
-        names = ("error", "theta", "mapped", "projection")
-        yield st.lines(
-            "What is left",
-            "learned",
-            "log10 of the figure",
-            {FIGURES[name]: st.log(placed[name].where(placed[name] > 0)) / np.log(10) for name in names},
-            x_label="student",
-            note="Bars reach over replicates; what is given has no error, and no point.",
-            shows=("A student learns the function",),
-            x_ticks=TITLES,
-        )
+        placed, names = trained.assign_coords(learned=range(len(TITLES))), ("error", "theta", "mapped", "projection")
+        left = {FIGURES[name]: st.log(placed[name].where(placed[name] > 0)) / np.log(10) for name in names}
+        labels, shows = ("What is left", "learned", "log10 of the figure"), ("A student learns the function",)
+        note = "Bars reach over replicates; what is given has no error, and no point."
+        yield st.lines(*labels, left, x_label="student", note=note, shows=shows, x_ticks=TITLES)
 
     def _refused(self, x: Array, y: Array, rng: np.random.Generator) -> float:
         try:

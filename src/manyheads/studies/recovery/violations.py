@@ -86,14 +86,10 @@ class Violations(st.Study):
         y = evaluate_layer(layer, x)
         done, outcome = self._learn(x, y, for_stages)
         seen, judged = slice(0, min(TAUGHT, self.samples * 4 // 5)), slice(self.samples * 4 // 5, self.samples)
-        student = fit_student(
-            Examples(x[seen], y[seen]),
-            Examples(x[judged], y[judged]),
-            self.heads,
-            for_student,
-            wanted=SETTINGS.tolerance,
-            settings=StudentSettings(restarts=self.restarts, refinement=SETTINGS.joint_fit),
-        ).layer
+        settings = StudentSettings(restarts=self.restarts, refinement=SETTINGS.joint_fit)
+        examples = (Examples(x[part], y[part]) for part in (seen, judged))
+        wanted = SETTINGS.tolerance
+        student = fit_student(*examples, self.heads, for_student, wanted=wanted, settings=settings).layer
         warned = {one.name for one in assumptions(layer, broken.inputs).warnings}
         right = broken.violates in warned if broken.violates else violation != "benign" or not warned
         returned = done.layer if done is not None and outcome == "recovered" else None
@@ -162,28 +158,21 @@ class Violations(st.Study):
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         placed = trained.assign_coords(violation=range(len(self.violations))).median("replicate")
         names = {"before": "six stages, before the joint fit", "error": "six stages, returned", "student": "student"}
-        yield st.lines(
-            "Errors by violation",
-            "violation",
-            "log10 of the relative squared error",
-            {title: placed[name] for name, title in names.items()},
-            note="Medians over replicates; without a point, all are refusals.",
-            shows=("No wrong layer",),
-            x_ticks=self.violations,
-        )
-        rows = []
-        for name in self.violations:
-            cell = trained.sel(violation=name)
+        errors = {title: placed[name] for name, title in names.items()}
+        labels = "Errors by violation", "violation", "log10 of the relative squared error"
+        note, ticks = "Medians over replicates; without a point, all are refusals.", self.violations
+        yield st.lines(*labels, errors, note=note, shows=("No wrong layer",), x_ticks=ticks)
+
+        def row(name: str) -> dict[str, str]:
+            cell, broken = trained.sel(violation=name), DEFORMATIONS[name]
             ends, counts = np.unique(cell["outcome"].values.astype(str), return_counts=True)
-            rows.append(
-                {
-                    "violation": DEFORMATIONS[name].title,
-                    "warning": DEFORMATIONS[name].violates or "none",
-                    "student's heads wrong": f"{int((cell['heads_error'] > 1e-3).sum())}",
-                    "six stages": ", ".join(f"{count} {end}" for end, count in zip(ends, counts, strict=True)),
-                }
-            )
-        yield st.table("What breaks what", rows, "Replicates in which heads are wrong, and how the six stages end.")
+            wrong = f"{int((cell['heads_error'] > 1e-3).sum())}"
+            stages = ", ".join(f"{count} {end}" for end, count in zip(ends, counts, strict=True))
+            found = {"student's heads wrong": wrong, "six stages": stages}
+            return {"violation": broken.title, "warning": broken.violates or "none"} | found
+
+        note = "Replicates in which heads are wrong, and how the six stages end."
+        yield st.table("What breaks what", map(row, self.violations), note)
 
     def _learn(self, x: Array, y: Array, rng: np.random.Generator) -> tuple[Recovery | None, str]:
         """Return what the six stages found, right or refused, and how they ended."""

@@ -54,11 +54,8 @@ class BooleanTokens(st.Study):
         found = []
         for query in 2.0 * rng.integers(0, 2, (self.queries, dim)) - 1:
             weights = query @ theta
-            leading = (
-                logits.lattice_distance_to_normal(dim)
-                if kind == "lattice"
-                else logits.edgeworth_distance_to_normal(weights)
-            )
+            lattice, other = logits.lattice_distance_to_normal, logits.edgeworth_distance_to_normal
+            leading = lattice(dim) if kind == "lattice" else other(weights)
             found.append((*logits.measure_gap(weights, 1 / dim), leading))
         means = np.mean(found, axis=0)
         return {name: ((), float(value), FIGURES[name]) for name, value in zip(FIGURES, means, strict=True)}

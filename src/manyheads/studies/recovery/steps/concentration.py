@@ -66,12 +66,9 @@ class Concentration(st.Study):
     def train(self, key: jax.Array, series: str, size: int) -> st.Record:
         """Measure both variances over all entries of the pattern, for several attention matrices."""
         rngs = st.generator(key).spawn(self.layers)
-        pattern, given, diagonal = np.mean([self._measure(rng, series, size) for rng in rngs], axis=0)
-        return {
-            "pattern": ((), float(pattern), FIGURES["pattern"]),
-            "given": ((), float(given), FIGURES["given"]),
-            "diagonal": ((), float(diagonal), "squared norm of the diagonal, over that in general position"),
-        }
+        means = np.mean([self._measure(rng, series, size) for rng in rngs], axis=0)
+        labels = FIGURES | {"diagonal": "squared norm of the diagonal, over that in general position"}
+        return {name: ((), float(mean), labels[name]) for name, mean in zip(labels, means, strict=True)}
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         tokens, dims, diagonal = (trained.sel(series=series) for series in SERIES)
@@ -90,22 +87,12 @@ class Concentration(st.Study):
             "logits keep their size; a quarter, for corrections of order 1/d",
             "power of the dimension d",
         )
-        yield st.Claim(
-            f"{GIVEN} falls as k^-3",  # one matrix at all lengths: its diagonal is a common factor
-            st.exponent_of_mean(
-                tokens["given"] / tokens["diagonal"], "size", what="variance over the squared diagonal"
-            ),
-            st.near(-3, 0.5),
-            "neither k^-2 nor k^-4: half of the distance to them",
-            "power of the length k",
-        )
-        yield st.Claim(
-            f"{GIVEN} falls as 1/d",
-            st.exponent_of_mean(dims["given"], "size"),
-            st.near(-1, 0.5),
-            apart,
-            "power of the dimension d",
-        )
+        scaled = tokens["given"] / tokens["diagonal"]  # one matrix at all lengths: its diagonal is a common factor
+        figure = st.exponent_of_mean(scaled, "size", what="variance over the squared diagonal")
+        basis, power = "neither k^-2 nor k^-4: half of the distance to them", "power of the dimension d"
+        yield st.Claim(f"{GIVEN} falls as k^-3", figure, st.near(-3, 0.5), basis, "power of the length k")
+        figure = st.exponent_of_mean(dims["given"], "size")
+        yield st.Claim(f"{GIVEN} falls as 1/d", figure, st.near(-1, 0.5), apart, power)
         last, law = dims.sel(size=self.dims[-1]), theory["given"][len(self.tokens) + len(self.dims) - 1]
         yield st.Claim(
             "At the largest dimension the variance of the conditional expectation is 2 |diag Theta|^2 / k^3",
@@ -114,13 +101,8 @@ class Concentration(st.Study):
             "the next order is scale^2 relative to it, doubled",
             "variance over that of the closed form",
         )
-        yield st.Claim(
-            "Control: for a diagonal attention matrix the variance does not fall with the dimension",
-            st.exponent_of_mean(diagonal["given"], "size"),
-            st.near(0, 0.5),
-            apart,
-            "power of the dimension d",
-        )
+        text = "Control: for a diagonal attention matrix the variance does not fall with the dimension"
+        yield st.Claim(text, st.exponent_of_mean(diagonal["given"], "size"), st.near(0, 0.5), apart, power)
 
     def _sizes(self, series: str, size: int) -> tuple[int, int]:
         return (size, self.dims[0]) if series == "tokens" else (self.tokens[0], size)

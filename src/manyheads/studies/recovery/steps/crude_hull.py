@@ -116,20 +116,11 @@ class CrudeHull(st.Study):
             st.above(math.log(2)),
             "an inequality: the logarithm of the ratio of errors is above ln 2",
         )
-        yield st.Claim(
-            "With the rows of the largest margin the error falls with the number of examples",
-            with_examples("margin"),
-            st.below(-0.25),
-            apart,
-            "power of the number of examples",
-        )
-        yield st.Claim(
-            "With the true sum the error falls as the inverse of the number of examples",
-            with_examples("true"),
-            st.near(power.sel(sum="true"), 0.25),
-            apart,
-            "power of the number of examples",
-        )
+        region, quantity = st.near(power.sel(sum="true"), 0.25), "power of the number of examples"
+        text = "With the rows of the largest margin the error falls with the number of examples"
+        yield st.Claim(text, with_examples("margin"), st.below(-0.25), apart, quantity)
+        text = "With the true sum the error falls as the inverse of the number of examples"
+        yield st.Claim(text, with_examples("true"), region, apart, quantity)
         yield st.Claim(
             "Control: the same regression on all rows does not halve the error",
             gain("all"),

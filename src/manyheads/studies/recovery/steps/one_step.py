@@ -108,19 +108,13 @@ class OneStep(st.Study):
             "corrections are of relative order scale^2/r, doubled",
             "error over that of the closed form, Frobenius norms",
         )
-        for text, figure, basis in (
-            (
-                "Control: for tokens whose mean is not zero the error does not fall with the stable rank",
-                shifted["operator"],
-                "k |mean|^2 of the projection along the mean is left whatever the rank; half of the power 1/2",
-            ),
-            (
-                f"Control: from {FEW} examples a dimension the error does not fall with the stable rank",
-                growing["few"],
-                "the covariance of so few inputs is off by a constant in operator norm; half of the power 1/2",
-            ),
-        ):
-            yield st.Claim(text, st.exponent(figure, "rank"), st.near(0, 0.25), basis, "power of the stable rank")
+        flat, quantity = st.near(0, 0.25), "power of the stable rank"
+        text = "Control: for tokens whose mean is not zero the error does not fall with the stable rank"
+        basis = "k |mean|^2 of the projection along the mean is left whatever the rank; half of the power 1/2"
+        yield st.Claim(text, st.exponent(shifted["operator"], "rank"), flat, basis, quantity)
+        text = f"Control: from {FEW} examples a dimension the error does not fall with the stable rank"
+        basis = "the covariance of so few inputs is off by a constant in operator norm; half of the power 1/2"
+        yield st.Claim(text, st.exponent(growing["few"], "rank"), flat, basis, quantity)
 
 
 def _operator_norm(one: Array, other: Array) -> float:
