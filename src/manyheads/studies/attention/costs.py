@@ -69,10 +69,6 @@ class Costs(st.Study):
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(model=MODELS, length=self.lengths)
 
-    def flops(self, cell: st.Cell) -> int:
-        """Return the FLOPs of four forward passes by the closed form."""
-        return 4 * self._closed_form(str(cell["model"]), int(cell["length"]), training=False)
-
     def predict(self, key: jax.Array) -> st.Record:
         places = [(model, length) for model in MODELS for length in self.lengths]
 
@@ -178,6 +174,10 @@ class Costs(st.Study):
             note=_crossover_note(meeting_points(self.lengths, trained), edge),
             shows=("measured time as the rest",),
         )
+
+    def flops(self, cell: st.Cell) -> int:
+        """Return the FLOPs of four forward passes by the closed form."""
+        return 4 * self._closed_form(str(cell["model"]), int(cell["length"]), training=False)
 
     def _shapes(self) -> dict[str, ModelShape | RecurrentShape | PooledShape]:
         plain: dict[str, Any] = {"classes": 1, "causal": False, "positions": "none", "biases": "none"}

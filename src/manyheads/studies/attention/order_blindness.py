@@ -80,16 +80,6 @@ class OrderBlindness(st.Study):
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(model=MODELS, length=self.lengths)
 
-    def flops(self, cell: st.Cell) -> int:
-        length, width = int(cell["length"]), self.key_dim * self.heads
-        if cell["model"] == "transformer":
-            shape = ModelShape(self.depth, width, self.heads, mlp_hidden=width, classes=self.symbols, causal=False)
-            return self._steps(length) * transformer_cost(shape, length, self.batch, training=True).flops
-        kind = RecurrentShape if cell["model"] == "recurrent" else PooledShape
-        config = self._baseline(str(cell["model"]), length)
-        baseline = kind(config.width, config.hidden, config.layers, self.symbols)
-        return self._steps(length) * baseline_flops(baseline, length, self.batch, training=True)
-
     def predict(self, key: jax.Array) -> st.Record:
         """Return the best accuracy of a network that is independent of order, exactly."""
         ceilings = [float(Recall(length, self.symbols).ceiling) for length in self.lengths]
@@ -185,6 +175,16 @@ class OrderBlindness(st.Study):
             y_ticks=names,
             note="One fresh sequence; → is the marker, letters are symbols. The answer is the letter after the marker.",
         )
+
+    def flops(self, cell: st.Cell) -> int:
+        length, width = int(cell["length"]), self.key_dim * self.heads
+        if cell["model"] == "transformer":
+            shape = ModelShape(self.depth, width, self.heads, mlp_hidden=width, classes=self.symbols, causal=False)
+            return self._steps(length) * transformer_cost(shape, length, self.batch, training=True).flops
+        kind = RecurrentShape if cell["model"] == "recurrent" else PooledShape
+        config = self._baseline(str(cell["model"]), length)
+        baseline = kind(config.width, config.hidden, config.layers, self.symbols)
+        return self._steps(length) * baseline_flops(baseline, length, self.batch, training=True)
 
     def _pattern_of(self, model: Any, kind: str, tokens: jax.Array) -> np.ndarray:
         """Return the attention of a transformer to one sequence, (T, T); zero for the other networks."""

@@ -78,10 +78,6 @@ class Forecast(st.Study):
             raise st.UsageError(f"sizes={self.sizes}: expected fewer heads than checked_heads={self.checked_heads}")
         self.problem(self.richness[0], 0)
 
-    def problem(self, richness: float, seed: int) -> Problem:
-        training = {"steps": self.steps, "learning_rate": self.learning_rate, "depth": self.depth}
-        return PROBLEMS[self.task](seed=seed, richness=richness, **training)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(richness=self.richness, heads=(self.checked_heads, self.heads))
 
@@ -177,6 +173,10 @@ class Forecast(st.Study):
             tuple(f"case {case + 1}" for case in shown),
             note="The first cases; bands are those of a single network at the level 99% for the whole curve.",
         )
+
+    def problem(self, richness: float, seed: int) -> Problem:
+        training = {"steps": self.steps, "learning_rate": self.learning_rate, "depth": self.depth}
+        return PROBLEMS[self.task](seed=seed, richness=richness, **training)
 
 
 def compare_losses(single: LossForecast, losses: np.ndarray) -> dict[str, np.ndarray | float]:

@@ -117,23 +117,6 @@ class HeadDiversity(st.Study):
         Recipe(self.training.steps)
         task_of(self.task, 1)
 
-    @property
-    def training(self) -> Training:
-        return Training(*(getattr(self, name) or own for name, own in OWN[self.optimizer]._asdict().items()))
-
-    @property
-    def _solved(self) -> bool:
-        """Whether there is a limit."""
-        return self.optimizer == "gd"
-
-    def problem(self) -> Problem:
-        _, _, depth, steps, learning_rate = self.training
-        smaller = {"tests": 0} if self.task == "digits" else {}
-        return mean_field.problem_of(self, depth=depth, steps=steps, learning_rate=learning_rate, **smaller)
-
-    def sizes(self) -> tuple[int, ...]:
-        return tuple(sorted({*self.training.key_dims, *self.theory_key_dims}))
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(logit_exponent=tuple(EXPONENTS), key_dim=self.training.key_dims)
 
@@ -193,6 +176,23 @@ class HeadDiversity(st.Study):
                 }
         note = "Heads, samples and pairs of tokens together; bands range over replicates and over draws of the limit."
         yield densities("Logits of single heads after training", "logit over its std before training", plots, note)
+
+    @property
+    def training(self) -> Training:
+        return Training(*(getattr(self, name) or own for name, own in OWN[self.optimizer]._asdict().items()))
+
+    @property
+    def _solved(self) -> bool:
+        """Whether there is a limit."""
+        return self.optimizer == "gd"
+
+    def problem(self) -> Problem:
+        _, _, depth, steps, learning_rate = self.training
+        smaller = {"tests": 0} if self.task == "digits" else {}
+        return mean_field.problem_of(self, depth=depth, steps=steps, learning_rate=learning_rate, **smaller)
+
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(sorted({*self.training.key_dims, *self.theory_key_dims}))
 
     def _solve(self, exponent: float, size: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         problem = self.problem()

@@ -61,11 +61,6 @@ class InfiniteDepth(st.Study):
             raise st.UsageError(f"depths={self.depths}: expected each twice the one before")
         self.problem(1.0, 1)
 
-    def problem(self, exponent: float, depth: int) -> Problem:
-        """Return what is trained at one exponent and depth: two samples, so that the theory of many layers fits."""
-        tests = {"tests": 0} if self.task == "digits" else {}
-        return problem_of(self, samples=2, depth=depth, depth_exponent=exponent, **tests)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(depth_exponent=tuple(NAMES), depth=self.depths)
 
@@ -206,6 +201,11 @@ class InfiniteDepth(st.Study):
         shows, curves = ("logits are independent", "attention stays uniform"), (learned, predicted, guide)
         labels = "Attention logits at the end, mean over layers", "depth", "root mean square"
         yield st.lines(*labels, *curves, log="xy", x_label="depth L", note=note, shows=shows)
+
+    def problem(self, exponent: float, depth: int) -> Problem:
+        """Return what is trained at one exponent and depth: two samples, so that the theory of many layers fits."""
+        tests = {"tests": 0} if self.task == "digits" else {}
+        return problem_of(self, samples=2, depth=depth, depth_exponent=exponent, **tests)
 
     def _continuum(self, exponent: float) -> np.ndarray:
         """Return outputs (S, O, C) at infinite depth."""

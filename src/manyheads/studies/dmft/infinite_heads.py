@@ -60,9 +60,6 @@ class InfiniteHeads(st.Study):
         self._network(self.heads_counts[0], self.logit_exponents[0])
         self.problem()
 
-    def problem(self) -> Problem:
-        return mean_field.problem_of(self)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(logit_exponent=self.logit_exponents, heads=self.heads_counts)
 
@@ -138,6 +135,9 @@ class InfiniteHeads(st.Study):
             networks = {f"H={heads}": found.sel(heads=heads) for heads in self.heads_counts}
             note = "Means over networks; bands range over all of them. Dashed: the limit, all draws."
             yield mean_field.first_output(limit, networks, note, f", {LOGITS[exponent]}")
+
+    def problem(self) -> Problem:
+        return mean_field.problem_of(self)
 
     def _network(self, heads: int, logit_exponent: float) -> Network:
         return Network(self.key_dim, heads, logit_exponent, None if self.activation == "none" else self.activation)

@@ -37,9 +37,6 @@ class InfiniteKeyDim(st.Study):
     def check(self) -> None:
         self.problem()
 
-    def problem(self) -> Problem:
-        return mean_field.problem_of(self)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(key_dim=self.key_dims, heads=self.heads_counts)
 
@@ -85,3 +82,6 @@ class InfiniteKeyDim(st.Study):
             {f"N={size}": trained["output"].sel(key_dim=size).isel(heads=-1) for size in self.key_dims},
             f"Networks with H={self.heads_counts[-1]}; bands range over all of them.",
         )
+
+    def problem(self) -> Problem:
+        return mean_field.problem_of(self)

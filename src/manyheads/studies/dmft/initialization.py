@@ -54,10 +54,6 @@ class Initialization(st.Study):
     def check(self) -> None:
         self.problem()
 
-    def problem(self) -> Problem:
-        """Return the inputs and the architecture; nothing is trained."""
-        return digits_problem(steps=1, depth=self.depth, branch=self.branch, norm=True)
-
     def cells(self) -> tuple[st.Cell, ...]:
         """Return the networks of both comparisons at both logit exponents, each once."""
         sizes = [(self.key_dim, heads) for heads in self.heads_counts] + [(size, self.heads) for size in self.key_dims]
@@ -206,6 +202,10 @@ class Initialization(st.Study):
         labels = "Attention logits of single heads before training", "logit over N^(1/2 - alpha_A)"
         note = "Heads, blocks, samples and pairs of tokens together; bands range over replicates."
         yield logits_law.densities(*labels, plots, note)
+
+    def problem(self) -> Problem:
+        """Return the inputs and the architecture; nothing is trained."""
+        return digits_problem(steps=1, depth=self.depth, branch=self.branch, norm=True)
 
 
 def _squares(draws: xr.DataArray, found: xr.DataArray) -> xr.DataArray:

@@ -50,9 +50,6 @@ class KeyDimStability(st.Study):
     def check(self) -> None:
         self.problem()
 
-    def problem(self) -> Problem:
-        return problem_of(self)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(logit_exponent=tuple(NAMES), key_dim=self.key_dims, heads=self.heads_counts)
 
@@ -148,6 +145,9 @@ class KeyDimStability(st.Study):
         }
         note = "Means over networks; bands range over replicates."
         yield st.lines(title, "step", label, signals, {"limit at exponent 1": limit}, note=note)
+
+    def problem(self) -> Problem:
+        return problem_of(self)
 
     def _signal(self, backward: np.ndarray) -> tuple[Any, ...]:
         """Return the signal over training; of networks the geometric mean."""

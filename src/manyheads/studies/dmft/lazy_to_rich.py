@@ -60,9 +60,6 @@ class LazyToRich(st.Study):
             raise st.UsageError(f"richness={self.richness}: expected two or more up to {SMALL}, and two or more above")
         self.problem(self.richness[0])
 
-    def problem(self, richness: float) -> Problem:
-        return mean_field.problem_of(self, richness=richness)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(key_dim=self.key_dims, richness=self.richness)
 
@@ -185,6 +182,9 @@ class LazyToRich(st.Study):
             {"NTK descent": theory["lazy"].isel(first)},
             note=f"Networks of N={largest}; bands range over the means of replicates.",
         )
+
+    def problem(self, richness: float) -> Problem:
+        return mean_field.problem_of(self, richness=richness)
 
     def _updates(self, trained: st.Data) -> dict[str, xr.DataArray]:
         return {name: trained[f"limit_{name}"].isel(key_dim=0).mean("replicate") for name in UPDATES}

@@ -47,12 +47,6 @@ class WeightMovement(st.Study):
         self.network()
         self.problem(1.0, 1)
 
-    def network(self) -> Network:
-        return Network(self.key_dim, self.heads, activation=None if self.activation == "none" else self.activation)
-
-    def problem(self, depth_exponent: float, depth: int) -> Problem:
-        return mean_field.problem_of(self, depth=depth, depth_exponent=depth_exponent)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(depth_exponent=tuple(EXPONENTS), depth=self.depths)
 
@@ -100,6 +94,12 @@ class WeightMovement(st.Study):
                 "the power at depth exponent 1, to half of the difference to that at 1/2",
                 expected="refuted",
             )
+
+    def network(self) -> Network:
+        return Network(self.key_dim, self.heads, activation=None if self.activation == "none" else self.activation)
+
+    def problem(self, depth_exponent: float, depth: int) -> Problem:
+        return mean_field.problem_of(self, depth=depth, depth_exponent=depth_exponent)
 
     def _exponent(self, found: st.Data, matrix: str, where: str) -> st.Figure:
         what = f"relative movement of the weights, {where}"

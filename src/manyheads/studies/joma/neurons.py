@@ -70,10 +70,6 @@ class Neurons(st.Study):
     def cells(self) -> tuple[st.Cell, ...]:
         return tuple(st.Cell(hierarchy=hierarchy, keep=keep) for hierarchy, keep in self._places())
 
-    def _places(self) -> list[tuple[int, float]]:
-        """Return every hierarchy, and the first one with transition probabilities below one."""
-        return [(hierarchy, 1.0) for hierarchy in range(len(self.lower))] + [(0, keep) for keep in self.keeps[1:]]
-
     def predict(self, key: jax.Array) -> st.Record:
         return {"rise": ((), RISE, "smallest rise by training that the table can show")}
 
@@ -137,6 +133,10 @@ class Neurons(st.Study):
                 f"Layer {level} of {self.layers}, {4 * self.width} neurons; mean and standard deviation over "
                 "replicates. The published table has the column of trained networks.",
             )
+
+    def _places(self) -> list[tuple[int, float]]:
+        """Return every hierarchy, and the first one with transition probabilities below one."""
+        return [(hierarchy, 1.0) for hierarchy in range(len(self.lower))] + [(0, keep) for keep in self.keeps[1:]]
 
     def _task(self, hierarchy: int, keep: float) -> LatentTask:
         sizes = (self.lower[hierarchy], self.upper[hierarchy], self.labels)

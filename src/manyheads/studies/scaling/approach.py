@@ -61,10 +61,6 @@ class Approach(st.Study):
         if any(len(sizes) < 3 for _, sizes in self.plan().sizes):
             raise st.UsageError("a power of the distance to the largest size needs two below it: give three")
 
-    def plan(self) -> Plan:
-        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
-        return Plan(Shape(*self.base), sizes, self.parametrizations, "adam")
-
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
 
@@ -195,6 +191,10 @@ class Approach(st.Study):
             yield self._means_picture(trained, axis)
         for axis, _ in plan.sizes:
             yield self._scatters_picture(trained, axis)
+
+    def plan(self) -> Plan:
+        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
+        return Plan(Shape(*self.base), sizes, self.parametrizations, "adam")
 
     def _means_picture(self, trained: st.Data, axis: Axis) -> st.Panel:
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]

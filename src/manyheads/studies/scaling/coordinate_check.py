@@ -67,10 +67,6 @@ class CoordinateCheckStudy(st.Study):
         scalings.task_of(self.task, 1)
         self.plan()
 
-    def plan(self) -> scalings.Plan:
-        sizes = scalings.choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
-        return scalings.Plan(Shape(*self.base), sizes, self.parametrizations, self.optimizer)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
 
@@ -138,6 +134,10 @@ class CoordinateCheckStudy(st.Study):
         )
         yield updates_picture(self.plan(), trained, ROWS, note, ("updates of all modules", "update of a module"))
         yield exponents_table(self.plan(), trained, ROWS)
+
+    def plan(self) -> scalings.Plan:
+        sizes = scalings.choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
+        return scalings.Plan(Shape(*self.base), sizes, self.parametrizations, self.optimizer)
 
     def growths(self, trained: st.Data, name: str, axis: Axis) -> tuple[Growth, ...]:
         """Return the judged growths of one parametrization along one axis."""

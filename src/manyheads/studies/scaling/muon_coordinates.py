@@ -80,11 +80,6 @@ class MuonCoordinates(st.Study):
         scalings.task_of(self.task, self.batch)
         self.plan()
 
-    def plan(self) -> scalings.Plan:
-        sizes = scalings.choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths, self.streams)
-        base, axes = Shape.of(self.base, "base"), scalings.axes_of(BREAKS)
-        return scalings.Plan(base, sizes, self.parametrizations, "muon", epsilon=False, axes_of=axes)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
 
@@ -127,6 +122,11 @@ class MuonCoordinates(st.Study):
         note = "A recipe is shown only along axes where its networks differ from those of others."
         yield updates_picture(self.plan(), trained, columns, note, ("updates by the matrices", "updates of outputs"))
         yield exponents_table(self.plan(), trained, columns)
+
+    def plan(self) -> scalings.Plan:
+        sizes = scalings.choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths, self.streams)
+        base, axes = Shape.of(self.base, "base"), scalings.axes_of(BREAKS)
+        return scalings.Plan(base, sizes, self.parametrizations, "muon", epsilon=False, axes_of=axes)
 
     def exponent(self, trained: st.Data, name: str, axis: Axis, quantity: str, place: int = -1) -> ExponentFit:
         return update_exponent(self.plan(), trained, quantity, name, axis, place)

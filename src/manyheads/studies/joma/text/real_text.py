@@ -62,22 +62,8 @@ class RealText(st.Study):
     def check(self) -> None:
         Shape(self.key_dim, self.heads, self.depths[0])
 
-    def inputs(self) -> dict[str, str]:
-        """Return the digest of the text, the default one included, which differs between releases of Python.
-
-        Raises
-        ------
-        UsageError
-            The text cannot be read, or is too short for the windows.
-        """
-        return digest_text(self.text, self.length)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(depth=self.depths, learning_rate=self.learning_rates)
-
-    def flops(self, cell: st.Cell) -> int:
-        shape = Shape(self.key_dim, self.heads, int(cell["depth"]))
-        return self.steps * step_flops(shape, len(read_characters(self.text)[0]), self.length, self.batch)
 
     def predict(self, key: jax.Array) -> st.Data:
         """Return the entropy of uniform causal attention and the stable rank of a random matrix of the MLP's shape."""
@@ -179,6 +165,20 @@ class RealText(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         yield from pictures(theory, trained, RunSummary(trained, float(theory["random_rank"])))
+
+    def inputs(self) -> dict[str, str]:
+        """Return the digest of the text, the default one included, which differs between releases of Python.
+
+        Raises
+        ------
+        UsageError
+            The text cannot be read, or is too short for the windows.
+        """
+        return digest_text(self.text, self.length)
+
+    def flops(self, cell: st.Cell) -> int:
+        shape = Shape(self.key_dim, self.heads, int(cell["depth"]))
+        return self.steps * step_flops(shape, len(read_characters(self.text)[0]), self.length, self.batch)
 
 
 _draw = eqx.filter_jit(draw_weights)  # one program instead of one per array

@@ -51,16 +51,6 @@ class RealTextVariants(st.Study):
     snapshots: int = st.setting(24, "how often the statistics are recorded", least=2, small=3, full=48)
     learning_rate: float = st.setting(3e-3, "learning rate of Adam", above=0, small=0.02, full=1e-3)
 
-    def inputs(self) -> dict[str, str]:
-        """Return the digest of the text, the default one included, which differs between releases of Python."""
-        text, shortest = load_text(self.text), len(variants.read_tokens("words", self.text, self.vocabulary)[1][1])
-        if shortest <= self.length + 1:
-            raise st.UsageError(
-                f"{text.name} leaves {shortest} held-out words, too few for a window of {self.length}: give a text of "
-                f"more than {10 * (self.length + 2)} words, or a shorter --length"
-            )
-        return {"text": text.sha256}
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(variant=tuple(variants.VARIANTS))
 
@@ -195,6 +185,16 @@ class RealTextVariants(st.Study):
 
         note = "Loss: lowest on held-out text, nat a token that is asked for. Entropies in nat; means over replicates."
         yield st.table("Drop and rise by variant", map(row, variants.VARIANTS), note)
+
+    def inputs(self) -> dict[str, str]:
+        """Return the digest of the text, the default one included, which differs between releases of Python."""
+        text, shortest = load_text(self.text), len(variants.read_tokens("words", self.text, self.vocabulary)[1][1])
+        if shortest <= self.length + 1:
+            raise st.UsageError(
+                f"{text.name} leaves {shortest} held-out words, too few for a window of {self.length}: give a text of "
+                f"more than {10 * (self.length + 2)} words, or a shorter --length"
+            )
+        return {"text": text.sha256}
 
 
 _loss = eqx.filter_jit(variants.asked_loss)

@@ -28,17 +28,6 @@ PATHS = 1e-4  # largest change of a plotted trajectory between two node counts
 WINDOW = 3.0  # time over which growth is measured
 
 
-def two_features(probability: float) -> ContrastiveTask:
-    """Return the task of a sign and of a feature of this probability, of equal second moments."""
-    return ContrastiveTask(features=(sparse_feature(), sparse_feature(probability)))
-
-
-def second_feature_state(task: ContrastiveTask) -> StationaryState:
-    """Return the stationary state that has learned feature 2 alone."""
-    found = stationary_states(task, [SECOND], NODES)
-    return next(state for state in found if abs(state.overlaps[1]) > 0.1)
-
-
 class FeatureBasins(st.Study):
     """Two features of equal second moment: growth at Q = 0, boundary of the basins, stability of the learned state."""
 
@@ -239,3 +228,14 @@ def _filled_basins(radii: np.ndarray, edges: np.ndarray) -> tuple[st.Curve, st.C
 def _circle(turned: np.ndarray, norm: float) -> np.ndarray:
     """Return states at the radius of the starts by angle, (angles, 3)."""
     return np.stack([RADIUS * np.cos(turned), RADIUS * np.sin(turned), np.full(len(turned), norm)], 1)
+
+
+def two_features(probability: float) -> ContrastiveTask:
+    """Return the task of a sign and of a feature of this probability, of equal second moments."""
+    return ContrastiveTask(features=(sparse_feature(), sparse_feature(probability)))
+
+
+def second_feature_state(task: ContrastiveTask) -> StationaryState:
+    """Return the stationary state that has learned feature 2 alone."""
+    found = stationary_states(task, [SECOND], NODES)
+    return next(state for state in found if abs(state.overlaps[1]) > 0.1)

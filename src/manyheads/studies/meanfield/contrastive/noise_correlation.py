@@ -20,21 +20,6 @@ from manyheads.theory.papers import MENG
 START, NODES = (0.6, 0.6), Nodes(32, 12, 32)  # Q and q at the start
 
 
-def one_feature(noise: float, learning_rate: float, correlation: float) -> ContrastiveTask:
-    """Return the task of one feature, a sign."""
-    feature = (sparse_feature(),)
-    return ContrastiveTask(feature, augmentation_std=noise, correlation=correlation, learning_rate=learning_rate)
-
-
-def stationary_cosine(task: ContrastiveTask, nodes: Nodes = NODES) -> float:
-    """Return the cosine of the stable stationary state that has learned the feature; 0 if there is none."""
-    for start in ((0.9, 0.95), START, (0.4, 0.3)):
-        found = stationary_states(task, [start], nodes)
-        if learned := [abs(state.cosines[0]) for state in found if state.stable and abs(state.overlaps[0]) > 0.01]:
-            return max(learned)
-    return 0.0
-
-
 class NoiseCorrelation(st.Study):
     """Stationary cosine of weights and feature by the correlation of the augmentation noise, in two regimes."""
 
@@ -135,3 +120,18 @@ class NoiseCorrelation(st.Study):
     def _predicted(self, theory: st.Data, noise: float, learning_rate: float, correlation: float) -> xr.DataArray:
         cell = st.Cell(noise=noise, learning_rate=learning_rate, correlation=correlation)
         return theory["cosine"].sel(setting=cell.slug, drop=True)
+
+
+def one_feature(noise: float, learning_rate: float, correlation: float) -> ContrastiveTask:
+    """Return the task of one feature, a sign."""
+    feature = (sparse_feature(),)
+    return ContrastiveTask(feature, augmentation_std=noise, correlation=correlation, learning_rate=learning_rate)
+
+
+def stationary_cosine(task: ContrastiveTask, nodes: Nodes = NODES) -> float:
+    """Return the cosine of the stable stationary state that has learned the feature; 0 if there is none."""
+    for start in ((0.9, 0.95), START, (0.4, 0.3)):
+        found = stationary_states(task, [start], nodes)
+        if learned := [abs(state.cosines[0]) for state in found if state.stable and abs(state.overlaps[0]) > 0.01]:
+            return max(learned)
+    return 0.0

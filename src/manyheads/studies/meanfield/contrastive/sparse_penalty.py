@@ -21,23 +21,6 @@ ORDER = ("Q1", "Q2", "q")
 DISCRETIZATION = 2e-3  # of the particles: an eighth of the smallest error that SGD is found to have
 
 
-def sign_penalty(weights: Array) -> Array:
-    """Return phi of an L1 penalty, a subgradient at zero."""
-    return STRENGTH * jnp.sign(weights)
-
-
-def draw_coordinates(size: int, runs: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Return features (2, size), a tenth of the first one not zero, and weights (runs, size) with the state START."""
-    sparse = np.zeros(BLOCK)
-    sparse[[0, BLOCK // 2]] = np.sqrt(BLOCK / 2)
-    dense = np.repeat([1.0, -1.0], BLOCK // 2)
-    features = np.stack([np.tile(sparse, size // BLOCK), np.tile(dense, size // BLOCK)])
-    rest = rng.standard_normal((runs, size))
-    rest -= rest @ features.T / size @ features
-    rest *= np.sqrt((START[2] - START[0] ** 2 - START[1] ** 2) / (rest**2).mean(1, keepdims=True))
-    return features, np.array(START[:2]) @ features + rest
-
-
 class SparsePenalty(st.Study):
     """Distance of SGD with an L1 penalty from the particles by dimension, and its cosine beside that of weight decay.
 
@@ -124,3 +107,20 @@ class SparsePenalty(st.Study):
         )
         run = {"SGD": trained["trajectory"].isel(dimension=-1, replicate=0)}
         yield st.lines(title, "time", f"overlaps {what}", run, {"particles": theory["trajectory"]})
+
+
+def sign_penalty(weights: Array) -> Array:
+    """Return phi of an L1 penalty, a subgradient at zero."""
+    return STRENGTH * jnp.sign(weights)
+
+
+def draw_coordinates(size: int, runs: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Return features (2, size), a tenth of the first one not zero, and weights (runs, size) with the state START."""
+    sparse = np.zeros(BLOCK)
+    sparse[[0, BLOCK // 2]] = np.sqrt(BLOCK / 2)
+    dense = np.repeat([1.0, -1.0], BLOCK // 2)
+    features = np.stack([np.tile(sparse, size // BLOCK), np.tile(dense, size // BLOCK)])
+    rest = rng.standard_normal((runs, size))
+    rest -= rest @ features.T / size @ features
+    rest *= np.sqrt((START[2] - START[0] ** 2 - START[1] ** 2) / (rest**2).mean(1, keepdims=True))
+    return features, np.array(START[:2]) @ features + rest

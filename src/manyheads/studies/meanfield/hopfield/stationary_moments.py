@@ -50,13 +50,6 @@ class StationaryMoments(st.Study):
                 "attractors are zero without meaning; expected a number above 0 and up to 1"
             )
 
-    @property
-    def betas(self) -> tuple[float, ...]:
-        return self.regular + self.chaotic
-
-    def network(self) -> OneBitNetwork:
-        return replace(OneBitNetwork.published(), positional_weight=self.positional_weight)
-
     def predict(self, key: jax.Array) -> st.Record:
         network, rng, moments, early = self.network(), np.random.default_rng(0), [], []
         for begin in range(0, self.orbits, CHUNK):
@@ -155,6 +148,13 @@ class StationaryMoments(st.Study):
             ),
             f"Mean over all runs and {self.orbits} orbits.",
         )
+
+    @property
+    def betas(self) -> tuple[float, ...]:
+        return self.regular + self.chaotic
+
+    def network(self) -> OneBitNetwork:
+        return replace(OneBitNetwork.published(), positional_weight=self.positional_weight)
 
 
 def deviations(theory: st.Data, trained: st.Data, name: str) -> xr.DataArray:

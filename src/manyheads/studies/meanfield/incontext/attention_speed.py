@@ -36,14 +36,6 @@ class AttentionSpeed(st.Study):
         if min(len(self._fast), len(self._slow)) < 2:
             raise st.UsageError(f"speeds={self.speeds}: expected two up to {SLOW:g} and two from {FAST:g} on")
 
-    @property
-    def _fast(self) -> list[float]:
-        return [speed for speed in self.speeds if speed >= FAST]
-
-    @property
-    def _slow(self) -> list[float]:
-        return [speed for speed in self.speeds if speed <= SLOW]
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(speed=self.speeds)
 
@@ -87,3 +79,11 @@ class AttentionSpeed(st.Study):
         curves = {f"r = {speed:g}": first["loss"].sel(speed=speed) for speed in self.speeds}
         limit, title = {"limit": first["limit"].isel(speed=0)}, "Loss at finite attention speed r"
         yield st.lines(title, "moment", "loss", curves, reference=limit, note="One start.")
+
+    @property
+    def _fast(self) -> list[float]:
+        return [speed for speed in self.speeds if speed >= FAST]
+
+    @property
+    def _slow(self) -> list[float]:
+        return [speed for speed in self.speeds if speed <= SLOW]

@@ -59,10 +59,6 @@ class MLPWidth(st.Study):
     outer_duration: float = st.setting(80.0, "last time where the second layer is trained", small=8.0)
     both_duration: float = st.setting(4.0, "last time where both layers are trained", small=0.1)
 
-    @property
-    def _widths(self) -> dict[str, tuple[int, ...]]:
-        return {"outer": self.outer_widths, "both": self.both_widths}
-
     def cells(self) -> tuple[st.Cell, ...]:
         return tuple(st.Cell(layers=layers, width=width) for layers in STARTS for width in self._widths[layers])
 
@@ -140,6 +136,10 @@ class MLPWidth(st.Study):
         errors = {f"{label} trained": found[layers] for layers, label in LAYERS.items()}
         labels, shows = ("RMS error of the loss trajectory", "width", "RMS error of the loss"), ("both layers trained",)
         yield st.lines(*labels, errors, log="xy", note="Bands: replicates.", shows=shows)
+
+    @property
+    def _widths(self) -> dict[str, tuple[int, ...]]:
+        return {"outer": self.outer_widths, "both": self.both_widths}
 
     def _errors(self, theory: st.Data, trained: st.Data) -> dict[str, xr.DataArray]:
         found = st.distance(trained["loss"], theory["loss"], over=("network", "share"))

@@ -54,10 +54,6 @@ class SaddleToSaddle(st.Study):
         if not 2 <= self.task.dim <= self.heads:
             raise st.UsageError(f"heads={self.heads}: give two eigenvalues or more, and as many heads of rank one")
 
-    @property
-    def task(self) -> InContextRegression:
-        return InContextRegression(self.eigenvalues, self.prompt_length)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(attention=KINDS, std=self.stds)
 
@@ -207,6 +203,10 @@ class SaddleToSaddle(st.Study):
             drops = part["drops"].values.astype(int)
             title = f"{kind} key-query weights, std {self.stds[-1]:g}: {drops.min()} to {drops.max()} drops"
             yield st.trajectories(f"Loss with {title}", part, "time", "loss", "theory", theory["level"], note=note)
+
+    @property
+    def task(self) -> InContextRegression:
+        return InContextRegression(self.eigenvalues, self.prompt_length)
 
 
 def _plateau_gaps(theory: st.Data, part: st.Data) -> xr.DataArray:

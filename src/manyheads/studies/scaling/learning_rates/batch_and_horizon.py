@@ -55,12 +55,6 @@ class BatchAndHorizon(st.Study):
         Shape.of(self.shape, "shape")
         task_of(self.task, self.batches[0])
 
-    def along(self, axis: str) -> tuple[st.Cell, ...]:
-        batch, steps = (each[len(each) // 2] for each in (self.batches, self.steps))
-        if axis == "batch":
-            return tuple(st.Cell(batch=size, steps=steps) for size in self.batches)
-        return tuple(st.Cell(batch=batch, steps=size) for size in self.steps)
-
     def cells(self) -> tuple[st.Cell, ...]:
         """Return every training once."""
         return tuple(dict.fromkeys(cell for axis in POWERS for cell in self.along(axis)))
@@ -105,6 +99,12 @@ class BatchAndHorizon(st.Study):
             found = {f"{size:,}": loss.sel({axis: size}).dropna("learning_rate") for size in loss[axis].values}
             what, note = "final training loss [nat]", "Means over replicates; bands range over all."
             yield st.lines(title, "learning_rate", what, found, log="xy", note=note)
+
+    def along(self, axis: str) -> tuple[st.Cell, ...]:
+        batch, steps = (each[len(each) // 2] for each in (self.batches, self.steps))
+        if axis == "batch":
+            return tuple(st.Cell(batch=size, steps=steps) for size in self.batches)
+        return tuple(st.Cell(batch=batch, steps=size) for size in self.steps)
 
     def _along(self, trained: st.Data, axis: str) -> st.Data:
         (other,) = set(POWERS) - {axis}

@@ -47,15 +47,8 @@ class LearningRateTransfer(st.Study):
         task_of(self.task, 1)
         self.plan()
 
-    def plan(self) -> Plan:
-        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
-        return Plan(Shape(*self.base), sizes, self.parametrizations, "adam", epsilon=False)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
-
-    def learning_rates(self) -> np.ndarray:
-        return optima.all_rates(self.lowest, self.ratio, self.points)
 
     def predict(self, key: jax.Array) -> st.Record:
         """Return the exponent of the size in the optimal learning rate: zero where a parametrization is consistent."""
@@ -87,6 +80,13 @@ class LearningRateTransfer(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         yield optima.losses_picture(self.plan(), trained)
+
+    def plan(self) -> Plan:
+        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
+        return Plan(Shape(*self.base), sizes, self.parametrizations, "adam", epsilon=False)
+
+    def learning_rates(self) -> np.ndarray:
+        return optima.all_rates(self.lowest, self.ratio, self.points)
 
 
 def _power(parametrization: str, axis: Axis) -> float:

@@ -62,10 +62,6 @@ class MuonTransfer(st.Study):
         task_of(self.task, 1)
         self.plan()
 
-    def plan(self) -> Plan:
-        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
-        return Plan(Shape(*self.base), sizes, self.parametrizations, "muon", epsilon=False, axes_of=axes_of(DRIFTS))
-
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
 
@@ -99,3 +95,7 @@ class MuonTransfer(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         yield optima.losses_picture(self.plan(), trained)
+
+    def plan(self) -> Plan:
+        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
+        return Plan(Shape(*self.base), sizes, self.parametrizations, "muon", epsilon=False, axes_of=axes_of(DRIFTS))

@@ -70,19 +70,10 @@ class WeightDecay(st.Study):
         Shape.of(self.base, "base")
         task_of(self.task, self.batch)
 
-    def settings(self) -> tuple[tuple[str, float], ...]:
-        decays = [(name, total) for total in self.total_decays for name in LABELS if name not in ("table", "one-rate")]
-        return (("table", 0.0), ("one-rate", 0.0), *decays)
-
     def cells(self) -> tuple[st.Cell, ...]:
         """Return every network once, small ones first: at the base all settings with one T s are one."""
         cells = {self.cell(*setting, heads) for heads in self.heads_counts for setting in self.settings()}
         return tuple(sorted(cells, key=lambda cell: (cell["heads"], cell["total_decay"], cell["setting"])))
-
-    def cell(self, setting: str, total: float, heads: int) -> st.Cell:
-        if heads == self.base[1]:
-            setting = "table-independent" if total else "table"
-        return st.Cell(setting=setting, total_decay=total, heads=heads)
 
     def predict(self, key: jax.Array) -> st.Record:
         """Return the exponents of H that are derived: of the optimal rate, and of relative updates early and late."""
@@ -152,6 +143,15 @@ class WeightDecay(st.Study):
         title, what = "Relative update of the values' weights at the end", "relative update at the end"
         note = "Norm of an update over that of the weight, at the middle of the first grid of learning rates."
         yield st.lines(title, "heads", what, late, log="xy", note=note, shows=("at the end",))
+
+    def settings(self) -> tuple[tuple[str, float], ...]:
+        decays = [(name, total) for total in self.total_decays for name in LABELS if name not in ("table", "one-rate")]
+        return (("table", 0.0), ("one-rate", 0.0), *decays)
+
+    def cell(self, setting: str, total: float, heads: int) -> st.Cell:
+        if heads == self.base[1]:
+            setting = "table-independent" if total else "table"
+        return st.Cell(setting=setting, total_decay=total, heads=heads)
 
     def _along(self, trained: st.Data, name: str, setting: str, total: float) -> xr.DataArray:
         cells = [self.cell(setting, total, heads) for heads in self.heads_counts]

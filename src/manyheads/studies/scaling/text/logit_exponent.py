@@ -52,13 +52,6 @@ class LogitExponent(st.Study):
             buys = f"the compute of N={self.key_dims[0]} buys less than two at N={self.key_dims[-1]}"
             raise st.UsageError(f"steps={self.steps}: {buys}; give more steps or smaller key_dims")
 
-    def flops(self, cell: st.Cell) -> int:
-        return self.steps * self._step(int(cell["key_dim"]))
-
-    def bought(self, key_dim: int) -> int:
-        """Return the steps at one N that cost as much as all steps at the smallest."""
-        return self.steps * self._step(self.key_dims[0]) // self._step(key_dim)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(logit_exponent=tuple(EXPONENTS), key_dim=self.key_dims)
 
@@ -137,6 +130,13 @@ class LogitExponent(st.Study):
             f"N={self.key_dims[0]} buys {int(theory['bought'][-1])} updates at N={self.key_dims[-1]}.",
             shows=(f"At N={self.key_dims[-1]}",),
         )
+
+    def flops(self, cell: st.Cell) -> int:
+        return self.steps * self._step(int(cell["key_dim"]))
+
+    def bought(self, key_dim: int) -> int:
+        """Return the steps at one N that cost as much as all steps at the smallest."""
+        return self.steps * self._step(self.key_dims[0]) // self._step(key_dim)
 
     def _step(self, key_dim: int) -> int:
         """Matrix-multiply FLOPs of one step."""
