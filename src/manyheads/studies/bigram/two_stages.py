@@ -147,13 +147,9 @@ class TwoStages(st.Study):
             "delay of the escape (growth times)",
         )
         end, law = (data["attention_signal"].isel(progress=-1) for data in (sgd, theory))
-        yield st.Claim(
-            "After the escape alpha_A drifts along alpha_A alpha_V = 1 as the signal system predicts",
-            end,
-            st.near(law, 0.1 * law),
-            "a tenth: it grows as the fourth root of the time since the escape, known to one growth time",
-            "alpha_A at the end",
-        )
+        text = "After the escape alpha_A drifts along alpha_A alpha_V = 1 as the signal system predicts"
+        basis = "a tenth: it grows as the fourth root of the time since the escape, known to one growth time"
+        yield st.Claim(text, end, st.near(law, 0.1 * law), basis, "alpha_A at the end")
         yield st.Claim(
             "The switch of the algorithm is reached before the predicted samples of stage one (ratio)",
             algorithm["switch"] / theory["stage_one"],

@@ -146,13 +146,9 @@ class HeadDiversity(st.Study):
         parts = {exponent: [data.sel(logit_exponent=exponent) for data in (theory, trained)] for exponent in EXPONENTS}
         for exponent, (limit, found) in parts.items():
             yield from self._exponents(exponent, limit, found)
-        yield st.Claim(
-            "The variance of attention logits over heads scales as N^-2 after training (caption of figure 2)",
-            self._exponent("end", *parts[1.0]),
-            st.near(CAPTION, 0.5),
-            "half way to N^-1, which is derived here",
-            expected="refuted",
-        )
+        text = "The variance of attention logits over heads scales as N^-2 after training (caption of figure 2)"
+        basis = "half way to N^-1, which is derived here"
+        yield st.Claim(text, self._exponent("end", *parts[1.0]), st.near(CAPTION, 0.5), basis, expected="refuted")
         for exponent, (limit, found) in parts.items() if self._solved else ():
             for size in (self.training.key_dims[0], self.training.key_dims[-1]):
                 yield from self._distributions(exponent, size, limit.sel(key_dim=size), found.sel(key_dim=size))
@@ -238,12 +234,9 @@ class HeadDiversity(st.Study):
 
     def _exponents(self, exponent: float, limit: st.Data, found: st.Data) -> Iterator[st.Claim]:
         sizes, words, power = self.training.key_dims, EXPONENTS[exponent], limit["exponent"].mean()
-        yield st.Claim(
-            f"{words}: before training the variance of attention logits over heads scales as N^{1 - 2 * exponent:g}",
-            self._exponent("start", limit, found),
-            st.near(power, 0.1),
-            "exact in the first layer; corrections of relative size 1/(N H) above it",
-        )
+        text = f"{words}: before training the variance of attention logits over heads scales as N^{1 - 2 * exponent:g}"
+        basis = "exact in the first layer; corrections of relative size 1/(N H) above it"
+        yield st.Claim(text, self._exponent("start", limit, found), st.near(power, 0.1), basis)
         bias = -2 * finite_size_bias(sizes)
         training = f"gradient descent at richness {self.richness:g}"
         if not self._solved:

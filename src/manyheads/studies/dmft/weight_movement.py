@@ -74,18 +74,12 @@ class WeightMovement(st.Study):
         for exponent, words in EXPONENTS.items():
             law, found = (data.sel(depth_exponent=exponent) for data in (theory, trained))
             for matrix, letter in LETTERS.items():
-                yield st.Claim(
-                    f"{words}: the relative movement of {letter} scales as L^{exponent - 1:g}",
-                    self._exponent(found, matrix, words),
-                    st.near(law["movement"], NEXT),
-                    "half of the difference between the powers at the two depth exponents",
-                )
-            yield st.Claim(
-                f"{words}: the update of the residual stream's kernel is independent of L",
-                st.exponent(found["stream"], "depth", "L"),
-                st.near(law["stream"], NEXT),
-                "half of L^(-1/2), the movement of a single matrix at depth exponent 1/2",
-            )
+                text = f"{words}: the relative movement of {letter} scales as L^{exponent - 1:g}"
+                basis = "half of the difference between the powers at the two depth exponents"
+                yield st.Claim(text, self._exponent(found, matrix, words), st.near(law["movement"], NEXT), basis)
+            text = f"{words}: the update of the residual stream's kernel is independent of L"
+            basis = "half of L^(-1/2), the movement of a single matrix at depth exponent 1/2"
+            yield st.Claim(text, st.exponent(found["stream"], "depth", "L"), st.near(law["stream"], NEXT), basis)
         for matrix, letter in LETTERS.items():
             yield st.Claim(
                 f"{EXPONENTS[0.5]}: the relative movement of {letter} is independent of L",

@@ -193,13 +193,9 @@ class Invariants(st.Study):
         yield from self._softmax(none, trained.sel(attention="softmax", queries=1))
 
     def _softmax(self, none: float, trained: st.Data) -> Iterator[st.Claim]:
-        yield st.Claim(
-            "Softmax attention conserves the sum of the logits of each query",
-            trained["drift"].max(),
-            st.near(none, SMOOTH_LIMIT),
-            "an equality: attention is invariant under a shift of all logits",
-            "relative drift",
-        )
+        text = "Softmax attention conserves the sum of the logits of each query"
+        basis = "an equality: attention is invariant under a shift of all logits"
+        yield st.Claim(text, trained["drift"].max(), st.near(none, SMOOTH_LIMIT), basis, "relative drift")
         forms, many = _forms(trained), {"figure": "fixed mean: error", "contexts": self.contexts}
         yield st.Claim(
             "With a single context and a moving mean attention, theorem 1 is exact for softmax attention",

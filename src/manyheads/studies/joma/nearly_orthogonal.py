@@ -99,13 +99,9 @@ class NearlyOrthogonal(st.Study):
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         few, middle, many = self.dimensions[:3]
-        yield st.Claim(
-            "Summed over the tokens, theorem 1 is exact for any embeddings, more tokens than dimensions included",
-            trained["sum_drift"].max(),
-            st.near(0, EXACT),
-            "an equality: rounding, and the fourth power of the step, leave less",
-            "drift",
-        )
+        text = "Summed over the tokens, theorem 1 is exact for any embeddings, more tokens than dimensions included"
+        basis = "an equality: rounding, and the fourth power of the step, leave less"
+        yield st.Claim(text, trained["sum_drift"].max(), st.near(0, EXACT), basis, "drift")
         yield st.Claim(
             "The drift is that of the couplings of tokens times the cosines of their embeddings",
             max(_identity_error(trained.sel(attention=name), UpdateRule(name, "gelu")) for name in ATTENTIONS),

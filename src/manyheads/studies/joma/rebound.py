@@ -140,13 +140,9 @@ class Rebound(st.Study):
             "a sign: the smallest drop and rise over all replicates are far from zero",
             "smallest drop or rise of the stable rank",
         )
-        yield st.Claim(
-            "Without attention the lower layer moves on a straight line",
-            uniform["line_error"].max(),
-            st.near(0, 1e-6),
-            "one rate for all weights; the integrator has errors of 1e-8 per step",
-            "relative distance from the line",
-        )
+        text = "Without attention the lower layer moves on a straight line"
+        basis = "one rate for all weights; the integrator has errors of 1e-8 per step"
+        yield st.Claim(text, uniform["line_error"].max(), st.near(0, 1e-6), basis, "relative distance from the line")
         yield st.Claim(
             "Without attention the stable rank never rises",
             uniform["rising"],
@@ -182,13 +178,9 @@ class Rebound(st.Study):
             "rise over drop of the entropy",
             **derived("classification"),
         )
-        yield st.Claim(
-            "In a network trained by cross-entropy the entropy drops by a quarter of a nat",
-            classification["drop"],
-            st.above(0.25),
-            "a sign: the missing rebound is not that of attention that does not change",
-            "drop of the attention entropy (nat)",
-        )
+        text = "In a network trained by cross-entropy the entropy drops by a quarter of a nat"
+        basis = "a sign: the missing rebound is not that of attention that does not change"
+        yield st.Claim(text, classification["drop"], st.above(0.25), basis, "drop of the attention entropy (nat)")
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         flows = tuple(DYNAMICS), "flows", "record, logarithmic in time"

@@ -102,13 +102,9 @@ class ScanAndSnap(st.Study):
         shared, winner = trained.sel(profile="shared"), trained["winner"]
         end, start = shared.isel(progress=-1), winner.isel(progress=0)
         error = (shared["law"] - shared["growth"]) / shared["growth"]
-        yield st.Claim(
-            "Logits of exchangeable next tokens follow the reduced trajectory at every ratio of the learning rates",
-            shared["deviation"].max(),
-            st.near(0, 1e-6),
-            "an equality; local errors of 1e-11 over some ten thousand steps",
-            "largest distance of logits",
-        )
+        text = "Logits of exchangeable next tokens follow the reduced trajectory at every ratio of the learning rates"
+        basis = "an equality; local errors of 1e-11 over some ten thousand steps"
+        yield st.Claim(text, shared["deviation"].max(), st.near(0, 1e-6), basis, "largest distance of logits")
         yield st.Claim(
             "The attention logits of common tokens never become positive",
             trained["common"].max(),

@@ -91,12 +91,9 @@ class Noise(st.Study):
             "a factor of 1.3 either way: the excess is sigma^2 chi^2_p / n, and p/n is small",
             "squared error, measured over predicted",
         )
-        yield st.Claim(
-            "The squared error scales as the square of the noise",
-            st.exponent(error, "sigma"),
-            st.near(2, max(0.05, 2 * numbers / labels)),
-            "the next order in the noise is felt at the largest sigma only, by 2 p/n at most, or 0.05",
-        )
+        text = "The squared error scales as the square of the noise"
+        basis = "the next order in the noise is felt at the largest sigma only, by 2 p/n at most, or 0.05"
+        yield st.Claim(text, st.exponent(error, "sigma"), st.near(2, max(0.05, 2 * numbers / labels)), basis)
         yield st.Claim(
             "Random starts reach the error of a start at the truth",
             st.log(error / trained["attainable"]).max("sigma"),

@@ -127,13 +127,9 @@ class Approach(st.Study):
             DRIFT.format(letter),
             "exponent of the size",
         )
-        yield st.Claim(
-            f"{who}: the distance of the mean loss curve to its limit scales as {letter}^-1",
-            measured,
-            st.near(-1, (1 + drift) / 2),
-            f"half way from {letter}^-1 to a drift like log {letter}, which has no limit",
-            "exponent of the size",
-        )
+        text = f"{who}: the distance of the mean loss curve to its limit scales as {letter}^-1"
+        basis = f"half way from {letter}^-1 to a drift like log {letter}, which has no limit"
+        yield st.Claim(text, measured, st.near(-1, (1 + drift) / 2), basis, "exponent of the size")
 
     def _scatters(self, trained: st.Data, name: str, axis: Axis) -> Iterator[st.Claim]:
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]

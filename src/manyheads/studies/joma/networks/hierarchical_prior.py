@@ -35,7 +35,6 @@ class HierarchicalPrior(st.Study):
     name = "joma/hierarchical-prior"
     claim = "A pattern that c labels share is won c times sooner in the layer of theorem 2"
     source = TIAN.at("theorem 2 and the authors' reply to reviewers; the reading, that labels share a, is this study's")
-    revision = 1
 
     learning_rate: float = st.setting(0.02, "of SGD in the layer", above=0, most=0.2, small=0.1, full=0.005)
     batch: int = st.setting(16, "contexts of an update of the layer", least=1)

@@ -38,7 +38,6 @@ class WideNetworks(st.Study):
     name = "joma/wide-networks"
     claim = "The first of n neurons is won after a time ~ 1/(n + 1), if attention is aligned"
     source = TIAN.at("theorem 2; lucky neurons as reviews ask, derived here from it")
-    revision = 1
 
     widths: tuple[int, ...] = st.sweep((4, 16, 64), "neurons of a layer", small=(2, 8), full=(4, 16, 64, 256))
     # Of smaller widths there are more layers, with as many neurons in all.

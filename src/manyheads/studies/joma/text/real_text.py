@@ -144,14 +144,9 @@ class RealText(st.Study):
         )
         between = runs.between_seeds(rise)
         widened = mean_interval(between).widened(_grain(rise.sizes["replicate"]) / len(between))
-        yield st.Claim(
-            "Between seeds of one depth and learning rate the rebound is uncorrelated with the validation loss",
-            (between.mean(), widened),
-            st.near(0, NEGLIGIBLE),
-            f"correlations up to {NEGLIGIBLE} are called negligible; mean over cells",
-            expected=holds,
-            **correlation,
-        )
+        text = "Between seeds of one depth and learning rate the rebound is uncorrelated with the validation loss"
+        basis = f"correlations up to {NEGLIGIBLE} are called negligible; mean over cells"
+        yield st.Claim(text, (between.mean(), widened), st.near(0, NEGLIGIBLE), basis, expected=holds, **correlation)
         yield st.Claim(
             f"After {middle:.0%} of a run the validation loss ranks the final losses better than the rebound does",
             np.abs(runs.early_loss(middle)) - np.abs(runs.early_rise(middle)),

@@ -39,7 +39,6 @@ class RealTextVariants(st.Study):
     name = "joma/real-text-variants"
     claim = "On words the bottom layer's entropy drops first; it rebounds in post-norm blocks"
     source = TIAN.at("figures 6 to 8 and B.2; the control and statistics are added here")
-    revision = 1
 
     text: Path | None = st.setting(None, "a UTF-8 file; by default Python's own documentation")
     width: int = st.setting(64, "width, which one variant doubles", least=4, multiple=4, small=16, full=192)

@@ -162,13 +162,9 @@ class FeatureBasins(st.Study):
             "second order in the overlap of 0.05 and 1/n in the state, below a tenth of the rate at Q = 0",
             "growth rate, measured minus predicted",
         )
-        yield st.Claim(
-            f"The state of feature 2 is unstable for kurtosis {1 / last:g} (growth rate of feature 1)",
-            rate.isel(probability=-1),
-            st.above(0),
-            "an inequality: a positive rate; it is negative for kurtosis 1, where both features are alike",
-            "growth rate",
-        )
+        text = f"The state of feature 2 is unstable for kurtosis {1 / last:g} (growth rate of feature 1)"
+        basis = "an inequality: a positive rate; it is negative for kurtosis 1, where both features are alike"
+        yield st.Claim(text, rate.isel(probability=-1), st.above(0), basis, "growth rate")
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         yield self._phase_portrait(theory)

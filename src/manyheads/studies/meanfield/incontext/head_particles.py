@@ -104,12 +104,9 @@ class HeadParticlesStudy(st.Study):
             f"the squared error has corrections of relative order 1/H: of relative size 4/H at H = {first} "
             "they move the exponent by 0.04; the reference moves it by less than 0.01",
         )
-        yield st.Claim(
-            "After training the loss fluctuates over systems by H^(-1/2)",
-            st.exponent(heads["loss_spread"], "heads", "H"),
-            st.near(-0.5, 0.05),
-            f"corrections of relative order 1/H to the variance, as above at H = {first}",
-        )
+        text = "After training the loss fluctuates over systems by H^(-1/2)"
+        basis = f"corrections of relative order 1/H to the variance, as above at H = {first}"
+        yield st.Claim(text, st.exponent(heads["loss_spread"], "heads", "H"), st.near(-0.5, 0.05), basis)
         yield st.Claim(
             f"The bias of the loss falls as 1/H (relative change of H times the bias, H = {first} to {second})",
             (nearer - near) / abs(near.mean()),

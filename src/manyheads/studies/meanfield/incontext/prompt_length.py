@@ -87,12 +87,9 @@ class PromptLength(st.Study):
             st.near(-1, 3 * error / np.log(self.lengths[-1] / self.lengths[0]) * np.sqrt(2)),
             "the same error of the logarithms at both ends, over the logarithm of their ratio",
         )
-        yield st.Claim(
-            "|L_n - L| decreases at least as fast in n as the paper's bound sqrt(log k / n) (exponent at most -1/2)",
-            power,
-            st.below(-0.5),
-            "the bound's dependence on n, which is not tight; its dependence on k is not tested",
-        )
+        text = "|L_n - L| decreases at least as fast in n as the paper's bound sqrt(log k / n) (exponent at most -1/2)"
+        basis = "the bound's dependence on n, which is not tight; its dependence on k is not tested"
+        yield st.Claim(text, power, st.below(-0.5), basis)
         yield st.Claim(
             "At the attention of infinite prompts the excess is at most k max|f|^2 / 2n (share of it)",
             (excess * trained["length"]).max("length") / float(theory["largest"]),

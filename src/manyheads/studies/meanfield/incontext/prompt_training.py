@@ -160,13 +160,9 @@ class PromptTraining(st.Study):
             f"steps of finite size lower a rate by half of its product with the step, 0.02; {width}",
             "growth (ln), measured over predicted",
         )
-        yield st.Claim(
-            "Both groups are learned when the mean-field flow says (ratio of times, mean)",
-            (escapes / predicted).mean(1),
-            st.near(1, 0.15),
-            f"{width}, and the weakest of the drawn features, which sets the time; noise of batches",
-            "time, measured over predicted",
-        )
+        text = "Both groups are learned when the mean-field flow says (ratio of times, mean)"
+        basis = f"{width}, and the weakest of the drawn features, which sets the time; noise of batches"
+        yield st.Claim(text, (escapes / predicted).mean(1), st.near(1, 0.15), basis, "time, measured over predicted")
         yield st.Claim(
             "The final loss is that of the mean-field flow (ratio)",
             last["loss"] / float(theory["loss"][-1]),

@@ -98,12 +98,9 @@ class SaddleEscape(st.Study):
             "the paper's bound on basins; here the loss falls as h^4 from h = 0, and the figure is the exponent of "
             "the radius at which the growth is a quarter of that of infinite prompts",
         )
-        yield st.Claim(
-            "The radius at which finite prompts quarter the growth of a missed feature scales as n^(-1/2)",
-            radius,
-            st.near(-0.5, 0.02),
-            "the growth depends on h^2 n / g^2 alone, up to corrections of order 1/n",
-        )
+        text = "The radius at which finite prompts quarter the growth of a missed feature scales as n^(-1/2)"
+        basis = "the growth depends on h^2 n / g^2 alone, up to corrections of order 1/n"
+        yield st.Claim(text, radius, st.near(-0.5, 0.02), basis)
         yield st.Claim(
             "At finite n the loss has no curvature along the amplitude h of a missed feature at h = 0 (growth "
             "rate at h = 1e-6 g over that of infinite n, largest over n)",

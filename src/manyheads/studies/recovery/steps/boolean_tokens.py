@@ -93,13 +93,9 @@ class BooleanTokens(st.Study):
             "the terms of sixth order are at most 9/d of it for normal weights",
             "distance over the closed form, largest dimension",
         )
-        yield st.Claim(
-            "On a lattice a logit lies within 1/d of zero sqrt(d) times as often as the Gaussian estimate says",
-            st.exponent(lattice["near"], "dim"),
-            st.near(0.5, 1 / least),
-            "one atom, sqrt(2/(pi d)), over 2/(d sqrt(2 pi)); corrections of relative order 1/d",
-            power,
-        )
+        text = "On a lattice a logit lies within 1/d of zero sqrt(d) times as often as the Gaussian estimate says"
+        basis = "one atom, sqrt(2/(pi d)), over 2/(d sqrt(2 pi)); corrections of relative order 1/d"
+        yield st.Claim(text, st.exponent(lattice["near"], "dim"), st.near(0.5, 1 / least), basis, power)
         yield st.Claim(
             "For a dense matrix the Gaussian estimate of logits within 1/d of zero is right below the floor of "
             "1/sqrt(d)",

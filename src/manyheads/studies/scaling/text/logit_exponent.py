@@ -77,13 +77,9 @@ class LogitExponent(st.Study):
         losses = st.log(trained["loss"])
         apart = losses.sel(logit_exponent=0.5) - losses.sel(logit_exponent=1.0)
         quantity = "loss at 1/2 over loss at 1 (ln)"
-        yield st.Claim(
-            f"At N={first} both logit exponents train one network (largest log ratio)",
-            abs(apart.sel(key_dim=first)).max(),
-            st.near(0, SAME),
-            "the base, at which all factors are one; rounding",
-            quantity,
-        )
+        text = f"At N={first} both logit exponents train one network (largest log ratio)"
+        basis = "the base, at which all factors are one; rounding"
+        yield st.Claim(text, abs(apart.sel(key_dim=first)).max(), st.near(0, SAME), basis, quantity)
         for what, last, word, region in (
             ("steps", self.steps, "below", st.below(0)),
             ("compute", int(theory["bought"][-1]), "above", st.above(0)),
