@@ -123,20 +123,14 @@ class Costs(st.Study):
             "the counted FLOPs are a quadratic in n, which is solved in floating point",
             "length of equal FLOPs (tokens)",
         )
-        yield st.Claim(
-            "A block of attention takes more FLOPs than an Elman network of the same width at every length",
-            (attention / first.sel(model="recurrent")).min(),
-            st.above(1),
-            "smallest ratio of the counts; by the closed forms it is 6 or more at r = 4",
-            "FLOPs of attention over those of recurrence, smallest over lengths",
-        )
-        yield st.Claim(
-            "The sequential depth of attention is independent of the length, that of recurrence grows by 1 a token",
-            int(abs(trained["chain"] - theory["chain"]).max()),
-            st.near(0, 0),
-            "longest chains of matrix products are integers",
-            "largest difference of depths (matrix products)",
-        )
+        text = "A block of attention takes more FLOPs than an Elman network of the same width at every length"
+        basis = "smallest ratio of the counts; by the closed forms it is 6 or more at r = 4"
+        quantity = "FLOPs of attention over those of recurrence, smallest over lengths"
+        yield st.Claim(text, (attention / first.sel(model="recurrent")).min(), st.above(1), basis, quantity)
+        text = "The sequential depth of attention is independent of the length, that of recurrence grows by 1 a token"
+        basis = "longest chains of matrix products are integers"
+        quantity = "largest difference of depths (matrix products)"
+        yield st.Claim(text, int(abs(trained["chain"] - theory["chain"]).max()), st.near(0, 0), basis, quantity)
         yield st.Claim(
             "The attention core takes as much measured time as the rest of its block where their FLOPs are equal",
             meeting_points(self.lengths, trained) - np.log2(edge),

@@ -117,14 +117,10 @@ class VanishingGradients(st.Study):
             "these gains; doubled",
             "exponent, measured less predicted (1/token and layer)",
         )
-        yield st.Claim(
-            "With weights of variance 1/H an Elman network with inputs keeps its gradients (exponent)",
-            init.sel(layers=1),
-            st.near(0, 6 / self.width),
-            "chi = 1 holds without inputs; with them the units saturate and chi is below one",
-            "exponent of the squared gradient (1/token)",
-            expected="refuted",
-        )
+        text = "With weights of variance 1/H an Elman network with inputs keeps its gradients (exponent)"
+        basis = "chi = 1 holds without inputs; with them the units saturate and chi is below one"
+        quantity = "exponent of the squared gradient (1/token)"
+        yield st.Claim(text, init.sel(layers=1), st.near(0, 6 / self.width), basis, quantity, expected="refuted")
         yield st.Claim(
             f"Depth acts like length: a cell of {deepest} layers has {deepest} times the exponent of one layer (ratio)",
             init.sel(layers=deepest) / init.sel(layers=1),

@@ -127,13 +127,10 @@ class PlantedLags(st.Study):
         )
         if last >= ENOUGH:  # with few samples both tables are about equally uncertain
             loss = trained["loss"].isel(samples=-1)
-            yield st.Claim(
-                f"The chosen lags predict the next character better than the last character does at {last:,} samples",
-                loss.sel(model="bigram") - loss.sel(model="fitted"),
-                st.above(0),
-                "an inequality: the held-out loss of the fit is below that of the bigram table",
-                "loss of the bigram table minus that of the fit",
-            )
+            text = f"The chosen lags predict the next character better than the last character does at {last:,} samples"
+            basis = "an inequality: the held-out loss of the fit is below that of the bigram table"
+            quantity = "loss of the bigram table minus that of the fit"
+            yield st.Claim(text, loss.sel(model="bigram") - loss.sel(model="fitted"), st.above(0), basis, quantity)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         last = trained.isel(samples=-1)

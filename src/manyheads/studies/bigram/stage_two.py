@@ -121,13 +121,10 @@ class StageTwo(st.Study):
             "excess loss with the penalty over that without (log2)",
             resolution=setups.ROUNDING,
         )
-        yield st.Claim(
-            "With the penalty the excess loss of the raw iterate falls below 3.5% at every length",
-            best.sel(descent="penalty").max("length"),
-            st.near(0, (0, 0.035)),
-            "the bias of the penalty, that of noiseless descent, and room for noise on the true positions",
-            "relative excess loss, largest over lengths",
-        )
+        text = "With the penalty the excess loss of the raw iterate falls below 3.5% at every length"
+        basis = "the bias of the penalty, that of noiseless descent, and room for noise on the true positions"
+        quantity = "relative excess loss, largest over lengths"
+        yield st.Claim(text, best.sel(descent="penalty").max("length"), st.near(0, (0, 0.035)), basis, quantity)
         yield st.Claim(
             "Without a penalty the attended positions are not the largest weights of most queries",
             1 - trained["support"].sel(descent="plain", length=last),

@@ -122,13 +122,10 @@ class BigramTransformer(st.Study):
             st.near(1, 0.25),
             "a factor of 1.4 over these lengths",
         )
-        yield st.Claim(
-            f"At the end the loss is below that of the larger position alone, at T = {last} (ratio)",
-            scratch["final"] / scratch["alone"],
-            st.near(0, 1),
-            "a transformer that keeps one position of each query, like softmax attention under SGD, has one or more",
-            "final excess loss over that of one position",
-        )
+        text = f"At the end the loss is below that of the larger position alone, at T = {last} (ratio)"
+        basis = "a transformer that keeps one position of each query, like softmax attention under SGD, has one or more"
+        quantity = "final excess loss over that of one position"
+        yield st.Claim(text, scratch["final"] / scratch["alone"], st.near(0, 1), basis, quantity)
         yield st.Claim(
             f"Weights pretrained on the same transition halve the loss from fewer samples, at T = {last} (log2 ratio)",
             np.log2(at_last.sel(init="scratch") / at_last.sel(init="same")),

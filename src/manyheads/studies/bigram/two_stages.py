@@ -132,13 +132,10 @@ class TwoStages(st.Study):
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         sgd, algorithm = (trained.sel(run=run) for run in ("sgd", "algorithm"))
-        yield st.Claim(
-            f"Under SGD alpha_A grows from {LOW} to {HIGH} in the number of steps that the signal system predicts",
-            sgd["growth"],
-            st.near(theory["growth"], 0.15 * theory["growth"]),
-            "15%: finite steps beyond first order, and the distance of the two records around a crossing",
-            "time of growth (steps)",
-        )
+        text = f"Under SGD alpha_A grows from {LOW} to {HIGH} in the number of steps that the signal system predicts"
+        basis = "15%: finite steps beyond first order, and the distance of the two records around a crossing"
+        quantity = "time of growth (steps)"
+        yield st.Claim(text, sgd["growth"], st.near(theory["growth"], 0.15 * theory["growth"]), basis, quantity)
         yield st.Claim(
             "The plateau escape of SGD is at the predicted step (difference in growth times)",
             theory["growth_per_step"] * (sgd["escape"] - theory["escape"]),

@@ -110,21 +110,15 @@ class InfiniteDepth(st.Study):
         text = f"{who}: the distance from the continuum scales as 1/L (last two ratios, extrapolated)"
         yield st.Claim(text, _ratio(plain.values), *region, "distances, ratio of a doubling of depth")
         settled = [depth for depth in self.depths[1:] if depth >= 2 * min(SETTLED, self.depths[-2])]
-        yield st.Claim(
-            f"{who}: from L={SETTLED}, 2 f(2L) - f(L) is nearer to the continuum than f(2L) (largest log ratio)",
-            st.log(better / plain).sel(depth=settled).max(),
-            st.below(0),
-            "extrapolation leaves c_2/(2 L^2) of c_1/(2 L) + c_2/(4 L^2)",
-            "extrapolated over plain distance (ln)",
-        )
+        text = f"{who}: from L={SETTLED}, 2 f(2L) - f(L) is nearer to the continuum than f(2L) (largest log ratio)"
+        basis = "extrapolation leaves c_2/(2 L^2) of c_1/(2 L) + c_2/(4 L^2)"
+        quantity = "extrapolated over plain distance (ln)"
+        yield st.Claim(text, st.log(better / plain).sel(depth=settled).max(), st.below(0), basis, quantity)
         if exponent == 1:
-            yield st.Claim(
-                f"{who}: the attention logits are independent of depth (ratio of the last doubling)",
-                float(sizes[-1]) / float(sizes[-2]),
-                st.near(1, 2 / self.depths[-2]),
-                f"a correction c/L, |c| up to 4, changes by c/(2 L) at L={self.depths[-2]}",
-                "logits, ratio of the last doubling",
-            )
+            text = f"{who}: the attention logits are independent of depth (ratio of the last doubling)"
+            basis = f"a correction c/L, |c| up to 4, changes by c/(2 L) at L={self.depths[-2]}"
+            quantity = "logits, ratio of the last doubling"
+            yield st.Claim(text, float(sizes[-1]) / float(sizes[-2]), st.near(1, 2 / self.depths[-2]), basis, quantity)
         else:
             text = f"{who}: attention stays uniform, its logits scale as 1/L (last two ratios, extrapolated)"
             yield st.Claim(text, _ratio(sizes.values), *region, "logits, ratio of a doubling of depth")
@@ -140,13 +134,9 @@ class InfiniteDepth(st.Study):
             "it is that of finite width; half way to the power 1/2 of noise that adds up over blocks",
         )
         change, theirs = (each.sel(depth=first) - each.sel(depth=last) for each in (wanted, mean))
-        yield st.Claim(
-            f"{who}: from L={first} to L={last} the mean network changes as the theory predicts (share)",
-            projection(theirs, change, OUTPUT),
-            st.near(1, 0.5),
-            "half way to networks that do not depend on depth",
-            "share of the predicted change",
-        )
+        text = f"{who}: from L={first} to L={last} the mean network changes as the theory predicts (share)"
+        basis, quantity = "half way to networks that do not depend on depth", "share of the predicted change"
+        yield st.Claim(text, projection(theirs, change, OUTPUT), st.near(1, 0.5), basis, quantity)
         away = st.distance(mean, law["continuum"], OUTPUT)
         yield st.Claim(
             f"{who}: the mean network is nearer to the continuum at L={last} than at L={first} (log ratio)",

@@ -100,13 +100,10 @@ class InfiniteHeads(st.Study):
             *mean_field.NEARER,
         )
         near, nearest = (_bias(limit["output"], found["output"].sel(heads=size)) for size in (first, heads))
-        yield st.Claim(
-            f"{where}: at H={heads} the distance of the mean network from the limit is at most {most:.2g}",
-            st.Root.of(nearest, self.networks),
-            st.near(0, (math.inf, most)),
-            "of second order: 1.28 / H, a constant of order one; noise is subtracted, the root keeps the sign",
-            "distance of the means",
-        )
+        text = f"{where}: at H={heads} the distance of the mean network from the limit is at most {most:.2g}"
+        basis = "of second order: 1.28 / H, a constant of order one; noise is subtracted, the root keeps the sign"
+        quantity = "distance of the means"
+        yield st.Claim(text, st.Root.of(nearest, self.networks), st.near(0, (math.inf, most)), basis, quantity)
         needed = distances.samples_to_decide((first, heads), near, nearest, FASTER - 1)
         fall = distances.distance_exponent((first, heads), near, nearest)
         yield st.Claim(

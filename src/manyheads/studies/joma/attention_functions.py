@@ -119,13 +119,9 @@ class AttentionFunctions(st.Study):
         near = st.near(none, 0.1), tenth
         text = "Sigmoid and square attention conserve the relation z - |v|^2/2 of exp attention"
         yield st.Claim(text, new["exp_drift"].mean(cells), *near, **control)
-        yield st.Claim(
-            "Attention normalized by its sum conserves the sum of F over the tokens",
-            normalized["drift"].max(),
-            st.near(none, EXACT),
-            "an equality: attention is invariant when all f(z) grow by one factor",
-            "largest drift",
-        )
+        text = "Attention normalized by its sum conserves the sum of F over the tokens"
+        basis = "an equality: attention is invariant when all f(z) grow by one factor"
+        yield st.Claim(text, normalized["drift"].max(), st.near(none, EXACT), basis, "largest drift")
         yield st.Claim(
             "Attention by a function of each logit conserves one quantity per token and no other",
             miscounted.sel(attention=list(ELEMENTWISE)).max(),

@@ -87,13 +87,10 @@ class Clouds(st.Study):
             st.near(-0.5, 0.1),
             "linear noise; the next order is some hundredths of the distance of the shortest training",
         )
-        yield st.Claim(
-            "The mean square distance of SGD from the flow is that of the linear-noise approximation",
-            (squares / scatter).isel(samples=-1),
-            st.near(1, 0.3),
-            "linear noise at the longest training; three tenths for the chance of a few hundred neurons",
-            "squared distance, measured over predicted",
-        )
+        text = "The mean square distance of SGD from the flow is that of the linear-noise approximation"
+        basis = "linear noise at the longest training; three tenths for the chance of a few hundred neurons"
+        quantity = "squared distance, measured over predicted"
+        yield st.Claim(text, (squares / scatter).isel(samples=-1), st.near(1, 0.3), basis, quantity)
         learning_rate, count = self.horizon / self.samples[-1], trained.sizes["replicate"] * self.neurons
         mean = away.isel(samples=-1).mean(("neuron", "replicate")) - learning_rate * law["bias"]
         yield st.Claim(

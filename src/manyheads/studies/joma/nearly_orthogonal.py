@@ -110,13 +110,9 @@ class NearlyOrthogonal(st.Study):
             "largest error (relative)",
         )
         apart = trained.sel(frame=["random", "common"])  # the bound of orthonormal embeddings is zero
-        yield st.Claim(
-            "The drift stays below the coherence times the lengths of the couplings",
-            (abs(apart["drift"]) / apart["bound"]).max(),
-            st.near(0, (0.0, 1.0)),
-            "a bound: the largest cosine for each, and no cancellation",
-            "largest drift over its bound",
-        )
+        text = "The drift stays below the coherence times the lengths of the couplings"
+        basis, quantity = "a bound: the largest cosine for each, and no cancellation", "largest drift over its bound"
+        yield st.Claim(text, (abs(apart["drift"]) / apart["bound"]).max(), st.near(0, (0.0, 1.0)), basis, quantity)
         drift, law = _rms(trained.sel(frame="random", drop=True)["drift"]), self._law(trained)
         scaled = (drift / law.sel(dimension=few)).mean("attention")  # so that both kinds of attention have one line
         yield st.Claim(

@@ -105,20 +105,14 @@ class ScanAndSnap(st.Study):
         text = "Logits of exchangeable next tokens follow the reduced trajectory at every ratio of the learning rates"
         basis = "an equality; local errors of 1e-11 over some ten thousand steps"
         yield st.Claim(text, shared["deviation"].max(), st.near(0, 1e-6), basis, "largest distance of logits")
-        yield st.Claim(
-            "The attention logits of common tokens never become positive",
-            trained["common"].max(),
-            st.near(0, (np.inf, ROUNDING)),
-            "an inequality, up to the error of the integrator; the largest logit of all cells and replicates",
-            "largest logit of a common token",
-        )
-        yield st.Claim(
-            "The attention logits of distinct tokens are ordered by co-occurrence at all times",
-            trained["disorder"].min(),
-            st.near(0, (ROUNDING, np.inf)),
-            "an inequality, up to the error of the integrator; the worst pair, time, cell and replicate",
-            "smallest difference of ordered logits",
-        )
+        text = "The attention logits of common tokens never become positive"
+        basis = "an inequality, up to the error of the integrator; the largest logit of all cells and replicates"
+        quantity = "largest logit of a common token"
+        yield st.Claim(text, trained["common"].max(), st.near(0, (np.inf, ROUNDING)), basis, quantity)
+        text = "The attention logits of distinct tokens are ordered by co-occurrence at all times"
+        basis = "an inequality, up to the error of the integrator; the worst pair, time, cell and replicate"
+        quantity = "smallest difference of ordered logits"
+        yield st.Claim(text, trained["disorder"].min(), st.near(0, (ROUNDING, np.inf)), basis, quantity)
         kappa = self.classes / (self.classes - 1)
         yield st.Claim(
             "The gap between distinct tokens stops growing",
@@ -134,14 +128,10 @@ class ScanAndSnap(st.Study):
             "winner-take-all is one; half of it leaves room for the overshoot of the gap",
             "attention of the strongest over that of the others",
         )
-        yield st.Claim(
-            "The relative gain follows r(t) = r(0) exp(2 z) at all times",
-            (end["growth"] / end["law"]).mean("ratio"),
-            st.near(1, 0.01),
-            "an equality: final growth over that of the law; a hundredth is far above the integrator error",
-            "final gain over that of the law",
-            "refuted",
-        )
+        text = "The relative gain follows r(t) = r(0) exp(2 z) at all times"
+        basis = "an equality: final growth over that of the law; a hundredth is far above the integrator error"
+        quantity = "final gain over that of the law"
+        yield st.Claim(text, (end["growth"] / end["law"]).mean("ratio"), st.near(1, 0.01), basis, quantity, "refuted")
         early = error.sel(progress=list(EARLY), method="nearest").mean("ratio")
         yield st.Claim(
             "The relative error of the gain law scales as the square of the progress tau",

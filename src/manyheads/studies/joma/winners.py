@@ -117,13 +117,9 @@ class Winners(st.Study):
             "the fraction of the blow-up time left at the level where the flow ends, and the integrator",
             "largest distance",
         )
-        yield st.Claim(
-            "Exp attention becomes one-hot on the token of the largest gain",
-            _winner(exp, "shares").min(),
-            st.near(1, 0.01),
-            "the other weights stay finite: their share is exp(-level^2/2) times that of gains equal to 1e-6",
-            "smallest share of the winner",
-        )
+        text = "Exp attention becomes one-hot on the token of the largest gain"
+        basis = "the other weights stay finite: their share is exp(-level^2/2) times that of gains equal to 1e-6"
+        yield st.Claim(text, _winner(exp, "shares").min(), st.near(1, 0.01), basis, "smallest share of the winner")
         yield st.Claim(
             "Under linear attention the weights are sinh(Delta t), without blow-up or convergence",
             abs(linear["weights"] - self._law(linear, "linear")).max(),
@@ -158,13 +154,10 @@ class Winners(st.Study):
         text = "Under softmax attention with one context erf(v/sqrt 2)/Delta is the same for all tokens"
         found = _spread(softmax["gain"], softmax["end"])
         yield st.Claim(text, found, *no_constant, spread, "refuted", resolution=EXACT)
-        yield st.Claim(
-            "Under softmax attention with one context the token of the largest gain has the largest weight",
-            (abs(_winner(softmax, "end")) / self.level).min(),
-            st.near(1, EXACT),
-            "the flow ends where the largest weight is at the level; this weight over it, worst replicate",
-            "weight of the winner over the level, smallest",
-        )
+        text = "Under softmax attention with one context the token of the largest gain has the largest weight"
+        basis = "the flow ends where the largest weight is at the level; this weight over it, worst replicate"
+        quantity = "weight of the winner over the level, smallest"
+        yield st.Claim(text, (abs(_winner(softmax, "end")) / self.level).min(), st.near(1, EXACT), basis, quantity)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         shows = {"exp": "all weights follow erf", "linear": "Under linear attention", "softmax": "has the largest"}

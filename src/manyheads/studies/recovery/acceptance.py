@@ -98,13 +98,10 @@ class Acceptance(st.Study):
             "exponent over (k-1)(m-1)",
             "refuted",
         )
-        yield st.Claim(
-            "For two heads and two tokens the acceptance rate is linear in small thresholds",
-            _slope(small, "small_threshold").mean("dim"),
-            st.near(1, 0.12),
-            "half of the distance from 1 to the power .77 that the law has in the range of use",
-            "exponent of the threshold",
-        )
+        text = "For two heads and two tokens the acceptance rate is linear in small thresholds"
+        basis = "half of the distance from 1 to the power .77 that the law has in the range of use"
+        quantity = "exponent of the threshold"
+        yield st.Claim(text, _slope(small, "small_threshold").mean("dim"), st.near(1, 0.12), basis, quantity)
         last = small.isel(small_threshold=slice(-2, None))
         yield st.Claim(
             "The slope of the acceptance at threshold zero is 2 sqrt 2 (1 + exp(beta^2/2)) / (beta sqrt(2 pi))",

@@ -97,26 +97,19 @@ class LayerAndMlp(st.Study):
         def worst(name: str) -> xr.DataArray:
             return st.log(both[name].max(skipna=False) + 1e-40) / np.log(10)
 
-        yield st.Claim(
-            "A student learns the function of a layer and the MLP behind it from examples, in every replicate",
-            worst("error"),
-            st.below(-10),
-            "log10 of the worst error on fresh sequences: a hundred times what ends the training",
-            "unexplained share of the variance (log10), worst replicate",
-        )
+        text = "A student learns the function of a layer and the MLP behind it from examples, in every replicate"
+        basis = "log10 of the worst error on fresh sequences: a hundred times what ends the training"
+        quantity = "unexplained share of the variance (log10), worst replicate"
+        yield st.Claim(text, worst("error"), st.below(-10), basis, quantity)
         found = st.below(-4), "the square root of the function's error, with a factor of ten for its condition"
         quantity = "relative error of the attention matrices (log10), worst replicate"
         yield st.Claim("The student finds the attention matrices", worst("theta"), *found, quantity)
         text = "The student finds the projections up to one linear map, which the MLP takes back"
         quantity = "relative error of the projections after the best common map (log10), worst replicate"
         yield st.Claim(text, worst("mapped"), *found, quantity)
-        yield st.Claim(
-            "The student does not find the projections themselves",
-            both["projection"],
-            st.above(0.1),
-            "an inequality: the map is not near the identity",
-            "relative error of the projections",
-        )
+        text = "The student does not find the projections themselves"
+        basis = "an inequality: the map is not near the identity"
+        yield st.Claim(text, both["projection"], st.above(0.1), basis, "relative error of the projections")
         work = trained["evaluations"].sum("replicate")
         yield st.Claim(
             "Learning both takes at most five times the evaluations of the layer and the MLP by themselves",
@@ -125,20 +118,13 @@ class LayerAndMlp(st.Study):
             "an inequality: five times the sum of the parts",
             "evaluations over those of both parts, all replicates",
         )
-        yield st.Claim(
-            "The six stages refuse the composed labels: their certificates need the layer's own",
-            both["refused"].min(),
-            st.near(1, 0),
-            "a refusal counts one",
-            "share of replicates refused",
-        )
-        yield st.Claim(
-            "Control: with attention held uniform the same student does not learn the function",
-            trained["error"].sel(learned="uniform"),
-            st.above(0.01),
-            "an inequality: a hundredth of the variance, eight orders above what counts as learned",
-            "unexplained share of the variance",
-        )
+        text = "The six stages refuse the composed labels: their certificates need the layer's own"
+        basis = "a refusal counts one"
+        yield st.Claim(text, both["refused"].min(), st.near(1, 0), basis, "share of replicates refused")
+        text = "Control: with attention held uniform the same student does not learn the function"
+        basis = "an inequality: a hundredth of the variance, eight orders above what counts as learned"
+        quantity = "unexplained share of the variance"
+        yield st.Claim(text, trained["error"].sel(learned="uniform"), st.above(0.01), basis, quantity)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         placed, names = trained.assign_coords(learned=range(len(TITLES))), ("error", "theta", "mapped", "projection")

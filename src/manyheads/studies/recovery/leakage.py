@@ -197,13 +197,10 @@ class Leakage(st.Study):
         rounded = _over(trained, family, "bits", (bit,)).isel(bits=0)
         at = math.log(ROUNDED * 2.0**-bit)
         same = xr.DataArray([np.interp(at, np.log(self.noises), row) for row in _log10(noisy).values], dims="replicate")
-        yield st.Claim(
-            f"To least squares rounding costs what noise of the same size costs, for a {SHAPES[family]} layer",
-            _log10(rounded) - same,
-            st.near(0, math.log10(2)),
-            "a factor of two: noise between its sizes is interpolated",
-            "calls under rounding over calls under noise (log10)",
-        )
+        text = f"To least squares rounding costs what noise of the same size costs, for a {SHAPES[family]} layer"
+        basis = "a factor of two: noise between its sizes is interpolated"
+        quantity = "calls under rounding over calls under noise (log10)"
+        yield st.Claim(text, _log10(rounded) - same, st.near(0, math.log10(2)), basis, quantity)
         yield st.Claim(
             f"Longer calls to a {SHAPES[family]} layer save more than their tokens",
             st.exponent(_over(trained, family, "length", self.lengths), "length"),

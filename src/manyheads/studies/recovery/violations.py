@@ -108,20 +108,13 @@ class Violations(st.Study):
         }
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
-        yield st.Claim(
-            "No wrong layer is returned, whatever assumption is violated",
-            trained["error"].fillna(math.log10(LEAST)).max(),
-            st.below(RIGHT),
-            "log10 of the worst error on fresh sequences; the tolerance on held-out ones is 1e-12",
-            "relative squared error (log10), worst layer",
-        )
-        yield st.Claim(
-            "Layers that satisfy all assumptions are recovered in every replicate",
-            trained["refused"].sel(violation="benign").max(),
-            st.near(0, 0),
-            "a refusal counts one",
-            "share of layers refused",
-        )
+        text = "No wrong layer is returned, whatever assumption is violated"
+        basis = "log10 of the worst error on fresh sequences; the tolerance on held-out ones is 1e-12"
+        quantity = "relative squared error (log10), worst layer"
+        yield st.Claim(text, trained["error"].fillna(math.log10(LEAST)).max(), st.below(RIGHT), basis, quantity)
+        text = "Layers that satisfy all assumptions are recovered in every replicate"
+        basis, quantity = "a refusal counts one", "share of layers refused"
+        yield st.Claim(text, trained["refused"].sel(violation="benign").max(), st.near(0, 0), basis, quantity)
         text = "The diagnostic of every violated assumption warns, and none warns where no assumption is violated"
         basis = "thresholds of the diagnostics: none of 3,000 benign layers warned (measured here, d = 8)"
         yield st.Claim(text, trained["warned"].min(), st.near(1, 0), basis, "share of right warnings")

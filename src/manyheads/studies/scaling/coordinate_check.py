@@ -107,13 +107,10 @@ class CoordinateCheckStudy(st.Study):
             who = f"{scalings.LABELS[name]} parametrization"
             if name in scalings.CONSISTENT or (name == "mup" and axis != "depth"):
                 found = worst_of(growths)
-                yield st.Claim(
-                    f"{who}: the updates of all modules scale with {letter} as prescribed",
-                    (*beyond(found), found.seeds_needed),
-                    st.near(0, TOLERANCE[axis]),
-                    f"{HALF}, beyond where finite size lets one lie",
-                    "deviation of an exponent, worst module",
-                )
+                text = f"{who}: the updates of all modules scale with {letter} as prescribed"
+                basis = f"{HALF}, beyond where finite size lets one lie"
+                quantity = "deviation of an exponent, worst module"
+                yield st.Claim(text, (*beyond(found), found.seeds_needed), st.near(0, TOLERANCE[axis]), basis, quantity)
             else:
                 yield st.Claim(
                     f"{who}: the update of a module grows with {letter} faster than prescribed",

@@ -155,13 +155,10 @@ class FeatureBasins(st.Study):
             "change of the growth rate",
             expected="refuted",
         )
-        yield st.Claim(
-            "The growth rate of feature 1 where 2 is learned is the eigenvalue of the ODE (mean difference)",
-            (rate - theory["transverse"]).mean("probability"),
-            st.near(0, 0.02),
-            "second order in the overlap of 0.05 and 1/n in the state, below a tenth of the rate at Q = 0",
-            "growth rate, measured minus predicted",
-        )
+        text = "The growth rate of feature 1 where 2 is learned is the eigenvalue of the ODE (mean difference)"
+        basis = "second order in the overlap of 0.05 and 1/n in the state, below a tenth of the rate at Q = 0"
+        quantity = "growth rate, measured minus predicted"
+        yield st.Claim(text, (rate - theory["transverse"]).mean("probability"), st.near(0, 0.02), basis, quantity)
         text = f"The state of feature 2 is unstable for kurtosis {1 / last:g} (growth rate of feature 1)"
         basis = "an inequality: a positive rate; it is negative for kurtosis 1, where both features are alike"
         yield st.Claim(text, rate.isel(probability=-1), st.above(0), basis, "growth rate")

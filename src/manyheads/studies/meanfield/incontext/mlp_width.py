@@ -109,20 +109,13 @@ class MLPWidth(st.Study):
             "0.8 N^(-1/2) over the amplitude, a quarter at N = 256, changes the exponent by 0.05; scatter of "
             "48 networks: 0.07",
         )
-        yield st.Claim(
-            "With both layers trained the RMS error falls to less than 0.3 from the smallest to the largest width",
-            float(typical[-1] / typical[0]),
-            st.below(0.3),
-            "stated without a power law: networks leave the symmetric start at different times",
-            "error at the largest over that at the smallest N",
-        )
-        yield st.Claim(
-            "With both layers trained the RMS error falls at every step of the width (largest ratio)",
-            float((typical[1:] / typical[:-1]).max()),
-            st.below(1),
-            "a decrease at every step",
-            "largest ratio of errors at neighbouring N",
-        )
+        text = "With both layers trained the RMS error falls to less than 0.3 from the smallest to the largest width"
+        basis = "stated without a power law: networks leave the symmetric start at different times"
+        quantity = "error at the largest over that at the smallest N"
+        yield st.Claim(text, float(typical[-1] / typical[0]), st.below(0.3), basis, quantity)
+        text = "With both layers trained the RMS error falls at every step of the width (largest ratio)"
+        basis, quantity = "a decrease at every step", "largest ratio of errors at neighbouring N"
+        yield st.Claim(text, float((typical[1:] / typical[:-1]).max()), st.below(1), basis, quantity)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         for layers, widths in self._widths.items():

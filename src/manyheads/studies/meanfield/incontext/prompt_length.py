@@ -67,13 +67,10 @@ class PromptLength(st.Study):
         excess = trained["averaged"] - theory["limit"]
         error = 2.0 / np.sqrt(FEWEST)  # of a chi-squared variable's mean, with one degree of freedom
         power = st.exponent(excess, "length", "n", "excess of the loss", theory["loss"] - theory["limit"])
-        yield st.Claim(
-            "The loss on drawn tasks, prompts and queries is the exact L + c/n (ratio, averaged over n)",
-            (trained["raw"] / theory["loss"]).mean("length"),
-            st.near(1, 3 * error),
-            f"three standard errors of {FEWEST} squared errors, twice those of a normal error's square",
-            "loss, measured over predicted",
-        )
+        text = "The loss on drawn tasks, prompts and queries is the exact L + c/n (ratio, averaged over n)"
+        basis = f"three standard errors of {FEWEST} squared errors, twice those of a normal error's square"
+        quantity = "loss, measured over predicted"
+        yield st.Claim(text, (trained["raw"] / theory["loss"]).mean("length"), st.near(1, 3 * error), basis, quantity)
         yield st.Claim(
             "The excess over infinite prompts is c/n with c in closed form (ratio, averaged over n)",
             (excess * trained["length"] / float(theory["coefficient"])).mean("length"),

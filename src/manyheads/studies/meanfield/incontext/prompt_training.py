@@ -137,13 +137,10 @@ class PromptTraining(st.Study):
         law = theory["overlap"].values[:, leading]
         last = trained.isel(time=-1)
         width = f"relative fluctuations N^(-1/2) of the growth rates of {self.width} drawn neurons"
-        yield st.Claim(
-            "The loss pauses at the level of the saddle that knows the leading features (distance over the level)",
-            np.array(plateaus, losses.dtype) / level - 1,
-            st.near(0, 0.1),
-            "a hundredth of the learned features is not linear and learned late; the others grow meanwhile",
-            "relative distance from the level",
-        )
+        text = "The loss pauses at the level of the saddle that knows the leading features (distance over the level)"
+        basis = "a hundredth of the learned features is not linear and learned late; the others grow meanwhile"
+        quantity = "relative distance from the level"
+        yield st.Claim(text, np.array(plateaus, losses.dtype) / level - 1, st.near(0, 0.1), basis, quantity)
         yield st.Claim(
             "Features are learned in the order of the eigenvalues (share of trainings)",
             (half[:, leading].max(1) < half[:, ~leading].min(1)).astype(float),
@@ -153,23 +150,17 @@ class PromptTraining(st.Study):
             bounds=(0.0, 1.0),
             resolution=0.1,
         )
-        yield st.Claim(
-            "Missed features grow at first as in the mean-field flow (ratio of logarithms, leading features)",
-            (growth / np.log(law[1] / law[0])).mean(1),
-            st.near(1, 0.1),
-            f"steps of finite size lower a rate by half of its product with the step, 0.02; {width}",
-            "growth (ln), measured over predicted",
-        )
+        text = "Missed features grow at first as in the mean-field flow (ratio of logarithms, leading features)"
+        basis = f"steps of finite size lower a rate by half of its product with the step, 0.02; {width}"
+        quantity = "growth (ln), measured over predicted"
+        yield st.Claim(text, (growth / np.log(law[1] / law[0])).mean(1), st.near(1, 0.1), basis, quantity)
         text = "Both groups are learned when the mean-field flow says (ratio of times, mean)"
         basis = f"{width}, and the weakest of the drawn features, which sets the time; noise of batches"
         yield st.Claim(text, (escapes / predicted).mean(1), st.near(1, 0.15), basis, "time, measured over predicted")
-        yield st.Claim(
-            "The final loss is that of the mean-field flow (ratio)",
-            last["loss"] / float(theory["loss"][-1]),
-            st.near(1, 0.15),
-            f"{width}; noise of the attention under SGD; two flows differ by a third of it at most",
-            "loss, measured over predicted",
-        )
+        text = "The final loss is that of the mean-field flow (ratio)"
+        basis = f"{width}; noise of the attention under SGD; two flows differ by a third of it at most"
+        quantity = "loss, measured over predicted"
+        yield st.Claim(text, last["loss"] / float(theory["loss"][-1]), st.near(1, 0.15), basis, quantity)
         yield st.Claim(
             f"The final excess of prompts of {self.length} pairs over infinite ones is c/n with c of the target "
             "features (ratio)",

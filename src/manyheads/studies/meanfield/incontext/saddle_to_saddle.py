@@ -117,14 +117,9 @@ class SaddleToSaddle(st.Study):
             "number of drops",
             resolution=0.25,
         )
-        yield st.Claim(
-            f"With merged key-query weights the loss falls in one drop, std {smallest:g}",
-            last["drops"].sel(attention="merged"),
-            st.near(1, 0.5),
-            "a count: half a drop",
-            "number of drops",
-            resolution=0.25,
-        )
+        text = f"With merged key-query weights the loss falls in one drop, std {smallest:g}"
+        basis, quantity = "a count: half a drop", "number of drops"
+        yield st.Claim(text, last["drops"].sel(attention="merged"), st.near(1, 0.5), basis, quantity, resolution=0.25)
         yield st.Claim(
             "Separate heads learn the eigenvectors in the order of decreasing eigenvalues (share of trainings)",
             (separate["half"].diff("direction") > 0).all("direction").mean("std"),

@@ -86,13 +86,10 @@ class BooleanTokens(st.Study):
                 half,
                 power,
             )
-        yield st.Claim(
-            "For a dense matrix the distance is the fourth-cumulant term of Edgeworth's expansion",
-            last["distance"] / last["leading"],
-            st.near(1, 9 / most),
-            "the terms of sixth order are at most 9/d of it for normal weights",
-            "distance over the closed form, largest dimension",
-        )
+        text = "For a dense matrix the distance is the fourth-cumulant term of Edgeworth's expansion"
+        basis = "the terms of sixth order are at most 9/d of it for normal weights"
+        quantity = "distance over the closed form, largest dimension"
+        yield st.Claim(text, last["distance"] / last["leading"], st.near(1, 9 / most), basis, quantity)
         text = "On a lattice a logit lies within 1/d of zero sqrt(d) times as often as the Gaussian estimate says"
         basis = "one atom, sqrt(2/(pi d)), over 2/(d sqrt(2 pi)); corrections of relative order 1/d"
         yield st.Claim(text, st.exponent(lattice["near"], "dim"), st.near(0.5, 1 / least), basis, power)

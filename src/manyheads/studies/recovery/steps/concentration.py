@@ -73,20 +73,13 @@ class Concentration(st.Study):
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         tokens, dims, diagonal = (trained.sel(series=series) for series in SERIES)
         apart = "half of the distance of the two laws' powers"
-        yield st.Claim(
-            "The variance of a softmax pattern does not fall with the number of tokens",
-            st.exponent(tokens["pattern"], "size"),
-            st.near(0, (0.25, math.inf)),
-            "an inequality: beta^2 (1 - 1/k) rises; a quarter for the error of the slope",
-            "power of the length k",
-        )
-        yield st.Claim(
-            "The variance of a softmax pattern does not fall with the dimension",
-            st.exponent(dims["pattern"], "size"),
-            st.near(0, 0.25),
-            "logits keep their size; a quarter, for corrections of order 1/d",
-            "power of the dimension d",
-        )
+        text = "The variance of a softmax pattern does not fall with the number of tokens"
+        basis = "an inequality: beta^2 (1 - 1/k) rises; a quarter for the error of the slope"
+        quantity = "power of the length k"
+        yield st.Claim(text, st.exponent(tokens["pattern"], "size"), st.near(0, (0.25, math.inf)), basis, quantity)
+        text = "The variance of a softmax pattern does not fall with the dimension"
+        basis = "logits keep their size; a quarter, for corrections of order 1/d"
+        yield st.Claim(text, st.exponent(dims["pattern"], "size"), st.near(0, 0.25), basis, "power of the dimension d")
         scaled = tokens["given"] / tokens["diagonal"]  # one matrix at all lengths: its diagonal is a common factor
         figure = st.exponent_of_mean(scaled, "size", what="variance over the squared diagonal")
         basis, power = "neither k^-2 nor k^-4: half of the distance to them", "power of the dimension d"
@@ -94,13 +87,9 @@ class Concentration(st.Study):
         figure = st.exponent_of_mean(dims["given"], "size")
         yield st.Claim(f"{GIVEN} falls as 1/d", figure, st.near(-1, 0.5), apart, power)
         last, law = dims.sel(size=self.dims[-1]), theory["given"][len(self.tokens) + len(self.dims) - 1]
-        yield st.Claim(
-            "At the largest dimension the variance of the conditional expectation is 2 |diag Theta|^2 / k^3",
-            last["given"] / (law * last["diagonal"]),
-            st.near(1, 2 * self.scale**2),
-            "the next order is scale^2 relative to it, doubled",
-            "variance over that of the closed form",
-        )
+        text = "At the largest dimension the variance of the conditional expectation is 2 |diag Theta|^2 / k^3"
+        basis, quantity = "the next order is scale^2 relative to it, doubled", "variance over that of the closed form"
+        yield st.Claim(text, last["given"] / (law * last["diagonal"]), st.near(1, 2 * self.scale**2), basis, quantity)
         text = "Control: for a diagonal attention matrix the variance does not fall with the dimension"
         yield st.Claim(text, st.exponent_of_mean(diagonal["given"], "size"), st.near(0, 0.5), apart, power)
 

@@ -110,23 +110,17 @@ class CrudeHull(st.Study):
             "half of the power 1/2 of the crude sum's error in operator norm",
             "power of the stable rank",
         )
-        yield st.Claim(
-            f"{falls}, at full stable rank",
-            gain("margin"),
-            st.above(math.log(2)),
-            "an inequality: the logarithm of the ratio of errors is above ln 2",
-        )
+        text = f"{falls}, at full stable rank"
+        basis = "an inequality: the logarithm of the ratio of errors is above ln 2"
+        yield st.Claim(text, gain("margin"), st.above(math.log(2)), basis)
         region, quantity = st.near(power.sel(sum="true"), 0.25), "power of the number of examples"
         text = "With the rows of the largest margin the error falls with the number of examples"
         yield st.Claim(text, with_examples("margin"), st.below(-0.25), apart, quantity)
         text = "With the true sum the error falls as the inverse of the number of examples"
         yield st.Claim(text, with_examples("true"), region, apart, quantity)
-        yield st.Claim(
-            "Control: the same regression on all rows does not halve the error",
-            gain("all"),
-            st.below(math.log(2)),
-            "an inequality: the logarithm of the ratio of errors is below ln 2",
-        )
+        text = "Control: the same regression on all rows does not halve the error"
+        basis = "an inequality: the logarithm of the ratio of errors is below ln 2"
+        yield st.Claim(text, gain("all"), st.below(math.log(2)), basis)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         most = trained.isel(count=-1, drop=True)
