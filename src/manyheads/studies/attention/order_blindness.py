@@ -155,10 +155,8 @@ class OrderBlindness(st.Study):
         note = "Bands range over replicates. Dashed: best accuracy of an order-blind network, exact."
         law = {"best without order": theory["ceiling"]}
         yield st.lines(*labels, found, law, note=note, shows=("recalls the symbol",))
-        title, note = (
-            f"By distance from the answer to the end, {self.lengths[-1]} tokens",
-            "Bands range over replicates.",
-        )
+        title = f"By distance from the answer to the end, {self.lengths[-1]} tokens"
+        note = "Bands range over replicates."
         yield st.lines(title, "distance", labels[-1], by_distance, note=note, shows=("recurrent network",))
         size = self.lengths[0]
         first = trained.sel(model="transformer", length=size).isel(replicate=0)

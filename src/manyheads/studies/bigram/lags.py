@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -96,26 +97,13 @@ class PlantedLags(st.Study):
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         place = next((number for number, size in enumerate(self.sizes) if size >= ENOUGH), len(self.sizes) - 1)
         size, last, at_size = self.sizes[place], self.sizes[-1], trained.isel(samples=place)
-        grain = 1 / (2 * self.planted * size)
-        yield st.Claim(
-            f"The fit finds the planted lags at {size:,} samples (share of the lags)",
-            at_size["recall"],
-            st.near(1, (0.02, math.inf)),
-            "98% of the lags, weighted by how often their symbol occurs, is required",
-            "share of the planted lags",
-            resolution=grain,
-            bounds=(0, 1),
-        )
-        yield st.Claim(
-            f"Counting lag by lag finds the planted lags at {size:,} samples (share of the lags)",
-            at_size["counted"],
-            st.near(1, (0.02, grain)),
-            "the same requirement; text carries every dependence on to other lags, and counting follows it",
-            "share of the planted lags",
-            "refuted",
-            resolution=grain,
-            bounds=(0, 1),
-        )
+        grain, found = 1 / (2 * self.planted * size), f"the planted lags at {size:,} samples (share of the lags)"
+        share: dict[str, Any] = {"quantity": "share of the planted lags", "resolution": grain, "bounds": (0, 1)}
+        basis = "98% of the lags, weighted by how often their symbol occurs, is required"
+        yield st.Claim(f"The fit finds {found}", at_size["recall"], st.near(1, (0.02, math.inf)), basis, **share)
+        text, region = f"Counting lag by lag finds {found}", st.near(1, (0.02, grain))
+        basis = "the same requirement; text carries every dependence on to other lags, and counting follows it"
+        yield st.Claim(text, at_size["counted"], region, basis, expected="refuted", **share)
         yield st.Claim(
             "Most of the lags that the fit chooses are planted (share of empty lags that are chosen)",
             at_size["false"],

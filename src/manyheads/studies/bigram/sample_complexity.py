@@ -27,6 +27,7 @@ SPACING = 0.1  # of the records of SGD, in e-foldings
 REACH = 2.5  # budget in multiples of ln T + 3 e-foldings: up to a noise of 32 all runs escape in half of that
 TIME, SHARE = "plateau escape, in e-foldings of small signals", "share of escaped runs with flipped signs"
 AXES = ("length", "vocabulary", "noise")
+LAW = "(ln T + 1.3) / (κ₂ K_P K_Q)"
 
 
 class SampleComplexity(st.Study):
@@ -206,28 +207,20 @@ class SampleComplexity(st.Study):
         longer, sgd = self._along("length", trained), self._along("length", trained, "sgd")
         transition, attention = self._squared_norms(self.vocabularies[0], longer["length"])
         law = self._along("length", theory)["scaling_law"] / (self.noise * transition * attention)
-        yield st.lines(
-            "Samples until the plateau escape, by length",
-            "length",
-            "samples / T",
-            {"SGD": sgd["samples"] / sgd["length"], "reduced model": longer["samples"] / longer["length"]},
-            {"(ln T + 1.3) / (κ₂ K_P K_Q)": law},
-            log="x",
-            note="Median of a replicate's runs without flipped signs; bands: replicates.",
-            shows=("Under SGD the samples of the plateau escape grow as T (ln T + 1.3)",),
-        )
+        found = {"SGD": sgd["samples"] / sgd["length"], "reduced model": longer["samples"] / longer["length"]}
+        labels, curves = ("Samples until the plateau escape, by length", "length", "samples / T"), (found, {LAW: law})
+        note = "Median of a replicate's runs without flipped signs; bands: replicates."
+        shows = "Under SGD the samples of the plateau escape grow as T (ln T + 1.3)"
+        yield st.lines(*labels, *curves, log="x", note=note, shows=(shows,))
         for axis, shows in (("noise", "for noise-to-signal ratios up to"), ("vocabulary", "do not depend on the")):
-            measured, predicted = (self._along(axis, data) for data in (trained, theory))
-            yield st.lines(
-                f"Plateau escape by {axis}, T = {self._middle:,}",
-                axis,
-                "e-foldings until the escape",
-                {"reduced model": measured["time"]},
-                {"signal system": predicted["time"]},
-                {"scaling law": predicted["scaling_law"]},
-                log="x",
-                shows=(shows,),
+            found, law = self._along(axis, trained)["time"], self._along(axis, theory)
+            curves = (
+                {"reduced model": found["time"]},
+                {"signal system": law["time"]},
+                {"scaling law": law["scaling_law"]},
             )
+            title, what = f"Plateau escape by {axis}, T = {self._middle:,}", "e-foldings until the escape"
+            yield st.lines(title, axis, what, *curves, log="x", shows=(shows,))
 
     @property
     def _middle(self) -> int:

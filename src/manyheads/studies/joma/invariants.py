@@ -174,22 +174,11 @@ class Invariants(st.Study):
             )
         decay = "Under weight decay lambda the conserved quantity of {} attention decays as exp(-2 lambda t)"
         linear, exp = (drifting["decay_error"].sel(attention=name) for name in DIAGONAL)
-        yield st.Claim(
-            decay.format("linear"),
-            linear.max(),
-            st.near(none, SMOOTH_LIMIT),
-            "an equality: both sides are quadratic and shrink together",
-            relative,
-        )
-        yield st.Claim(
-            decay.format("exp"),
-            exp,
-            st.near(none, 0.01),
-            "one side is linear and shrinks at half the rate of the other; logits are of size 0.2",
-            relative,
-            "refuted",
-            resolution=SMOOTH_LIMIT,
-        )
+        basis = "an equality: both sides are quadratic and shrink together"
+        yield st.Claim(decay.format("linear"), linear.max(), st.near(none, SMOOTH_LIMIT), basis, relative)
+        text, region, refuted = decay.format("exp"), st.near(none, 0.01), "refuted"
+        basis = "one side is linear and shrinks at half the rate of the other; logits are of size 0.2"
+        yield st.Claim(text, exp, region, basis, relative, refuted, resolution=SMOOTH_LIMIT)
         yield from self._softmax(none, trained.sel(attention="softmax", queries=1))
 
     def _softmax(self, none: float, trained: st.Data) -> Iterator[st.Claim]:

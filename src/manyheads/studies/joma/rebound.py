@@ -186,23 +186,13 @@ class Rebound(st.Study):
             ("stable_rank", "Stable rank of the lower layer", "stable rank", ("drops and rebounds", "on a regression")),
         ):
             for place, (systems, part, x) in enumerate((flows, (TRAINED, "trained networks", "record"))):
-                yield st.lines(
-                    f"{title}: {part}",
-                    "record",
-                    label,
-                    {SYSTEMS[system]: trained[name].sel(system=system) for system in systems},
-                    x_label=x,
-                    note="Bands range over replicates. Records are fractions of the time of each system.",
-                    shows=(shows[place],),
-                )
-        yield st.lines(
-            "Predicted attention entropy",
-            "record",
-            "entropy [nat]",
-            {},
-            {SYSTEMS[name]: theory["reference_entropy"].sel(dynamics=name) for name in theory["dynamics"].values},
-            note="Exact theory for targets at equal distances; the linear activation in fractions of its blow-up time.",
-        )
+                found = {SYSTEMS[system]: trained[name].sel(system=system) for system in systems}
+                note, words = "Records are fractions of the time of each system.", (shows[place],)
+                note = f"Bands range over replicates. {note}"
+                yield st.lines(f"{title}: {part}", "record", label, found, x_label=x, note=note, shows=words)
+        law = {SYSTEMS[name]: theory["reference_entropy"].sel(dynamics=name) for name in theory["dynamics"].values}
+        note = "Exact theory for targets at equal distances; the linear activation in fractions of its blow-up time."
+        yield st.lines("Predicted attention entropy", "record", "entropy [nat]", {}, law, note=note)
 
 
 @jax.jit

@@ -131,10 +131,8 @@ class HardInstances(st.Study):
             f"{words} sequences": (st.log(trained[name].clip(1e-20)) / np.log(10)).assign_coords(layer=places)
             for name, words in (("learned", "training"), ("unexplained", "fresh"))
         }
-        title, what = (
-            "What a student leaves unexplained, within one budget",
-            "log10 of the unexplained share of the signal",
-        )
+        title = "What a student leaves unexplained, within one budget"
+        what = "log10 of the unexplained share of the signal"
         note, shows = "Bars reach over replicates.", ("leaves more than half", "With the same budget")
         yield st.lines(title, "layer", what, shares, note=note, shows=shows, x_ticks=tuple(LAYERS.values()))
         law = {LAYERS[name]: each.clip(1e-32).rename({f"{name}_degree": "degree"}) for name, each in weights.items()}

@@ -218,10 +218,8 @@ class Leakage(st.Study):
             "rounding to b bits is noise of size 2^-b to questions that are all different",
             "exponent of calls in 2^bits",
         )
-        what, quantity = (
-            f"squared error by rounded answers, {self.bits[-1]} bits",
-            "exponent of the error in the number of answers",
-        )
+        what = f"squared error by rounded answers, {self.bits[-1]} bits"
+        quantity = "exponent of the error in the number of answers"
         same, nearby = (
             st.exponent(_over(trained, "gpt2", limit, self.repeats, "error"), "answers", what=what)
             for limit in ("same", "nearby")

@@ -148,10 +148,8 @@ class HierarchicalPrior(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         transformers = trained.sel(shared=0)
-        title, note = (
-            "Accuracy of a transformer over that of Bayes' rule",
-            "New sequences. Bands range over replicates.",
-        )
+        title = "Accuracy of a transformer over that of Bayes' rule"
+        note = "New sequences. Bands range over replicates."
         shares = {words: _share(transformers.sel(system=prior)) for prior, words in PRIORS.items()}
         what, shows = "share of what Bayes' rule reaches", ("A transformer learns labels",)
         yield st.lines(title, "step", what, shares, note=note, shows=shows)

@@ -149,15 +149,9 @@ class WideNetworks(st.Study):
             bounds=(0.0, 1.0),
             resolution=middle / (self.networks * widest),
         )
-        yield st.Claim(
-            "From small weights the weaker token wins no neuron",
-            weaker.sel(setting="small"),
-            st.near(0, 0.001),
-            "the control: without spread at the start there are no lucky neurons",
-            share,
-            bounds=(0.0, 1.0),
-            resolution=1e-9,
-        )
+        text, region = "From small weights the weaker token wins no neuron", st.near(0, 0.001)
+        basis, whole = "the control: without spread at the start there are no lucky neurons", (0.0, 1.0)
+        yield st.Claim(text, weaker.sel(setting="small"), region, basis, share, bounds=whole, resolution=1e-9)
         yield st.Claim(
             f"From small weights the first neuron of {widest} is won as late as that of {narrow}",
             times.sel(setting="small").isel(width=-1) / times.sel(setting="small").isel(width=0),
@@ -193,12 +187,9 @@ class WideNetworks(st.Study):
             log, note = "xy" if name == "first_time" else "x", "Dashed: predicted. Bands range over replicates."
             yield st.lines(title, "width", label, found, law, log=log, x_label=NEURONS, note=note, shows=(claim,))
         shares = trained["luckiest"].sel(setting="shared"), theory["luckiest"]
-        curves, title = (
-            ({"one loss for all neurons": each} for each in shares),
-            "the luckiest neuron in a shared output",
-        )
-        shown = "Share of " + title, "width", "share"
-        yield st.lines(*shown, *curves, log="xy", x_label=NEURONS, note=note, shows=("adds half",))
+        found, law = ({"one loss for all neurons": each} for each in shares)
+        labels, shows = ("Share of the luckiest neuron in a shared output", "width", "share"), ("adds half",)
+        yield st.lines(*labels, found, law, log="xy", x_label=NEURONS, note=note, shows=shows)
 
 
 def _start(setting: str) -> tuple[str, float]:

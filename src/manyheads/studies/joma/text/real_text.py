@@ -124,24 +124,13 @@ class RealText(st.Study):
         depths, rates = len(self.depths), len(self.learning_rates)
         grain, grain_within = _grain(depths * rates), _grain(depths) / rates
         correlation: dict[str, Any] = {"quantity": "rank correlation", "bounds": (-1.0, 1.0)}
-        yield st.Claim(
-            "The rebound of attention entropy is highly correlated with low validation loss",
-            runs.correlation(rise),
-            st.near(-1, (np.inf, 1 - HIGH)),
-            f"rank correlation over depths and learning rates of a seed; from {HIGH} on it is called high",
-            expected=refuted,
-            resolution=grain,
-            **correlation,
-        )
-        yield st.Claim(
-            "Within a learning rate the rebound of attention entropy is highly correlated with low validation loss",
-            runs.correlation(rise, within=True),
-            st.near(-1, (np.inf, 1 - HIGH)),
-            "the same with ranks within each learning rate, so that its choice does not contribute",
-            expected=refuted,
-            resolution=grain_within,
-            **correlation,
-        )
+        high, options = st.near(-1, (np.inf, 1 - HIGH)), correlation | {"expected": refuted}
+        text = "rebound of attention entropy is highly correlated with low validation loss"
+        basis = f"rank correlation over depths and learning rates of a seed; from {HIGH} on it is called high"
+        yield st.Claim(f"The {text}", runs.correlation(rise), high, basis, resolution=grain, **options)
+        text, figure = f"Within a learning rate the {text}", runs.correlation(rise, within=True)
+        basis = "the same with ranks within each learning rate, so that its choice does not contribute"
+        yield st.Claim(text, figure, high, basis, resolution=grain_within, **options)
         between = runs.between_seeds(rise)
         widened = mean_interval(between).widened(_grain(rise.sizes["replicate"]) / len(between))
         text = "Between seeds of one depth and learning rate the rebound is uncorrelated with the validation loss"

@@ -116,12 +116,8 @@ class ContrastiveSgd(st.Study):
         curves = {f"n = {self.dimensions[-1]}": large}, {"ODE": theory["trajectory"]}
         title, what = "Overlaps and squared norm: ODE and one run of SGD", "overlaps Q1, Q2 and squared norm q"
         yield st.lines(title, "time", what, *curves, {f"n = {self.dimensions[0]}": small})
-        logs, escape, title = (
-            st.log(trained["dimension"]),
-            trained["escape"],
-            "Time to find a feature from random weights",
-        )
+        logs, escape = st.log(trained["dimension"]), trained["escape"]
         law = {"ln(n) / (2 rate)": theory["escape_slope"] * (logs - logs.mean()) + escape.mean()}
         what, note = f"median time [{UNIT}]", "Band: replicates. Dashed: the predicted slope, through the mean."
-        shows = ("From random weights",)
+        title, shows = "Time to find a feature from random weights", ("From random weights",)
         yield st.lines(title, "dimension", what, {"SGD": escape}, law, log="x", note=note, shows=shows)

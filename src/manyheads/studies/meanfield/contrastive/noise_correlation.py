@@ -70,37 +70,17 @@ class NoiseCorrelation(st.Study):
         both = ([self._predicted(theory, *regime, rho) for rho in (-0.9, 0.0)] for regime in regimes)
         gain, loss = (float(one - other) for one, other in both)
         better = "Negatively correlated augmentation noise gives a larger cosine than independent noise"
-        basis = "half the predicted effect: corrections of order 1/n cancel in the difference of paired runs"
-        yield st.Claim(
-            f"Independent augmentation noise of {std:g} lowers the stationary cosine (decrease)",
-            clean - moderate.sel(correlation=0.0),
-            st.above(0),
-            "an inequality: the decrease is positive",
-            "decrease of the cosine",
-        )
-        yield st.Claim(
-            f"{better}: gain by rho = -0.9 at noise {std:g}, learning rate {rate:g}",
-            helped,
-            st.near(gain, abs(gain) / 2),
-            basis,
-            "gain of the cosine",
-        )
-        yield st.Claim(
-            f"{better}: gain by rho = -0.9 at noise {large:g}, learning rate {slow:g}",
-            hurt,
-            st.above(0),
-            "the abstract's statement: the gain is positive",
-            "gain of the cosine",
-            expected="refuted",
-        )
-        yield st.Claim(
-            f"At noise {large:g} and learning rate {slow:g} negative correlation lowers the cosine by as much as "
-            "the ODE says",
-            hurt,
-            st.near(loss, abs(loss) / 2),
-            basis,
-            "gain of the cosine",
-        )
+        half = "half the predicted effect: corrections of order 1/n cancel in the difference of paired runs"
+        abstract, quantity = "the abstract's statement: the gain is positive", "gain of the cosine"
+        text = f"Independent augmentation noise of {std:g} lowers the stationary cosine (decrease)"
+        basis, decrease = "an inequality: the decrease is positive", clean - moderate.sel(correlation=0.0)
+        yield st.Claim(text, decrease, st.above(0), basis, "decrease of the cosine")
+        text = f"{better}: gain by rho = -0.9 at noise {std:g}, learning rate {rate:g}"
+        yield st.Claim(text, helped, st.near(gain, abs(gain) / 2), half, quantity)
+        text = f"{better}: gain by rho = -0.9 at noise {large:g}, learning rate {slow:g}"
+        yield st.Claim(text, hurt, st.above(0), abstract, quantity, "refuted")
+        text = f"At noise {large:g} and learning rate {slow:g} negative correlation lowers the cosine by as much as"
+        yield st.Claim(f"{text} the ODE says", hurt, st.near(loss, abs(loss) / 2), half, quantity)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         std, rate = self.moderate
@@ -114,7 +94,8 @@ class NoiseCorrelation(st.Study):
         benefit = theory["benefit"]
         curves = {"ODE": benefit}, {"square": benefit[-1] * (benefit["learning_rate"] / rate) ** 2}
         title = f"Gain by rho = -0.9 instead of 0: {float(benefit[-1]):.4f} at learning rate {rate:g}"
-        log, note = "xy" if (benefit > 0).all() else "x", "Grey: the variance of a step, through the last point."
+        log = "xy" if (benefit > 0).all() else "x"
+        note = "Grey: the law of the variance of a step, through the last point."
         yield st.lines(title, "learning_rate", "gain in cosine", {}, *curves, log=log, note=note)
 
     def _predicted(self, theory: st.Data, noise: float, learning_rate: float, correlation: float) -> xr.DataArray:

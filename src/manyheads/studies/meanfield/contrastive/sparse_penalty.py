@@ -101,12 +101,9 @@ class SparsePenalty(st.Study):
         )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        title, what = (
-            f"L1 penalty: particles and one run of SGD, n = {self.dimensions[-1]}",
-            "Q1, Q2 and squared norm q",
-        )
-        run = {"SGD": trained["trajectory"].isel(dimension=-1, replicate=0)}
-        yield st.lines(title, "time", f"overlaps {what}", run, {"particles": theory["trajectory"]})
+        title = f"L1 penalty: particles and one run of SGD, n = {self.dimensions[-1]}"
+        run, law = trained["trajectory"].isel(dimension=-1, replicate=0), theory["trajectory"]
+        yield st.lines(title, "time", "overlaps Q1, Q2 and squared norm q", {"SGD": run}, {"particles": law})
 
 
 def sign_penalty(weights: Array) -> Array:

@@ -184,13 +184,14 @@ class PromptTraining(st.Study):
             f"the {self.prompts} prompts trained on": trained["sample_loss"],
             "infinite prompts, same weights": trained["limit_loss"],
         }
+        saddles = {f"saddle, {level:g}": level + 0 * theory["fast"] for level in self._levels()}
         yield st.lines(
             f"Loss on prompts of {self.length} pairs, and cost of finite prompts",
             "time",
             "loss",
             losses,
             {"two-timescale flow": theory["fast"]},
-            {f"saddle, {level:g}": level + 0 * theory["fast"] for level in self._levels()},
+            saddles,
             log="y",
             note=f"Bands: replicates. The cost c/n is {float(theory['coefficient']) / self.length:.3g}. Flows of "
             f"{self.reference} neurons differ by {float(theory['discrepancy']):.2g} of the initial loss, at the end by "

@@ -119,10 +119,10 @@ class SaddleEscape(st.Study):
         title = f"Staircase of the loss: saddles at {', '.join(f'{level:g}' for level in levels)}"
         label, note = "mean-field time", "Closed equations."
         yield st.lines(title, "moment", "loss", {}, law, known, x_label=label, note=note)
-        curves, title = ({"particles": trained["time"]}, {"closed equations": theory["time"]}), "ln(1/eps) + constant"
-        labels = f"Escape time in units of g^2/kappa: {title}", "size", "escape time times the predicted rate"
+        curves = {"particles": trained["time"]}, {"closed equations": theory["time"]}
+        title, what = "Escape time in units of g^2/kappa: ln(1/eps) + constant", "escape time times the predicted rate"
         note, shows = "Band: replicates, each with a g of its own.", ("The escape time grows",)
-        yield st.lines(*labels, *curves, log="x", note=note, shows=shows)
+        yield st.lines(title, "size", what, *curves, log="x", note=note, shows=shows)
 
     def _times(self) -> np.ndarray:
         return np.linspace(0.0, ESCAPES + 1.25 * np.log(1 / self.sizes[-1]), self.records) / escape_rate(FOREIGN**2)

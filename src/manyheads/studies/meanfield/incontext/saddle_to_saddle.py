@@ -109,17 +109,14 @@ class SaddleToSaddle(st.Study):
         course = ((last["loss"] - last["theory"]) ** 2).mean("record") ** 0.5
         course = course / (delayed / last["time"].max("record")) ** 0.5
 
-        yield st.Claim(
-            f"With separate rank-one keys and queries the loss falls in {dims} drops, std {smallest:g}",
-            last["drops"].sel(attention="separate"),
-            st.near(dims, 0.5),
-            "a count: half a drop on average; two drops merge where a plateau happens to be short",
-            "number of drops",
-            resolution=0.25,
-        )
+        drops, quantity = last["drops"], "number of drops"
+        text = f"With separate rank-one keys and queries the loss falls in {dims} drops, std {smallest:g}"
+        basis = "a count: half a drop on average; two drops merge where a plateau happens to be short"
+        found = drops.sel(attention="separate")
+        yield st.Claim(text, found, st.near(dims, 0.5), basis, quantity, resolution=0.25)
         text = f"With merged key-query weights the loss falls in one drop, std {smallest:g}"
-        basis, quantity = "a count: half a drop", "number of drops"
-        yield st.Claim(text, last["drops"].sel(attention="merged"), st.near(1, 0.5), basis, quantity, resolution=0.25)
+        basis, found = "a count: half a drop", drops.sel(attention="merged")
+        yield st.Claim(text, found, st.near(1, 0.5), basis, quantity, resolution=0.25)
         yield st.Claim(
             "Separate heads learn the eigenvectors in the order of decreasing eigenvalues (share of trainings)",
             (separate["half"].diff("direction") > 0).all("direction").mean("std"),

@@ -131,12 +131,9 @@ class WeightDecay(st.Study):
             {_named(*setting): self._along(trained, name, *setting) for setting in self.settings()}
             for name in ("optimal_learning_rate", "late", "loss")
         )
-        note, labels = (
-            "Means over replicates; bands range over all.",
-            ("heads", "optimal learning rate of the base shape"),
-        )
+        note, what = "Means over replicates; bands range over all.", "optimal learning rate of the base shape"
         transfer, shows = f"{note} A horizontal line is transfer.", ("the optimal learning rate",)
-        yield st.lines("Optimal learning rate along H", *labels, optima, log="xy", note=transfer, shows=shows)
+        yield st.lines("Optimal learning rate along H", "heads", what, optima, log="xy", note=transfer, shows=shows)
         title = f"Final loss against the learning rate at H = {self.heads_counts[-1]}"
         largest = {name: values.isel(heads=-1).dropna("learning_rate") for name, values in loss.items()}
         yield st.lines(title, "learning_rate", "final training loss [nat]", largest, log="xy", note=note)
