@@ -214,11 +214,7 @@ class SampleComplexity(st.Study):
         yield st.lines(*labels, *curves, log="x", note=note, shows=(shows,))
         for axis, shows in (("noise", "for noise-to-signal ratios up to"), ("vocabulary", "do not depend on the")):
             found, law = self._along(axis, trained)["time"], self._along(axis, theory)
-            curves = (
-                {"reduced model": found["time"]},
-                {"signal system": law["time"]},
-                {"scaling law": law["scaling_law"]},
-            )
+            curves = {"reduced model": found}, {"signal system": law["time"]}, {"scaling law": law["scaling_law"]}
             title, what = f"Plateau escape by {axis}, T = {self._middle:,}", "e-foldings until the escape"
             yield st.lines(title, axis, what, *curves, log="x", shows=(shows,))
 
