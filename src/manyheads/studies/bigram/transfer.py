@@ -130,16 +130,11 @@ class TransferCost(st.Study):
         law = {f"{length:,} tokens": constant.sel(length=length) / rho**2 for length in self.lengths}
         note = "Bands: replicates. Dashed: C/rho^2 with C from the task, no fitted constant."
         yield st.lines(title, "correlation", what, found, law, log="xy", note=note, shows=("inverse square",))
-        last, title = trained.isel(length=-1), f"a pilot of {self.pilot:,} samples, {self.lengths[-1]:,} tokens"
-        yield st.lines(
-            f"Estimate of {title}",
-            "correlation",
-            "estimated correlation",
-            {"positions picked by the pilot": last["estimate"], "right positions": last["screened"]},
-            reference={"truth": rho},
-            note="Bands: replicates. Grey: the true correlation.",
-            shows=("A pilot estimates",),
-        )
+        last, what = trained.isel(length=-1), "estimated correlation"
+        title = f"Estimate of a pilot of {self.pilot:,} samples, {self.lengths[-1]:,} tokens"
+        found = {"positions picked by the pilot": last["estimate"], "right positions": last["screened"]}
+        note, shows = "Bands: replicates. Grey: the true correlation.", ("A pilot estimates",)
+        yield st.lines(title, "correlation", what, found, reference={"truth": rho}, note=note, shows=shows)
         rows = (
             {
                 "tokens": f"{length:,}",
