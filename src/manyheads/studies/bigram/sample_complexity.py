@@ -207,16 +207,16 @@ class SampleComplexity(st.Study):
         longer, sgd = self._along("length", trained), self._along("length", trained, "sgd")
         transition, attention = self._squared_norms(self.vocabularies[0], longer["length"])
         law = self._along("length", theory)["scaling_law"] / (self.noise * transition * attention)
-        found = {"SGD": sgd["samples"] / sgd["length"], "reduced model": longer["samples"] / longer["length"]}
-        labels, curves = ("Samples until the plateau escape, by length", "length", "samples / T"), (found, {LAW: law})
+        ratios = {"SGD": sgd["samples"] / sgd["length"], "reduced model": longer["samples"] / longer["length"]}
+        labels = "Samples until the plateau escape, by length", "length", "samples / T"
         note = "Median of a replicate's runs without flipped signs; bands: replicates."
         shows = "Under SGD the samples of the plateau escape grow as T (ln T + 1.3)"
-        yield st.lines(*labels, *curves, log="x", note=note, shows=(shows,))
+        yield st.lines(*labels, ratios, {LAW: law}, log="x", note=note, shows=(shows,))
         for axis, shows in (("noise", "for noise-to-signal ratios up to"), ("vocabulary", "do not depend on the")):
-            found, law = self._along(axis, trained)["time"], self._along(axis, theory)
-            curves = {"reduced model": found}, {"signal system": law["time"]}, {"scaling law": law["scaling_law"]}
+            found, theirs = self._along(axis, trained)["time"], self._along(axis, theory)
+            known = {"signal system": theirs["time"]}, {"scaling law": theirs["scaling_law"]}
             title, what = f"Plateau escape by {axis}, T = {self._middle:,}", "e-foldings until the escape"
-            yield st.lines(title, axis, what, *curves, log="x", shows=(shows,))
+            yield st.lines(title, axis, what, {"reduced model": found}, *known, log="x", shows=(shows,))
 
     @property
     def _middle(self) -> int:

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
 import manyheads.study as st
 from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Array
 from manyheads.recovery.examples.student import StudentSettings, search
 from manyheads.recovery.fit.variable_projection import Examples, Tangent
 from manyheads.recovery.layers.evaluation import evaluate_layer
@@ -22,8 +22,6 @@ from manyheads.recovery.planted.attacks import unmask_parity, unmask_wave
 from manyheads.recovery.planted.hard_instances import guarantees, parity_layer, wave_layer
 from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.theory.papers import CHEN_LI
-
-Array = NDArray[np.float64]
 
 LAYERS = {
     "parity": "parity layer",

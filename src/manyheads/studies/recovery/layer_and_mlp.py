@@ -12,16 +12,14 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 
 import manyheads.study as st
+from manyheads.recovery._types import Array
 from manyheads.recovery.examples.composed_student import Composed, draw_composed, evaluate_composed, fit_composed
 from manyheads.recovery.examples.six_stages import learn_in_six_stages
 from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.theory.papers import CHEN_LI
-
-Array = NDArray[np.float64]
 
 # Fields that are given to the student, and so not learned
 GIVEN: dict[str, tuple[str, ...]] = {

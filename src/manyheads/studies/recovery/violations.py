@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
 import manyheads.study as st
 from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Array
 from manyheads.recovery.examples.six_stages import learn_in_six_stages
 from manyheads.recovery.examples.stages.settings import StageSettings
 from manyheads.recovery.examples.student import StudentSettings, fit_student
@@ -27,8 +27,6 @@ from manyheads.recovery.planted.violations import DEFORMATIONS, deformed_layer
 from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.recovery.result.results import Recovery
 from manyheads.theory.papers import CHEN_LI
-
-Array = NDArray[np.float64]
 
 FRESH = 2000  # sequences on which everything is tested
 TAUGHT = 2000  # sequences of the student

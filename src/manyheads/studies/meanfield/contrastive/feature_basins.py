@@ -7,16 +7,10 @@ import numpy as np
 import xarray as xr
 
 import manyheads.study as st
+from manyheads.theory.meanfield.contrastive import stationary_states as stationary
 from manyheads.theory.meanfield.contrastive.ode import overlap_trajectory
 from manyheads.theory.meanfield.contrastive.quadrature import Nodes
 from manyheads.theory.meanfield.contrastive.sgd import train_overlaps
-from manyheads.theory.meanfield.contrastive.stationary_states import (
-    StationaryState,
-    basin_boundary,
-    growth_rates,
-    norms_without_features,
-    stationary_states,
-)
 from manyheads.theory.meanfield.contrastive.task import ContrastiveTask, sparse_feature
 from manyheads.theory.papers import MENG
 
@@ -62,10 +56,10 @@ class FeatureBasins(st.Study):
         growth, boundary, transverse = [], [], []
         for probability in self.probabilities:
             task = two_features(probability)
-            norm = norms_without_features(task, NODES)[-1]
-            growth.append(growth_rates(task, (0.0, 0.0, norm), NODES))
-            boundary.append(basin_boundary(task, RADIUS, self.horizon, self.rounds, NODES))
-            transverse.append(growth_rates(task, second_feature_state(task).state, NODES)[0])
+            norm = stationary.norms_without_features(task, NODES)[-1]
+            growth.append(stationary.growth_rates(task, (0.0, 0.0, norm), NODES))
+            boundary.append(stationary.basin_boundary(task, RADIUS, self.horizon, self.rounds, NODES))
+            transverse.append(stationary.growth_rates(task, second_feature_state(task).state, NODES)[0])
         return {
             "growth": (("probability", "feature"), growth, "growth rate at Q = 0", "1/time"),
             "boundary": ("probability", boundary, "boundary angle of the basins", "degrees"),
@@ -80,14 +74,16 @@ class FeatureBasins(st.Study):
     def _portrait(self) -> st.Record:
         """Return trajectories from a circle of starts, and stationary states, for the second probability."""
         task, times = two_features(self.probabilities[1]), np.linspace(0, self.horizon, 61)
-        norm = norms_without_features(task, NODES)[-1]
+        norm = stationary.norms_without_features(task, NODES)[-1]
         starts = _circle(np.deg2rad(np.linspace(0, 90, self.angles)), norm)
         paths = overlap_trajectory(task, starts, times, NODES, PATHS)
-        states = stationary_states(task, [SECOND, (0.7, 0.0, 0.8), (0.45, 0.65, 0.8), (0.3, 0.3, 0.6)], NODES)
+        states = stationary.stationary_states(
+            task, [SECOND, (0.7, 0.0, 0.8), (0.45, 0.65, 0.8), (0.3, 0.3, 0.6)], NODES
+        )
         unstable = [sum(v.real > 0 for v in state.eigenvalues) for state in states]
         rounds = min(2, self.rounds)  # a degree is as fine as the eye sees
         edges = [
-            basin_boundary(task, radius, self.horizon, rounds, NODES, added_norm=radius**2 - RADIUS**2)
+            stationary.basin_boundary(task, radius, self.horizon, rounds, NODES, added_norm=radius**2 - RADIUS**2)
             for radius in self._radii()
         ]
         return {
@@ -103,7 +99,7 @@ class FeatureBasins(st.Study):
 
     def train(self, key: jax.Array, probability: float) -> st.Record:
         task, rng = two_features(probability), st.generator(key)
-        norm = norms_without_features(task, NODES)[-1]
+        norm = stationary.norms_without_features(task, NODES)[-1]
         growth = self._rates(task, (SMALL, SMALL, norm), rng)
         learned = np.array(second_feature_state(task).state)
         transverse = self._rates(task, (SMALL, learned[1], learned[2] + SMALL**2), rng)[0]
@@ -228,7 +224,7 @@ def two_features(probability: float) -> ContrastiveTask:
     return ContrastiveTask(features=(sparse_feature(), sparse_feature(probability)))
 
 
-def second_feature_state(task: ContrastiveTask) -> StationaryState:
+def second_feature_state(task: ContrastiveTask) -> stationary.StationaryState:
     """Return the stationary state that has learned feature 2 alone."""
-    found = stationary_states(task, [SECOND], NODES)
+    found = stationary.stationary_states(task, [SECOND], NODES)
     return next(state for state in found if abs(state.overlaps[1]) > 0.1)

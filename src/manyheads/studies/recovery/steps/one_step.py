@@ -11,15 +11,13 @@ from collections.abc import Iterator
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
 import manyheads.study as st
+from manyheads.recovery._types import Array
 from manyheads.recovery.examples.stages.crude_sum import measure_moments, predict_bias
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.task import equal_spectrum_layer, sequences
 from manyheads.theory.papers import CHEN_LI
-
-Array = NDArray[np.float64]
 
 BLOCK = 5000  # sequences that are drawn at a time
 FEW = 8  # examples for each dimension, of the step from few
