@@ -36,8 +36,7 @@ ALL = slice(None)
 class Mask(Tree, abc.ABC):
     """A rule that says which key positions a query may attend to.
 
-    Rules are pytrees: they pass through `jax.jit`, and the arrays that they hold may be traced, or tensors. An array
-    inside a rule may carry leading batch axes, which broadcast against those of the logits.
+    Rules are pytrees, whose arrays may be traced, or tensors, and may carry leading batch axes.
     """
 
     # NumPy then leaves `array & rule` to the rule.
@@ -95,12 +94,10 @@ class _Causal(Mask):
         return key <= query
 
     def reach(self, rows: range, shape: tuple[int, int]) -> range:
-        n, m = shape
-        return range(rows.stop + m - n)
+        return range(rows.stop + shape[1] - shape[0])
 
     def free(self, rows: range, shape: tuple[int, int]) -> range:
-        n, m = shape
-        return range(rows.start + m - n + 1)
+        return range(rows.start + shape[1] - shape[0] + 1)
 
 
 @final
@@ -148,8 +145,7 @@ class _Table(Mask):
     def allowed(self, rows: Array, shape: tuple[int, int], keys: slice = ALL) -> Array:
         table = self.table
         if any(have not in (1, want) for have, want in zip(table.shape[-2:], shape, strict=True)):
-            given = tuple(table.shape)
-            raise ShapeError(f"a mask of shape {given} does not broadcast to (..., {shape[0]}, {shape[1]})")
+            raise ShapeError(f"a mask of shape {(*table.shape,)} does not broadcast to (..., {shape[0]}, {shape[1]})")
         if rows is not None and table.shape[-2] > 1:
             table = like(rows, table)[..., rows, :]
         return table[..., keys] if table.shape[-1] > 1 else table
@@ -182,8 +178,10 @@ class _Both(Mask):
         return like(second, first) & like(first, second)
 
     def bias(self, rows: Array, shape: tuple[int, int], keys: slice = ALL) -> Array:
-        found = [bias for each in (self.first, self.second) if (bias := each.bias(rows, shape, keys)) is not None]
-        return sum((like(found[-1], bias) for bias in found[1:]), start=like(found[-1], found[0])) if found else None
+        first, second = self.first.bias(rows, shape, keys), self.second.bias(rows, shape, keys)
+        if first is None or second is None:
+            return second if first is None else first
+        return like(second, first) + second
 
     def reach(self, rows: range, shape: tuple[int, int]) -> range:
         return _both_ranges(self.first.reach(rows, shape), self.second.reach(rows, shape))
@@ -204,11 +202,7 @@ def sliding_window(width: int) -> Mask:
     """Let a query attend to positions nearer than `width`: |query - key| < width.
 
     `causal & sliding_window(w)` is the window of decoder models: the last w positions, the query's own included.
-
-    Raises
-    ------
-    UsageError
-        `width` is not an integer, or below 1.
+    `UsageError` if `width` is not an integer, or below 1.
 
     Examples
     --------
@@ -301,5 +295,4 @@ def part_of(rule: Mask | None, index: tuple[slice, ...]) -> Mask | None:
 
 def cut(array: Array, index: tuple[slice, ...]) -> Array:
     """Take slices of the leading axes, but for those of size 1."""
-    whole = slice(None)
-    return array[tuple(part if size > 1 else whole for part, size in zip(index, array.shape, strict=False))]
+    return array[tuple(part if size > 1 else ALL for part, size in zip(index, array.shape, strict=False))]

@@ -31,19 +31,11 @@ LARGEST = 1e75  # its fourth power, which intervals of ratios take, is a number
 
 @dataclass(frozen=True)
 class SquaredDistance:
-    """The squared distance between two means.
+    """The squared distance between two means, and pseudo-values of the jackknife."""
 
-    Attributes
-    ----------
-    square
-        b^2, without noise; may be negative.
-    first, second
-        Pseudo-values of the jackknife, (n,) and (K,); a single one is exact.
-    """
-
-    square: float
-    first: np.ndarray
-    second: np.ndarray
+    square: float  # b^2, without noise; may be negative
+    first: np.ndarray  # (n,)
+    second: np.ndarray  # (K,); a single one is exact
 
     @property
     def distance(self) -> float:
@@ -114,13 +106,7 @@ def distance_exponent(sizes: Sequence[int], first: SquaredDistance, last: Square
     The interval is Fieller's, of a ratio of two means that are measured together: it reaches to minus infinity where
     the last distance cannot be told from zero, and everywhere where the first cannot. Where one of the squares is
     negative the figure is the upper end of the interval, or zero where that has none.
-
-    Parameters
-    ----------
-    sizes
-        The two sizes.
-    first, last
-        From the same seeds, so that pseudo-values belong together.
+    Both distances are from the same seeds, so that pseudo-values belong together.
     """
     scale = 2 * math.log(sizes[-1] / sizes[0])
     ends = _fieller(first, last)
@@ -147,8 +133,7 @@ def samples_to_decide(sizes: Sequence[int], first: SquaredDistance, last: Square
 def _pseudo_values(values: np.ndarray, gap: np.ndarray) -> np.ndarray:
     """Jackknife |mean - centre|^2 - s^2 / n, where the mean of all is `gap` away from the centre; its noise elsewhere.
 
-    Without one network the mean moves by -(x_i - mean) / (n - 1), and the sum of squares falls by |x_i - mean|^2
-    n / (n - 1).
+    Without x_i the mean moves by -(x_i - mean) / (n - 1), and the sum of squares falls by |x_i - mean|^2 n / (n - 1).
     """
     count = len(values)
     if count == 1:
@@ -163,14 +148,10 @@ def _pseudo_values(values: np.ndarray, gap: np.ndarray) -> np.ndarray:
 
 def _fieller(first: SquaredDistance, last: SquaredDistance) -> tuple[float, float] | None:
     """Return the ends of the 99% interval of last / first, or None where the first cannot be told from zero."""
-    parts = [(first.first, last.first)]
-    if len(first.second) > 1:
-        parts.append((first.second, last.second))
     spread = np.zeros((2, 2))  # t^2 times the covariance of the two means
-    for pair in parts:
-        count = len(pair[0])
-        factor = float(half_widths(1.0, count - 1, LEVEL)) ** 2
-        spread += factor * np.cov(np.array(pair)) / count
+    for pair in ((first.first, last.first), (first.second, last.second)):
+        if (count := len(pair[0])) > 1:
+            spread += float(half_widths(1.0, count - 1, LEVEL)) ** 2 * np.cov(np.array(pair)) / count
     squared = first.square**2 - spread[0, 0]
     if squared <= 0:
         return None

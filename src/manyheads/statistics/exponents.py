@@ -1,7 +1,7 @@
 """Exponents of power laws with intervals, a visible lack of fit, and the drift of an optimum with size."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,32 +35,22 @@ class ExponentFit:
 
     Attributes
     ----------
-    exponent, interval
-        The slope of log value against log size, and its interval.
-    log_prefactor
-        Natural logarithm of the prefactor.
     curvature
         Interval of the coefficient c in log value = a + b u + c u², u = log size: zero for a power law, and 2c is the
         change of the local exponent per e-fold. None with two sizes.
     p_fit
         Probability of a lack of fit at least as large if the power law were exact; small means that it is not. None
         where sizes or replicates are too few to tell.
-    residuals
-        log(value / fit) at each size: 0.1 is 10% off.
-    replicate_exponents
-        The slope of every replicate; empty if the values had none.
-    design
-        Where the error came from: "paired", "means" or "scatter".
     """
 
-    exponent: float
-    interval: Interval
-    log_prefactor: float
+    exponent: float  # slope of log value against log size
+    interval: Interval  # of the exponent
+    log_prefactor: float  # natural logarithm
     curvature: Interval | None
     p_fit: float | None
-    residuals: tuple[float, ...] = field(repr=False)
-    replicate_exponents: tuple[float, ...] = field(repr=False)
-    design: str
+    residuals: tuple[float, ...] = field(repr=False)  # log(value / fit) at each size: 0.1 is 10% off
+    replicate_exponents: tuple[float, ...] = field(repr=False)  # empty if the values had no replicates
+    design: str  # where the error came from: "paired", "means" or "scatter"
 
     def predict(self, size: float) -> float:
         """Value of the fitted law at `size`."""
@@ -101,8 +91,7 @@ def fit_exponent(
     ShapeError
         Sizes and values do not match.
     UsageError
-        Values or sizes that are not positive and finite: a mean difference that may be zero or negative has no
-        logarithm; average over more replicates, or fit `fit_exponent_to_means` to means that are resolved from zero.
+        Values or sizes that are not positive and finite.
 
     Notes
     -----
@@ -117,10 +106,10 @@ def fit_exponent(
     """
     level = check_level(level)
     values = np.asarray(values, dtype=np.float64)
-    if values.ndim not in (1, 2):
-        raise ShapeError(f"values has shape {values.shape}: expected (replicates, sizes) or (sizes,)")
-    if values.size == 0:
-        raise ShapeError(f"values has shape {values.shape}: expected at least one replicate and two sizes")
+    if values.ndim not in (1, 2) or values.size == 0:
+        raise ShapeError(
+            f"values has shape {values.shape}: expected at least one replicate, (replicates, sizes) or (sizes,)"
+        )
     logs = _logs(values, "values")
     basis = _Basis.of(sizes, logs.shape[-1], None)
     if logs.ndim == 1:
@@ -159,12 +148,10 @@ def fit_exponent_to_means(
         Shapes (k,), all positive; an error may be zero.
     dof
         Degrees of freedom behind each error (replicates - 1), a number or shape (k,); inf for a known error.
-    level
-        Coverage of the intervals.
 
     Notes
     -----
-    Sizes weigh 1 / (relative error)² where all errors are known and positive, and the same where errors are estimated:
+    Sizes weigh 1 / (relative error)² where all errors are known and positive, and equally where errors are estimated:
     weights that are estimates spoil the coverage.
 
     Raises
@@ -215,27 +202,13 @@ def fit_exponent_to_means(
 
 @dataclass(frozen=True)
 class DriftTest:
-    """Whether an optimum moves with size.
+    """Whether an optimum moves with size."""
 
-    Attributes
-    ----------
-    fit
-        The power law of the optimum; its interval includes the resolution of the search.
-    factor_per_doubling
-        Interval of the factor by which the optimum moves when the size doubles.
-    outcome
-        The verdict on "the exponent is zero within the tolerance".
-    tolerance
-        The tolerance on the exponent.
-    replicates_needed
-        Replicates in all that would decide; None without replicates or if too many.
-    """
-
-    fit: ExponentFit
-    factor_per_doubling: Interval
-    outcome: Outcome
-    tolerance: float
-    replicates_needed: int | None
+    fit: ExponentFit  # its interval includes the resolution of the search
+    factor_per_doubling: Interval  # of the optimum when the size doubles
+    outcome: Outcome  # of "the exponent is zero within the tolerance"
+    tolerance: float  # on the exponent
+    replicates_needed: int | None  # in all, to decide; None if too many
 
 
 @takes_arrays
@@ -264,8 +237,6 @@ def drift_test(
         grid is known to within the square root of that factor, and **identical optima on a grid are no proof of no
         drift**: the interval is widened by :math:`\tfrac12 \ln(\text{resolution}) \sum_j |c_j|`, with c the slope's
         contrast.
-    level
-        Coverage.
 
     Raises
     ------
@@ -280,9 +251,7 @@ def drift_test(
     ('holds', 0.94, 1.09)
     """
     if not (1 <= resolution < math.inf):
-        raise UsageError(
-            f"resolution={resolution}: expected the factor between neighbouring grid points, 1 for no grid"
-        )
+        raise UsageError(f"resolution={resolution}: expected the factor between neighbours on a grid, 1 for no grid")
     shape = np.shape(optima)
     if len(shape) != 2:
         raise ShapeError(f"optima of shape {shape}: expected (replicates, sizes)")
@@ -292,16 +261,14 @@ def drift_test(
     # Replicates that agree to the last bit are read off a grid that nobody named: they decide nothing.
     silent = resolution == 1 and np.ptp(fit.replicate_exponents) == 0
     interval = fit.interval.widened(math.inf if silent else grid)
-    needed = None
-    if grid < tolerance and not silent:
-        # The grid's error is a bound and not a spread: it narrows the region once instead of joining in quadrature.
-        needed = replicates_to_decide(fit.replicate_exponents, 0.0, tolerance - grid, level=level)
+    # The grid's error is a bound and not a spread: it narrows the region once instead of joining in quadrature.
+    hopeless = silent or grid >= tolerance
     return DriftTest(
-        ExponentFit(**{**vars(fit), "interval": interval}),
+        replace(fit, interval=interval),
         Interval(0.0, math.inf, level) if silent else interval.mapped(_power_of_two),
         decide(fit.exponent, interval, 0.0, tolerance),
         tolerance,
-        needed,
+        None if hopeless else replicates_to_decide(fit.replicate_exponents, 0.0, tolerance - grid, level=level),
     )
 
 
@@ -367,22 +334,20 @@ def _fit_scatter(basis: _Basis, logs: Floats, level: float) -> ExponentFit:
 def _hotelling(rest: Floats) -> float | None:
     """P-value of mean zero for rows of `rest` (replicates, departures), by Hotelling's T²."""
     count, width = rest.shape
-    if width == 0 or count < width + 2:
+    if width == 0 or count < width + 2:  # covariances of fewer rows are singular
         return None
     return _chi_squared(mean_of(rest, axis=0), np.atleast_2d(np.cov(rest, rowvar=False)) / count, count - 1)
 
 
 def _chi_squared(departure: Floats, covariance: Floats, dof: float) -> float | None:
     """P-value of a departure from zero whose covariance has `dof` degrees of freedom."""
-    width = departure.size
+    width, scale = departure.size, float(np.trace(covariance))
     if width == 0 or dof < width + 1:
         return None
-    scale = float(np.trace(covariance))
     if scale == 0:  # deterministic values: the law is exact or it is not
         return float(np.max(np.abs(departure)) <= 1e-12)
     values, vectors = np.linalg.eigh(covariance)
-    known = values <= 1e-12 * scale  # directions without error: there the law is exact or it is not
-    along = vectors.T @ departure
+    known, along = values <= 1e-12 * scale, vectors.T @ departure  # without error the law is exact or it is not
     if np.any(np.abs(along[known]) > 1e-12):
         return 0.0
     statistic = float(np.sum(along[~known] ** 2 / values[~known]))

@@ -27,8 +27,6 @@ class TransformerConfig:
 
     Attributes
     ----------
-    shape
-        Key dimension N, heads H, depth L.
     inputs
         `TokenInput(vocabulary)`, `PatchInput(dim)` or `VectorInput(dim)`.
     length
@@ -55,11 +53,6 @@ class TransformerConfig:
         Width of the hidden layer over d; 0 leaves the MLP out.
     activation
         Nonlinearity of the MLP; `"gelu"` is the exact one, `"erf"` is :math:`\mathrm{erf}(z)`.
-
-    Raises
-    ------
-    UsageError
-        A field holds what it cannot mean.
 
     Examples
     --------

@@ -108,10 +108,7 @@ class Transformer(eqx.Module):
         patterns: bool = False,
         padding_mask: "Bool[ArrayLike, '... tokens'] | None" = None,
     ) -> Record:
-        """Compute the outputs and keep what every block computed, with `patterns` L H T^2 numbers a sequence too.
-
-        What is recorded at padding means nothing.
-        """
+        """Compute the outputs and keep what every block computed, with `patterns` L H T^2 numbers a sequence too."""
         return _record(self, x, patterns, padding_mask)
 
     def _scales(self) -> Scaling:
@@ -135,26 +132,22 @@ class Transformer(eqx.Module):
     def _block(
         self, stream: jax.Array, block: Blocks, scaling: Scaling, padding_mask: jax.Array | None
     ) -> tuple[LayerRecord, jax.Array]:
-        config = self.config
-        pre, post = config.norm == "pre", config.norm == "post"
-        gain = _scale(block.attention_gain, scaling.multiplier["norm"])
-        shift = _scale(block.attention_shift, scaling.multiplier["norm"])
-        z = normalize(stream, gain, shift, config) if pre else stream
-        layer, pattern = _attend(z, block, scaling, config, padding_mask)
-        stream = stream + scaling.branch * layer.attention
-        stream = normalize(stream, gain, shift, config) if post else stream
+        config, multiplier = self.config, scaling.multiplier
+
+        def norm(place: str, stream: jax.Array, part: str) -> jax.Array:
+            if config.norm != place:
+                return stream
+            gain, shift = (_scale(getattr(block, f"{part}_{what}"), multiplier["norm"]) for what in ("gain", "shift"))
+            return normalize(stream, gain, shift, config)
+
+        layer, pattern = _attend(norm("pre", stream, "attention"), block, scaling, config, padding_mask)
+        stream = norm("post", stream + scaling.branch * layer.attention, "attention")
         if block.mlp_in is None:
             return layer._replace(stream=stream), pattern
-
-        gain = _scale(block.mlp_gain, scaling.multiplier["norm"])
-        shift = _scale(block.mlp_shift, scaling.multiplier["norm"])
-        z = normalize(stream, gain, shift, config) if pre else stream
-        bias = scaling.multiplier["bias"]
-        hidden = scaling.multiplier["mlp_in"] * (z @ block.mlp_in)  # (..., T, r d)
-        hidden = ACTIVATIONS[config.activation](_shift(hidden, block.mlp_in_bias, bias))
-        mlp = _shift(scaling.multiplier["mlp_out"] * (hidden @ block.mlp_out), block.mlp_out_bias, bias)
-        stream = stream + scaling.branch * mlp
-        stream = normalize(stream, gain, shift, config) if post else stream
+        hidden = multiplier["mlp_in"] * (norm("pre", stream, "mlp") @ block.mlp_in)  # (..., T, r d)
+        hidden = ACTIVATIONS[config.activation](_shift(hidden, block.mlp_in_bias, multiplier["bias"]))
+        mlp = _shift(multiplier["mlp_out"] * (hidden @ block.mlp_out), block.mlp_out_bias, multiplier["bias"])
+        stream = norm("post", stream + scaling.branch * mlp, "mlp")
         return layer._replace(stream=stream, hidden=hidden, mlp=mlp), pattern
 
     def _read_out(self, stream: jax.Array, scaling: Scaling, padding_mask: jax.Array | None) -> jax.Array:
@@ -177,10 +170,7 @@ def initialize(
 ) -> Transformer:
     """Make a transformer with fresh weights; a pure function, so that it can be mapped over keys and scalings.
 
-    Raises
-    ------
-    UsageError
-        `dtype` is float64 and JAX has it switched off.
+    `UsageError` if `dtype` is float64 and JAX has it switched off.
     """
     return Transformer(draw_weights(config, scaling, key, dtype), scaling, config)
 
@@ -255,16 +245,13 @@ def _attend(
 
 
 def _check_padding(padding_mask: jax.Array | None, x: jax.Array, config: TransformerConfig) -> jax.Array | None:
-    """Refuse what does not say of every token whether it is there."""
     if padding_mask is None:
         return None
     padding_mask = jnp.asarray(padding_mask)
     tokens = x.shape if isinstance(config.inputs, TokenInput) else x.shape[:-1]
     if padding_mask.dtype != jnp.bool_ or padding_mask.shape != tokens:
-        raise ShapeError(
-            f"padding_mask of shape {padding_mask.shape} and type {padding_mask.dtype}: give booleans "
-            f"of shape {tokens}, one a token, True where there is a token"
-        )
+        given = f"padding_mask of shape {padding_mask.shape} and type {padding_mask.dtype}"
+        raise ShapeError(f"{given}: give booleans of shape {tokens}, True where there is a token")
     return padding_mask
 
 

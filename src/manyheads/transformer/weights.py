@@ -79,18 +79,16 @@ def shapes(config: TransformerConfig) -> PyTree:
     def when(condition: object, *shape: Any) -> Any:
         return shape if condition else None
 
-    inward, outward = (depth, h, d, n), (depth, h, n, d)
+    inward, head_biases = (depth, h, d, n), dict.fromkeys(("query_bias", "key_bias", "value_bias"), (depth, h, n))
     blocks: PyTree = Blocks(
-        *(inward, inward, inward, outward),  # type: ignore[arg-type]
+        *(inward, inward, inward, (depth, h, n, d)),  # type: ignore[arg-type]
         mlp_in=when(hidden, depth, d, hidden),
         mlp_out=when(hidden, depth, hidden, d),
         attention_gain=when(gains, depth, d),
         attention_shift=when(gains and config.biases, depth, d),
         mlp_gain=when(gains and hidden, depth, d),
         mlp_shift=when(gains and hidden and config.biases, depth, d),
-        query_bias=when(config.biases, depth, h, n),
-        key_bias=when(config.biases, depth, h, n),
-        value_bias=when(config.biases, depth, h, n),
+        **(head_biases if config.biases else {}),  # type: ignore[arg-type]
         output_bias=when(config.biases, depth, d),
         mlp_in_bias=when(config.biases and hidden, depth, hidden),
         mlp_out_bias=when(config.biases and hidden, depth, d),
