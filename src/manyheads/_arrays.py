@@ -75,11 +75,9 @@ def as_native(value: Any, name: str = "an array", kinds: str = REAL, *, tensors:
         return value
     if isinstance(value, np.ma.MaskedArray):
         if kinds == LABELS:
-            return np.where(np.ma.getmaskarray(value), None, value.data.astype(object))
-        raise ShapeError(
-            f"{name} is a masked array, whose mask would be ignored: drop the masked entries, or replace them "
-            "with `.filled(value)`"
-        )
+            return np.where(np.ma.getmaskarray(value), np.array(None), value.data.astype(object))
+        remedy = "drop the masked entries, or replace them with `.filled(value)`"
+        raise ShapeError(f"{name} is a masked array, whose mask would be ignored: {remedy}")
     if is_torch(value):
         _check_tensor(value, name, kinds)
         if tensors and (value.dtype.itemsize > 1 or not value.is_floating_point()):
@@ -294,6 +292,5 @@ def _from_torch(tensor: Array, name: str) -> np.ndarray:
             tensor = tensor.float()
         return tensor.cpu().resolve_conj().resolve_neg().numpy()
     except (TypeError, RuntimeError) as error:  # dtypes that NumPy lacks
-        raise ShapeError(
-            f"{name} is a tensor of {tensor.dtype}, which is no NumPy array: give its values as floats or integers"
-        ) from error
+        given = f"{name} is a tensor of {tensor.dtype}, which is no NumPy array"
+        raise ShapeError(f"{given}: give its values as floats or integers") from error

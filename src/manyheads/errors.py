@@ -86,5 +86,5 @@ class CertificateError(ManyheadsError, ArithmeticError):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Keep the figures when the error travels back from another process."""
-        figures = {"measured": self.measured, "threshold": self.threshold, "partial": self.partial}
-        return functools.partial(type(self), **figures), (self.message,)
+        build = functools.partial(type(self), measured=self.measured, threshold=self.threshold, partial=self.partial)
+        return build, (self.message,)

@@ -23,12 +23,11 @@ class RankTooSmall(CertificateError):
     def __init__(self, rank: int, *, measured: float, threshold: float, smallest_rank: int):
         message = f"rank {rank} does not hold the layer's matrices: factor at rank {smallest_rank} or more"
         super().__init__(message, measured=measured, threshold=threshold)
-        self.rank = rank
-        self.smallest_rank = smallest_rank
+        self.rank, self.smallest_rank = rank, smallest_rank
 
     def __reduce__(self) -> tuple[object, tuple[int]]:
-        figures = {"measured": self.measured, "threshold": self.threshold, "smallest_rank": self.smallest_rank}
-        return functools.partial(RankTooSmall, **figures), (self.rank,)
+        build = functools.partial(RankTooSmall, measured=self.measured, threshold=self.threshold)
+        return functools.partial(build, smallest_rank=self.smallest_rank), (self.rank,)
 
 
 def factor_weights(
@@ -57,9 +56,7 @@ def factor_stacks(stacks: tuple[Array, ...], rank: int, tolerance: float | None)
     """
     rank = check_integer("rank", rank)
     # LAPACK does not know half precision.
-    stacks = tuple(
-        np.asarray(stack, None if stack.dtype in (np.float32, np.float64) else np.float32) for stack in stacks
-    )
+    stacks = tuple(np.asarray(stack, np.promote_types(stack.dtype, np.float32)) for stack in stacks)
     if not all(np.isfinite(stack).all() for stack in stacks):
         raise UsageError("the layer holds NaN or infinite weights: it has no factors")
     decomposed = [np.linalg.svd(stack, full_matrices=False) for stack in stacks]

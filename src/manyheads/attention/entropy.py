@@ -100,9 +100,8 @@ def attention_entropy(
 
 def _check(q: Array, k: Array, rule: Mask | None, block: int) -> None:
     if q.ndim < 2 or k.ndim < 2 or q.shape[-1] != k.shape[-1] or 0 in (q.shape[-1], k.shape[-2]):
-        raise ShapeError(
-            f"queries {tuple(q.shape)} and keys {tuple(k.shape)}: expected (..., n, N) and (..., m, N) with m, N >= 1"
-        )
+        given = f"queries {tuple(q.shape)} and keys {tuple(k.shape)}"
+        raise ShapeError(f"{given}: expected (..., n, N) and (..., m, N) with m, N >= 1")
     if kind(q) != "f" or kind(k) != "f":
         raise ShapeError(f"queries of dtype {q.dtype} and keys of dtype {k.dtype}: give real floating-point arrays")
     check_integer("block", block)
@@ -110,10 +109,8 @@ def _check(q: Array, k: Array, rule: Mask | None, block: int) -> None:
         batch_of(q, k, rule)
     except ValueError as error:
         shapes = [tuple(q.shape[:-2]), tuple(k.shape[:-2]), *([] if rule is None else [rule.batch_shape])]
-        raise ShapeError(
-            f"leading axes of queries, keys and mask {shapes} do not broadcast; a mask for (batch, heads, n, m) "
-            "needs an axis of size 1 for the heads"
-        ) from error
+        remedy = "a mask for (batch, heads, n, m) needs an axis of size 1 for the heads"
+        raise ShapeError(f"leading axes of queries, keys and mask {shapes} do not broadcast; {remedy}") from error
     evaluate(rule, (q.shape[-2], k.shape[-2]), np.arange(1))  # refuses a mask that does not fit
 
 

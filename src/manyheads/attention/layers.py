@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from manyheads.attention.masks import MaskLike
 
 
+AT_ONCE = 2**16  # entries of patterns that NumPy computes at once: they stay in a processor's cache
+
+
 class Layer(Tree, abc.ABC):
     """Attention on sequences (..., k, d): logits, a softmax over the allowed keys, and what is read with it.
 
@@ -120,28 +123,22 @@ class Layer(Tree, abc.ABC):
         x, keys, values = (as_array(tokens, "tokens") for tokens in (x, keys, values))
         for tokens in (x, keys, values):
             if tokens is not None and (tokens.ndim < 2 or tokens.shape[-1] != self.dim or kind(tokens) == "c"):
-                raise ShapeError(
-                    f"tokens of shape {tuple(tokens.shape)} and dtype {tokens.dtype}: this layer takes real sequences "
-                    f"(..., k, {self.dim})"
-                )
+                given = f"tokens of shape {tuple(tokens.shape)} and dtype {tokens.dtype}"
+                raise ShapeError(f"{given}: this layer takes real sequences (..., k, {self.dim})")
         of_keys = x if keys is None else keys
         for name, tokens, shape in (("keys", keys, x.shape[:-2]), ("values", values, of_keys.shape[:-1])):
             if tokens is not None and tokens.shape[: len(shape)] != shape:
-                raise ShapeError(
-                    f"{name} of shape {tuple(tokens.shape)} with queries {tuple(x.shape)} and keys "
-                    f"{tuple(of_keys.shape)}: give equal leading axes, and a value for every key"
-                )
+                given = f"{name} {tuple(tokens.shape)} with queries {tuple(x.shape)} and keys {tuple(of_keys.shape)}"
+                raise ShapeError(f"{given}: give equal leading axes, and a value for every key")
         rule = as_rule(mask)
         if rule is not None:
             evaluate(rule, (x.shape[-2], of_keys.shape[-2]), np.arange(1))  # refuses a mask that does not fit
             try:
                 np.broadcast_shapes(x.shape[:-2], rule.batch_shape)
             except ValueError as error:
-                raise ShapeError(
-                    f"leading axes {rule.batch_shape} of the mask do not broadcast with {tuple(x.shape[:-2])} of the "
-                    "tokens; a layer's mask has no axis for the heads"
-                ) from error
-        return x, keys, values, (causal if rule is None else causal & rule) if getattr(self, "causal", False) else rule
+                given = f"leading axes {rule.batch_shape} of the mask and {tuple(x.shape[:-2])} of the tokens"
+                raise ShapeError(f"{given} do not broadcast; a layer's mask has no axis for the heads") from error
+        return x, keys, values, causal & rule if getattr(self, "causal", False) else rule
 
 
 def _run(
@@ -161,10 +158,6 @@ def _run(
     operands = ([None if each is None else cut(each, part) for each in (x, keys, values)] for part in parts)
     rules = (part_of(rule, part) for part in parts)
     return np.concat([cast(function(layer, *each, own), dtype) for each, own in zip(operands, rules, strict=True)])
-
-
-AT_ONCE = 2**16
-"""Entries of patterns that NumPy computes at once: they stay in a processor's cache."""
 
 
 @functools.cache

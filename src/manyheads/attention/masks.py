@@ -15,7 +15,7 @@ aligns the first query with the first key instead; the two agree for n = m.)
 """
 
 import abc
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 import numpy as np
 
@@ -68,21 +68,19 @@ class Mask(Tree, abc.ABC):
         return range(0)
 
     def __and__(self, other: "MaskLike") -> "Mask":
-        """Allow what both allow."""
-        return _Both(self, _rule(other))
+        """Allow what both allow; None allows everything."""
+        return self if (rule := as_rule(other)) is None else _Both(self, rule)
 
     def __rand__(self, other: "MaskLike") -> "Mask":
-        return _Both(_rule(other), self)
+        return self if (rule := as_rule(other)) is None else _Both(rule, self)
 
 
 def _positions(rows: Array, shape: tuple[int, int], keys: slice) -> tuple[Array, Array]:
     """Return the positions of queries (r, 1) and of keys on the common axis of length m."""
     n, m = shape
     if n > m:
-        raise ShapeError(
-            f"{n} queries and {m} keys: a rule about positions takes the queries for the last n of the m keys, so it "
-            "needs n <= m; for queries and keys on different axes, give a boolean array"
-        )
+        remedy = "a rule about positions takes the queries for the last n of the m keys; else give a boolean array"
+        raise ShapeError(f"{n} queries and {m} keys: {remedy}")
     rows = np.arange(n, dtype=np.int32) if rows is None else rows
     return rows[:, None] + (m - n), np.arange(m, dtype=np.int32)[keys]
 
@@ -241,7 +239,22 @@ def padding(lengths: "Int[ArrayLike, '...']") -> Mask:
 
 def as_rule(mask: "MaskLike") -> Mask | None:
     """Turn a boolean or an additive array into a rule; leave rules and None as they are."""
-    return None if mask is None else _rule(mask)
+    if mask is None or isinstance(mask, Mask):
+        return mask
+    given = as_array(mask, "mask")
+    additive = kind(given) == "f"
+    if kind(given) != "b" and not additive:
+        raise ShapeError(
+            f"a mask of dtype {given.dtype}: give booleans, True where allowed, or floats to add to logits"
+        )
+    if given.ndim < 2:
+        raise ShapeError(f"a mask of shape {tuple(given.shape)}: give (..., n, m), queries by keys")
+    if additive and not is_traced(given) and not getattr(given, "requires_grad", False):
+        numbers = np.asarray(given) if is_jax(given) else given
+        forbidden = _forbids(numbers)
+        if (forbidden | (numbers == 0)).all():
+            return _Table(~forbidden)
+    return _Additive(given) if additive else _Table(given)
 
 
 def evaluate(mask: "MaskLike", shape: tuple[int, int], rows: Array = None) -> Array:
@@ -251,26 +264,6 @@ def evaluate(mask: "MaskLike", shape: tuple[int, int], rows: Array = None) -> Ar
     """
     rule = as_rule(mask)
     return None if rule is None else rule.allowed(rows, shape)
-
-
-def _rule(mask: Any) -> Mask:
-    if isinstance(mask, Mask):
-        return mask
-    mask = as_array(mask, "mask")
-    additive = kind(mask) == "f"
-    if kind(mask) != "b" and not additive:
-        raise ShapeError(
-            f"a mask of dtype {mask.dtype}: give booleans, True where a query may attend to a key, or floats that are "
-            "added to the logits"
-        )
-    if mask.ndim < 2:
-        raise ShapeError(f"a mask of shape {tuple(mask.shape)}: give (..., n, m), queries by keys")
-    if additive and not is_traced(mask) and not getattr(mask, "requires_grad", False):
-        given = np.asarray(mask) if is_jax(mask) else mask
-        forbidden = _forbids(given)
-        if (forbidden | (given == 0)).all():
-            return _Table(~forbidden)
-    return _Additive(mask) if additive else _Table(mask)
 
 
 def _forbids(bias: Array) -> Array:

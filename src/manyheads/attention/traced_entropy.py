@@ -16,11 +16,8 @@ from manyheads._trees import PyTree
 from manyheads.attention.masks import Mask
 from manyheads.attention.row_entropy import align, batch_of, reduce_rows
 
-BANDS = 7
-"""Most bands of rows, each with the keys that a rule lets it see; each is compiled on its own."""
-
-PIECES = 4
-"""Fewest blocks of rows in a band."""
+BANDS = 7  # at most, of rows, each with the keys that a rule lets it see; each is compiled on its own
+PIECES = 4  # at least, blocks of rows in a band
 
 
 @partial(jax.jit, static_argnames="block")

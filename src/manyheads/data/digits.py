@@ -84,9 +84,7 @@ def cut_patches(
     (1797, 4, 16)
     """
     if images.ndim != 3 or images.shape[1] != images.shape[2] or size < 1 or images.shape[1] % size:
-        raise ShapeError(
-            f"images of shape {images.shape} in patches of {size}: give (samples, side, side), size | side"
-        )
+        raise ShapeError(f"images {images.shape} in patches of side {size}: give (samples, side, side), size | side")
     samples, count = len(images), images.shape[1] // size
     grid = images.reshape(samples, count, size, count, size).transpose(0, 1, 3, 2, 4)
     return grid.reshape(samples, count**2, size**2)

@@ -51,13 +51,10 @@ def load_text(path: str | Path | None = None) -> Text:
     try:
         content = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise FileRefused(
-            f"the text {str(path)!r} is not UTF-8 (byte {error.start} of {len(raw)}): convert it to UTF-8 first"
-        ) from error
+        given = f"the text {str(path)!r} is not UTF-8 (byte {error.start} of {len(raw)})"
+        raise FileRefused(f"{given}: convert it to UTF-8 first") from error
     if "\0" in content:
-        raise FileRefused(
-            f"the text {str(path)!r} holds a null character at {content.index(chr(0))}, so it is no text: give a text"
-        )
+        raise FileRefused(f"the text {str(path)!r} holds a null character at {content.index(chr(0))}: give a text")
     return make_text(Path(path).name, content)
 
 

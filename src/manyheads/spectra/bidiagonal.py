@@ -16,11 +16,8 @@ if TYPE_CHECKING:
 
 Matrix: TypeAlias = Any  # an array, a sparse one, one on a disk, or an object with `shape`, `matvec` and `rmatvec`
 
-BLOCK_BYTES = 2**23
-"""A matrix that is not float64 is converted in blocks of about this size, so that no second copy of it is made."""
-
-BREAKDOWN = 1e-13
-"""Off-diagonal entries below this share of the norm found so far are rounding: the Krylov space is exhausted."""
+BLOCK_BYTES = 2**23  # of a block in which a matrix that is not float64 is converted
+BREAKDOWN = 1e-13  # off-diagonal entries below this share of the norm are rounding: the Krylov space is exhausted
 
 
 @dataclass(frozen=True)

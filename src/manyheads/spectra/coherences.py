@@ -123,9 +123,7 @@ def _rows(table: Matrix, start: int) -> Floats:
 
 
 def _unit(table: Matrix, norms: Floats, start: int) -> Floats:
-    rows = _rows(table, start)  # a copy
-    rows /= norms[start : start + BLOCK, None]
-    return rows
+    return _rows(table, start) / norms[start : start + BLOCK, None]
 
 
 def _rms(table: Matrix, norms: Floats, count: int) -> float:

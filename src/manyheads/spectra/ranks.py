@@ -1,8 +1,8 @@
 """Stable rank: bounds, exact for small matrices, by Lanczos with a certificate for large ones."""
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from scipy import linalg
@@ -171,7 +171,7 @@ def stable_rank(
     if method == "gram":
         return _by_gram(scaled, scale, frobenius)
     rng = np.random.default_rng(0) if rng is None else rng
-    return _by_lanczos(scaled, (scale, frobenius), tolerance, certificate, rng, start)
+    return _by_lanczos(scaled, scale, frobenius, tolerance, certificate, rng=rng, start=start)
 
 
 def lanczos_error(side: int, steps: int, failure: float = FAILURE) -> float:
@@ -197,7 +197,9 @@ def lanczos_error(side: int, steps: int, failure: float = FAILURE) -> float:
 def _scaled(matrix: Matrix, entries: bool) -> tuple[Matrix, float, float]:
     """Bring the largest entry near one, by a power of two, so that squares neither overflow nor vanish."""
     if not entries:
-        frobenius = matrix.frobenius if hasattr(matrix, "frobenius") else _sparse_norm(matrix)
+        if not (hasattr(matrix, "frobenius") or hasattr(matrix, "tocsr")):
+            raise UsageError("an operator needs an attribute `frobenius`, its Frobenius norm: products do not give it")
+        frobenius = matrix.frobenius if hasattr(matrix, "frobenius") else np.linalg.norm(matrix.tocsr().data)
         if not (np.isfinite(frobenius) and frobenius >= 0):
             raise UsageError(f"frobenius={frobenius}: expected the finite Frobenius norm of the matrix")
         return matrix, 1.0, float(frobenius)
@@ -223,12 +225,6 @@ def _scaled(matrix: Matrix, entries: bool) -> tuple[Matrix, float, float]:
     return array, scale, math.sqrt(squares)
 
 
-def _sparse_norm(matrix: Matrix) -> float:
-    if not hasattr(matrix, "tocsr"):
-        raise UsageError("an operator needs an attribute `frobenius`, its Frobenius norm: products do not give it")
-    return float(np.linalg.norm(matrix.tocsr().data))
-
-
 def _gram(array: Matrix) -> Floats:
     """Gram matrix of the columns, in float64."""
     if isinstance(array, np.ndarray) and array.dtype == np.float64:
@@ -244,20 +240,14 @@ def _by_gram(array: Matrix, scale: float, frobenius: float) -> StableRank:
     top = float(squares[-1])
     # Rounding: a dot product of length m errs by m eps |x||y|, so the Gram by m eps F²; eigvalsh by about n eps σ₁².
     slack = EPS * (max(array.shape) * frobenius**2 / top + 8 * min(array.shape))
-    found = _result(array, scale, frobenius, (top * (1 - slack), top, top * (1 + slack)), 0, "gram", "exact")
-    return replace(found, squares=squares / top)
+    how: dict[str, Any] = {"steps": 0, "method": "gram", "certificate": "exact", "squares": squares / top}
+    return _result(array, scale, frobenius, (top * (1 - slack), top, top * (1 + slack)), **how)
 
 
 def _by_lanczos(
-    array: Matrix,
-    sizes: tuple[float, float],
-    tolerance: float,
-    certificate: Certificate,
-    rng: np.random.Generator,
-    start: Floats | None,
+    array: Matrix, scale: float, frobenius: float, tolerance: float, certificate: Certificate, **start: Any
 ) -> StableRank:
-    """Lanczos from the smaller side, until one of the certificates holds."""
-    scale, frobenius = sizes
+    """Lanczos from the smaller side, until one of the certificates holds; `start` is that of `golub_kahan`."""
     tall = _tall(array)
     if certificate == "cholesky":
         # The Gram matrix will outweigh this copy, and converting blocks at every step costs more than the products.
@@ -265,7 +255,7 @@ def _by_lanczos(
     side = min(tall.shape)
     steps = 60 if certificate == "cholesky" else _steps_for(side, tolerance)
     while True:
-        found = golub_kahan(tall, steps, rng=rng, start=start)
+        found = golub_kahan(tall, steps, **start)
         theta = _rayleigh(tall, found)
         goal = theta * (1 + tolerance) / _rounding(tall) ** 2
         proof, bound = "frobenius", _frobenius_bound(found, theta, frobenius**2, max(tall.shape))
@@ -274,14 +264,12 @@ def _by_lanczos(
         elif bound > goal:
             proof, bound = "cholesky", _cholesky_bound(tall, goal, frobenius**2)
         if bound <= goal * (1 + 4 * EPS):
-            return _result(tall, scale, frobenius, (theta, theta, bound), found.steps, "lanczos", proof, found)
+            how = {"steps": found.steps, "method": "lanczos", "certificate": proof, "vector": found.vector}
+            return _result(tall, scale, frobenius, (theta, theta, bound), **how)
         if found.exhausted or found.steps >= side or certificate == "probability":
-            raise CertificateError(
-                f"{found.steps} Lanczos steps did not certify the largest singular value to the tolerance: use "
-                "method='gram', a larger tolerance, or another rng if a start vector was given",
-                measured=bound / theta - 1,
-                threshold=tolerance,
-            )
+            failure = f"{found.steps} Lanczos steps did not certify the largest singular value to the tolerance"
+            remedy = "use method='gram', a larger tolerance, or another rng if a start vector was given"
+            raise CertificateError(f"{failure}: {remedy}", measured=bound / theta - 1, threshold=tolerance)
         # The Ritz value itself is still short of the top.
         steps = min(2 * steps, side)
 
@@ -344,17 +332,9 @@ def _rounding(array: Matrix) -> float:
     return 1 + 4 * EPS * math.sqrt(array.shape[0] * array.shape[1])
 
 
-def _result(
-    array: Matrix,
-    scale: float,
-    frobenius: float,
-    squares: tuple[float, float, float],
-    steps: int,
-    method: str,
-    certificate: str,
-    found: Bidiagonal | None = None,
-) -> StableRank:
-    low, best, high = squares
+def _result(array: Matrix, scale: float, frobenius: float, tops: tuple[float, float, float], **how: Any) -> StableRank:
+    """Return bounds from those of σ₁², low, best and high."""
+    low, best, high = tops
     rounding = _rounding(array)
     total, side = frobenius**2, float(min(array.shape))
     lower, upper = max(1.0, total / high / rounding), min(side, total / low * rounding)
@@ -365,8 +345,5 @@ def _result(
         frobenius=scale * frobenius,
         sigma_low=scale * math.sqrt(low),
         sigma_high=scale * math.sqrt(high),
-        steps=steps,
-        method=method,
-        certificate=certificate,
-        vector=None if found is None else found.vector,
+        **how,
     )

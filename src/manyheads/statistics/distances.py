@@ -74,9 +74,7 @@ def squared_distance(first: np.ndarray, second: np.ndarray) -> SquaredDistance:
     """
     values, wanted = (np.asarray(part, np.float64).reshape(len(part), -1) for part in (first, second))
     if len(values) < 3 or len(wanted) == 2:
-        raise UsageError(
-            f"{len(values)} and {len(wanted)} samples: expected three or more of each, or one exact in second place"
-        )
+        raise UsageError(f"{len(values)} and {len(wanted)} samples: expected three or more, or a single, exact second")
     if not all((np.abs(part) < LARGEST).all() for part in (values, wanted)):
         raise UsageError(f"samples are NaN or beyond {LARGEST:g}: squares of them are no numbers; rescale both samples")
     gap = values.mean(0) - wanted.mean(0)
@@ -109,11 +107,9 @@ def distance_exponent(sizes: Sequence[int], first: SquaredDistance, last: Square
     Both distances are from the same seeds, so that pseudo-values belong together.
     """
     scale = 2 * math.log(sizes[-1] / sizes[0])
-    ends = _fieller(first, last)
-    if ends is None or ends[1] <= 0:
-        interval = Interval(-math.inf, math.inf, LEVEL)
-    else:
-        interval = Interval(math.log(ends[0]) / scale if ends[0] > 0 else -math.inf, math.log(ends[1]) / scale, LEVEL)
+    low, high = _fieller(first, last) or (0.0, 0.0)
+    powers = math.log(low) / scale if low > 0 else -math.inf, math.log(high) / scale if high > 0 else math.inf
+    interval = Interval(*powers, LEVEL)
     if first.square > 0 and last.square > 0:
         return math.log(last.square / first.square) / scale, interval
     return (interval.high if math.isfinite(interval.high) else 0.0), interval

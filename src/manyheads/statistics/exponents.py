@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,8 +25,7 @@ from manyheads.statistics.verdicts import Outcome, decide, replicates_to_decide
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-LARGEST_RELATIVE_ERROR = 1 / 3
-"""A mean known no better than this has no useful logarithm: its interval at three standard errors touches zero."""
+LARGEST_RELATIVE_ERROR = 1 / 3  # of a mean with a useful logarithm: beyond, three standard errors touch zero
 
 
 @dataclass(frozen=True)
@@ -46,11 +45,11 @@ class ExponentFit:
     exponent: float  # slope of log value against log size
     interval: Interval  # of the exponent
     log_prefactor: float  # natural logarithm
-    curvature: Interval | None
-    p_fit: float | None
-    residuals: tuple[float, ...] = field(repr=False)  # log(value / fit) at each size: 0.1 is 10% off
-    replicate_exponents: tuple[float, ...] = field(repr=False)  # empty if the values had no replicates
-    design: str  # where the error came from: "paired", "means" or "scatter"
+    curvature: Interval | None = None
+    p_fit: float | None = None
+    residuals: tuple[float, ...] = field(default=(), repr=False)  # log(value / fit) at each size: 0.1 is 10% off
+    replicate_exponents: tuple[float, ...] = field(default=(), repr=False)  # empty if the values had no replicates
+    design: str = ""  # where the error came from: "paired", "means" or "scatter"
 
     def predict(self, size: float) -> float:
         """Value of the fitted law at `size`."""
@@ -107,25 +106,17 @@ def fit_exponent(
     level = check_level(level)
     values = np.asarray(values, dtype=np.float64)
     if values.ndim not in (1, 2) or values.size == 0:
-        raise ShapeError(
-            f"values has shape {values.shape}: expected at least one replicate, (replicates, sizes) or (sizes,)"
-        )
+        raise ShapeError(f"values {values.shape}: expected at least one replicate, (replicates, sizes) or (sizes,)")
     logs = _logs(values, "values")
     basis = _Basis.of(sizes, logs.shape[-1], None)
     if logs.ndim == 1:
         return _fit_scatter(basis, logs, level)
     means = mean_of(logs, axis=0)  # (k,)
     slopes = logs @ basis.slope  # (n,)
-    return ExponentFit(
-        float(mean_of(slopes)),
-        student_interval(slopes, level=level),
-        float(means @ basis.level),
-        None if basis.bend is None else student_interval(logs @ basis.bend, level=level),
-        _hotelling(logs @ basis.rest),
-        tuple(basis.residuals(means).tolist()),
-        tuple(slopes.tolist()),
-        "paired",
-    )
+    curvature = None if basis.bend is None else student_interval(logs @ basis.bend, level=level)
+    interval, p_fit = student_interval(slopes, level=level), _hotelling(logs @ basis.rest)
+    found = {"curvature": curvature, "p_fit": p_fit, "replicate_exponents": tuple(slopes.tolist())}
+    return basis.fit(means, float(mean_of(slopes)), interval, "paired", **found)
 
 
 @takes_arrays
@@ -177,10 +168,8 @@ def fit_exponent_to_means(
     if np.any(errors < 0) or not np.all(np.asarray(dof) > 0):
         raise UsageError("errors must not be negative and degrees of freedom must be positive")
     if np.any(relative > LARGEST_RELATIVE_ERROR):
-        raise UsageError(
-            f"a mean with a relative error of {relative.max():.2g} is not resolved from zero: its logarithm is "
-            "useless; add replicates at that size or leave it out (largest accepted 1/3)"
-        )
+        given = f"a mean with a relative error of {relative.max():.2g}, above 1/3, is not resolved from zero"
+        raise UsageError(f"{given}: add replicates at that size or leave it out")
     known = np.all(np.isinf(dof)) and np.all(relative > 0)
     basis = _Basis.of(sizes, logs.size, (relative.min() / relative) ** 2 if known else None)
 
@@ -188,16 +177,10 @@ def fit_exponent_to_means(
         return float(np.linalg.norm(half_widths(np.abs(contrast) * relative, dof, level)))
 
     exponent = float(logs @ basis.slope)
-    return ExponentFit(
-        exponent,
-        around(exponent, half(basis.slope), level),
-        float(logs @ basis.level),
-        None if basis.bend is None else around(float(logs @ basis.bend), half(basis.bend), level),
-        _chi_squared(logs @ basis.rest, (basis.rest.T * relative**2) @ basis.rest, float(np.min(dof))),
-        tuple(basis.residuals(logs).tolist()),
-        (),
-        "means",
-    )
+    curvature = None if basis.bend is None else around(float(logs @ basis.bend), half(basis.bend), level)
+    p_fit = _chi_squared(logs @ basis.rest, (basis.rest.T * relative**2) @ basis.rest, float(np.min(dof)))
+    interval = around(exponent, half(basis.slope), level)
+    return basis.fit(logs, exponent, interval, "means", curvature=curvature, p_fit=p_fit)
 
 
 @dataclass(frozen=True)
@@ -300,8 +283,11 @@ class _Basis:
         rest = np.linalg.svd(root[:, None] * line)[0][:, 2:] * root[:, None]
         return cls(solution[1], solution[0], bend, rest, line, weight)
 
-    def residuals(self, logs: Floats) -> Floats:
-        return logs - self.line @ np.stack([logs @ self.level, logs @ self.slope])
+    def fit(self, logs: Floats, exponent: float, interval: Interval, design: str, **found: Any) -> ExponentFit:
+        """Return what is found of log values (k,), with the prefactor and the residuals of the line."""
+        residuals = logs - self.line @ np.stack([logs @ self.level, logs @ self.slope])
+        line: dict[str, Any] = {"log_prefactor": float(logs @ self.level), "residuals": tuple(residuals.tolist())}
+        return ExponentFit(exponent=exponent, interval=interval, design=design, **line, **found)
 
 
 def _power_of_two(exponent: float) -> float:
@@ -312,10 +298,8 @@ def _power_of_two(exponent: float) -> float:
 def _logs(values: Floats, name: str) -> Floats:
     if not np.all(np.isfinite(values)) or np.any(values <= 0):
         worst = values[~(np.isfinite(values) & (values > 0))].flat[0]
-        raise UsageError(
-            f"{name} contains {worst}: a power law is fitted to positive finite numbers. A difference that may "
-            "vanish or change sign has no logarithm: average it over more replicates first"
-        )
+        remedy = "average a difference that may vanish or change sign over more replicates first"
+        raise UsageError(f"{name} contains {worst}: a power law is fitted to positive finite numbers; {remedy}")
     return np.log(values)
 
 
@@ -327,8 +311,7 @@ def _fit_scatter(basis: _Basis, logs: Floats, level: float) -> ExponentFit:
     error = spread * float(np.linalg.norm(basis.slope / np.sqrt(basis.weight)))
     exponent = float(logs @ basis.slope)
     interval = around(exponent, float(half_widths(error, dof, level)), level)
-    residuals = tuple(basis.residuals(logs).tolist())
-    return ExponentFit(exponent, interval, float(logs @ basis.level), None, None, residuals, (), "scatter")
+    return basis.fit(logs, exponent, interval, "scatter")
 
 
 def _hotelling(rest: Floats) -> float | None:

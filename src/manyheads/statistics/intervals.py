@@ -33,10 +33,8 @@ def as_samples(samples: ArrayLike, name: str = "samples") -> Floats:
     if array.size == 0:
         raise UsageError(f"{name} is empty: an interval needs at least one replicate")
     if broken := int(np.sum(~np.isfinite(array))):
-        raise UsageError(
-            f"{broken} of the {array.size} values of {name} are NaN or infinite. A run that diverged is an outcome "
-            "of its own: report the share of such runs with proportion_interval, do not average over it"
-        )
+        remedy = "do not average over runs that diverged, but report their share with proportion_interval"
+        raise UsageError(f"{broken} of the {array.size} values of {name} are NaN or infinite: {remedy}")
     return array
 
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 Outcome: TypeAlias = Literal["holds", "refuted", "inconclusive"]
 
-MOST_REPLICATES = 10_000
-"""Beyond this `replicates_to_decide` answers None: the estimate sits on the edge of the tolerance."""
+MOST_REPLICATES = 10_000  # beyond, `replicates_to_decide` answers None: the estimate sits on the edge
 
 
 def acceptance_region(target: float, tolerance: float | tuple[float, float]) -> Interval:

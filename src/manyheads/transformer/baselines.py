@@ -155,10 +155,8 @@ def match_hidden(config: BaselineConfig, target: int, tolerance: float = 0.01) -
         candidate = _nearest(replace(config, width=width), target)
         if abs(count_baseline(candidate) / target - 1) <= tolerance:
             return candidate
-    raise UsageError(
-        f"no baseline of {config.layers} layers has {target} weights within {tolerance:.2%}: "
-        "change the number of layers, the width or the tolerance"
-    )
+    given = f"no baseline of {config.layers} layers has {target} weights within {tolerance:.2%}"
+    raise UsageError(f"{given}: change the number of layers, the width or the tolerance")
 
 
 def _nearest(config: BaselineConfig, target: int) -> BaselineConfig:
@@ -184,8 +182,7 @@ def _draw(config: BaselineConfig, gain: int, inner: tuple[str, str], key: jax.Ar
     known = {"square": (hidden, hidden), "deeper": (layers - 1, hidden, hidden) if layers > 1 else None}
     table = None if isinstance(inputs, VectorInput) else (inputs.rows, config.width)
     shapes = table, (config.width, hidden), *(known[name] for name in inner), (hidden, config.outputs)
-    variances = 1 / inputs.fan_in, gain / config.width, gain / hidden, gain / hidden, 1 / hidden
-    stds = [variance**0.5 for variance in variances]
+    stds = [each**0.5 for each in (1 / inputs.fan_in, gain / config.width, gain / hidden, gain / hidden, 1 / hidden)]
     return [*_gaussians(shapes, stds, key, jnp.dtype(dtype)), jnp.zeros((layers, hidden), dtype)]
 
 

@@ -82,15 +82,11 @@ class TransformerConfig:
         check_fields(self)
         other = self.shape.key_heads not in (None, self.shape.heads) or self.shape.hidden not in (None, self.hidden)
         if other or self.shape.query_rank or self.shape.key_value_rank:
-            raise UsageError(
-                f"{self.shape}: this transformer has keys and values for every head, and an MLP of mlp_ratio times the "
-                "width; leave key_heads, hidden and ranks out"
-            )
+            remedy = "leave key_heads, hidden and ranks out"
+            raise UsageError(f"{self.shape}: here every head has keys, and mlp_ratio gives the MLP; {remedy}")
         if isinstance(self.inputs, VectorInput) and self.inputs.dim != self.shape.width:
-            raise UsageError(
-                f"vectors of {self.inputs.dim} numbers and a stream of width {self.shape.width}: "
-                "make them equal, or read the vectors in by PatchInput"
-            )
+            given = f"vectors of {self.inputs.dim} numbers and a stream of width {self.shape.width}"
+            raise UsageError(f"{given}: make them equal, or read the vectors in by PatchInput")
 
     @property
     def hidden(self) -> int:

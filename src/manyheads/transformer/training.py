@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.tree_util import Partial
 
 from manyheads._namespaces import Array
 from manyheads._trees import PyTree
@@ -154,12 +155,12 @@ def train(
             losses = np.asarray(state.losses)[:done]
             measured.append((done, measure(Snapshot(done, with_weights(model, state.weights), losses))))
 
-    state = _begin(optimizer, model.weights, steps)
+    state, run = _begin(optimizer, model.weights, steps), Partial(step, model, loss, batches, optimizer, key)
     look(0, state)
     for done in range(0, steps, every or steps):
         until = min(steps, done + (every or steps))
         # Bounds as arrays: they are traced, and all chunks run the same program.
-        state = _advance(model, loss, batches, optimizer, key, state, jnp.int32(done), jnp.int32(until))
+        state = _advance(run, state, jnp.int32(done), jnp.int32(until))
         look(until, state)
     return Trained(with_weights(model, state.weights), np.asarray(state.losses), measured)
 
@@ -194,17 +195,8 @@ def member_bytes(
 
 
 @eqx.filter_jit
-def _advance(
-    model: Model,
-    loss: Loss,
-    batches: Batches,
-    optimizer: optax.GradientTransformation,
-    key: jax.Array,
-    state: TrainState,
-    first: jax.Array,
-    last: jax.Array,
-) -> TrainState:
-    return jax.lax.fori_loop(first, last, partial(step, model, loss, batches, optimizer, key), state)
+def _advance(run: Callable[..., TrainState], state: TrainState, first: jax.Array, last: jax.Array) -> TrainState:
+    return jax.lax.fori_loop(first, last, run, state)
 
 
 @eqx.filter_jit  # one program instead of one for each shape of an array

@@ -1,7 +1,7 @@
 """The finite transformer: heads and key dimension as axes of their own, scales as data."""
 
 import functools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -99,7 +99,7 @@ class Transformer(eqx.Module):
         ShapeError
             `x` does not fit the configuration, or `padding_mask` does not fit `x` or is not boolean.
         """
-        return _outputs(self, x, padding_mask)
+        return _run(self, x, padding_mask)
 
     @follows_caller
     def record(
@@ -109,7 +109,7 @@ class Transformer(eqx.Module):
         padding_mask: "Bool[ArrayLike, '... tokens'] | None" = None,
     ) -> Record:
         """Compute the outputs and keep what every block computed, with `patterns` L H T^2 numbers a sequence too."""
-        return _record(self, x, patterns, padding_mask)
+        return _run(self, x, padding_mask, "patterns" if patterns else "layers")
 
     def _scales(self) -> Scaling:
         # Cast once: a float64 scalar must not lift float32 weights.
@@ -153,9 +153,8 @@ class Transformer(eqx.Module):
     def _read_out(self, stream: jax.Array, scaling: Scaling, padding_mask: jax.Array | None) -> jax.Array:
         weights, config = self.weights, self.config
         if config.norm == "pre":
-            gain = _scale(weights.final_gain, scaling.multiplier["final_norm"])
-            shift = _scale(weights.final_shift, scaling.multiplier["final_norm"])
-            stream = normalize(stream, gain, shift, config)
+            factor = scaling.multiplier["final_norm"]
+            stream = normalize(stream, _scale(weights.final_gain, factor), _scale(weights.final_shift, factor), config)
         if config.read_out == "mean":
             stream = stream.mean(-2) if padding_mask is None else _mean_of_tokens(stream, padding_mask)  # (..., d)
         elif config.read_out == "last":
@@ -188,31 +187,23 @@ def normalize(
 
 # Compiled where they are called eagerly, so that a second call costs no compilation (an eager scan is compiled anew at
 # each call); inlined under a caller's trace.
-@functools.partial(jax.jit, inline=True)
-def _outputs(model: Transformer, x: jax.Array, padding_mask: jax.Array | None) -> jax.Array:
-    scaling = model._scales()
-    padding_mask = _check_padding(padding_mask, x, model.config)
-
-    def step(stream: jax.Array, block: Blocks) -> tuple[jax.Array, None]:
-        return model._block(stream, block, scaling, padding_mask)[0].stream, None
-
-    stream, _ = jax.lax.scan(step, model._start(x, scaling), model.weights.blocks)
-    return model._read_out(stream, scaling, padding_mask)
-
-
-@functools.partial(jax.jit, inline=True, static_argnums=2)
-def _record(model: Transformer, x: jax.Array, patterns: bool, padding_mask: jax.Array | None) -> Record:
+@functools.partial(jax.jit, inline=True, static_argnums=3)
+def _run(model: Transformer, x: jax.Array, padding_mask: jax.Array | None, kept: str = "outputs") -> Any:
+    """Return the outputs, or a `Record` with "layers" or their "patterns" too."""
     scaling = model._scales()
     padding_mask = _check_padding(padding_mask, x, model.config)
     start = model._start(x, scaling)
 
-    def step(stream: jax.Array, block: Blocks) -> tuple[jax.Array, LayerRecord]:
+    def step(stream: jax.Array, block: Blocks) -> tuple[jax.Array, Any]:
         layer, pattern = model._block(stream, block, scaling, padding_mask)
-        return layer.stream, layer._replace(patterns=pattern if patterns else None)
+        record = layer._replace(patterns=pattern if kept == "patterns" else None)
+        return layer.stream, None if kept == "outputs" else record
 
     stream, layers = jax.lax.scan(step, start, model.weights.blocks)
-    logit = jnp.asarray(scaling.logit(model.config.shape.key_dim))
-    return Record(model._read_out(stream, scaling, padding_mask), start, layers, logit)
+    outputs = model._read_out(stream, scaling, padding_mask)
+    if kept == "outputs":
+        return outputs
+    return Record(outputs, start, layers, jnp.asarray(scaling.logit(model.config.shape.key_dim)))
 
 
 def _attend(
