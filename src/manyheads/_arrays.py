@@ -76,8 +76,7 @@ def as_native(value: Any, name: str = "an array", kinds: str = REAL, *, tensors:
     if isinstance(value, np.ma.MaskedArray):
         if kinds == LABELS:
             return np.where(np.ma.getmaskarray(value), np.array(None), value.data.astype(object))
-        remedy = "drop the masked entries, or replace them with `.filled(value)`"
-        raise ShapeError(f"{name} is a masked array, whose mask would be ignored: {remedy}")
+        raise ShapeError(f"{name} is a masked array: drop the masked entries, or replace them by `.filled(value)`")
     if is_torch(value):
         _check_tensor(value, name, kinds)
         if tensors and (value.dtype.itemsize > 1 or not value.is_floating_point()):

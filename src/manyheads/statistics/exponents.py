@@ -285,9 +285,8 @@ class _Basis:
 
     def fit(self, logs: Floats, exponent: float, interval: Interval, design: str, **found: Any) -> ExponentFit:
         """Return what is found of log values (k,), with the prefactor and the residuals of the line."""
-        residuals = logs - self.line @ np.stack([logs @ self.level, logs @ self.slope])
-        line: dict[str, Any] = {"log_prefactor": float(logs @ self.level), "residuals": tuple(residuals.tolist())}
-        return ExponentFit(exponent=exponent, interval=interval, design=design, **line, **found)
+        residuals = tuple((logs - self.line @ np.stack([logs @ self.level, logs @ self.slope])).tolist())
+        return ExponentFit(exponent, interval, float(logs @ self.level), residuals=residuals, design=design, **found)
 
 
 def _power_of_two(exponent: float) -> float:
