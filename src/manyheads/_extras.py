@@ -22,13 +22,7 @@ EXTRA_OF = {
 
 
 def require(module: str) -> ModuleType:
-    """Import an optional module, or raise an error that says which extra brings it.
-
-    Raises
-    ------
-    ExtraMissing
-        `module` is not installed.
-    """
+    """Import an optional module, or raise `ExtraMissing`, which says which extra brings it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

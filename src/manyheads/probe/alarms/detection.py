@@ -197,7 +197,7 @@ def _find_level(series: _Series, max_logit: float) -> Alarm | None:
     t, who = first_true((series.raw > max_logit) & (series.figure == logits))
     if not len(who):
         return None
-    words = "{subject} is {value:.4g}, above the bound of {reference:.4g}"
+    words = "{subject} is {value:.3g}, above the bound of {reference:.3g}"
     return series.alarm("level", t, who[np.argsort(-series.raw[t, who])], max_logit, words)
 
 
