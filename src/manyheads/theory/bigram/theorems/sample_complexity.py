@@ -24,7 +24,8 @@ def stage_one_samples(task: BigramTask, noise_ratio: float) -> float:
     .. math:: n = \frac{T(\ln T + 1.3)}{\kappa_2K_PK_Q}, \qquad 0 < \kappa_2 \le 8
 
     The form is derived here: :math:`\ln T` units of time until a drift of :math:`1/T` is of order one, at
-    :math:`B/\eta` samples each. The offset is that of :math:`\kappa_2\approx 9`; `signal.predict_escape` predicts it.
+    :math:`B/\eta` samples each. The offset depends on the noise and was measured at :math:`\kappa_2\approx 9`, N = 3;
+    without noise it is -.2. `manyheads.theory.bigram.theorems.signal.predict_escape` predicts it.
     """
     if not 0 < noise_ratio <= LARGEST_NOISE_RATIO:
         raise UsageError(

@@ -70,7 +70,7 @@ class StepSettings:
     batch: int = constrained(rule=Constraint(least=1, below=LONGEST))  # samples B of a step
     value_learning_rate: float = constrained(rule=Constraint(least=0))  # eta_W
     attention_learning_rate: float = constrained(rule=Constraint(least=0))  # eta_A
-    penalty: float = constrained(0.0, Constraint(least=0))  # lambda; rows may then have any sum
+    penalty: float = constrained(0.0, Constraint(least=0))  # lambda: soft threshold eta_A lambda, sums of rows are free
 
     def __post_init__(self) -> None:
         check_fields(self)
