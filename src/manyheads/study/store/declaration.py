@@ -12,14 +12,7 @@ from manyheads.study.execution.units import RESERVED
 from manyheads.study.sources import Source
 from manyheads.study.store.records.schema import MOST_UNITS
 
-DECLARED: dict[str, type] = {
-    "name": str,
-    "claim": str,
-    "source": Source,
-    "revision": int,
-    "vectorized": bool,
-    "chunk": int,
-}
+DECLARED = {"name": str, "claim": str, "source": Source, "revision": int, "vectorized": bool, "chunk": int}
 """Class variables of a study, and their types."""
 
 METHODS: dict[str, tuple[str, ...]] = {"cells": (), "inputs": (), "predict": ("key",), "flops": ("cell",)}
