@@ -207,6 +207,7 @@ def test_regions_have_ends(region, ends):
     [
         {"region": st.near(0, -1)},
         {"region": st.near(math.nan, 1)},
+        {"region": st.near(0, (1, 2, 3))},
         {"bounds": (1, 0)},
         {"expected": "true"},
         {"basis": 3},
