@@ -24,6 +24,7 @@ from manyheads._arrays import takes_arrays
 from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError, check_integer
+from manyheads.recovery._positive import check_positive
 from manyheads.recovery._types import Generator
 from manyheads.recovery.examples.head_count import eliminate_heads, fit_until_flat, fit_wanted, note_count
 from manyheads.recovery.examples.holdout import (
@@ -102,8 +103,7 @@ class LearningOptions:
         if self.noise != "estimate" and not (isinstance(self.noise, float | int) and 0 <= self.noise < np.inf):
             raise UsageError(f"noise={self.noise!r}: a standard deviation, 0 for none, or 'estimate'")
         check_fields(self)
-        if self.tolerance is not None and not self.tolerance > 0:  # infinite allows any
-            raise UsageError(f"tolerance={self.tolerance}: expected a positive number, or None")
+        check_positive(self, "tolerance", none="rounding, or the noise")  # infinite allows any
         if isinstance(self.stages, str) and self.stages != "published":
             raise UsageError(f"stages={self.stages!r}: give StageSettings, 'published', or None")
 

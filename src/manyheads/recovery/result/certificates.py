@@ -22,6 +22,7 @@ import numpy as np
 from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads._overview import Overview, Shown
 from manyheads.errors import UsageError
+from manyheads.recovery._positive import check_positive
 from manyheads.recovery._types import Array, ArrayFunction, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.result.distributions import Draw, GaussianSequences, describe_draw
@@ -122,8 +123,7 @@ class Verification:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not self.tolerance > 0:  # infinite accepts any
-            raise UsageError(f"tolerance={self.tolerance}: expected a positive number")
+        check_positive(self, "tolerance")  # infinite accepts any
 
 
 def certify(
