@@ -22,6 +22,10 @@ class RecoveryRefused(CertificateError):
         super().__init__(message, measured=float(measured), threshold=float(threshold))
         self.result = result
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Keep figures, result and notes when the error travels back from another process."""
+        return type(self), (self.message, self.measured, self.threshold), vars(self)
+
     @classmethod
     def if_above(cls, measured: SupportsFloat, threshold: SupportsFloat, message: str) -> None:
         """Refuse a figure above its threshold, and NaN."""
