@@ -57,12 +57,11 @@ def settle(settings: OracleSettings, options: ExtractionOptions, measured: Oracl
     """Return the settings of the oracle with what was found out; refuse what contradicts the options."""
     if options.causal not in (None, measured.causal):
         found, said = (("", "not "), ("not ", ""))[not measured.causal]
-        raise NotALayer(f"the layer is {found}causal, and was said {said}to be: say causal={measured.causal}, or None")
+        what = f"the layer is {found}causal, and was said {said}to be: say causal={measured.causal}, or None"
+        raise NotALayer(what, measured.causal, not measured.causal)
     if measured.positional and not (options.rotary or options.scores):
-        what = (
-            "exchanging two earlier tokens changes the last row: positions, or more than one layer. Say rotary=True of "
-        )
-        what += "rotated queries and keys, scores=True of other scores; take positions out that are added to tokens"
+        what = "exchanging two earlier tokens changes the last row: positions, or more than one layer. Say rotary=True "
+        what += "of rotated queries and keys, scores=True of other scores; take positions out that are added to tokens"
         raise NotALayer(what, measured.order, 10 * measured.level)
     return dataclasses.replace(settings, causal=measured.causal, pad=settings.pad and measured.causal)
 
@@ -192,8 +191,8 @@ def run_method(attempt: Attempt, oracle: Oracle, level: float, rng: Generator) -
         raise
     except (np.linalg.LinAlgError, ArithmeticError, ValueError) as error:
         # SciPy says by ValueError, in several wordings, that it was handed NaN; any other is a mistake of ours.
-        words = ("nan", "inf", "numeric")
-        if type(error) is ValueError and not any(word in str(error).lower() for word in words):
+        arithmetic = isinstance(error, np.linalg.LinAlgError | ArithmeticError)
+        if not arithmetic and not any(word in str(error).lower() for word in ("nan", "inf", "numeric")):
             raise
         raise _not_finite(attempt, error) from error
     # what a layer holds besides (forms of other offsets) shows in its predictions
