@@ -135,16 +135,16 @@ def find_core(
     left = extend(queries) @ spaces.left
     right = keys @ spaces.right
     features = (left[:, :, None] * right[:, None, :]).reshape(len(logits), -1) * np.reshape(weight, (-1, 1))
-    core, rest = solve_scaled(features, logits * weight)
+    core, left = solve_scaled(features, logits * weight)
     size = float(np.linalg.norm(logits * weight) + NOTHING * len(logits) ** 0.5)
-    return core.reshape(spaces.rank, spaces.rank), rest / size
+    return core.reshape(spaces.rank, spaces.rank), float(np.linalg.norm(left)) / size
 
 
-def solve_scaled(features: Array, targets: Array) -> tuple[Array, float]:
-    """Return the least-squares solution of features (N, a), scaled to norm one, on targets (N,); and the misfit."""
+def solve_scaled(features: Array, targets: Array) -> tuple[Array, Array]:
+    """Return the least-squares solution of features (N, a), scaled to norm one, on targets (N,); and what it leaves."""
     size = np.linalg.norm(features, axis=0) + np.finfo(np.float64).tiny
     found = np.linalg.lstsq(features / size, targets, rcond=1e-12)[0]
-    return found / size, float(np.linalg.norm(features / size @ found - targets))
+    return found / size, features / size @ found - targets
 
 
 def assemble(spaces: Spaces, core: Array) -> Array:

@@ -79,9 +79,9 @@ def find_core(frame: Frame, ledger: Ledger, head: int, offset: int) -> tuple[Arr
     """Return the core (l, k + 1) of one head that explains its scores at one offset, and the relative residual."""
     queries, keys, scores = ledger.at(offset)
     scores = scores[:, head]
-    core, rest = solve_scaled(frame.features(queries, keys), scores)
-    rest /= float(np.linalg.norm(scores - scores.mean()) + NOTHING * np.sqrt(len(scores)))
-    return core.reshape(frame.left.shape[1], frame.right.shape[1]), rest
+    core, left = solve_scaled(frame.features(queries, keys), scores)
+    size = float(np.linalg.norm(scores - scores.mean()) + NOTHING * np.sqrt(len(scores)))
+    return core.reshape(frame.left.shape[1], frame.right.shape[1]), float(np.linalg.norm(left)) / size
 
 
 def find_turns(frames: list[Frame], cores: list[dict[int, Array]]) -> Turns:

@@ -223,6 +223,8 @@ def read_norm(ask: Ask, dim: int, noise: float, rng: Generator) -> tuple[Normali
     y = ask(np.stack([token, token + 1.0, 2 * token, -token, SMALL[0] * token])[:, None], read="last")
     loose = max(1e-8, 1e3 * noise)
     bias, size = (y[0] + y[3]) / 2, np.linalg.norm(y[0] - y[3]) / 2
+    if size <= 8 * EPS * np.linalg.norm(bias):
+        raise FitError("the projections cancel: answers to single tokens do not show the norm in front", size, EPS)
     centred = bool(np.linalg.norm(y[1] - y[0]) < loose * size)
     NotALayer.if_above(np.linalg.norm(y[2] - y[0]) / size, 0.01, "twice a token gives another answer: no normalization")
 
