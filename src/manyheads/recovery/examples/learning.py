@@ -24,7 +24,6 @@ from manyheads._arrays import takes_arrays
 from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError, check_integer
-from manyheads.recovery._positive import check_positive
 from manyheads.recovery._types import Generator
 from manyheads.recovery.examples.head_count import eliminate_heads, fit_until_flat, fit_wanted, note_count
 from manyheads.recovery.examples.holdout import (
@@ -42,7 +41,7 @@ from manyheads.recovery.examples.student import ENOUGH, Fit, StudentSettings, fi
 from manyheads.recovery.fit.gauss_newton import as_examples
 from manyheads.recovery.fit.variable_projection import Examples, Form
 from manyheads.recovery.layers.evaluation import relative_error
-from manyheads.recovery.refusals import NoFit
+from manyheads.recovery.refusals import NoFit, check_positive
 from manyheads.recovery.result.certificates import Certificate
 from manyheads.recovery.result.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
 from manyheads.recovery.result.results import Recovery, Stage, StageLog
@@ -319,9 +318,8 @@ def _check_form(options: LearningOptions) -> None:
     """Refuse parts of a layer that the six stages do not know, by name and before anything is loaded."""
     asked = [name for name, there in options.form._asdict().items() if there]
     if asked:
-        raise UsageError(
-            f"{', '.join(asked)}: the six stages know neither biases nor causal masks; method='student' does"
-        )
+        what = f"{', '.join(asked)}: the six stages know neither biases nor causal masks; method='student' does"
+        raise UsageError(what)
     if options.noise == "estimate":
         raise UsageError("noise='estimate' is the student's; the six stages want a standard deviation")
 

@@ -19,9 +19,9 @@ from manyheads._arrays import check_arrays, takes_arrays
 from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError, UsageError
-from manyheads.recovery._positive import check_positive
 from manyheads.recovery._types import Array
 from manyheads.recovery.fit.variable_projection import PLAIN, Examples, Form, Tangent, stack_theta
+from manyheads.recovery.refusals import check_positive
 
 LARGE = 1e75  # largest size of inputs, and the inverse of the smallest: sums of fourth powers stay within float64
 ROUNDING = 1e-28  # relative squared error of float64: residuals of some dozens of eps

@@ -19,12 +19,11 @@ from manyheads._arrays import takes_arrays
 from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError, check_integer
-from manyheads.recovery._positive import check_positive
 from manyheads.recovery._types import Array
 from manyheads.recovery.oracle.answers import ask_function
 from manyheads.recovery.oracle.limits import ServerLimits, largest_norm
 from manyheads.recovery.oracle.query_cache import QueryCache
-from manyheads.recovery.refusals import BudgetSpent, OracleError
+from manyheads.recovery.refusals import BudgetSpent, OracleError, check_positive
 from manyheads.study.execution.progress import announce
 
 if TYPE_CHECKING:

@@ -97,9 +97,8 @@ def check_room(method: str, oracle: Oracle) -> None:
     length, norm = ROOM.get(method, (3, 0.0))
     limits = oracle.limits
     if oracle.longest < length:
-        raise LimitError(
-            f"method {method!r} asks sequences of {length} tokens and more, and the server takes {limits.max_length}"
-        )
+        what = f"method {method!r} asks sequences of {length} tokens and more, and the server takes {limits.max_length}"
+        raise LimitError(what)
     if limits.reach < norm * np.sqrt(oracle.dim):
         needed = "of any norm" if norm == np.inf else f"of norm {norm * np.sqrt(oracle.dim):.3g}"
         raise LimitError(f"method {method!r} asks tokens {needed}, and the server takes {limits.max_norm:g}")
@@ -203,4 +202,5 @@ def run_method(attempt: Attempt, oracle: Oracle, level: float, rng: Generator) -
 
 
 def _not_finite(attempt: Attempt, error: Any) -> RecoveryRefused:
-    return FitError(f"arithmetic of method {attempt.method!r} broke down ({error}): other layer, or noise", np.inf, 1.0)
+    what = f"arithmetic of method {attempt.method!r} broke down ({error}): answers fit no such layer, or are too noisy"
+    return FitError(what, np.inf, 1.0)

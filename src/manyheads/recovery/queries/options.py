@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from manyheads._constraints import Constraint, check_fields, constrained
-from manyheads.recovery._positive import check_positive
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
 from manyheads.recovery.oracle.limits import ServerLimits
 from manyheads.recovery.oracle.oracle import Budget, OracleSettings
+from manyheads.recovery.refusals import check_positive
 from manyheads.recovery.result.certificates import Verification
 from manyheads.recovery.result.distributions import Draw, FittedSequences, GaussianSequences
 

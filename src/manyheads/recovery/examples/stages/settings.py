@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from manyheads._constraints import Constraint, check_fields, constrained
-from manyheads.recovery._positive import check_positive
 from manyheads.recovery.examples.stages.crude_sum import CrudeForm
 from manyheads.recovery.examples.stages.fit import FitSettings
 from manyheads.recovery.examples.stages.hull import HullSettings
 from manyheads.recovery.examples.stages.refined_sum import RefinementSettings
 from manyheads.recovery.fit.gauss_newton import GaussNewtonSettings
+from manyheads.recovery.refusals import check_positive
 
 
 @dataclass(frozen=True)
