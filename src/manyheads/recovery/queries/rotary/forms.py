@@ -106,9 +106,8 @@ def split_core(
     if most is not None and most < len(s):  # what lies beyond is noise, and says how much there is
         rank = int((s[:most] > 2 * s[most]).sum())
     if rank >= len(s) and len(s) < dim:
-        raise RankBudgetError(
-            f"no gap in the singular values of a form among {len(s)} sketch tokens: allow more", s[-1] / s[0], cut
-        )
+        why = f"no gap in the singular values of a form among {len(s)} sketch tokens: allow more"
+        raise RankBudgetError(why, s[-1] / s[0], cut)
     return u[:, :rank], s[:rank], v[:rank]
 
 
@@ -137,14 +136,14 @@ def find_core(
     features = (left[:, :, None] * right[:, None, :]).reshape(len(logits), -1) * np.reshape(weight, (-1, 1))
     core, rest = solve_scaled(features, logits * weight)
     size = float(np.linalg.norm(logits * weight) + NOTHING * len(logits) ** 0.5)
-    return core.reshape(spaces.rank, spaces.rank), rest / size
+    return core.reshape(spaces.rank, spaces.rank), float(np.linalg.norm(rest)) / size
 
 
-def solve_scaled(features: Array, targets: Array) -> tuple[Array, float]:
-    """Return the least-squares solution of features (N, a), scaled to norm one, on targets (N,); and the misfit."""
+def solve_scaled(features: Array, targets: Array) -> tuple[Array, Array]:
+    """Return the least-squares solution of features (N, a), scaled to norm one, on targets (N,); and what it leaves."""
     size = np.linalg.norm(features, axis=0) + np.finfo(np.float64).tiny
     found = np.linalg.lstsq(features / size, targets, rcond=1e-12)[0]
-    return found / size, float(np.linalg.norm(features / size @ found - targets))
+    return found / size, features / size @ found - targets
 
 
 def assemble(spaces: Spaces, core: Array) -> Array:

@@ -69,9 +69,8 @@ def _range(sketch: Array, scores: Array, noise: float) -> Array:
     u, s, _ = np.linalg.svd(sketch, full_matrices=False)
     rank = gap_rank(s, max(CUT, 100 * noise))
     if rank == len(s) < len(sketch) - 1:
-        raise RankBudgetError(
-            f"no gap among {len(s)} sketches of a form: scores of no small rank, or of few digits", s[-1] / s[0], CUT
-        )
+        what = f"no gap among {len(s)} sketches of a form: scores of no small rank, or of few digits"
+        raise RankBudgetError(what, s[-1] / s[0], CUT)
     return u[:, :rank]
 
 
@@ -79,9 +78,9 @@ def find_core(frame: Frame, ledger: Ledger, head: int, offset: int) -> tuple[Arr
     """Return the core (l, k + 1) of one head that explains its scores at one offset, and the relative residual."""
     queries, keys, scores = ledger.at(offset)
     scores = scores[:, head]
-    core, rest = solve_scaled(frame.features(queries, keys), scores)
-    rest /= float(np.linalg.norm(scores - scores.mean()) + NOTHING * np.sqrt(len(scores)))
-    return core.reshape(frame.left.shape[1], frame.right.shape[1]), rest
+    core, left = solve_scaled(frame.features(queries, keys), scores)
+    size = float(np.linalg.norm(scores - scores.mean()) + NOTHING * np.sqrt(len(scores)))
+    return core.reshape(frame.left.shape[1], frame.right.shape[1]), float(np.linalg.norm(left)) / size
 
 
 def find_turns(frames: list[Frame], cores: list[dict[int, Array]]) -> Turns:

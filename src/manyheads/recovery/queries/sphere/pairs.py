@@ -133,9 +133,8 @@ def find_sphere_heads(pairs: SpherePairs, rng: Generator, tries: int = 3) -> Sph
             _, spectrum, axes = np.linalg.svd(flat, full_matrices=False)
             level = max(pairs.noise, 2 * EPS) * np.sqrt(np.mean((w @ pairs.sums.projection) ** 2)) * 4
             heads = int((spectrum > max(8 * level * (len(flat) ** 0.5 + len(v) ** 0.5), 1e-11 * spectrum[0])).sum())
-            RankBudgetError.if_above(
-                heads, max(4, len(v) // 2), f"the answers to pairs have {heads} dimensions of {len(v)}: too many"
-            )
+            what = f"the answers to pairs have {heads} dimensions of {len(v)}: too many"
+            RankBudgetError.if_above(heads, max(4, len(v) // 2), what)
             FitError.if_below(heads, 1, "the answers to pairs are rounding: no head reads the tokens")
             if copies >= heads + 2 and len(w) >= heads + 2:
                 break
@@ -158,7 +157,8 @@ def find_sphere_heads(pairs: SpherePairs, rng: Generator, tries: int = 3) -> Sph
             break
     if best is not None:
         return best
-    raise FitError("no pencil of copies of a query fits: no attention behind a norm, or noise", residual, allowed)
+    what = "no pencil of a query's copies fits: no attention behind a norm, or noisy answers"
+    raise FitError(what, residual, allowed)
 
 
 def _thin_out(
@@ -223,6 +223,8 @@ def read_norm(ask: Ask, dim: int, noise: float, rng: Generator) -> tuple[Normali
     y = ask(np.stack([token, token + 1.0, 2 * token, -token, SMALL[0] * token])[:, None], read="last")
     loose = max(1e-8, 1e3 * noise)
     bias, size = (y[0] + y[3]) / 2, np.linalg.norm(y[0] - y[3]) / 2
+    if size <= 8 * EPS * np.linalg.norm(bias):
+        raise FitError("the projections cancel: single tokens do not show the norm in front", size, EPS)
     centred = bool(np.linalg.norm(y[1] - y[0]) < loose * size)
     NotALayer.if_above(np.linalg.norm(y[2] - y[0]) / size, 0.01, "twice a token gives another answer: no normalization")
 
@@ -235,9 +237,8 @@ def read_norm(ask: Ask, dim: int, noise: float, rng: Generator) -> tuple[Normali
     s = float(np.sqrt(first)) if doubt < first < 1 else SMALL[1]
     second = epsilon_at(s, ask(s * token[None, None], read="last")[0])
     if abs(second - first) > doubt or min(first, second) < -doubt:
-        raise NotALayer(
-            "answers to short tokens are those of no LayerNorm or RMSNorm of any epsilon", abs(second - first), doubt
-        )
+        what = "answers to short tokens are those of no LayerNorm or RMSNorm of any epsilon"
+        raise NotALayer(what, abs(second - first), doubt)
     return Normalization(centred, second if second > doubt else 0.0), token
 
 
@@ -253,7 +254,6 @@ def read_normalized_sums(ask: Ask, dim: int, noise: float, rng: Generator) -> tu
     bias = (y[:2] + y[-2:]).mean(0) / 2
     projection = basis.T @ (y[: len(basis)] - bias) / radius
     rest = np.linalg.norm(token @ projection + bias - (asked_answer := ask(token[None, None], read="last")[0]))
-    NotALayer.if_above(
-        rest / np.linalg.norm(asked_answer - bias), loose, "the answer to a token on the sphere is not affine in it"
-    )
+    what = "the answer to a token on the sphere is not affine in it"
+    NotALayer.if_above(rest / np.linalg.norm(asked_answer - bias), loose, what)
     return Sums(projection, bias), norm, basis

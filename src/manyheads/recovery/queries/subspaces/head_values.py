@@ -86,8 +86,8 @@ def _read_stacks(pairs: Pairs, start: Separation, rng: Generator, settings: Subs
         found = follow_nets(design, ask, start.net, block, step=settings.step, allowed=allowed, fit=fit)
         failed = int((~found.accepted).sum())
         if failed > len(block) / 2:
-            worst = np.max(found.nets.residual)
-            raise FitError(f"{failed} probes failed their guards: heads not followed, try bounded", worst, allowed)
+            what = f"{failed} of {len(block)} probes failed their guards: no layer, or noise; try method='bounded'"
+            raise FitError(what, found.nets.residual.max(), allowed)
         return found
 
     def stack(probed: Probed) -> Stacks:
