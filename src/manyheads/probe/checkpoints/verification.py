@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads._overview import Overview, Shown
+from manyheads._overview import Overview, Shown, distinct_texts
 from manyheads.errors import UsageError
 from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.models.refusals import CheckpointRefused, shorten
@@ -281,7 +281,8 @@ def _describe_misplaced(usable: list[Contents], names: list[str], of: str) -> It
     distances = _distances(usable, names)
     for each in [] if distances is None else find_misplaced(distances):
         named = [usable[place].name if place >= 0 else "" for place in each.places]
-        evidence = f"distances around it: {each.before:.3g} in the stated order, {each.after:.3g} otherwise"
+        before, after = distinct_texts(each.before, each.after)
+        evidence = f"distances around it: {before} in the stated order, {after} otherwise"
         where, kind, what = named[0], "order", "the two are interchanged"
         match each.kind:
             case "interchanged":
@@ -290,7 +291,7 @@ def _describe_misplaced(usable: list[Contents], names: list[str], of: str) -> It
                 what = f"by its weights it {f'follows {named[1]}' if named[1] else 'comes first'}"
             case _:
                 kind, what = "apart", "lies far from its neighbours and all others"
-                evidence = f"distance through it {each.before:.3g}, past it {each.after:.3g}"
+                evidence = f"distance through it {before}, past it {after}"
         yield Finding(kind, f"{where}{of}", what, evidence)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads._overview import distinct_texts
 from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.models.refusals import shorten
 from manyheads.probe.checkpoints.alterations.changes import Change, Jump, measure_changes
@@ -123,7 +124,7 @@ def find_alterations(
                 continue  # one of a row of zeros
             taken |= intervals
             altered.add(name)
-            text = f"{name}{list(jump.place)}: {jump.before:.4g} -> {jump.after:.4g}"
+            text = f"{name}{list(jump.place)}: {' -> '.join(distinct_texts(jump.before, jump.after, digits=4))}"
             found[_name_places(places, contents), "altered entries"].append(text)
         for places, interval in _find_altered(name, trajectory, usual, taken):
             if not any((place, name) in zeros for place in places):
@@ -312,13 +313,13 @@ def _find_outliers(content: Contents, contents: Sequence[Contents]) -> Iterator[
         if content.entries[name].size < 8:
             continue
         if peak.largest > PEAK * peak.second and (len(contents) == 1 or peak.largest > HUGE):
-            index, value, others = peak.place, peak.largest, f"at most {peak.second:.4g}"
+            index, value, bound, others = peak.place, peak.largest, "at most", peak.second
         elif 0 < peak.smallest < FLOOR * peak.next:
-            index, value, others = peak.low, peak.smallest, f"at least {peak.next:.4g}"
+            index, value, bound, others = peak.low, peak.smallest, "at least", peak.next
         else:
             continue
         places = [int(each) for each in np.unravel_index(index, content.entries[name].shape)]
-        yield f"{name}{places}: {value:.4g}, the others {others}"
+        yield f"{name}{places}: {f', the others {bound} '.join(distinct_texts(value, others, digits=4))}"
 
 
 def note_unchecked(contents: Sequence[Contents], against: bool, unchecked: Notes) -> None:
