@@ -337,6 +337,25 @@ def note_unchecked(contents: Sequence[Contents], against: bool, unchecked: Notes
     if far := _count_large_changes(contents):
         what = "alterations smaller than what training changes"
         unchecked[what, f"{far} tensors change by more than half of their norm between neighbours"] = []
+    if share := _share_within_training(contents):
+        what = "entries that shrink, as by one bit of the exponent, in the first or last checkpoint"
+        unchecked[what, f"{share:.0%} of them are below {JUMPS[0][1]:g} times the RMS change to its neighbour"] = []
+
+
+def _share_within_training(contents: Sequence[Contents]) -> float:
+    """Return the share of sampled entries of trained tensors at the ends whose change to zero would be no jump.
+
+    No further checkpoint shows such a change, and one of many entries that are trained may become as small.
+    """
+    small, count = 0, 0
+    for end, near in (contents[:2], contents[:-3:-1]) if len(contents) > 1 else ():
+        for name in end.extremes.keys() & near.extremes.keys():
+            shape, ours, its = end.entries[name].shape, *(np.float64(each.samples[name]) for each in (end, near))
+            if ours.shape != its.shape or ours.size < 8 or not (rms := np.sqrt(np.mean((ours - its) ** 2))):
+                continue
+            away = JUMPS[0 if _has_columns(name, shape) and min(shape) > 1 else 1][1]
+            small, count = small + int(np.sum(np.abs(ours) <= away * rms)), count + ours.size
+    return small / max(count, 1)
 
 
 def _count_large_changes(contents: Sequence[Contents]) -> int:
