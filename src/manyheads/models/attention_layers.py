@@ -79,7 +79,7 @@ def attention_config(config: ModelConfig, layer: int, *, any_score: bool = False
         )
     if not 0 <= layer < values["layers"]:
         raise UsageError(f"layer {layer} of a model with layers 0 to {values['layers'] - 1}")
-    scale = values["key_dim"] ** -0.5 if values.get("scaled", True) else 1.0
+    scale = values.get("scale_dim", values["key_dim"]) ** -0.5 if values.get("scaled", True) else 1.0
     if values.get("scaled_by_layer"):
         scale /= layer + 1
     return AttentionConfig(

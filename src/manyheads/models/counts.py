@@ -33,7 +33,7 @@ PRODUCTS = frozenset({*(role for role in Role if role.sort == "linear"), *EXPERT
 """Roles whose weights are multiplied with a token, as the forward passes of transformers show."""
 
 _ROTARY = ("rotary_theta", "rotary_fraction", "rotary_dims", "rotary_period")
-UNCOUNTED = ("eps", *_ROTARY, "scaled", "scaled_by_layer", "scale_embedding")
+UNCOUNTED = ("eps", *_ROTARY, "scaled", "scaled_by_layer", "scale_dim", "scale_embedding")
 """Values of a configuration on which no count depends."""
 
 

@@ -150,7 +150,7 @@ _SANDWICH = modules(
     """,
     NEVER,
 )
-_GEMMA2: dict[str, Any] = {"tied": True, "attention_bias": False}
+_GEMMA2: dict[str, Any] = {"tied": True, "attention_bias": False, "scale_dim": ("query_pre_attn_scalar", 256.0)}
 GEMMA2 = decoder(
     "gemma2",
     grouped(2304, 8, 26, 4, 256, 9216, 256000, "gelu_pytorch_tanh", **_GEMMA2, **window(window_period=("", 2))),

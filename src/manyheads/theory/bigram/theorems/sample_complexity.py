@@ -29,7 +29,7 @@ def stage_one_samples(task: BigramTask, noise_ratio: float) -> float:
     """
     if not 0 < noise_ratio <= LARGEST_NOISE_RATIO:
         raise UsageError(
-            f"noise_ratio={noise_ratio:.3g}: the scaling law holds up to {LARGEST_NOISE_RATIO:g}; above, use "
+            f"noise_ratio={noise_ratio}: the scaling law holds up to {LARGEST_NOISE_RATIO:g}; above, use "
             "manyheads.theory.bigram.theorems.signal.predict_escape"
         )
     time = math.log(task.length) + STAGE_ONE_OFFSET
