@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manyheads._overview import distinct_texts
 from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads._extras import require
+from manyheads._overview import distinct_texts
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError
 from manyheads.theory.bigram.engines.generator import LAST_STEP, LONGEST, Seed, scramble, thresholds
