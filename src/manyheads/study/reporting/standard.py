@@ -30,6 +30,11 @@ def standard_panels(
     """
     drawn = {(one.x_label, one.y_label) for one in own if isinstance(one, Lines)}
     derived = [one for one in (*_series(claims), *_pairs(theory, trained)) if (one.x_label, one.y_label) not in drawn]
+    titles = [one.title for one in derived]
+    derived = [
+        one if titles.count(one.title) == 1 else replace(one, title=f"{one.title}, over {one.x_label}")
+        for one in derived
+    ]
     return (*derived, *_medians(theory, trained))
 
 
