@@ -158,7 +158,7 @@ class Extract:
         if not self.oracle:
             raise UsageError("ORACLE '': expected package.module:function, a saved layer, or a checkpoint folder")
         path = Path(self.oracle)
-        if not (self.oracle and path.exists()):
+        if not path.exists():
             if ":" in self.oracle:
                 return Target(self._import())
             raise UsageError(f"{self.oracle!r}: no such file or folder; give one, or package.module:function")
