@@ -136,8 +136,8 @@ def table(title: str, rows: Iterable[Mapping[str, str]], note: str = "", shows: 
 
 def label_of(values: xr.DataArray) -> str:
     """Return the long name of a variable with its unit, or its name."""
-    unit = values.attrs.get("units", "1")
-    return str(values.attrs.get("long_name") or values.name).replace("_", " ") + ("" if unit in ("", "1") else f" [{unit}]")
+    name, unit = str(values.attrs.get("long_name") or values.name), values.attrs.get("units", "1")
+    return name.replace("_", " ") + ("" if unit in ("", "1") else f" [{unit}]")
 
 
 def _series(claims: Iterable[Claim]) -> Iterator[Lines]:
