@@ -16,10 +16,7 @@ ABSENT = sorted(module for module, extra in EXTRA_OF.items() if extra in ("jax",
 # Packages and modules that may import JAX when they are imported. Everything else is a tool, or what tools are made of.
 NEED_JAX = (
     "attention.traced_entropy",
-    "costs.counter",
-    "costs.critical_path",
-    "costs.jaxpr",
-    "costs.primitives",
+    "costs.jax",
     "data.windows",
     "demo",
     "recovery.examples.composed_student",

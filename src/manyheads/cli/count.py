@@ -215,7 +215,7 @@ class Count:
     # Functions
 
     def _function_cost(self) -> "Cost":
-        from manyheads.costs.counter import count
+        from manyheads.costs.jax.counter import count
         from manyheads.errors import UsageError
 
         own = {"target", "shapes", "trips", "convention", "compare", "json"}

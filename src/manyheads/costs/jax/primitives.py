@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.costs.jaxpr import inner_programs
+from manyheads.costs.jax.jaxpr import inner_programs
 
 
 def _names(text: str) -> frozenset[str]:

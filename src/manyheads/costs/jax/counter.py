@@ -10,10 +10,10 @@ import numpy as np
 from jax.extend import core
 
 from manyheads._arrays import COMPLEX, as_native
-from manyheads.costs import jaxpr, primitives
 from manyheads.costs.conventions import find_convention
 from manyheads.costs.cost import LOOP, Cost, Item
-from manyheads.costs.jaxpr import Known, Liveness, Mask
+from manyheads.costs.jax import jaxpr, primitives
+from manyheads.costs.jax.jaxpr import Known, Liveness, Mask
 from manyheads.costs.tally import Tally
 from manyheads.errors import UsageError, check_call, check_integer
 
