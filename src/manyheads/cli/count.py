@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 
@@ -12,6 +12,7 @@ import tyro
 from manyheads.cli.flags import check_flags, flag
 from manyheads.cli.help.wrapping import fits, wrap_output
 from manyheads.cli.parsing import ABSENT, OptionalInt, Switch, load_function
+from manyheads.cli.traced import compare_traced, render_traced
 
 if TYPE_CHECKING:
     from manyheads.costs import Cost, ModelShape
@@ -21,11 +22,11 @@ _SHAPE = re.compile(r"(?P<extents>scalar|\d+(x\d+)*)(:(?P<dtype>[a-z0-9_]+))?")
 
 @dataclass(frozen=True)
 class Count:
-    """Count FLOPs and bytes of a transformer or of any JAX function, exactly and under a named convention.
+    """Count FLOPs and bytes of a transformer, a JAX function or a PyTorch module, exactly, under a named convention.
 
-    TARGET is a config.json, a folder with one, or package.module:function with --shapes; without it --layers, --width
-    and --heads describe a transformer. Importing a module runs its code: name only code that you trust. A config.json
-    is read as data.
+    TARGET is a config.json, a folder with one, or package.module:function: a JAX function with --shapes, or without
+    them a function that returns (module, batch) of PyTorch. Without TARGET --layers, --width and --heads describe a
+    transformer. Importing a module runs its code: name only code that you trust. A config.json is read as data.
     """
 
     target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[TARGET]", help_behavior_hint="")] = ""
@@ -49,6 +50,8 @@ class Count:
     """Dtype of weights, activations and cache; if absent that of the config.json, else float32."""
     batch: int = flag(1, least=1)  # Number of sequences.
     training: Switch = False  # Count forward and backward pass.
+    meta: Switch = False  # Count a PyTorch module on the meta device, without memory.
+    traced: Switch = False  # Trace the model of transformers on the meta device, beside the closed form.
     decode: Switch = False  # Count one token with a key-value cache; --length is its context, the token included.
     generate: OptionalInt = None
     """Count a prompt of --length tokens and this many generated tokens, with a key-value cache."""
@@ -68,6 +71,10 @@ class Count:
             The target is unclear, a flag does not fit it, or a file is refused.
         """
         extra: dict[str, Any] = {}
+        if self.traced:
+            found = self._traced()
+            print(json.dumps(found, indent=2) if self.json else wrap_output(render_traced(found)))
+            return 0
         if ":" in self.target and not os.path.exists(self.target):
             cost = self._function_cost()
         elif (parameters := self._parameters()) and self._is_uneven():
@@ -113,6 +120,28 @@ class Count:
         length, assumed = self._length(config.sizes["positions"] if "patches" in config.sizes else 0)
         flops = {"forward_matrix_flops": self.batch * matrix_flops(config, length)}
         return named | flops | {"length": length, "batch": self.batch, "notes": [*notes, *assumed]}
+
+    def _traced(self) -> dict[str, Any]:
+        """Return the closed form and the count of the traced model."""
+        from manyheads.errors import UsageError
+        from manyheads.models.config import load_config, read_config
+
+        self._refuse_others({"target", "length", "batch", "training", "json", "traced"}, "with --traced")
+        if not os.path.exists(self.target):
+            raise UsageError(f"--traced: {self.target or 'no target'}; give a config.json of transformers")
+        raw, path = load_config(self.target)
+        sizes = read_config(raw, path).sizes
+        length, assumed = self._length(sizes["positions"] if "patches" in sizes else 0)
+        found = compare_traced(raw, path, length, self.batch, self.training)
+        return {"length": length, "batch": self.batch} | found | {"notes": [*found["notes"], *assumed]}
+
+    def _refuse_others(self, own: set[str], why: str) -> None:
+        """Refuse flags that were given and are not `own`."""
+        from manyheads.errors import UsageError
+
+        named = {each.name: each.default for each in fields(self) if each.name not in own}
+        if given := [name for name, usual in named.items() if getattr(self, name) != usual]:
+            raise UsageError(f"{_flags(given)}: {why}")
 
     def _length(self, fixed: int) -> "tuple[int, tuple[str, ...]]":
         """Return the length, and the note on it if it was assumed; check it and the batch."""
@@ -215,15 +244,17 @@ class Count:
     # Functions
 
     def _function_cost(self) -> "Cost":
-        from manyheads.costs.jax.counter import count
+        from manyheads.costs import count
         from manyheads.errors import UsageError
 
         own = {"target", "shapes", "trips", "convention", "compare", "json"}
-        named = {each.name: each.default for each in fields(self) if each.name not in own}
-        given = [name for name, usual in named.items() if getattr(self, name) != usual]
-        if given:
-            raise UsageError(f"{_flags(given)}: for a transformer only; a function is described by --shapes")
+        alone = set() if self.shapes or self.trips is not None else {"training", "meta"}
+        self._refuse_others(own | alone, "for a transformer only; a function is described by --shapes")
         function = load_function(self.target)
+        if alone and (made := _made(function)):
+            cost = count(*made, training=self.training, device="meta" if self.meta else None)
+            return cost.to(self._convention("exact"))
+        self._refuse_others(own, "for a function that returns a PyTorch module and a batch")
         arguments = [_parse_shape(text) for text in self.shapes or ()]
         try:
             cost = count(function, *arguments, trips=self.trips)
@@ -235,6 +266,20 @@ class Count:
         if bare := [text for text in self.shapes or () if ":" not in text]:
             cost = replace(cost, notes=(*cost.notes, f"no dtype is given: float32 is taken for {', '.join(bare)}"))
         return cost.to(self._convention("executed"))
+
+
+def _made(function: Callable[[], Any]) -> tuple[Any, Any] | None:
+    """Return the PyTorch module and the batch that a function makes, None if it needs arguments or makes others."""
+    import inspect
+    import sys
+
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):
+        return None
+    made, torch = function(), sys.modules.get("torch")
+    pair = torch is not None and isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module)
+    return made if pair else None
 
 
 def _parse_shape(text: str) -> Any:

@@ -1,0 +1,68 @@
+"""Counts of traced models of transformers beside the closed forms, family by family."""
+
+import pytest
+from tests.models import tiny
+
+import manyheads as mh
+from manyheads.costs import transformer_cost
+from manyheads.models import shape_from_config
+from manyheads.models.counts import matrix_flops
+from manyheads.models.families import FAMILIES
+from manyheads.models.refusals import ConfigInvalid
+
+pytestmark = pytest.mark.torch
+LENGTH, BATCH = 13, 2
+FAST = ("llama", "gemma2", "vit")
+
+
+def make(family, attention):
+    import torch
+
+    more = {"n_group": 1, "topk_group": 1} if family == "deepseek_v3" else {}
+    model = tiny.build(family, heads=4, width=32, layers=2, hidden=40, **more).eval()
+    try:
+        model.set_attn_implementation(attention)
+    except ValueError:
+        return None
+    if "pixel_values" in model.main_input_name:
+        batch = {"pixel_values": torch.randn(BATCH, 3, model.config.image_size, model.config.image_size)}
+    else:
+        batch = {"input_ids": torch.randint(2, 29, (BATCH, LENGTH))}
+    return model, batch, {**model.config.to_dict(), "architectures": [type(model).__name__]}
+
+
+def closed_forms(config):
+    """Return exact and dense FLOPs of a forward pass, and exact ones of training."""
+    exact, dense = (BATCH * matrix_flops(config, LENGTH, masked=masked) for masked in (True, False))
+    try:
+        shape = shape_from_config(config)
+    except ConfigInvalid:
+        return exact, dense, 3 * exact, 3 * dense
+    both = [
+        transformer_cost(shape, shape.fixed_length or LENGTH, BATCH, True, convention=c).flops
+        for c in ("exact", "dense")
+    ]
+    return exact, dense, *both
+
+
+def traced(model, batch, device):
+    forward, training = (mh.count(model, batch, training=each, device=device) for each in (False, True))
+    return forward, training
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    "family", [each if each in FAST else pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES]
+)
+def test_a_traced_model_counts_as_the_closed_form(family, attention):
+    made = make(family, attention)
+    if made is None:
+        pytest.skip("no such attention")
+    model, batch, config = made
+    exact, dense, exact_training, dense_training = closed_forms(config)
+    forward, training = traced(model, batch, None)
+    assert (forward.to("dense").flops / dense, training.to("dense").flops / dense_training) == (1, 1)
+    meta = traced(model, batch, "meta")
+    assert [each.items for each in meta] == [forward.items, training.items]
+    if attention == "sdpa":
+        assert (forward.flops / exact, training.flops / exact_training) == (1, 1), forward.notes
