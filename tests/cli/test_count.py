@@ -180,3 +180,61 @@ def test_the_command_and_closed_forms_need_no_jax():
         "Count(layers=1, width=8, heads=2).run(); assert 'jax' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+MAKE = """
+import torch
+def make():
+    return torch.nn.Linear(3, 4), torch.zeros(2, 3)
+def pair():
+    return 1, 2
+"""
+
+
+@pytest.mark.torch
+def test_a_function_that_makes_a_module_and_a_batch(capsys, tmp_path, monkeypatch):
+    (tmp_path / "mine_of_torch.py").write_text(MAKE)
+    monkeypatch.chdir(tmp_path)
+    assert run_json(capsys, "mine_of_torch:make")["flops"] == 2 * 2 * 12
+    found = run_json(capsys, "mine_of_torch:make", "--training", "--meta", "--convention", "mac", "--compare")
+    assert found["flops"] == 2 * 2 * 12
+    assert found["conventions"] == {
+        "exact": 96, "halved": 96, "dense": 96, "mac": 48, "executed": 96, "executed-mac": 48,
+    }  # fmt: skip
+    assert "mm" in run(capsys, "mine_of_torch:make")
+    with pytest.raises(UsageError, match="--training: for a function that returns a PyTorch module"):
+        Count("mine_of_torch:pair", training=True).run()
+    with pytest.raises(UsageError, match="--meta"):
+        Count("mine_of_torch:make", meta=True, shapes=("3",)).run()
+
+
+@pytest.mark.torch
+def test_a_traced_model_beside_its_closed_form(capsys, tmp_path):
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "vocab_size": 11,
+        "intermediate_size": 24,
+    }
+    file = tmp_path / "config.json"
+    for family, training, says in (
+        ("llama", True, "no difference"),
+        ("bert", False, "pooler.dense, which the closed form leaves out"),
+        ("gptj", False, "2 attention layers compute all pairs"),
+        ("vit_mae", True, "projection, whose input needs no gradient"),
+    ):
+        more = {"n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4} if family == "gptj" else sizes
+        file.write_text(json.dumps({"model_type": family, **more}))
+        length = [] if family == "vit_mae" else ["--length", "12"]
+        flags = [str(file), "--traced", *length, *(["--training"] if training else [])]
+        assert says in " ".join(run(capsys, *flags).split())
+        found = run_json(capsys, *flags)
+        assert (found["closed form"] == found["traced"]) == (says == "no difference") == (found["differences"] == [])
+    with pytest.raises(UsageError, match="give another --length"):
+        file.write_text(json.dumps({"model_type": "bert", **sizes}))
+        Count(str(file), traced=True, length=600).run()
+    with pytest.raises(UsageError, match="--decode: with --traced"):
+        Count(str(file), traced=True, decode=True).run()
+    with pytest.raises(UsageError, match="no target"):
+        Count(traced=True).run()

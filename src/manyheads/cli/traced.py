@@ -14,6 +14,7 @@ ROUTES = ("closed form", "traced")
 def compare_traced(raw: Mapping[str, Any], path: Path, length: int, batch: int, training: bool) -> dict[str, Any]:
     """Return exact and dense FLOPs of the closed form and of the traced model, and what the differences are."""
     from manyheads.costs import count, transformer_cost
+    from manyheads.errors import UsageError
     from manyheads.models import shape_from_config
     from manyheads.models.config import read_config
     from manyheads.models.counts import matrix_flops
@@ -21,7 +22,10 @@ def compare_traced(raw: Mapping[str, Any], path: Path, length: int, batch: int, 
 
     config = read_config(dict(raw), path)
     model, given = _meta_model(config, length, batch)
-    cost = count(model, given, training=training, device="meta")
+    try:
+        cost = count(model, given, training=training, device="meta")
+    except (RuntimeError, IndexError) as error:
+        raise UsageError(f"--traced: the model cannot run {length} tokens ({error}); give another --length") from error
     closed = {name: batch * matrix_flops(config, length, masked=name == "exact") for name in ("exact", "dense")}
     notes = list(cost.notes)
     if training:
@@ -30,7 +34,7 @@ def compare_traced(raw: Mapping[str, Any], path: Path, length: int, batch: int, 
             closed = {name: transformer_cost(shape, length, batch, True, convention=name).flops for name in closed}
         except ConfigInvalid:
             closed = {name: 3 * flops for name, flops in closed.items()}
-            notes.append("the closed form of training is three forward passes: images and token ids have no gradient")
+            notes.append("the closed form of training is three forward passes")
     traced = {name: cost.to(name).flops for name in closed}
     return {"closed form": closed, "traced": traced, "differences": _differences(closed, traced, cost), "notes": notes}
 
@@ -70,6 +74,8 @@ def _differences(closed: Mapping[str, int], traced: Mapping[str, int], cost: "Co
     more = traced["dense"] - closed["dense"]
     if left_out := [name for name, flops in parts.items() if flops == more]:
         return [f"dense: {more:+,} FLOPs of {left_out[0]}, which the closed form leaves out"]
+    if free := [name for name, flops in parts.items() if flops == -2 * more]:  # its forward pass and one gradient
+        return [f"dense: {more:+,} FLOPs of {free[0]}, whose input needs no gradient"]
     shown = "; ".join(f"{name} {flops:,}" for name, flops in sorted(parts.items(), key=lambda part: -part[1]) if flops)
     return [f"dense: {more:+,} FLOPs, not explained; the traced model has {shown}"]
 

@@ -12,6 +12,7 @@ from manyheads.models.refusals import ConfigInvalid
 
 pytestmark = pytest.mark.torch
 LENGTH, BATCH = 13, 2
+OWN_ATTENTION = ("xglm", "gptj", "codegen", "gpt_neo", "openai-gpt", "bloom", "falcon", "mpt")
 FAST = ("llama", "gemma2", "vit")
 
 
@@ -61,8 +62,16 @@ def test_a_traced_model_counts_as_the_closed_form(family, attention):
     model, batch, config = made
     exact, dense, exact_training, dense_training = closed_forms(config)
     forward, training = traced(model, batch, None)
-    assert (forward.to("dense").flops / dense, training.to("dense").flops / dense_training) == (1, 1)
+    assert forward.to("dense").flops == dense
+    if family == "vit_mae":  # has no closed form of training; an image needs no gradient
+        patch = next(row for name, row in forward.by_module().breakdown().items() if "projection" in name)
+        dense_training, exact_training = dense_training - patch["flops"], exact_training - patch["flops"]
+    assert training.to("dense").flops == dense_training
     meta = traced(model, batch, "meta")
     assert [each.items for each in meta] == [forward.items, training.items]
-    if attention == "sdpa":
-        assert (forward.flops / exact, training.flops / exact_training) == (1, 1), forward.notes
+    if forward.flops != exact:  # eager attention, and families that have no other
+        assert forward.notes[0] == "2 attention layers compute all pairs: masked ones are counted"
+        assert attention == "eager" or family in OWN_ATTENTION
+        assert (forward.flops, training.flops) == (dense, dense_training)
+    else:
+        assert training.flops == exact_training

@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -90,13 +91,13 @@ def _loss(torch: Any, out: Any, loss: Callable[[Any], Any] | None) -> Any:
 def _watch(torch: Any, trace: Trace, module: Any) -> Iterator[None]:
     """Let a trace see every operation, function and module that runs; put gradients back afterwards."""
 
-    class Operations(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
+    class Operations(torch.utils._python_dispatch.TorchDispatchMode):
         supports_higher_order_operators = True
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return trace.operate(self, func, args, kwargs or {})
 
-    class Functions(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+    class Functions(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return trace.call(func, args, kwargs or {})
 
@@ -121,6 +122,8 @@ def _watch(torch: Any, trace: Trace, module: Any) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(False)
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "Using .torch.compile")  # of the hooks here
         try:
             with Functions(), Operations():
                 yield
