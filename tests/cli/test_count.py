@@ -231,8 +231,8 @@ def test_a_traced_model_beside_its_closed_form(capsys, tmp_path):
         assert says in " ".join(run(capsys, *flags).split())
         found = run_json(capsys, *flags)
         assert (found["closed form"] == found["traced"]) == (says == "no difference") == (found["differences"] == [])
+    file.write_text(json.dumps({"model_type": "bert", **sizes}))
     with pytest.raises(UsageError, match="give another --length"):
-        file.write_text(json.dumps({"model_type": "bert", **sizes}))
         Count(str(file), traced=True, length=600).run()
     with pytest.raises(UsageError, match="--decode: with --traced"):
         Count(str(file), traced=True, decode=True).run()
