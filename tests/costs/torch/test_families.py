@@ -1,5 +1,8 @@
 """Counts of traced models of transformers beside the closed forms, family by family."""
 
+import subprocess
+import sys
+
 import pytest
 from tests.models import tiny
 
@@ -75,3 +78,30 @@ def test_a_traced_model_counts_as_the_closed_form(family, attention):
         assert (forward.flops, training.flops) == (dense, dense_training)
     else:
         assert training.flops == exact_training
+
+
+LARGE = """
+import resource, time, torch, transformers, manyheads as mh
+from manyheads.costs import transformer_cost
+from manyheads.models import shape_from_config
+sizes = {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8}
+config = transformers.LlamaConfig(**sizes, intermediate_size=28672, vocab_size=128256, max_position_embeddings=8192)
+with torch.device("meta"):
+    model = transformers.LlamaForCausalLM(config)
+import manyheads.costs.torch.counter
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before, start = peak(), time.process_time()
+cost = mh.count(model, torch.ones(1, 8192, dtype=torch.long), training=True, device="meta")
+assert time.process_time() - start < 5
+assert peak() - before < 100_000
+shape = shape_from_config(config.to_dict() | {"architectures": ["LlamaForCausalLM"]})
+for name in ("exact", "halved", "dense", "mac"):
+    assert cost.to(name).flops == transformer_cost(shape, 8192, training=True, convention=name).flops
+assert cost.flops == 3_680_063_270_682_624
+"""
+
+
+@pytest.mark.slow
+def test_a_model_of_70_billion_parameters_in_no_memory():
+    done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -32,15 +32,17 @@ def masked_pairs(mask: Any, queries: int, keys: int, lead: int) -> Tally:
     return Tally(dense, copies * int(seen.sum()), 2 * dense - (lead * queries * queries if causal else 0))
 
 
-def flex_pairs(block_mask: Any, queries: int, keys: int, lead: int) -> Tally:
-    """Count the pairs of flex attention by evaluating its mask on positions; all if these are too many."""
+def flex_pairs(block_mask: Any, queries: int, keys: int, lead: int) -> tuple[Tally, str]:
+    """Count the pairs of flex attention by its mask on positions; all, with a note, if these are too many."""
     import torch
 
-    extents = (*block_mask.shape[:-2], queries, keys) if block_mask is not None else (LARGEST, 2)
+    if block_mask is None:
+        return Tally.of(lead * queries * keys), ""
+    extents = (*block_mask.shape[:-2], queries, keys)
     if math.prod(extents) > LARGEST:
-        return Tally.of(lead * queries * keys)
+        return Tally.of(lead * queries * keys), UNKNOWN_MASK
     positions = torch.meshgrid(*map(torch.arange, extents), indexing="ij")
-    return masked_pairs(block_mask.mask_mod(*positions), queries, keys, lead)
+    return masked_pairs(block_mask.mask_mod(*positions), queries, keys, lead), ""
 
 
 def attention_rule(add: Callable[..., None], pause: Callable[[], AbstractContextManager[None]]) -> Callable[..., Any]:

@@ -171,9 +171,8 @@ class Trace:
         """Stand in for `flex_attention`."""
         block_mask = kwargs.get("block_mask", args[1] if len(args) > 1 else None)
         with self._pause():
-            pairs = fused.flex_pairs(block_mask, query.shape[-2], key.shape[-2], query.shape[:-2].numel())
-        if block_mask is not None and pairs.exact == pairs.dense:
-            self.found[fused.UNKNOWN_MASK] = None
+            pairs, note = fused.flex_pairs(block_mask, query.shape[-2], key.shape[-2], query.shape[:-2].numel())
+        self.found[note] = None
         run = lambda q, k, v: kernel(q, k, v, *args, **kwargs)  # noqa: E731
         place = self.place(products.describe_product("attention", query, key))
         return self.attention(query, key, value, None, pairs, place, run)
