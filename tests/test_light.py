@@ -175,7 +175,7 @@ def test_a_command_names_the_extra_that_it_needs(words, subject):
 
 def test_a_name_of_a_package_names_the_extra_that_it_needs():
     found = run("from manyheads import transformer; transformer.Transformer")
-    needs = "manyheads.transformer.Transformer needs equinox, which is not installed: pip install 'manyheads[jax]' brings it"
+    needs = "transformer.Transformer needs equinox, which is not installed: pip install 'manyheads[jax]' brings it"
     assert needs in found.stderr
     counted = run("import manyheads; manyheads.count(abs, 3)")
     assert "jax is not installed: pip install 'manyheads[jax]' brings it" in counted.stderr

@@ -107,11 +107,9 @@ def test_numbers_are_computed_on_the_cpu_as_without_a_count():
     torch.testing.assert_close(seen[0], seen[1])
 
 
-def test_pytorch_is_counted_without_jax_and_the_other_way_round():
-    both = "import sys, manyheads as mh; assert not {'jax', 'torch'} & set(sys.modules)\n"
-    torch_alone = "import torch; layer = torch.nn.Linear(3, 4); assert mh.count(layer, torch.zeros(2, 3)).flops == 48\n"
-    jax_alone = "import jax.numpy as jnp; assert mh.count(jnp.dot, jnp.ones((2, 3)), jnp.ones((3, 4))).flops == 48\n"
-    for code, absent in ((torch_alone, "jax"), (jax_alone, "torch")):
-        code = f"{both}{code}assert {absent!r} not in sys.modules"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+def test_jax_is_counted_without_pytorch():
+    """And PyTorch without JAX: tests/test_light.py."""
+    count = "assert mh.count(jnp.dot, jnp.ones((2, 3)), jnp.ones((3, 4))).flops == 48"
+    code = f"import sys, manyheads as mh, jax.numpy as jnp; {count}; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
