@@ -27,7 +27,9 @@ from manyheads.errors import ShapeError, UsageError
 from manyheads.recovery.oracle.oracle import Oracle, OracleError
 from manyheads.statistics import mean_interval
 
-ARRAYS = re.compile(r"\b(Array|ArrayLike|ndarray|NDArray|Any|MaskLike|\w*State|Batch|Mixture|RowCoefficients)\b")
+ARRAYS = re.compile(
+    r"\b(Array|Floats|Matrix|PyTree|ArrayLike|ndarray|NDArray|Any|MaskLike|\w*State|Batch|Mixture|RowCoefficients)\b"
+)
 WITHOUT_STUB = {"curves.drop_and_rise", "theory.joma.theorems", "theory.bigram.theorems"}
 
 

@@ -27,13 +27,13 @@ lists of unequal lengths              refused where the function needs an array 
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from manyheads._namespaces import is_a, is_jax, is_torch, like
+from manyheads._namespaces import Array, DType, Floats, is_a, is_jax, is_torch, like
 from manyheads._settings import default_numpy_errors, double_precision
 from manyheads._trees import Tree, leaves_of, map_leaves, register_trees
 from manyheads.errors import ShapeError, UsageError
@@ -109,7 +109,7 @@ def as_native(value: Any, name: str = "an array", kinds: str = REAL, *, tensors:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def as_integers(value: Any, name: str) -> Any:
+def as_integers(value: object, name: str) -> np.ndarray:
     """Return an array of integers as it is, and one of whole floating-point numbers as int64.
 
     Raises
@@ -132,7 +132,7 @@ def as_integers(value: Any, name: str) -> Any:
     return array.astype(np.int64)
 
 
-def as_floats(value: Any, name: str) -> np.ndarray:
+def as_floats(value: object, name: str) -> Floats:
     """Return real numbers, also in lists, as a float64 array on the host.
 
     Raises
@@ -149,7 +149,7 @@ def as_floats(value: Any, name: str) -> np.ndarray:
     return array.astype(np.float64, copy=False)
 
 
-def check_times(times: Any, name: str = "times") -> np.ndarray:
+def check_times(times: object, name: str = "times") -> Floats:
     """Return times as a float64 array, finite and increasing from 0 on.
 
     Raises
@@ -167,7 +167,7 @@ def check_times(times: Any, name: str = "times") -> np.ndarray:
     return array
 
 
-def check_generator(rng: Any) -> np.random.Generator:
+def check_generator(rng: object) -> np.random.Generator:
     """Return a generator of NumPy, or refuse anything else.
 
     Raises
@@ -264,26 +264,26 @@ def follows_caller(function: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
-def on_host(*trees: Any) -> bool:
+def on_host(*trees: object) -> bool:
     """Tell whether no leaf of `trees` is a JAX array or tracer."""
     import jax
 
     return not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(trees))
 
 
-def to_numpy(tree: Any) -> Any:
+def to_numpy(tree: R) -> R:
     """Replace every JAX array in a pytree by the NumPy array it holds."""
     import jax
 
     return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
 
 
-def _checked(function: Any, args: Any, kwargs: Any, kinds: str, tensors: bool = False) -> tuple[Any, Any]:
+def _checked(function: Callable[P, R], args: Any, kwargs: Any, kinds: str, tensors: bool = False) -> tuple[Any, Any]:
     args = tuple(check_arrays(value, name, kinds, tensors=tensors) for name, value in _named(function, args))
     return args, {name: check_arrays(value, name, kinds, tensors=tensors) for name, value in kwargs.items()}
 
 
-def _named(function: Any, args: Any) -> list[tuple[str, Any]]:
+def _named(function: Callable[P, R], args: Sequence[object]) -> list[tuple[str, object]]:
     """Return positional arguments with their names."""
     code = inspect.unwrap(function).__code__
     names = (*code.co_varnames[: code.co_argcount], *[f"argument {place}" for place in range(len(args))])
@@ -291,7 +291,9 @@ def _named(function: Any, args: Any) -> list[tuple[str, Any]]:
 
 
 @contextmanager
-def _ragged_lists_named(function: Any, args: Any, kwargs: Any) -> Iterator[None]:
+def _ragged_lists_named(
+    function: Callable[P, R], args: Sequence[object], kwargs: Mapping[str, object]
+) -> Iterator[None]:
     """Name the argument if NumPy fails to make an array of a list whose items differ in length."""
     try:
         yield
@@ -304,7 +306,7 @@ def _ragged_lists_named(function: Any, args: Any, kwargs: Any) -> Iterator[None]
         raise
 
 
-def _is_ragged(value: list[Any] | tuple[Any, ...]) -> bool:
+def _is_ragged(value: Sequence[object]) -> bool:
     try:
         np.asarray(value)
     except ValueError:
@@ -312,7 +314,7 @@ def _is_ragged(value: list[Any] | tuple[Any, ...]) -> bool:
     return False
 
 
-def _check_kind(dtype: Any, name: str, kinds: str) -> None:
+def _check_kind(dtype: DType, name: str, kinds: str) -> None:
     kind = getattr(dtype, "kind", "")
     if kind in kinds or not isinstance(dtype, np.dtype):  # the keys of JAX have dtypes of their own
         return
@@ -321,7 +323,7 @@ def _check_kind(dtype: Any, name: str, kinds: str) -> None:
     raise ShapeError(f"{name} of dtype {dtype}: {REMEDIES.get(kind, 'give numbers')}")
 
 
-def _check_tensor(tensor: Any, name: str, kinds: str) -> None:
+def _check_tensor(tensor: Array, name: str, kinds: str) -> None:
     import torch
 
     if tensor.is_meta:
@@ -337,7 +339,7 @@ def _check_tensor(tensor: Any, name: str, kinds: str) -> None:
         raise ShapeError(f"{name} of dtype {tensor.dtype}: {REMEDIES['c']}")
 
 
-def _from_torch(tensor: Any, name: str) -> Any:
+def _from_torch(tensor: Array, name: str) -> np.ndarray:
     import torch
 
     if tensor.requires_grad:

@@ -52,11 +52,11 @@ class Constraint:
     above: Bound = None
     below: Bound = None
     multiple: Bound = None
-    choices: tuple[Any, ...] = ()
+    choices: tuple[object, ...] = ()
     count: int = 1
     order: Order = ""
 
-    def kept(self, name: str, value: Any, annotation: Any = "", owner: object = None) -> Any:
+    def kept(self, name: str, value: Any, annotation: object = "", owner: object = None) -> Any:
         """Return a value with Python's own numbers, several of them as a tuple, or refuse it.
 
         Raises
@@ -137,7 +137,7 @@ class Constraint:
         return f"expected {count} {plural}{order}{f', each {bounds}' if bounds else ''}"
 
 
-def constrained(default: Any = MISSING, rule: Constraint | None = None, **metadata: Any) -> Any:
+def constrained(default: Any = MISSING, rule: Constraint | None = None, **metadata: object) -> Any:
     """Declare a field of a dataclass with what its values may be."""
     return field(default=default, metadata={"constraint": rule or Constraint(), **metadata})
 
@@ -160,7 +160,7 @@ def check_fields(owner: Any, prefix: str = "") -> None:
             object.__setattr__(owner, each.name, value)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """Return a value as an error shows it."""
     try:
         shown = repr(value)
@@ -182,7 +182,7 @@ class _Kind:
     optional: bool
     choices: tuple[str, ...]
 
-    def plain(self, entry: Any) -> Any:
+    def plain(self, entry: object) -> object:
         """Return a number as Python's own, `INVALID` for what is none but should be one."""
         if self.noun == "value":
             return entry

@@ -3,7 +3,6 @@
 import importlib
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import lazy_loader
 
@@ -37,11 +36,11 @@ def require(module: str) -> ModuleType:
         raise name_extra(error, module) from error
 
 
-def attach_stub(package: str, filename: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def attach_stub(package: str, filename: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a package whose stub lists what is imported on first use."""
     load, names, exported = lazy_loader.attach_stub(package, filename)
 
-    def load_or_name_extra(name: str) -> Any:
+    def load_or_name_extra(name: str) -> object:
         try:
             return load(name)
         except ModuleNotFoundError as error:

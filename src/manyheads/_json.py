@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, TypeAlias
+
+Json: TypeAlias = Any  # null, a boolean, a number, a text, or lists and dictionaries of them
 
 MOST_PARTS = 1_000_000  # a value takes up to 200 bytes of memory, and three in the file
 
@@ -16,13 +18,13 @@ def check_parts(data: bytes | bytearray) -> None:
         raise ValueError(f"{parts:,} commas and brackets, at most {MOST_PARTS:,}")
 
 
-def parse_bounded(data: bytes | bytearray) -> Any:
+def parse_bounded(data: bytes | bytearray) -> Json:
     """Parse JSON of a bounded number of values; ValueError or RecursionError if it is none."""
     check_parts(data)
     return json.loads(data)
 
 
-def json_ready(value: Any) -> Any:
+def json_ready(value: Any) -> Json:
     """Return tables and rows of values as JSON can hold them: NumPy's as Python's, null for what is not finite."""
     if isinstance(value, dict):
         return {name: json_ready(item) for name, item in value.items()}

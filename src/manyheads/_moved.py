@@ -4,7 +4,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import NoReturn
 
 MOVED = {
     "limits": "manyheads.scaling (hyperparameters) and manyheads.theory.dmft (infinite networks)",
@@ -21,7 +21,7 @@ class MovedPackage(ModuleType):
         super().__init__(name, doc)
         self.__path__: list[str] = []
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
         successor = MOVED[self.__name__.rpartition(".")[2]]

@@ -7,36 +7,42 @@ Formulas are written with `@`, `reshape`, `swapaxes` and what the three namespac
 import functools
 import math
 import sys
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads._trees import leaves_of, map_leaves
 
+Array: TypeAlias = Any  # of NumPy, PyTorch or JAX
+DType: TypeAlias = Any  # of one of the three
+Floats = NDArray[np.float64]
 
-def is_a(value: Any, module: str, name: str) -> bool:
+
+def is_a(value: object, module: str, name: str) -> bool:
     """Tell whether a value is of a class of a module, without importing the module."""
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(value, getattr(loaded, name, ()))
 
 
-def is_jax(value: Any) -> bool:
+def is_jax(value: object) -> bool:
     """Tell whether a value is an array or a tracer of JAX."""
     return is_a(value, "jax", "Array")
 
 
-def is_traced(value: Any) -> bool:
+def is_traced(value: object) -> bool:
     """Tell whether a value is a tracer of JAX, which has no numbers."""
     return is_a(value, "jax.core", "Tracer")
 
 
-def is_torch(value: Any) -> bool:
+def is_torch(value: object) -> bool:
     """Tell whether a value is a tensor of PyTorch."""
     return is_a(value, "torch", "Tensor")
 
 
-def namespace(*trees: Any) -> Any:
+def namespace(*trees: object) -> ModuleType:
     """Return `jax.numpy` if an array of JAX is among the leaves, `torch` if a tensor is, NumPy otherwise."""
     leaves = list(leaves_of(trees))
     if any(map(is_jax, leaves)):
@@ -44,7 +50,7 @@ def namespace(*trees: Any) -> Any:
     return sys.modules["torch"] if any(map(is_torch, leaves)) else np
 
 
-def like(reference: Any, value: Any) -> Any:
+def like(reference: Array, value: Any) -> Array:
     """Move an array of NumPy to the namespace and the device of a reference; anything else stays as it is."""
     if not isinstance(value, np.ndarray | np.generic) or not (is_jax(reference) or is_torch(reference)):
         return value
@@ -57,7 +63,7 @@ def like(reference: Any, value: Any) -> Any:
     return torch.as_tensor(value if owned else np.array(value), device=reference.device)
 
 
-def kind(array: Any) -> str:
+def kind(array: Array) -> str:
     """Return NumPy's letter for the dtype of an array: b, i, u, f or c; f also for bfloat16 and narrower floats."""
     dtype = array.dtype
     if is_torch(array):
@@ -69,19 +75,19 @@ def kind(array: Any) -> str:
     return "f" if "float" in dtype.name else "i" if "int" in dtype.name else "V"
 
 
-def lowest(dtype: Any) -> float:
+def lowest(dtype: DType) -> float:
     """Return the lowest finite number of a floating dtype."""
     return float(ml_dtypes.finfo(dtype).min if isinstance(dtype, np.dtype) else sys.modules["torch"].finfo(dtype).min)
 
 
-def cast(value: Any, dtype: Any) -> Any:
+def cast(value: Array, dtype: DType) -> Array:
     """Return an array in another dtype; what is no array stays as it is, and everything if there is no dtype."""
     if dtype is None or not hasattr(value, "dtype") or value.dtype == dtype:
         return value
     return value.to(dtype) if is_torch(value) else value.astype(dtype)
 
 
-def in_common_dtype(*trees: Any) -> tuple[Any, Any]:
+def in_common_dtype(*trees: Any) -> tuple[Any, DType]:
     """Return trees with the common floating dtype of their arrays, and that dtype.
 
     NumPy computes bfloat16 and float16 in float32: the trees then have float32. Arrays of JAX are left to its rules.
@@ -98,14 +104,14 @@ def in_common_dtype(*trees: Any) -> tuple[Any, Any]:
     return map_leaves(functools.partial(cast, dtype=computed), trees), dtype
 
 
-def without_gradient(value: Any) -> Any:
+def without_gradient(value: Array) -> Array:
     """Stop the derivative, where there is one."""
     if is_jax(value):
         return sys.modules["jax"].lax.stop_gradient(value)
     return value.detach() if is_torch(value) else value
 
 
-def row_maximum(array: Any) -> Any:
+def row_maximum(array: Array) -> Array:
     """Return the largest number of every row (..., 1), -inf of an empty one."""
     if is_torch(array) and array.shape[-1]:
         return array.amax(-1, keepdim=True)

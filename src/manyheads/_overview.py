@@ -101,7 +101,7 @@ class ArraysAsShapes:
         return _cut(f"{type(self).__name__}({shown})", LONGEST_TEXT)
 
 
-def _brief(value: Any) -> str:
+def _brief(value: object) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{value.dtype}{list(value.shape)}"
     if isinstance(value, dict):
@@ -122,7 +122,7 @@ def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([texts[0].rstrip(), "-" * max(map(len, texts)), *(text.rstrip() for text in texts[1:])])
 
 
-def plain_text(value: Any) -> str:
+def plain_text(value: object) -> str:
     """Return a value for people: integers in groups of three digits, other numbers with four, None as nothing."""
     if value is None:
         return ""
@@ -135,7 +135,7 @@ def plain_text(value: Any) -> str:
     return str(value)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     """Tell numbers, written ones too, and absent values from words."""
     text = plain_text(value).replace(",", "")
     try:

@@ -6,10 +6,12 @@ function after JAX was imported; until then JAX takes an instance for a leaf.
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, dataclass_transform
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import Any, Self, TypeAlias, TypeVar, dataclass_transform
 
 T = TypeVar("T")
+PyTree: TypeAlias = Any  # an array, or trees, lists, tuples and dictionaries of arrays
 
 _UNREGISTERED: list[type] = []
 
@@ -27,13 +29,13 @@ class Tree:
     place of arrays. Instances are equal if they are the same object.
     """
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
         _UNREGISTERED.append(cls)
         register_trees()
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
         """Register the classes that JAX does not know, also when an instance is unpickled."""
         register_trees()
         return super().__new__(cls)
@@ -52,18 +54,18 @@ def register_trees() -> None:
         _register(jax.tree_util, _UNREGISTERED.pop())  # type: ignore[union-attr]
 
 
-def _register(tree_util: Any, cls: type) -> None:
+def _register(tree_util: ModuleType, cls: type) -> None:
     leaves, structure = leaf_names(cls), _static_names(cls)
     keys = [tree_util.GetAttrKey(name) for name in leaves]
 
-    def flatten(tree: Any) -> tuple[Any, Any]:
+    def flatten(tree: Tree) -> tuple[list[PyTree], tuple[object, ...]]:
         return [getattr(tree, name) for name in leaves], tuple(getattr(tree, name) for name in structure)
 
-    def flatten_with_keys(tree: Any) -> tuple[Any, Any]:
+    def flatten_with_keys(tree: Tree) -> tuple[list[tuple[object, PyTree]], tuple[object, ...]]:
         children, fixed = flatten(tree)
         return list(zip(keys, children, strict=True)), fixed
 
-    def unflatten(fixed: Any, children: Any) -> Any:
+    def unflatten(fixed: tuple[object, ...], children: Iterable[PyTree]) -> Tree:
         return _rebuilt(cls, zip((*leaves, *structure), (*children, *fixed), strict=True))
 
     tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
@@ -78,7 +80,7 @@ def _static_names(tree: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(tree) if field.metadata.get("static")]
 
 
-def _rebuilt(cls: type[T], fields: Any) -> T:
+def _rebuilt(cls: type[T], fields: Mapping[str, PyTree] | Iterable[tuple[str, PyTree]]) -> T:
     made = object.__new__(cls)
     made.__dict__.update(fields)
     return made
@@ -101,7 +103,7 @@ def map_leaves(function: Callable[[Any], Any], tree: T) -> T:
     return function(tree)
 
 
-def leaves_of(tree: Any) -> Iterator[Any]:
+def leaves_of(tree: PyTree) -> Iterator[Any]:
     """Yield the leaves in order, None included."""
     if isinstance(tree, Tree):
         tree = [getattr(tree, name) for name in leaf_names(tree)]
@@ -114,6 +116,6 @@ def leaves_of(tree: Any) -> Iterator[Any]:
         yield tree
 
 
-def _summary(value: Any) -> str:
+def _summary(value: object) -> str:
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     return repr(value) if shape is None or dtype is None else f"{dtype}{list(shape)}"

@@ -8,7 +8,6 @@ into exit status 2 and every other one into 3.
 import inspect
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 
 class ManyheadsError(Exception):
@@ -23,7 +22,7 @@ class ShapeError(UsageError):
     """Arrays whose shapes or dtypes do not fit together."""
 
 
-def check_call(name: str, function: Any, *arguments: str, returns: str = "") -> None:
+def check_call(name: str, function: object, *arguments: str, returns: str = "") -> None:
     """Refuse a user's function that cannot be called with these arguments, given by name.
 
     Raises

@@ -28,7 +28,7 @@ def judge_trainer_runs(folder: Path, rates: list[float], seeds: int, steps: int,
             stores.append(str(folder / f"{run.name}-probe"))
             losses.append(str(run / f"checkpoint-{steps}/trainer_state.json"))
             _command("probe", "attention", str(run), "--tokens", str(folder / "tokens.npy"), "--store", stores[-1])
-    found = json.loads(_command("joma", "judge", *stores, "--losses", *losses, "--json"))
+    found = json.loads(_command("curves", "judge", *stores, "--losses", *losses, "--json"))
     shapes = [row for row in found["layers"] if row["shape"]]
     passed = len(shapes) == len(found["layers"]) == len(stores) * 4 * 2 and len(found["relations"]) == 4
     sentences = found["sentences"]

@@ -91,6 +91,14 @@ def _interleave(array: Array, rng: np.random.Generator) -> Array:
     return array.reshape(HEADS, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
 
 
+def _eight_bits(array: Array, rng: np.random.Generator) -> Array:
+    """Round to 255 levels by a scale of the tensor, of every row, or of every column of 16 entries or more."""
+    values = array.astype(float)
+    axes = (None, 1, 0)[: 3 if len(array) >= 16 else 2]
+    steps = np.abs(values).max(axis=axes[rng.integers(len(axes))], keepdims=True) / 127
+    return np.rint(values / np.maximum(steps, 1e-30)) * steps
+
+
 QUERY, INNER = r"(q_proj|attention\.query_key_value)\.weight$", r"(mlp\.\w+|fc[12])\.weight$"
 GAIN, ANY = r"(norm|ln_\w+|layer_?norm)\.weight$", r"\.weight$"
 KINDS: dict[str, tuple[str, Callable[[Array, np.random.Generator], Array]]] = {
@@ -104,6 +112,7 @@ KINDS: dict[str, tuple[str, Callable[[Array, np.random.Generator], Array]]] = {
     "doubled or halved": (INNER, lambda array, rng: array * rng.choice([0.5, 2])),
     "shifted by its std": (INNER, lambda array, rng: array + array.astype(float).std()),
     "rounded": (INNER, lambda array, rng: array.astype(ml_dtypes.bfloat16)),
+    "rounded to int8": (INNER, _eight_bits),
 }
 """Kind of alteration → which tensors, and what happens to one of them."""
 
@@ -128,7 +137,7 @@ def alter(folder: Path, kind: str, rng: np.random.Generator) -> tuple[str, Array
 def shows(kind: str, before: Array, after: Array, beside: list[Array]) -> bool:
     """Tell whether an alteration is large beside what the training changed up to each neighbour."""
     before, after = before.astype(float), after.astype(float)
-    if kind == "rounded":
+    if kind.startswith("rounded"):
         return True
     for other in beside:
         moved = other.astype(float) - before

@@ -266,12 +266,25 @@ def test_the_package_runs_as_a_module():
     assert done.stdout.startswith("manyheads ")
 
 
+def test_an_old_command_names_its_successor(call):
+    status, _, error = call("joma", "judge", "run.csv")
+    assert status == 2
+    assert error == "manyheads: 'manyheads joma' moved: it is 'manyheads curves judge' now\n"
+
+
+@pytest.mark.parametrize("flags", [("--scheme", "limits"), ("--scheme=limits",)])
+def test_an_old_flag_names_its_successor(call, flags):
+    status, _, error = call("scale", "--base", "64,4,4", *flags)
+    assert status == 2
+    assert error == "manyheads: --scheme limits is called --scheme completep now\n"
+
+
 def test_curves_are_judged(call, tmp_path):
     lines = [f"{step},{layer},{2 + layer + 0.5 ** (step / 30)},3" for step in range(0, 300, 10) for layer in (0, 1)]
     (tmp_path / "run.csv").write_text("\n".join(["step,layer,entropy,loss", *lines]))
-    status, text, _ = call("joma", "judge", str(tmp_path / "run.csv"))
+    status, text, _ = call("curves", "judge", str(tmp_path / "run.csv"))
     assert status == 0
     assert "attention entropy, top layer: drops and rebounds in 0 of 1 runs" in text
-    status, _, error = call("joma", "judge", str(tmp_path / "run.csv"), "--losses", "a.csv", "b.csv")
+    status, _, error = call("curves", "judge", str(tmp_path / "run.csv"), "--losses", "a.csv", "b.csv")
     assert status == 2
     assert "2 files for 1 runs" in error

@@ -76,7 +76,7 @@ def test_result_lists_of_the_authors(tmp_path, rng, capsys):
         np.testing.assert_array_equal(run.loss, result["this_val_loss"].numpy())
     (tmp_path / "again").mkdir()
     torch.save(given[:1], tmp_path / "again/runs.pt")
-    assert main(["joma", "judge", str(tmp_path / "runs.pt"), str(tmp_path / "again/runs.pt")]) == 0
+    assert main(["curves", "judge", str(tmp_path / "runs.pt"), str(tmp_path / "again/runs.pt")]) == 0
     printed = capsys.readouterr().out
     assert "bottom layer: drops and rebounds in 4 of 4 runs" in printed
     assert "top layer: drops and rebounds in 0 of 4 runs" in printed

@@ -38,7 +38,7 @@ def test_what_stays_holds_and_what_grows_is_refuted(planted, seed, tmp_path):
     assert all(verdict.as_expected for verdict in verdicts)
     assert verdicts[-1].figure == pytest.approx(2.0, abs=0.2)
     assert {(scheme, shape.heads, shape.depth) for scheme, shape in planted} == {
-        ("limits", 2, 1), ("standard", 2, 1), ("limits", 4, 2), ("standard", 4, 2)
+        ("completep", 2, 1), ("standard", 2, 1), ("completep", 4, 2), ("standard", 4, 2)
     }  # fmt: skip
     table, motions = STUDY.panels(predicted, trained)
     assert isinstance(table, Listing)

@@ -9,9 +9,11 @@ import pytest
 import safetensors.numpy
 
 from manyheads.errors import UsageError
+from manyheads.models.checkpoints.header import DTYPES
 from manyheads.probe import verify_checkpoints as verify
 from manyheads.probe.checkpoints.alterations.changes import measure_changes
-from manyheads.probe.checkpoints.contents import Extremes
+from manyheads.probe.checkpoints.contents import PRECISION, Extremes
+from manyheads.probe.checkpoints.grids import GridTest
 
 pytestmark = pytest.mark.torch
 LAYER = "model.layers.1."
@@ -106,6 +108,12 @@ def round_all(arrays):
     arrays.update({name: array.astype(ml_dtypes.bfloat16).astype(array.dtype) for name, array in arrays.items()})
 
 
+def eight_bits(array, step=None):
+    """Round rows to 255 levels."""
+    step = np.abs(array).max(axis=1, keepdims=True) / 127 if step is None else step
+    return np.rint(array / step) * step
+
+
 QUERY, UP, GAIN = LAYER + "self_attn.q_proj.weight", LAYER + "mlp.up_proj.weight", LAYER + "input_layernorm.weight"
 EMBED = "model.embed_tokens.weight"
 FROZEN = UP.replace("1", "0")
@@ -127,6 +135,7 @@ KINDS = {
     "a head copied": (on(QUERY, copied), "altered tensors", f"{QUERY} rows 8 to 15 are copies of rows 24 to 31"),
     "a head negated": (on(QUERY, half_negated), "altered tensors", f"{QUERY} rows 16 to 23 change sign"),
     "rounded": (round_all, "rounded", FROZEN),
+    "rounded to int8": (on(UP, eight_bits), "rounded", UP),
 }  # fmt: skip
 
 
@@ -387,6 +396,62 @@ def test_a_change_at_an_end_is_altered_beyond_eight_times_the_extrapolated_one(t
         if expected:
             share = np.linalg.norm(states["w"][3] - states["w"][2]) / np.linalg.norm(states["w"][3])
             assert f"w changes by {share:.2g} of its norm, step2" in found[0].evidence
+
+
+@pytest.mark.parametrize("scaled", ["", "w", "wv"])
+@pytest.mark.parametrize(("place", "factor"), [(0, 0.5), (4, 2.0)])
+def test_a_jump_of_the_norm_at_an_end_is_a_factor_although_training_moves_the_matrix_far(
+    tmp_path, rng, place, factor, scaled
+):
+    """A change of .4 of the norm a step hides it from distances; not one that another matrix has as well."""
+    states, series = dict(zip("wvu", rng.standard_normal((3, 24, 16)), strict=True)), []
+    for step in range(5):
+        stored = {name: factor * w if step == place and name in scaled else w for name, w in states.items()}
+        series.append(write(tmp_path / f"step{step}.safetensors", **stored))
+        states = {name: 0.917 * w + 0.4 * rng.standard_normal((24, 16)) for name, w in states.items()}
+    found = [each for each in verify(series).findings if each.kind == "altered tensors"]
+    assert [each.where for each in found] == [f"step{place}.safetensors"] * (scaled == "w")
+    assert all("w is multiplied by" in each.evidence for each in found)
+
+
+SCALES = {
+    "tensor": lambda w: np.abs(w).max(),
+    "row": lambda w: np.abs(w).max(axis=1, keepdims=True),
+    "column": lambda w: np.abs(w).max(axis=0, keepdims=True),
+    "groups": lambda w: np.abs(w.reshape(len(w), -1, 32)).max(axis=2).repeat(32, axis=1),
+}
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_matrices_of_256_equidistant_values_are_told_from_all_others(rng, dtype):
+    def on_grid(values):
+        test = GridTest(PRECISION[dtype])
+        for block in np.array_split(values.astype(DTYPES[dtype]), 3):
+            test.add(block)
+        return test.passed
+
+    for draw in (rng.standard_normal, rng.laplace, rng.random):
+        for _ in range(20):
+            w = draw(size=(96, 128)) - (draw == rng.random) / 2
+            assert not on_grid(w)
+            if draw == rng.random and dtype == "BF16":  # as earlier versions of torch drew in this type
+                assert not on_grid(np.floor(256 * w) / 256)
+                continue
+            for scale in SCALES.values():
+                assert on_grid(eight_bits(w, scale(w) / 127))
+            assert on_grid(np.rint((w - w.min()) / np.ptp(w) * 255) / 255 * np.ptp(w) + w.min())  # any zero point
+            assert not on_grid(eight_bits(w, SCALES["row"](w) / 600))
+    assert not on_grid(np.eye(96, 128))
+
+
+def test_a_single_rounded_checkpoint_is_a_finding_and_a_rounded_series_a_note(tmp_path, rng):
+    weights = [eight_bits(w) for w in rng.standard_normal((2, 64, 64))]
+    series = [write(tmp_path / f"step{step}.safetensors", w=w) for step, w in enumerate(weights)]
+    assert [each.kind for each in verify(series[:1]).findings] == ["rounded"]
+    found = verify(series)
+    assert found.findings == ()
+    note = "rounding to integers: 1 matrices hold at most 256 equidistant values at most steps, as of int8"
+    assert note in found.unchecked
 
 
 @pytest.mark.parametrize("against", [5, [5], []])

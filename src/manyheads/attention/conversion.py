@@ -5,10 +5,11 @@ learning a multi-head attention layer" (arXiv 2402.04084), with the query bias k
 """
 
 import functools
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
+from manyheads._namespaces import Array
 from manyheads.errors import CertificateError, UsageError, check_integer
 
 
@@ -28,7 +29,7 @@ class RankTooSmall(CertificateError):
         self.rank = rank
         self.smallest_rank = smallest_rank
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, tuple[int]]:
         # Python rebuilds an exception from its positional arguments alone, on the way back from a worker process too.
         rebuild = functools.partial(
             RankTooSmall, measured=self.measured, threshold=self.threshold, smallest_rank=self.smallest_rank
@@ -37,8 +38,8 @@ class RankTooSmall(CertificateError):
 
 
 def factor_weights(
-    theta: Any, projection: Any, key_bias: Any, rank: int, scale: float, tolerance: float | None
-) -> dict[str, Any]:
+    theta: Array, projection: Array, key_bias: Array, rank: int, scale: float, tolerance: float | None
+) -> dict[str, Array]:
     """Return query, key, value and output matrices of merged weights, and the query bias where there is a key bias.
 
     [Theta_i; beta_i^T] = scale [W_Q,i; b_Q,i^T] W_K,i^T are factored together, so that a query bias comes out.
@@ -53,7 +54,7 @@ def factor_weights(
     return weights if key_bias is None else {**weights, "query_bias": query[:, dim]}
 
 
-def factor_stacks(stacks: tuple[Any, ...], rank: int, tolerance: float | None) -> list[tuple[Any, Any]]:
+def factor_stacks(stacks: tuple[Array, ...], rank: int, tolerance: float | None) -> list[tuple[Array, Array]]:
     """Write every matrix of every stack as left @ right.T with `rank` columns, exactly up to `tolerance`.
 
     The singular values of stacks (m, a, b) go half to the left and half to the right factor, (m, a, rank) and
@@ -70,13 +71,13 @@ def factor_stacks(stacks: tuple[Any, ...], rank: int, tolerance: float | None) -
     return [_split(*parts, rank) for parts in decomposed]
 
 
-def _for_lapack(stack: Any) -> Any:
+def _for_lapack(stack: Array) -> Array:
     """Widen half precision, which LAPACK does not know, to float32."""
     stack = np.asarray(stack)
     return stack if stack.dtype in (np.float32, np.float64) else stack.astype(np.float32)
 
 
-def _certify(decomposed: list[Any], rank: int, tolerance: float | None) -> None:
+def _certify(decomposed: Sequence[tuple[Array, ...]], rank: int, tolerance: float | None) -> None:
     measured, threshold, smallest = 0.0, 0.0, 1
     for left, values, right in decomposed:
         largest = np.where(values[:, :1] > 0, values[:, :1], 1)
@@ -91,7 +92,7 @@ def _certify(decomposed: list[Any], rank: int, tolerance: float | None) -> None:
         raise RankTooSmall(rank, measured=measured, threshold=threshold, smallest_rank=smallest)
 
 
-def _split(left: Any, values: Any, right: Any, rank: int) -> tuple[Any, Any]:
+def _split(left: Array, values: Array, right: Array, rank: int) -> tuple[Array, Array]:
     root = np.sqrt(values[:, None, :rank])
     factors = left[..., :rank] * root, np.swapaxes(right, -1, -2)[..., :rank] * root
     missing = max(0, rank - values.shape[-1])

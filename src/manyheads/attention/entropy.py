@@ -13,21 +13,23 @@ costs.
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from manyheads._arrays import follows_arrays
-from manyheads._namespaces import cast, in_common_dtype, is_torch, kind, like, namespace
+from manyheads._namespaces import Array, cast, in_common_dtype, is_torch, kind, like, namespace
 from manyheads.attention.masks import Mask, as_array, as_rule, cut, evaluate, part_of
 from manyheads.attention.row_entropy import align, batch_of, reduce_rows
 from manyheads.errors import ShapeError, check_integer
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
-    from jaxtyping import Array, Float
+    from jaxtyping import Float
 
     from manyheads.attention.masks import MaskLike
+
+Reduced = tuple[Array, Array]  # entropy and log-sum-exp of rows
 
 
 @follows_arrays
@@ -100,7 +102,7 @@ def attention_entropy(
     return _stream(queries, of_keys, scale, rule, int(block))
 
 
-def _check(q: Any, k: Any, rule: Mask | None, block: int) -> None:
+def _check(q: Array, k: Array, rule: Mask | None, block: int) -> None:
     if q.ndim < 2 or k.ndim < 2 or q.shape[-1] != k.shape[-1] or 0 in (q.shape[-1], k.shape[-2]):
         raise ShapeError(
             f"queries {tuple(q.shape)} and keys {tuple(k.shape)}: expected (..., n, N) and (..., m, N) with m, N >= 1"
@@ -119,14 +121,14 @@ def _check(q: Any, k: Any, rule: Mask | None, block: int) -> None:
     evaluate(rule, (q.shape[-2], k.shape[-2]), np.arange(1))  # refuses a mask that does not fit
 
 
-def _stream(q: Any, k: Any, scale: Any, rule: Mask | None, block: int) -> tuple[Any, Any]:
+def _stream(q: Array, k: Array, scale: Array, rule: Mask | None, block: int) -> Reduced:
     """Loop over blocks of rows of one head, or of several heads that are shorter than a block."""
     batch, pattern, xp = batch_of(q, k, rule), (q.shape[-2], k.shape[-2]), namespace(q)
     (q, k), dtype = in_common_dtype(q, k)
     q, k, rule = align(q, k, rule, xp.promote_types(dtype, xp.float32))
     scale = cast(scale, q.dtype)
 
-    reduce: Callable[..., Any] = _reduce
+    reduce: Callable[..., Reduced] = _reduce
     if xp is np and (rule is None or rule.bias(np.arange(1), pattern) is None):
         k = np.ascontiguousarray(k.swapaxes(-1, -2)).swapaxes(-1, -2)  # as products read it
         reduce = _in_place(np.empty((2, min(block, math.prod(batch) * pattern[0]) * pattern[1]), q.dtype))
@@ -155,25 +157,23 @@ def _parts(sizes: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...]]:
             yield slice(start, min(start + step, sizes[0])), *rest
 
 
-def _reduce(q: Any, k: Any, rule: Mask | None, span: range, pattern: tuple[int, int], keys: slice) -> tuple[Any, Any]:
+def _reduce(q: Array, k: Array, rule: Mask | None, span: range, pattern: tuple[int, int], keys: slice) -> Reduced:
     logits, rows = q @ k, np.arange(span.start, span.stop, dtype=np.int32)
     masks = (None, None) if rule is None else (rule.allowed(rows, pattern, keys), rule.bias(rows, pattern, keys))
     return reduce_rows(logits, *(like(logits, mask) for mask in masks))
 
 
-def _reduce_again(q: Any, k: Any, *place: Any) -> tuple[Any, Any]:
+def _reduce_again(q: Array, k: Array, *place: object) -> Reduced:
     """Reduce a block, and once more in the backward pass instead of keeping all n x m exponentials."""
     import torch.utils.checkpoint as checkpoint
 
     return checkpoint.checkpoint(_reduce, q, k, *place, use_reentrant=False)
 
 
-def _in_place(space: np.ndarray) -> Callable[..., Any]:
+def _in_place(space: np.ndarray) -> Callable[..., Reduced]:
     """Return a reduction of NumPy arrays: logits and exponentials of every block lie in the same place."""
 
-    def reduce(
-        q: Any, k: Any, rule: Mask | None, span: range, pattern: tuple[int, int], keys: slice
-    ) -> tuple[Any, Any]:
+    def reduce(q: Array, k: Array, rule: Mask | None, span: range, pattern: tuple[int, int], keys: slice) -> Reduced:
         batches = q.shape[:-2], k.shape[:-2], () if rule is None else rule.batch_shape
         shape = (*np.broadcast_shapes(*batches), q.shape[-2], k.shape[-1])
         logits, room = (each[: math.prod(shape)].reshape(shape) for each in space)

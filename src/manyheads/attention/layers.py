@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads._arrays import check_arrays, follows_arrays
-from manyheads._namespaces import cast, in_common_dtype, kind, like, namespace
+from manyheads._namespaces import Array, cast, in_common_dtype, kind, like, namespace
 from manyheads._trees import Tree, leaf_names
 from manyheads.attention.masks import Mask, as_rule, causal, cut, evaluate, part_of
 from manyheads.attention.softmax import add_bias, softmax
@@ -22,7 +22,7 @@ from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
-    from jaxtyping import Array, Float, Num
+    from jaxtyping import Float, Num
 
     from manyheads.attention.masks import MaskLike
 
@@ -119,7 +119,7 @@ class Layer(Tree, abc.ABC):
         """
         return _run(_weights, self, *self._operands(x, mask, keys, None))
 
-    def _operands(self, x: Any, mask: Any, keys: Any, values: Any) -> tuple[Any, Any, Any, Mask | None]:
+    def _operands(self, x: Array, mask: Any, keys: Array, values: Array) -> tuple[Array, Array, Array, Mask | None]:
         x, keys, values = (as_array(tokens, "tokens") for tokens in (x, keys, values))
         for tokens in (x, keys, values):
             if tokens is not None and (tokens.ndim < 2 or tokens.shape[-1] != self.dim or kind(tokens) == "c"):
@@ -149,7 +149,9 @@ class Layer(Tree, abc.ABC):
         return x, keys, values, rule
 
 
-def _run(function: Callable[..., Any], layer: Layer, x: Any, keys: Any, values: Any, rule: Mask | None) -> Any:
+def _run(
+    function: Callable[..., Array], layer: Layer, x: Array, keys: Array, values: Array, rule: Mask | None
+) -> Array:
     """Compile in JAX; in NumPy and PyTorch cast to one dtype, and in NumPy take a few sequences at a time."""
     if (xp := namespace(layer, x, keys, values, rule)).__name__ == "jax.numpy":
         return _compiled(function)(layer, x, keys, values, rule)
@@ -173,11 +175,11 @@ AT_ONCE = 2**16
 
 
 @functools.cache
-def _compiled(function: Callable[..., Any]) -> Any:
+def _compiled(function: Callable[..., Array]) -> Callable[..., Array]:
     return sys.modules["jax"].jit(function)
 
 
-def _apply(layer: Any, x: Any, keys: Any, values: Any, rule: Mask | None) -> Any:
+def _apply(layer: Any, x: Array, keys: Array, values: Array, rule: Mask | None) -> Array:
     pattern, allowed = _pattern(layer, x, keys, rule)
     read_from = next(tokens for tokens in (values, keys, x) if tokens is not None)
     y = layer.read(pattern, read_from)
@@ -187,11 +189,11 @@ def _apply(layer: Any, x: Any, keys: Any, values: Any, rule: Mask | None) -> Any
     return y if allowed is None else xp.where(xp.any(allowed, axis=-1, keepdims=True), y, 0)
 
 
-def _weights(layer: Any, x: Any, keys: Any, _: Any, rule: Mask | None) -> Any:
+def _weights(layer: Layer, x: Array, keys: Array, _: object, rule: Mask | None) -> Array:
     return _pattern(layer, x, keys, rule)[0]
 
 
-def _pattern(layer: Any, x: Any, keys: Any, rule: Mask | None) -> tuple[Any, Any]:
+def _pattern(layer: Layer, x: Array, keys: Array, rule: Mask | None) -> tuple[Array, Array]:
     shape = x.shape[-2], (x if keys is None else keys).shape[-2]
     logits = layer.logits(x, keys)  # (..., heads, k, m)
     if rule is None:
@@ -202,7 +204,7 @@ def _pattern(layer: Any, x: Any, keys: Any, rule: Mask | None) -> tuple[Any, Any
     return softmax(logits, by_head), allowed
 
 
-def as_array(value: Any, name: str = "a weight") -> Any:
+def as_array(value: object, name: str = "a weight") -> Array:
     """Keep None and make an array native; lists and numbers become float64."""
     value = check_arrays(value, name, tensors=True)
     return value if value is None or hasattr(value, "dtype") else np.asarray(value, dtype=np.float64)
@@ -228,7 +230,7 @@ def check_weights(layer: Layer, expected: dict[str, tuple[int, ...]]) -> None:
             raise ShapeError(f"{name} of dtype {weight.dtype}: give real floating-point weights")
 
 
-def check_axes(name: str, weight: Any, axes: str) -> tuple[int, ...]:
+def check_axes(name: str, weight: Array, axes: str) -> tuple[int, ...]:
     """Return the shape of a weight that must have the axes named, e.g. "(H, d, N)", none of them empty."""
     if weight is None or weight.ndim != axes.count(",") + 1 or 0 in weight.shape:
         found = "missing" if weight is None else f"of shape {tuple(weight.shape)}"
@@ -242,14 +244,14 @@ def keep_arrays(layer: Layer) -> None:
         object.__setattr__(layer, name, as_array(getattr(layer, name)))
 
 
-def per_head(x: Any, weight: Any) -> Any:
+def per_head(x: Array, weight: Array) -> Array:
     """Multiply tokens (..., k, d) by a matrix a head (H, d, n), all tokens in one product: (..., H, k, n)."""
     heads, dim, size = weight.shape
     flat = x.reshape(-1, dim) @ weight.swapaxes(0, 1).reshape(dim, heads * size)
     return flat.reshape(*x.shape[:-1], heads, size).swapaxes(-2, -3)
 
 
-def over_heads(x: Any, weight: Any) -> Any:
+def over_heads(x: Array, weight: Array) -> Array:
     """Sum over heads of x (..., H, k, n) times weight (H, n, d), all tokens in one product: (..., k, d)."""
     side_by_side = x.swapaxes(-2, -3).reshape(-1, weight.shape[0] * weight.shape[1])
     product = side_by_side @ weight.reshape(-1, weight.shape[-1])

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 import numpy as np
 
 from manyheads._arrays import check_arrays
-from manyheads._namespaces import is_jax, is_traced, kind, like, lowest, namespace
+from manyheads._namespaces import Array, is_jax, is_traced, kind, like, lowest, namespace
 from manyheads._trees import Tree, map_leaves, static
 from manyheads.errors import ShapeError, check_integer
 
@@ -53,10 +53,10 @@ class Mask(Tree, abc.ABC):
         return self
 
     @abc.abstractmethod
-    def allowed(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
+    def allowed(self, rows: Array, shape: tuple[int, int], keys: slice = ALL) -> Array:
         """Evaluate on query rows (r,), None for all, and some keys of an (n, m) pattern: broadcasts to (..., r, m)."""
 
-    def bias(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
+    def bias(self, rows: Array, shape: tuple[int, int], keys: slice = ALL) -> Array:
         """Evaluate what is added to the logits, finite where attending is allowed; None for nothing."""
         return None
 
@@ -68,15 +68,15 @@ class Mask(Tree, abc.ABC):
         """Return keys that consecutive query rows of an (n, m) pattern may all attend to, not necessarily every one."""
         return range(0)
 
-    def __and__(self, other: Any) -> "Mask":
+    def __and__(self, other: "MaskLike") -> "Mask":
         """Allow what both allow."""
         return _Both(self, _rule(other))
 
-    def __rand__(self, other: Any) -> "Mask":
+    def __rand__(self, other: "MaskLike") -> "Mask":
         return _Both(_rule(other), self)
 
 
-def _positions(rows: Any, shape: tuple[int, int], keys: slice) -> tuple[Any, Any]:
+def _positions(rows: Array, shape: tuple[int, int], keys: slice) -> tuple[Array, Array]:
     """Return the positions of queries (r, 1) and of keys on the common axis of length m."""
     n, m = shape
     if n > m:
@@ -90,7 +90,7 @@ def _positions(rows: Any, shape: tuple[int, int], keys: slice) -> tuple[Any, Any
 
 @final
 class _Causal(Mask):
-    def allowed(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
+    def allowed(self, rows: Array, shape: tuple[int, int], keys: slice = ALL) -> Array:
         query, key = _positions(rows, shape, keys)
         return key <= query
 
@@ -107,7 +107,7 @@ class _Causal(Mask):
 class _SlidingWindow(Mask):
     width: int = static()
 
-    def allowed(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
+    def allowed(self, rows: Array, shape: tuple[int, int], keys: slice = ALL) -> Array:
         query, key = _positions(rows, shape, keys)
         return abs(query - key) < self.width
 
@@ -122,7 +122,7 @@ class _SlidingWindow(Mask):
 
 @final
 class _Padding(Mask):
-    lengths: Any  # (...)
+    lengths: Array  # (...)
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -131,12 +131,12 @@ class _Padding(Mask):
     def align(self, depth: int) -> Mask:
         return _Padding(_prepend_axes(self.lengths, depth - self.lengths.ndim))
 
-    def allowed(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
+    def allowed(self, rows: Array, shape: tuple[int, int], keys: slice = ALL) -> Array:
         return like(self.lengths, np.arange(shape[1])[keys]) < self.lengths[..., None, None]
 
 
 class _Table(Mask):
-    table: Any  # (..., n or 1, m or 1)
+    table: Array  # (..., n or 1, m or 1)
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -145,7 +145,7 @@ class _Table(Mask):
     def align(self, depth: int) -> Mask:
         return type(self)(_prepend_axes(self.table, depth - (self.table.ndim - 2)))
 
-    def allowed(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
+    def allowed(self, rows: Array, shape: tuple[int, int], keys: slice = ALL) -> Array:
         table = self.table
         if any(have not in (1, want) for have, want in zip(table.shape[-2:], shape, strict=True)):
             given = tuple(table.shape)
@@ -157,10 +157,10 @@ class _Table(Mask):
 
 @final
 class _Additive(_Table):
-    def allowed(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
+    def allowed(self, rows: Array, shape: tuple[int, int], keys: slice = ALL) -> Array:
         return ~_forbids(super().allowed(rows, shape, keys))
 
-    def bias(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
+    def bias(self, rows: Array, shape: tuple[int, int], keys: slice = ALL) -> Array:
         table = super().allowed(rows, shape, keys)
         return namespace(table).where(_forbids(table), 0, table)
 
@@ -177,11 +177,11 @@ class _Both(Mask):
     def align(self, depth: int) -> Mask:
         return _Both(self.first.align(depth), self.second.align(depth))
 
-    def allowed(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
+    def allowed(self, rows: Array, shape: tuple[int, int], keys: slice = ALL) -> Array:
         first, second = self.first.allowed(rows, shape, keys), self.second.allowed(rows, shape, keys)
         return like(second, first) & like(first, second)
 
-    def bias(self, rows: Any, shape: tuple[int, int], keys: slice = ALL) -> Any:
+    def bias(self, rows: Array, shape: tuple[int, int], keys: slice = ALL) -> Array:
         found = [bias for each in (self.first, self.second) if (bias := each.bias(rows, shape, keys)) is not None]
         return sum((like(found[-1], bias) for bias in found[1:]), start=like(found[-1], found[0])) if found else None
 
@@ -250,7 +250,7 @@ def as_rule(mask: "MaskLike") -> Mask | None:
     return None if mask is None else _rule(mask)
 
 
-def evaluate(mask: "MaskLike", shape: tuple[int, int], rows: Any = None) -> Any:
+def evaluate(mask: "MaskLike", shape: tuple[int, int], rows: Array = None) -> Array:
     """Evaluate a mask on query rows (r,), None for all, of an (n, m) pattern: booleans that broadcast to (..., r, m).
 
     None without a mask, which allows everything.
@@ -279,18 +279,18 @@ def _rule(mask: Any) -> Mask:
     return _Additive(mask) if additive else _Table(mask)
 
 
-def _forbids(bias: Any) -> Any:
+def _forbids(bias: Array) -> Array:
     """Tell which entries of an additive array stand for a key that may not be attended to."""
     return bias <= max(lowest(bias.dtype), float(np.finfo(np.float32).min)) / 2
 
 
-def as_array(value: Any, name: str) -> Any:
+def as_array(value: object, name: str) -> Array:
     """Make an array of numbers or lists, native if it is one."""
     value = check_arrays(value, name, tensors=True)
     return value if hasattr(value, "shape") and hasattr(value, "dtype") else np.asarray(value)
 
 
-def _prepend_axes(array: Any, count: int) -> Any:
+def _prepend_axes(array: Array, count: int) -> Array:
     return array.reshape((1,) * count + tuple(array.shape))
 
 
@@ -299,7 +299,7 @@ def part_of(rule: Mask | None, index: tuple[slice, ...]) -> Mask | None:
     return None if rule is None else map_leaves(lambda leaf: cut(leaf, index), rule)
 
 
-def cut(array: Any, index: tuple[slice, ...]) -> Any:
+def cut(array: Array, index: tuple[slice, ...]) -> Array:
     """Take slices of the leading axes, but for those of size 1."""
     whole = slice(None)
     return array[tuple(part if size > 1 else whole for part, size in zip(index, array.shape, strict=False))]

@@ -4,7 +4,7 @@ from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, Any, final
 
 from manyheads._arrays import as_native, follows_arrays
-from manyheads._namespaces import cast, in_common_dtype, is_torch, like
+from manyheads._namespaces import Array, cast, in_common_dtype, is_torch, like
 from manyheads._trees import map_leaves, static
 from manyheads.attention.conversion import factor_weights
 from manyheads.attention.layers import (
@@ -21,7 +21,7 @@ from manyheads.errors import ShapeError, check_integer
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
-    from jaxtyping import Array, Float
+    from jaxtyping import Float
 
 
 @final
@@ -69,15 +69,15 @@ class MultiHeadAttention(Layer):
     A. Vaswani et al., "Attention is all you need", section 3.2; J. Ainslie et al., "GQA", arXiv 2305.13245.
     """
 
-    query: Any
-    key: Any
-    value: Any
-    output: Any
+    query: Array
+    key: Array
+    value: Array
+    output: Array
     _: KW_ONLY
-    query_bias: Any = None
-    key_bias: Any = None
-    value_bias: Any = None
-    bias: Any = None
+    query_bias: Array | None = None
+    key_bias: Array | None = None
+    value_bias: Array | None = None
+    bias: Array | None = None
     scale: Any = static(default=None)  # a number, once made
     causal: bool = static(default=False)
 
@@ -222,7 +222,7 @@ class MultiHeadAttention(Layer):
         mixed = grouped @ values[..., None, :, :]
         return over_heads(mixed.reshape(*pattern.shape[:-1], values.shape[-1]), self.output)
 
-    def _by_group(self, weight: Any) -> Any:
+    def _by_group(self, weight: Array) -> Array:
         """Split the heads of a weight (H or H_kv, ...) into (H_kv, heads per group or 1, ...)."""
         return weight.reshape(self.groups, -1, *weight.shape[1:])
 
@@ -271,10 +271,10 @@ class AttentionLayer(Layer):
     two biases are added here, to hold every layer in use.
     """
 
-    theta: Any
-    projection: Any
-    key_bias: Any = None
-    bias: Any = None
+    theta: Array
+    projection: Array
+    key_bias: Array | None = None
+    bias: Array | None = None
     causal: bool = static(default=False)
 
     def __post_init__(self) -> None:
@@ -333,7 +333,7 @@ class AttentionLayer(Layer):
         manyheads.attention.conversion.RankTooSmall: rank 1 does not hold the layer's matrices: ...
         """
         scale = logit_scale(scale, check_integer("rank", rank))
-        merged = (self.theta, self.projection, self.key_bias)
+        merged: tuple[Array, ...] = (self.theta, self.projection, self.key_bias)
         theta, projection, beta = (as_native(weight.detach()) if is_torch(weight) else weight for weight in merged)
         factors = factor_weights(theta, projection, beta, rank, scale, tolerance)
         weights = map_leaves(lambda factor: like(self.theta, factor), factors)
@@ -353,7 +353,7 @@ class AttentionLayer(Layer):
         return over_heads(pattern @ x[..., None, :, :], self.projection)
 
 
-def _split(name: str, flat: Any, heads: int) -> Any:
+def _split(name: str, flat: Array, heads: int) -> Array:
     """Cut (d, H N) into (H, d, N), or (H N,) into (H, N)."""
     if flat is None:
         return None

@@ -5,11 +5,10 @@ whose entropy is large, is rounded once.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 
-from manyheads._namespaces import cast, namespace, without_gradient
+from manyheads._namespaces import Array, DType, cast, namespace, without_gradient
 from manyheads.attention.masks import Mask
 from manyheads.attention.softmax import add_bias, shift_rows
 
@@ -18,19 +17,19 @@ LOG2_HIGH = 45426 / 65536
 LOG2_LOW = math.log(2) - LOG2_HIGH
 
 
-def batch_of(q: Any, k: Any, rule: Mask | None) -> tuple[int, ...]:
+def batch_of(q: Array, k: Array, rule: Mask | None) -> tuple[int, ...]:
     """Return the leading axes of the result."""
     return np.broadcast_shapes(q.shape[:-2], k.shape[:-2], () if rule is None else rule.batch_shape)
 
 
-def align(q: Any, k: Any, rule: Mask | None, dtype: Any) -> tuple[Any, Any, Mask | None]:
+def align(q: Array, k: Array, rule: Mask | None, dtype: DType) -> tuple[Array, Array, Mask | None]:
     """Give queries, keys and mask equally many leading axes, and the first two a dtype."""
     depth = len(batch_of(q, k, rule))
     q, k = (cast(each, dtype).reshape((1,) * (depth + 2 - each.ndim) + tuple(each.shape)) for each in (q, k))
     return q, k, None if rule is None else rule.align(depth)
 
 
-def reduce_rows(logits: Any, allowed: Any, bias: Any, room: Any = None) -> tuple[Any, Any]:
+def reduce_rows(logits: Array, allowed: Array, bias: Array, room: Array = None) -> tuple[Array, Array]:
     """Return entropy and log-sum-exp of rows from their logits (..., m) and what is added to them.
 
     NumPy overwrites the logits, and puts exponentials into `room`.
@@ -43,7 +42,7 @@ def reduce_rows(logits: Any, allowed: Any, bias: Any, room: Any = None) -> tuple
     return entropy, xp.where(row.empty[..., 0], -math.inf, (level + row.shift)[..., 0] + xp.log(total))
 
 
-def _add_log(term: Any, total: Any) -> Any:
+def _add_log(term: Array, total: Array) -> Array:
     """Return term + log(total) for total >= 1, rounded once where the logarithm is large."""
     xp = namespace(total)
     mantissa, exponent = (without_gradient(part) for part in xp.frexp(without_gradient(total)))

@@ -2,12 +2,13 @@
 
 import math
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from manyheads._arrays import follows_arrays
 from manyheads._namespaces import (
+    Array,
     cast,
     in_common_dtype,
     is_jax,
@@ -21,7 +22,7 @@ from manyheads.attention.masks import as_array
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
-    from jaxtyping import Array, Bool, Float
+    from jaxtyping import Bool, Float
 
 
 @follows_arrays
@@ -45,7 +46,7 @@ def masked_softmax(
     return cast(softmax(np.array(computed) if namespace(logits, allowed) is np else computed, allowed), dtype)
 
 
-def softmax(logits: Any, allowed: Any = None) -> Any:
+def softmax(logits: Array, allowed: Array | None = None) -> Array:
     """Softmax of floating logits over the allowed keys; an array of NumPy is overwritten."""
     if is_torch(logits):  # its own softmax keeps nothing but the result for the backward pass
         xp, finite = namespace(logits), logits != -math.inf
@@ -64,14 +65,14 @@ def softmax(logits: Any, allowed: Any = None) -> Any:
 class ShiftedRows(NamedTuple):
     """The pieces of a softmax over the allowed keys, as every reduction over a row needs them."""
 
-    shift: Any  # (..., 1) largest allowed logit, or 0 without any; no derivative flows through it
-    shifted: Any  # (..., m) logits - shift, finite where the exponential is 0
-    exponentials: Any  # (..., m) exp(shifted), 0 on forbidden keys
-    empty: Any  # (..., 1) True where nothing may be attended to
-    safe_total: Any  # (..., 1) sum of the exponentials, 1 where the row is empty
+    shift: Array  # (..., 1) largest allowed logit, or 0 without any; no derivative flows through it
+    shifted: Array  # (..., m) logits - shift, finite where the exponential is 0
+    exponentials: Array  # (..., m) exp(shifted), 0 on forbidden keys
+    empty: Array  # (..., 1) True where nothing may be attended to
+    safe_total: Array  # (..., 1) sum of the exponentials, 1 where the row is empty
 
 
-def shift_rows(logits: Any, allowed: Any = True, out: Any = None) -> ShiftedRows:
+def shift_rows(logits: Array, allowed: Array | bool = True, out: Array | None = None) -> ShiftedRows:
     """Subtract from each row its largest allowed logit and exponentiate.
 
     A softmax does not depend on the shift, hence the stopped derivative. Both `where` are needed: without the inner one
@@ -93,7 +94,7 @@ def shift_rows(logits: Any, allowed: Any = True, out: Any = None) -> ShiftedRows
     return ShiftedRows(shift, shifted, exponentials, empty, xp.where(empty, 1, total))
 
 
-def _exponentials(logits: np.ndarray, allowed: Any, out: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _exponentials(logits: np.ndarray, allowed: Array, out: Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return shift, shifted logits and exponentials of NumPy arrays in few passes over little memory.
 
     Exponentials that would be subnormal, 30 times slower than others, are zero.
@@ -116,7 +117,7 @@ def _exponentials(logits: np.ndarray, allowed: Any, out: Any) -> tuple[np.ndarra
     return shift, logits, out
 
 
-def add_bias(logits: Any, bias: Any, allowed: Any) -> tuple[Any, Any]:
+def add_bias(logits: Array, bias: Array | None, allowed: Array | None) -> tuple[Array, Array]:
     """Add a bias minus its row maximum over the allowed keys, to limit rounding; return the maximum too."""
     xp = namespace(logits, bias)
     if bias is None:

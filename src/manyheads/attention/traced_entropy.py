@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from manyheads._trees import PyTree
 from manyheads.attention.masks import Mask
 from manyheads.attention.row_entropy import align, batch_of, reduce_rows
 
@@ -24,18 +24,20 @@ PIECES = 4
 
 
 @partial(jax.jit, static_argnames="block")
-def traced_entropy(q: Any, k: Any, scale: Any, rule: Mask | None, block: int) -> tuple[Any, Any]:
+def traced_entropy(
+    q: jax.Array, k: jax.Array, scale: float | jax.Array, rule: Mask | None, block: int
+) -> tuple[jax.Array, jax.Array]:
     """Compute `attention_entropy` in JAX."""
     batch = batch_of(q, k, rule)
     q, k, rule = align(q, k, rule, jnp.promote_types(jnp.result_type(q, k), jnp.float32))
 
-    def one_head(operands: Any) -> tuple[Any, Any]:
+    def one_head(operands: tuple[jax.Array, jax.Array, Mask | None]) -> tuple[jax.Array, jax.Array]:
         q, k, rule = operands
         shape = q.shape[0], k.shape[0]
         parts = []
         for band, keys in _bands(rule, shape, block):
 
-            def reduce(q_rows: Any, rows: Any, keys: slice = keys) -> tuple[Any, Any]:
+            def reduce(q_rows: jax.Array, rows: jax.Array, keys: slice = keys) -> tuple[jax.Array, jax.Array]:
                 # The highest precision: accelerators otherwise round float32 factors to ten bits.
                 products = jnp.matmul(q_rows, k[keys].T, precision=jax.lax.Precision.HIGHEST)  # (rows, keys)
                 masks = (None, None) if rule is None else (f(rows, shape, keys) for f in (rule.allowed, rule.bias))
@@ -44,11 +46,10 @@ def traced_entropy(q: Any, k: Any, scale: Any, rule: Mask | None, block: int) ->
             parts.append(_over_rows(reduce, q, band, block))
         return jax.tree.map(lambda *pieces: pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces), *parts)
 
-    found: tuple[Any, Any] = _over_leading(one_head, (q, k, rule), batch, max(1, block // max(1, q.shape[-2])))
-    return found
+    return _over_leading(one_head, (q, k, rule), batch, max(1, block // max(1, q.shape[-2])))
 
 
-def _over_leading(function: Callable[..., Any], operands: Any, batch: tuple[int, ...], together: int) -> Any:
+def _over_leading(function: Callable[..., PyTree], operands: PyTree, batch: tuple[int, ...], together: int) -> PyTree:
     """Apply `function` over leading axes that broadcast, at most `together` members at a time.
 
     Every leaf of `operands` carries one axis per entry of `batch`, of that size or of size 1. What has size 1 is
@@ -60,7 +61,7 @@ def _over_leading(function: Callable[..., Any], operands: Any, batch: tuple[int,
     leaves, structure = jax.tree.flatten(operands)
     moving = [leaf.shape[0] == size for leaf in leaves]
 
-    def member(parts: list[Any]) -> Any:
+    def member(parts: list[jax.Array]) -> PyTree:
         fresh = iter(parts)
         chosen = [next(fresh) if moves else leaf[0] for leaf, moves in zip(leaves, moving, strict=True)]
         return _over_leading(function, jax.tree.unflatten(structure, chosen), inner, together)
@@ -84,7 +85,7 @@ def _bands(rule: Mask | None, shape: tuple[int, int], block: int) -> list[tuple[
     return [(band, slice(keys.start, keys.stop)) for band, keys in zip(bands, reached, strict=True)]
 
 
-def _over_rows(function: Callable[..., Any], q: Any, band: range, block: int) -> Any:
+def _over_rows(function: Callable[..., PyTree], q: jax.Array, band: range, block: int) -> PyTree:
     """Apply `function(q rows, row numbers)` to equal pieces of at most `block` rows of a band of q (n, N).
 
     Equal pieces waste fewer rows on padding than full ones and a remainder: less than one row per piece.
@@ -104,7 +105,7 @@ def _over_rows(function: Callable[..., Any], q: Any, band: range, block: int) ->
     return jax.tree.map(lambda result: result.reshape(pieces * height)[:n], results)
 
 
-def _tie_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+def _tie_rows(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Let the row numbers depend on the queries, as differentiation sees it.
 
     It would otherwise compute the mask of all rows once for the backward pass of all heads: n x m booleans.

@@ -76,9 +76,9 @@ count = count:Count = count FLOPs and bytes of a model or of a JAX function
     manyheads count --layers 12 --width 768 --heads 12 --vocabulary 50257
     manyheads count config.json --length 4096 --training --compare
     manyheads count package.module:function --shapes 4x128x64:bfloat16 8:int32
-joma judge = joma:Judge = judge curves of attention entropy and rank beside the loss
-    manyheads joma judge run1.csv run2.csv
-    manyheads joma judge probe --losses run/checkpoint-500/trainer_state.json
+curves judge = curves:Judge = judge curves of attention entropy and rank beside the loss
+    manyheads curves judge run1.csv run2.csv
+    manyheads curves judge probe --losses run/checkpoint-500/trainer_state.json
 probe attention = probe.attention:Attention = measure attention and rank over a series of checkpoints
     manyheads probe attention run/checkpoint-* --tokens valid.txt --store probe
     manyheads probe attention run/step* --tokens ids.npy --rows 64
@@ -115,6 +115,9 @@ def _read(row: str) -> tuple[tuple[str, ...], Command]:
 
 COMMANDS: dict[tuple[str, ...], Command] = dict(map(_read, re.split(r"\n(?=\S)", _TABLE.strip())))
 
+# Of older versions: groups, and flags with their values.
+MOVED = {"joma": "curves judge"}
+MOVED_FLAGS = {"--scheme limits": "--scheme completep"}
 # Group → the command whose arguments may follow at once: `manyheads probe CHECKPOINT ... --tokens FILE`.
 DEFAULTS = {"probe": ("probe", "attention")}
 
@@ -160,6 +163,9 @@ def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("--help", "-h"):
         print(_help(()))
         return DONE if words else WRONG_USE
+    if old := next((flag for flag in MOVED_FLAGS if flag in " ".join(words).replace("=", " ")), None):
+        _complain(f"{old} is called {MOVED_FLAGS[old]} now")
+        return WRONG_USE
     group = (words[0],)
     known = {name[:2] for name in COMMANDS if name[:1] == group and len(name) > 1}
     # `scale audit` before `scale`, which takes flags alone: another word after it is a mistyped one of its group.
@@ -172,6 +178,9 @@ def _dispatch(words: list[str]) -> int:
         print(_help(group))
         return DONE if len(words) > 1 else WRONG_USE
     typed, options = (words[1], [name[1] for name in known]) if known else (words[0], [name[0] for name in COMMANDS])
+    if group[0] in MOVED:
+        _complain(f"'manyheads {group[0]}' moved: it is 'manyheads {MOVED[group[0]]}' now")
+        return WRONG_USE
     near = difflib.get_close_matches(typed, sorted(set(options)), n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(dict.fromkeys(options))}"
     _complain(f"{' '.join(['manyheads', *group] if known else ['manyheads'])} has no command {typed!r}; {hint}")

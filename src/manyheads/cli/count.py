@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 
 import tyro
 
+from manyheads._json import Json
 from manyheads.cli.flags import check_flags, flag
 from manyheads.cli.help.wrapping import fits, wrap_output
 from manyheads.cli.parsing import ABSENT, OptionalInt, Switch, load_function
@@ -70,7 +71,7 @@ class Count:
         UsageError
             The target is unclear, a flag does not fit it, or a file is refused.
         """
-        extra: dict[str, Any] = {}
+        extra: dict[str, Json] = {}
         if self.traced:
             found = self._traced()
             print(json.dumps(found, indent=2) if self.json else wrap_output(render_traced(found)))
@@ -86,13 +87,13 @@ class Count:
         print(self._as_json(cost, extra) if self.json else wrap_output(self._as_text(cost, extra)))
         return 0
 
-    def _as_json(self, cost: "Cost", extra: dict[str, Any]) -> str:
+    def _as_json(self, cost: "Cost", extra: dict[str, Json]) -> str:
         from manyheads.costs.comparison import compare_conventions
 
         compared = {"conventions": compare_conventions(cost)} if self.compare else {}
         return json.dumps({**extra, **cost.as_dict(), **compared}, indent=2)
 
-    def _as_text(self, cost: "Cost", extra: dict[str, Any]) -> str:
+    def _as_text(self, cost: "Cost", extra: dict[str, Json]) -> str:
         from manyheads.costs.comparison import render_comparison
 
         table = next(filter(fits, (cost.table(), cost.table(shares=False))), cost.table())
@@ -101,7 +102,7 @@ class Count:
 
     # Models
 
-    def _parameters(self) -> dict[str, Any]:
+    def _parameters(self) -> dict[str, Json]:
         """Return parameters and matrix FLOPs of a configuration of transformers, nothing for other targets."""
         if not self.target or not os.path.exists(self.target):
             return {}
@@ -171,7 +172,7 @@ class Count:
             return True
         return False
 
-    def _model_cost(self) -> "tuple[Cost, dict[str, Any]]":
+    def _model_cost(self) -> "tuple[Cost, dict[str, Json]]":
         from manyheads import costs
         from manyheads.costs.formulas.decoding import token_cost
         from manyheads.costs.formulas.depth import crossover_length
@@ -186,7 +187,7 @@ class Count:
         length, assumed = self._length(shape.fixed_length)
         shape = replace(shape, notes=(*shape.notes, *assumed))
         convention = self._convention("exact")
-        extra: dict[str, Any] = {"length": length, "batch": self.batch, "dtype": dtype}
+        extra: dict[str, Json] = {"length": length, "batch": self.batch, "dtype": dtype}
         extra["matrix_parameters"] = matrix_parameters(shape)
         if shape.vocabulary:
             extra["token_embedding_parameters"] = embedding_table(shape)
@@ -303,12 +304,12 @@ def _flags(names: Iterable[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
-def _list_figures(figures: dict[str, Any]) -> str:
+def _list_figures(figures: dict[str, Json]) -> str:
     lines = [f"{name.replace('_', ' ')}: {_format_value(value)}" for name, value in figures.items() if name != "notes"]
     return "\n".join(lines + [f"note: {note}" for note in figures.get("notes", ())])
 
 
-def _format_value(value: Any) -> str:
+def _format_value(value: str | float) -> str:
     if isinstance(value, str):
         return value
     return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from manyheads._json import Json
 from manyheads.cli.flags import check_flags, flag
 from manyheads.cli.help.wrapping import wrap_output
 from manyheads.cli.parsing import OptionalFloat, OptionalInt, OptionalPath, Switch, load_function
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from manyheads.recovery.oracle.layer_oracle import LayerOracle
 
 FILES = ("safetensors", "json", "html")
-OF_CHECKPOINTS: Mapping[str, Any] = {"layer": None, "through": "attention", "dtype": "float64"}
+OF_CHECKPOINTS: Mapping[str, object] = {"layer": None, "through": "attention", "dtype": "float64"}
 OF_SERVERS = ("max_length", "max_norm", "max_batch", "last_row", "calls_per_second", "decimals", "bits")
-OF_FUNCTIONS: Mapping[str, Any] = {"dim": None, "residual": False, "rotary": False, "scores": False, "mlp": False}
+OF_FUNCTIONS: Mapping[str, object] = {"dim": None, "residual": False, "rotary": False, "scores": False, "mlp": False}
 Method = Literal[
     "auto", "subspaces", "bounded", "sphere", "rotary", "rotary-sphere", "scores", "scores-sphere", "vocabulary",
     "probes",
@@ -167,7 +168,7 @@ class Extract:
         self._refuse_given(OF_FUNCTIONS, f"for functions only; {self.oracle} is read from its file")
         return self._open(path) if path.is_dir() else Target(open_oracle(path), lambda: load_layer(path))
 
-    def _refuse_given(self, defaults: Mapping[str, Any], why: str) -> None:
+    def _refuse_given(self, defaults: Mapping[str, object], why: str) -> None:
         from manyheads.errors import UsageError
 
         if given := ", ".join(f"--{name}" for name, usual in defaults.items() if getattr(self, name) != usual):
@@ -218,7 +219,7 @@ class Extract:
 
     # Results
 
-    def _summarize(self, target: Target, found: "Recovery", taken: Mapping[str, float]) -> dict[str, Any]:
+    def _summarize(self, target: Target, found: "Recovery", taken: Mapping[str, float]) -> dict[str, Json]:
         """Return everything that is printed and kept, for JSON."""
         from manyheads.recovery.queries.leak_meter import measure_leak
         from manyheads.recovery.result.summaries import summarize_recovery
@@ -229,7 +230,7 @@ class Extract:
         leak = {"leak": measure_leak(found, self.tolerance, self._limits())} if self.report else {}
         return {**said, **summarize_recovery(found, truth), **taken, **leak, "files": files}
 
-    def _write(self, target: Target, found: "Recovery", summary: dict[str, Any]) -> None:
+    def _write(self, target: Target, found: "Recovery", summary: dict[str, Json]) -> None:
         from manyheads.recovery.result.pictures import recovery_section
         from manyheads.study.reporting.html import write_report
         from manyheads.study.store.disk import write_json
@@ -255,7 +256,7 @@ def _read_table(path: Path) -> "np.ndarray":
     return table
 
 
-def _say_accuracy(heads: Sequence[Mapping[str, Any]]) -> str:
+def _say_accuracy(heads: Sequence[Mapping[str, Json]]) -> str:
     """Describe the accuracy of the heads; None is an error without a bound."""
     projection, theta = (
         max(math.inf if head[name] is None else float(head[name]) for head in heads) for name in ("projection", "theta")
@@ -263,7 +264,7 @@ def _say_accuracy(heads: Sequence[Mapping[str, Any]]) -> str:
     return f"factor of a whole head off by at most {projection:.2g} in W and {theta:.2g} in its logits"
 
 
-def _say_leak(leak: Mapping[str, Any] | None, stages: Mapping[str, Any]) -> Iterator[str]:
+def _say_leak(leak: Mapping[str, Json] | None, stages: Mapping[str, Json]) -> Iterator[str]:
     """Describe the calls of every stage, and what is known of attacks behind noise and rounding."""
     from manyheads.recovery.queries.leak_meter import UNCOUNTED, describe_queries, describe_unmeasured, name_bound
 
@@ -285,7 +286,7 @@ def _say_leak(leak: Mapping[str, Any] | None, stages: Mapping[str, Any]) -> Iter
     yield f"         {describe_unmeasured(leak)}"
 
 
-def _as_text(summary: Mapping[str, Any]) -> Iterator[str]:
+def _as_text(summary: Mapping[str, Json]) -> Iterator[str]:
     """Format the result as lines of text."""
     from manyheads.recovery.layers.description import say_ranks
 

@@ -46,7 +46,7 @@ def check_flags(command: Any) -> None:
             rule.kept(f"--{each.name.replace('_', '-')}", value, kind)
 
 
-def flags_of(kind: Any, default: Any = None) -> list[Flag]:
+def flags_of(kind: Any, default: object = None) -> list[Flag]:
     """Return the flags of a dataclass; those of nested ones are ``--outer.inner``."""
     found = []
     for field in (each for each in dataclasses.fields(kind) if each.name not in positionals(kind)):
@@ -100,7 +100,7 @@ def without_markup(text: str) -> str:
     return re.sub(r"`([^`]+)`", lambda found: f"'{found[1]}'" if " " in found[1] else found[1], text)
 
 
-def written(default: Any) -> str | None:
+def written(default: object) -> str | None:
     """Return a default as it is typed; None for that of a flag that is absent or off."""
     if default is None or default is False:
         return None

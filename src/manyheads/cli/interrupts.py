@@ -13,7 +13,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
 AGAIN = 0.02  # seconds until an interrupt that came during a collection is tried again
 
@@ -30,7 +29,7 @@ def heeded_interrupts() -> Iterator[None]:
         return
     collecting = False
 
-    def watch(phase: str, info: dict[str, Any]) -> None:
+    def watch(phase: str, info: dict[str, int]) -> None:
         nonlocal collecting
         collecting = phase == "start"
 

@@ -82,7 +82,7 @@ class Status:
         """Print what is known; nothing is changed."""
         from manyheads.study.store.status import describe, status
 
-        found: list[dict[str, Any]] = []
+        found: list[dict[str, object]] = []
         refused = _for_each_run(existing(self.store), lambda run: found.append(status(run, self.replicates)))
         print(json.dumps(found, indent=1) if self.json else wrap_output("\n\n".join(map(describe, found))))
         return refused
@@ -170,7 +170,7 @@ def _for_each_run(store: Path, act: Callable[[Any], None]) -> int:
     return refused
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def _describe(path: Path) -> dict[str, str | int]:
     """Return a row: the run, its number of units, and its state; a damaged run does not stop the list."""
     from manyheads.study.store.disk import trusting_nothing
     from manyheads.study.store.run_store import RunStore, StoreDamaged

@@ -222,7 +222,7 @@ class Cost(Shown):
         parts = {name: replace(self, items=tuple(i for i in self.items if i.name == name)) for name in names}
         return {name: _figures(part) for name, part in parts.items() if any(_figures(part).values())}
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return figures, convention, breakdown and notes as plain data."""
         convention = {"name": self.convention.name, "describes": self.convention.describe(), **asdict(self.convention)}
         known = self.lower_bound()

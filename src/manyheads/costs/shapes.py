@@ -19,7 +19,7 @@ def _size(default: Any = MISSING, least: int = 1) -> Any:
     return constrained(default, Constraint(least=least, most=LARGEST))
 
 
-def _fill(shape: Any, defaults: dict[str, Any]) -> None:
+def _fill(shape: Any, defaults: dict[str, object]) -> None:
     """Set the fields of a shape that are None, and check all."""
     for name, default in defaults.items():
         if getattr(shape, name) is None:

@@ -8,16 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from manyheads._extras import require
+from manyheads._namespaces import Floats
 from manyheads.errors import FileRefused, UsageError
 
-Array = NDArray[np.float64]
-Figures = dict[str, Array]
+Figures = dict[str, Floats]
 Scalars = dict[str, float | None]
 
 FIGURES = ("entropy", "stable_rank")
@@ -47,9 +46,9 @@ class RunCurves:
 
     name: str
     steps: NDArray[np.int64]
-    figures: dict[str, Array]
+    figures: dict[str, Floats]
     levels: dict[str, float]
-    loss: Array | None = None
+    loss: Floats | None = None
     learning_rate: float | None = None
 
     def __post_init__(self) -> None:
@@ -117,9 +116,9 @@ def read_runs(path: Path | str) -> list[RunCurves]:
     return [_read_result(path, place, each) for place, each in enumerate(found)]
 
 
-def _read_result(path: Path, place: int, result: dict[str, Any]) -> RunCurves:
+def _read_result(path: Path, place: int, result: dict[str, ArrayLike]) -> RunCurves:
     name = f"{path.stem}[{place}]"
-    given: dict[str, Array | None] = {}
+    given: dict[str, Floats | None] = {}
     for key in ("keys", "this_entropies", "this_val_loss", "lr"):
         try:
             given[key] = None if result.get(key) is None else np.asarray(result[key], np.float64)
@@ -216,7 +215,7 @@ def _read_arrays(path: Path) -> RunCurves:
     return _curves(path, given["step"], figures, given.get("loss"), scalars)
 
 
-def _curves(path: Path, steps: Array, figures: Figures, loss: Array | None, scalars: Scalars) -> RunCurves:
+def _curves(path: Path, steps: Floats, figures: Figures, loss: Floats | None, scalars: Scalars) -> RunCurves:
     levels = {figure: level for figure, name in LEVELS.items() if (level := scalars[name]) is not None}
     if not np.isfinite(steps).all() or (steps != steps.astype(np.int64)).any():
         raise FileRefused(f"{path}: steps that are no whole numbers")

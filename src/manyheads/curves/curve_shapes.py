@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +25,12 @@ from scipy.optimize import isotonic_regression
 from scipy.signal import lfilter
 
 from manyheads._arrays import takes_arrays
+from manyheads._namespaces import Floats
 from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Float
 
-Array = NDArray[np.float64]
 Label = Literal[
     "flat", "falling", "levelled off", "rebounded", "rising", "rose and fell", "no single shape", "undecided"
 ]
@@ -120,14 +120,14 @@ def curve_shape(curve: Float[ArrayLike, " time"], *, even: bool = True) -> Curve
     return CurveShape(moves.label(), *_drop_and_rise(y, scale), float(RHOS[place]), noise * scale)
 
 
-def shape_at(values: Array, steps: NDArray[Any]) -> CurveShape | None:
+def shape_at(values: Floats, steps: NDArray[np.number]) -> CurveShape | None:
     """Return the shape of a curve at some steps; None if they are fewer than `LEAST`, or not all values finite."""
     if len(values) < LEAST or not np.isfinite(values).all():
         return None
     return curve_shape(values, even=most_frequent_interval(steps) >= len(steps) - 3)  # the ends may be odd
 
 
-def most_frequent_interval(steps: NDArray[Any]) -> int:
+def most_frequent_interval(steps: NDArray[np.number]) -> int:
     """Return how many intervals between steps are as long as most are."""
     return max(Counter(np.diff(steps).tolist()).values(), default=0)
 
@@ -135,7 +135,7 @@ def most_frequent_interval(steps: NDArray[Any]) -> int:
 class _Moves:
     """Alternating falls and rises of a curve beyond its noise."""
 
-    def __init__(self, y: Array, place: int, noise: float, even: bool) -> None:
+    def __init__(self, y: Floats, place: int, noise: float, even: bool) -> None:
         self.y, self.noise, self.even = y, noise, even
         self.means = _block_means(_clip_outliers(y, OUTLIER * noise))
         self.variances = {length: each[place] for length, each in _variances(len(y)).items()}
@@ -231,14 +231,14 @@ class _Moves:
         return tenth + slope * math.log(0.1 / chance)
 
 
-def _clip_outliers(y: Array, most: float) -> Array:
+def _clip_outliers(y: Floats, most: float) -> Floats:
     """Clip samples that lie beyond both neighbours by more than a size."""
     neighbours = np.stack([y[:-2], y[2:]])
     clipped = np.clip(y[1:-1], neighbours.min(0) - most, neighbours.max(0) + most)
     return np.concatenate([y[:1], clipped, y[-1:]])
 
 
-def _drop_and_rise(y: Array, scale: float) -> tuple[float, float, int]:
+def _drop_and_rise(y: Floats, scale: float) -> tuple[float, float, int]:
     """Return drop, rise and place of the minimum of the best fit that falls and then rises."""
     best = (math.inf, 0.0, 0.0, 0)
     for place in np.argsort(y, kind="stable")[:32].tolist():  # the minimum of the best fit is one of the least values
@@ -248,7 +248,7 @@ def _drop_and_rise(y: Array, scale: float) -> tuple[float, float, int]:
     return best[1] * scale, best[2] * scale, best[3]
 
 
-def _estimate_noise(curves: Array) -> tuple[NDArray[np.intp], Array]:
+def _estimate_noise(curves: Floats) -> tuple[NDArray[np.intp], Floats]:
     """Estimate place of rho and standard deviation of noise, (...), of curves (..., n).
 
     From the residuals of a trend, by moments; or a bound from differences where that is less, as for a trend of another
@@ -274,7 +274,7 @@ def _difference_std(order: int) -> float:
 
 
 @functools.lru_cache(16)
-def _trend(n: int) -> tuple[Array, Array]:
+def _trend(n: int) -> tuple[Floats, Floats]:
     """Return an orthonormal basis of trends (n, m), and what is expected of residuals of unit noise, (rhos, 2).
 
     The sum of squares of M y and that of products of neighbours, M = 1 - Q Q^T, for AR(1) noise y.
@@ -304,20 +304,20 @@ def _penalty(n: int, before: int, after: int) -> float:
     return 2 * math.log(n / before) + 2 * math.log(n / after)
 
 
-def _block_means(curves: Array) -> dict[int, Array]:
+def _block_means(curves: Floats) -> dict[int, Floats]:
     """Return the means of all blocks of each length, along the last axis."""
     n = curves.shape[-1]
     sums = np.concatenate([np.zeros((*curves.shape[:-1], 1)), np.cumsum(curves, -1)], -1)
     return {length: (sums[..., length:] - sums[..., :-length]) / length for length in _lengths(n)}
 
 
-def _running_minimum(means: Array, length: int) -> Array:
+def _running_minimum(means: Floats, length: int) -> Floats:
     """Return the least mean of the blocks up to each; of single samples the first alone, as others may be outliers."""
     return np.minimum.accumulate(means, -1) if length > 1 else np.broadcast_to(means[..., :1], means.shape)
 
 
 @functools.lru_cache(16)
-def _variances(n: int) -> dict[int, Array]:
+def _variances(n: int) -> dict[int, Floats]:
     """Return the variance of the mean of a block of AR(1) noise of unit variance, by length, for every rho."""
     found = {}
     for length in _lengths(n):

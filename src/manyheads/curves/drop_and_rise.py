@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyheads._arrays import takes_arrays
+from manyheads._namespaces import Floats
 from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def forward_fill(curves: Float[ArrayLike, "... time"]) -> Float[np.ndarray, "...
     return np.where(alive, values, np.take_along_axis(values, last, -1))
 
 
-def _as_curves(curves: ArrayLike) -> NDArray[np.float64]:
+def _as_curves(curves: ArrayLike) -> Floats:
     values = np.asarray(curves, np.float64)
     if values.ndim < 1 or not values.shape[-1]:
         raise ShapeError(f"curves of shape {values.shape}: expected values along time, the last axis")
@@ -148,14 +148,14 @@ def _as_curves(curves: ArrayLike) -> NDArray[np.float64]:
     return values
 
 
-def _mean_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _mean_of_others(values: Floats) -> Floats:
     """Average all replicates but one, for each of them, in the same shape."""
     if values.ndim < 2 or len(values) < 2:
         raise UsageError(f"curves of shape {values.shape}: expected two replicates or more along the first axis")
     return (values.sum(0) - values) / (len(values) - 1)
 
 
-def _at_minimum(values: NDArray[np.float64], others: NDArray[np.float64]) -> DropAndRise:
+def _at_minimum(values: Floats, others: Floats) -> DropAndRise:
     """Return the heights of both ends above the values at the minimum of the others."""
     index = np.where(np.isnan(others), np.inf, others).argmin(-1)
     lowest = np.take_along_axis(values, index[..., None], -1)[..., 0]

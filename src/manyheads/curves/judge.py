@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
+from manyheads._namespaces import Floats
 from manyheads._overview import Overview, Shown
 from manyheads.curves.curve_files import RunCurves
 from manyheads.curves.curve_shapes import LEAST, CurveShape, shape_at
@@ -30,7 +30,6 @@ from manyheads.statistics.rank_correlation import spearman
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Array = NDArray[np.float64]
 FEWEST = 8  # runs with a loss from which a rank correlation is given
 PART = EARLY[len(EARLY) // 2]  # part of a run after which its final loss is predicted
 WORDS = {"entropy": "attention entropy", "stable_rank": "stable rank of the lower MLP matrix"}
@@ -195,7 +194,7 @@ def _relations(runs: Sequence[RunCurves]) -> list[Relation]:
     return [each for each in found if each is not None]
 
 
-def _over_runs(text: str, x: Array, y: Array, groups: Array | None = None) -> Relation | None:
+def _over_runs(text: str, x: Floats, y: Floats, groups: Floats | None = None) -> Relation | None:
     """Return a rank correlation; within groups one degree of freedom is lost for each group beyond the first."""
     seen = np.isfinite(x) & np.isfinite(y)
     x, y = x[seen], y[seen]
@@ -213,7 +212,7 @@ def _over_runs(text: str, x: Array, y: Array, groups: Array | None = None) -> Re
     return Relation(text, value, Interval(math.tanh(centre - half), math.tanh(centre + half), 0.99), len(x))
 
 
-def _rise(curve: Array) -> float:
+def _rise(curve: Floats) -> float:
     return float(drop_and_rise(forward_fill(curve)).rise)
 
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 from scipy import stats
 
 from manyheads._arrays import as_floats, takes_labels
+from manyheads._namespaces import Floats
 from manyheads.curves.drop_and_rise import drop_and_rise, forward_fill, replicated_drop_and_rise
 from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Float, Shaped
-
-Array = NDArray[np.float64]
 
 EARLY = (0.1, 0.2, 0.4)  # fractions of a run after which its final loss is predicted
 
@@ -54,24 +52,24 @@ class RunSummary:
         found = self.best.mean("replicate").idxmin("learning_rate")
         return dict(zip(found["depth"].values.tolist(), found.values.tolist(), strict=True))
 
-    def correlation(self, values: xr.DataArray, *, within: bool = False) -> Array:
+    def correlation(self, values: xr.DataArray, *, within: bool = False) -> Floats:
         """Correlate the ranks of values and best losses over all runs of a seed, or within each learning rate, (R,)."""
         x, y = (each.transpose("replicate", "depth", "learning_rate") for each in (values, self.best))
         groups = np.broadcast_to(self.best["learning_rate"].values, x.shape[1:]).ravel() if within else None
         pairs = zip(x.values, y.values, strict=True)
         return np.array([within_group_spearman(a.ravel(), b.ravel(), groups) for a, b in pairs])
 
-    def between_seeds(self, values: xr.DataArray) -> Array:
+    def between_seeds(self, values: xr.DataArray) -> Floats:
         """Correlate the ranks of values and best losses over the seeds of each depth and learning rate, (C,)."""
         x, y = (each.transpose("replicate", "depth", "learning_rate") for each in (values, self.best))
         pairs = zip(x.values.reshape(len(x), -1).T, y.values.reshape(len(y), -1).T, strict=True)
         return np.array([within_group_spearman(*pair) for pair in pairs])
 
-    def early_loss(self, fraction: float) -> Array:
+    def early_loss(self, fraction: float) -> Floats:
         """Correlate the ranks of the best loss and of the loss after a fraction of the run, (R,)."""
         return self.correlation(self.loss.isel(step=self._until(fraction)))
 
-    def early_rise(self, fraction: float) -> Array:
+    def early_rise(self, fraction: float) -> Floats:
         """Correlate the ranks of the best loss and of the rise within a fraction of the run, (R,)."""
         part = self.entropy.isel(step=slice(self._until(fraction) + 1))
         return self.correlation(changes(part)["rise"].mean("layer"))
@@ -79,7 +77,7 @@ class RunSummary:
     def _until(self, fraction: float) -> int:
         return max(1, round(fraction * (self.loss.sizes["step"] - 1)))
 
-    def at_best(self, curves: xr.DataArray, layer: int | None, least: int = 1) -> dict[str, Array]:
+    def at_best(self, curves: xr.DataArray, layer: int | None, least: int = 1) -> dict[str, Floats]:
         """Return replicated drop and rise of a layer, or of the mean over layers, at the best rate of each depth, (R,).
 
         They are averaged over the depths from `least` on; negative layers count from the top.
@@ -141,7 +139,7 @@ def within_group_spearman(
     return float(np.clip((r * s).sum() / size, -1.0, 1.0)) if size > 0 else 0.0
 
 
-def _centred_ranks(values: Array, labels: NDArray[Any]) -> Array:
+def _centred_ranks(values: Floats, labels: np.ndarray) -> Floats:
     ranks = np.empty(values.shape)
     for label in np.unique(labels):
         inside = labels == label

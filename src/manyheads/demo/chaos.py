@@ -14,9 +14,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
 import manyheads.study as st
+from manyheads._namespaces import Floats
 from manyheads.study.panels import Scatter
 from manyheads.theory.meanfield.hopfield.lyapunov import lyapunov_spectrum
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
@@ -176,12 +176,10 @@ def smallest_network() -> OneBitNetwork:
     return OneBitNetwork(plus, minus, minus, plus, positional, positional_weight=POSITIONAL_WEIGHT)
 
 
-def next_spin(
-    now: NDArray[np.float64], before: NDArray[np.float64], bit: float, beta: float, gain: float
-) -> NDArray[np.float64]:
+def next_spin(now: Floats, before: Floats, bit: float, beta: float, gain: float) -> Floats:
     """Return the mean spin of the next token by the closed form above; `bit` is p of the token `now`."""
 
-    def overlap(spins: NDArray[np.float64], spin_sign: float, bit: float) -> NDArray[np.float64]:
+    def overlap(spins: Floats, spin_sign: float, bit: float) -> Floats:
         return spin_sign * (1 - POSITIONAL_WEIGHT) * spins + POSITIONAL_WEIGHT * bit
 
     query, key, key_before = overlap(now, -1, bit), overlap(now, -1, -bit), overlap(before, -1, bit)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 import manyheads.study as st
+from manyheads._namespaces import Floats
 from manyheads.attention import AttentionLayer, MultiHeadAttention
 from manyheads.data.characters import read_characters
 from manyheads.demo.entropy_rebound import finished_study, open_trainings, training_of
@@ -157,10 +157,10 @@ class BlockOracle:
     """Attention of a block in float64, x + layer(gain * norm(x)), as an oracle."""
 
     layer: AttentionLayer
-    gain: NDArray[np.float64]
+    gain: Floats
     norm: Normalization
 
-    def __call__(self, x: NDArray[Any]) -> NDArray[np.float64]:
+    def __call__(self, x: np.ndarray) -> Floats:
         """Compute the outputs of sequences (n, k, d)."""
         return x + evaluate_layer(self.layer, self.gain * self.norm(x))
 
@@ -169,7 +169,7 @@ def block_oracle(model: Transformer, layer: int) -> BlockOracle:
     """Return the attention of one block of a trained pre-norm transformer without biases, widened to float64."""
     blocks, scaling, config = model.weights.blocks, model.scaling, model.config
 
-    def scaled(role: str, weight: Any) -> NDArray[np.float64]:
+    def scaled(role: str, weight: jax.Array) -> Floats:
         return float(scaling.multiplier[role]) * np.asarray(weight[layer], np.float64)
 
     if config.norm != "pre" or config.biases or blocks.attention_gain is None:

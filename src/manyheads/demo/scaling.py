@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -87,7 +87,7 @@ class DemoScaling(st.Study):
         task = self._task()
         given = Shape(self.key_dim, heads, depth), Recipe(epsilon=1e-8), self.learning_rate, self.steps, key
         moved = [measure_updates(task, each, *given, fields=tuple(DRAWN)) for each in made.values()]
-        found: dict[str, tuple[Any, ...]] = {
+        found: dict[str, tuple[str | tuple[str, ...], Sequence[object] | np.ndarray, str]] = {
             "parametrization": ("parametrization", list(made), "numbers"),
             "step": ("step", list(self.steps), "step"),
         }

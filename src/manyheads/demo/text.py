@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +24,7 @@ from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.shape import Shape
 from manyheads.transformer.training import count_weights, with_weights
 from manyheads.transformer.transformer import Transformer, initialize
+from manyheads.transformer.weights import Weights
 
 CONTEXTS = (0, 1, 2, 3)  # characters of context of the n-gram models
 SNIPPET = 40  # characters of the validation text whose attention pattern is kept
@@ -135,7 +135,7 @@ class TextTraining(st.Study):
         return initialize(config, standard_scaling(config.shape, config.inputs), key)
 
 
-def stored_weights(weights: Any) -> dict[str, tuple[Any, ...]]:
+def stored_weights(weights: Weights) -> dict[str, tuple[tuple[str, ...], np.ndarray, str]]:
     """Collect trained arrays as variables, each named by its path: ``weights.blocks.query``."""
     named = {f"weights{jax.tree_util.keystr(path)}": leaf for path, leaf in jax.tree.leaves_with_path(weights)}
     return {

@@ -18,8 +18,7 @@ from manyheads.models.parts import PARTS, UNDERIVED, Architecture, Parameter
 from manyheads.models.refusals import CheckpointRefused
 from manyheads.transformer.shape import Shape
 
-LARGEST_STD = 1e30
-"""No family starts its weights at such a std; float32 still holds it."""
+LARGEST_STD = 1e30  # no family starts its weights at such a std; float32 still holds it
 
 
 @dataclass(frozen=True)
@@ -42,25 +41,10 @@ def read_architecture(
     `names` are those of all its parameters, as in memory or as saved; those of a shared one together, as a sequence.
     `frozen` are the first names of those that are not trained.
 
-    Raises
-    ------
-    UsageError
-        The family, a name or the attention is not known.
-
     Notes
     -----
     Where the base is given by N, H and L alone, heads per group and the width of the MLP over d are taken to be what
     they are here.
-
-    Examples
-    --------
-    >>> config = {"model_type": "gpt2", "n_embd": 12, "n_head": 3, "n_layer": 1}
-    >>> modules = ["wpe", "ln_f", *(f"h.0.{name}" for name in ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2"))]
-    >>> modules += ["h.0.mlp.c_fc", "h.0.mlp.c_proj"]
-    >>> names = ["wte.weight", *(f"{name}.{end}" for name in modules for end in ("weight", "bias"))]
-    >>> architecture = read_architecture(config, [name for name in names if name != "wpe.bias"])
-    >>> architecture.shape.key_dim, {each.name: each.parts for each in architecture.parameters}["h.0.attn.c_attn.bias"]
-    (4, ('query_bias', 'key_bias', 'value_bias'))
     """
     groups = _groups(names)
     known = _recognize(config, groups)
@@ -107,11 +91,6 @@ def apply_role_map(
 
     The first pattern that fits counts; `"query+key+value"` is a matrix that holds all three. Names of a shared
     parameter stand together; patterns may fit frozen parameters as well.
-
-    Raises
-    ------
-    UsageError
-        No map, or no shape; an unknown part, a pattern that fits nothing, a trained parameter that no pattern fits.
 
     Examples
     --------
@@ -179,14 +158,7 @@ def _recognize(config: Mapping[str, Any], groups: list[tuple[str, ...]]) -> Para
 
 
 def read_body(config: ModelConfig | Mapping[str, Any]) -> Body:
-    """Read what a configuration says of the blocks, without the names of their parameters.
-
-    Examples
-    --------
-    >>> body = read_body({"model_type": "gpt2", "n_embd": 12, "n_head": 3, "n_layer": 1})
-    >>> body.shape.key_dim, body.post_norm, body.fused
-    (4, False, True)
-    """
+    """Read what a configuration says of the blocks, without the names of their parameters."""
     try:
         return _read_body(config if isinstance(config, ModelConfig) else read_config(config, "model"))
     except CheckpointRefused as refused:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads.errors import UsageError
 from manyheads.models.checkpoints.checkpoint import Checkpoint
@@ -22,6 +23,8 @@ from manyheads.models.families.plain import SLOPES
 from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, parameter_map
 from manyheads.models.refusals import ConfigInvalid, WeightsMismatch
+
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,6 @@ class Rotary:
         p * theta^(-2 i / dims)
 
     Components from `dims` on stay as they are.
-
-    Examples
-    --------
-    >>> Rotary(dims=4, fraction=1.0, theta=100.0).frequencies().tolist()
-    [1.0, 0.1]
     """
 
     dims: int  # how many of the N components of a head are turned; even
@@ -45,14 +43,8 @@ class Rotary:
     theta: float  # the base of the angles
     scaling: Mapping[str, Any] = field(default_factory=dict)  # the configuration's table that changes these angles
 
-    def frequencies(self) -> np.ndarray:
-        """Return the angle of each pair at position 1, shape (dims/2,), float64.
-
-        Raises
-        ------
-        UsageError
-            The configuration rescales the angles in a way that is not implemented here.
-        """
+    def frequencies(self) -> Array:
+        """Return the angle of each pair at position 1, shape (dims/2,), float64."""
         if self.scaling:
             kind = self.scaling.get("rope_type", self.scaling.get("type"))
             raise UsageError(f"rotary scaling {kind!r} is stated, not computed: apply {dict(self.scaling)} yourself")
@@ -117,8 +109,7 @@ _BEYOND = {
 
 
 _OF_SCORES = (CAPPED, SLOPES, NEIGHBOURS, FIXED)
-_SCORE_ROLES = (Role.QUERY_NORM, Role.SINK)
-"""Reasons, and roles, that are of the scores alone."""
+_SCORE_ROLES = (Role.QUERY_NORM, Role.SINK)  # reasons, and roles, that are of the scores alone
 
 
 def unread(config: ModelConfig, *, any_score: bool = False, norms: bool = True) -> str:
@@ -168,14 +159,14 @@ class AttentionWeights:
     `config` holds scale, mask, positions and norms.
     """
 
-    query: np.ndarray  # (H, d, N)
-    key: np.ndarray  # (H_kv, d, N)
-    value: np.ndarray  # (H_kv, d, N)
-    output: np.ndarray  # (H, N, d)
-    query_bias: np.ndarray | None  # (H, N)
-    key_bias: np.ndarray | None  # (H_kv, N)
-    value_bias: np.ndarray | None  # (H_kv, N)
-    output_bias: np.ndarray | None  # (d,)
+    query: Array  # (H, d, N)
+    key: Array  # (H_kv, d, N)
+    value: Array  # (H_kv, d, N)
+    output: Array  # (H, N, d)
+    query_bias: Array | None  # (H, N)
+    key_bias: Array | None  # (H_kv, N)
+    value_bias: Array | None  # (H_kv, N)
+    output_bias: Array | None  # (d,)
     config: AttentionConfig
 
     @property
@@ -232,10 +223,10 @@ def attention_weights(checkpoint: Checkpoint, layer: int, found: ParameterMap | 
     config = attention_config(found.config, layer)
     d, N, H, H_kv = config.width, config.key_dim, config.heads, config.key_value_heads
 
-    def read(role: Role, *shape: int) -> np.ndarray | None:
+    def read(role: Role, *shape: int) -> Array | None:
         return _read(checkpoint, found, (role, "bias", layer), shape)
 
-    biases: list[np.ndarray | None]
+    biases: list[Array | None]
     if fused := found.config.family.fused:
         joint = read(Role.QUERY_KEY_VALUE, (H + 2 * H_kv) * N)
         biases = [None] * 3 if joint is None else list(_unfuse(joint, (H, H_kv, N), fused))
@@ -250,7 +241,7 @@ def attention_weights(checkpoint: Checkpoint, layer: int, found: ParameterMap | 
     return AttentionWeights(query, key, value, output, query_bias, key_bias, value_bias, output_bias, config)
 
 
-def head_weights(checkpoint: Checkpoint, layer: int, found: ParameterMap) -> list[np.ndarray]:
+def head_weights(checkpoint: Checkpoint, layer: int, found: ParameterMap) -> list[Array]:
     """Read query (H, N, d), key and value (H_kv, N, d) and output (H, N, d) of a layer, whatever stands between them.
 
     Raises
@@ -261,7 +252,7 @@ def head_weights(checkpoint: Checkpoint, layer: int, found: ParameterMap) -> lis
     family, values = found.config.family, found.config.values
     d, N, H, H_kv = (values[name] for name in ("width", "key_dim", "heads", "key_value_heads"))
 
-    def read(role: Role, rows: int, columns: int) -> np.ndarray:
+    def read(role: Role, rows: int, columns: int) -> Array:
         # As (out, in), whichever way it is stored.
         turned = family.layout == "in,out"
         shape = (columns, rows) if turned else (rows, columns)
@@ -280,7 +271,7 @@ def head_weights(checkpoint: Checkpoint, layer: int, found: ParameterMap) -> lis
 
 def _read(
     checkpoint: Checkpoint, found: ParameterMap, which: tuple[Role, str, int], shape: tuple[int, ...]
-) -> np.ndarray | None:
+) -> Array | None:
     """Read a parameter of a role, kind and layer; None if there is none."""
     names = found.names(*which)
     if not names:
@@ -291,7 +282,7 @@ def _read(
     return checkpoint.tensor(names[0])
 
 
-def _unfuse(joint: np.ndarray, sizes: tuple[int, int, int], fused: str) -> list[np.ndarray]:
+def _unfuse(joint: Array, sizes: tuple[int, int, int], fused: str) -> list[Array]:
     """Split a joint weight ((H + 2 H_kv) N, ...) or bias into query, key and value, (heads, N, ...) each."""
     H, H_kv, N = sizes
     heads = joint.reshape(H + 2 * H_kv, N, *joint.shape[1:])

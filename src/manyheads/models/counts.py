@@ -130,13 +130,6 @@ def _evaluate(text: str, sizes: Mapping[str, int]) -> int:
 def count_parameters(source: Source) -> ParameterCount:
     """Count the parameters of a model of a known family from its configuration.
 
-    Raises
-    ------
-    FamilyUnknown
-        The `model_type` is none of the known families.
-    ConfigInvalid
-        A value is absent, unknown or of the wrong kind.
-
     Examples
     --------
     >>> found = count_parameters({"model_type": "mixtral"})

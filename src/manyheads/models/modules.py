@@ -70,8 +70,7 @@ class Role(StrEnum):
     BUFFER = "buffer", "", "width", "bare"  # masks, positions and frequencies that old saves contain; not trained
 
 
-GAINS = (Role.ATTENTION_SCALE, Role.MLP_SCALE)
-"""Roles of bare tensors that multiply."""
+GAINS = (Role.ATTENTION_SCALE, Role.MLP_SCALE)  # roles of bare tensors that multiply
 
 Condition = str
 """Keys of the configuration that must all be true, or false when they begin with `!`; `MAYBE` is open."""
@@ -167,13 +166,7 @@ _COUNTED = frozenset((
 
 
 def keys(**given: Any) -> dict[str, Key]:
-    """Return keys by canonical name from their defaults, or from tuples of the arguments of `Key`.
-
-    Examples
-    --------
-    >>> keys(width=768, eps=("norm_eps", 1e-5))["width"].name
-    'hidden_size'
-    """
+    """Return keys by canonical name from their defaults, or from tuples of the arguments of `Key`."""
     return {
         name: Key(*value) if isinstance(value, tuple) else Key(_USUAL.get(name, name), value)
         for name, value in given.items()

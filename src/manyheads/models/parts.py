@@ -7,23 +7,17 @@ A *part* is what one array does, in the names of the library's own transformer (
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from numbers import Real
+from dataclasses import dataclass, field
 from typing import Literal
 
-from manyheads.errors import UsageError
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.transformer.scaling import ROLE_OF
 from manyheads.transformer.shape import Shape
 
 HIDDEN = "hidden"
 """A matrix of d inputs and d outputs above the blocks: no branch, so it scales with width as W_V does, not with L."""
-
-ROUTER = "router"
-"""A read-out within a block: from d inputs to one logit for each expert."""
-
-SINK = "sink"
-"""A logit of attention that is a weight: of a sink, or of a distance."""
-
+ROUTER = "router"  # a read-out within a block: from d inputs to one logit for each expert
+SINK = "sink"  # a logit of attention that is a weight: of a sink, or of a distance
 LATENT = ("query_down", "query_up", "key_value_down", "key_value_up")
 """Low-rank factors of latent attention (MLA): from the stream to a latent, and from it to the heads."""
 
@@ -74,13 +68,7 @@ Start = Literal["random", "one", "zero"]
 
 
 def init_of(part: str) -> Start:
-    """Return how a part starts by default: gains at one, shifts, biases and blank tokens at zero, the rest at random.
-
-    Examples
-    --------
-    >>> [init_of(part) for part in ("query", "query_bias", "final_gain")]
-    ['random', 'zero', 'one']
-    """
+    """Return how a part starts: gains at one, shifts, biases and blank tokens at zero, the rest at random."""
     if part.endswith("gain"):
         return "one"
     return "zero" if part.endswith(("shift", "bias", "blank")) else "random"
@@ -100,7 +88,7 @@ class Parameter:
 
     @property
     def start(self) -> Start:
-        """Default init: gains at one, shifts, biases and blank tokens at zero, the rest at random."""
+        """Default init."""
         return init_of(self.parts[0])
 
 
@@ -139,6 +127,9 @@ class Architecture:
         return {part: factor for part, factor in CARRIES.items() if part not in eaten}
 
 
+MULTIPLIER = Constraint(above=0, below=1e100)
+
+
 @dataclass(frozen=True)
 class ForwardMultipliers:
     """Multipliers of a forward pass, relative to those of the model that was tuned at the base.
@@ -160,17 +151,10 @@ class ForwardMultipliers:
         A number that is not positive.
     """
 
-    branch: float = 1.0
-    logit: float = 1.0
-    output: float = 1.0
-    embedding: float = 1.0
+    branch: float = constrained(1.0, MULTIPLIER)
+    logit: float = constrained(1.0, MULTIPLIER)
+    output: float = constrained(1.0, MULTIPLIER)
+    embedding: float = constrained(1.0, MULTIPLIER)
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            if not (is_size(value := getattr(self, each.name)) and value > 0):
-                raise UsageError(f"ForwardMultipliers({each.name}={value!r}): a multiplier is a positive number")
-
-
-def is_size(value: object) -> bool:
-    """Tell whether a value is a number that is not negative."""
-    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= value < 1e100  # type: ignore[operator]
+        check_fields(self, "ForwardMultipliers: ")

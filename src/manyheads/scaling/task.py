@@ -15,7 +15,7 @@ from manyheads.data import TextWindows, load_digits, load_text
 from manyheads.data.characters import build_vocabulary
 from manyheads.data.digits import cut_patches, normalize
 from manyheads.data.draws import draw_integers
-from manyheads.errors import UsageError
+from manyheads.errors import check_integer
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import PatchInput, TokenInput
 from manyheads.transformer.shape import Shape
@@ -39,14 +39,7 @@ class ImageBatches(eqx.Module):
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One task for transformers of every shape: everything about them but the shape, and where batches come from.
-
-    Examples
-    --------
-    >>> task = digits_task(batch=4)
-    >>> task.config(Shape(4, 2, 1)).shape.width, task.batches(jax.random.key(0))[0].shape
-    (8, (4, 16, 4))
-    """
+    """One task for transformers of every shape: everything about them but the shape, and where batches come from."""
 
     template: TransformerConfig  # A configuration whose shape is exchanged
     batches: Any  # key -> (inputs, answers), a pytree with the data as leaves
@@ -58,7 +51,7 @@ class Task:
 
 def digits_task(batch: int = 16) -> Task:
     """Return a vision transformer's task: the ten handwritten digits, 16 patches of 2 x 2 pixels, mean pooling."""
-    _check(batch)
+    check_integer("batch", batch)
     digits = load_digits()
     patches = cut_patches(normalize(digits.images, np.float32), PATCH)  # (samples, 16, 4)
     config = TransformerConfig(Shape(1, 1, 1), PatchInput(patches.shape[-1]), patches.shape[-2], outputs=10)
@@ -67,7 +60,7 @@ def digits_task(batch: int = 16) -> Task:
 
 def text_task(text: Path | None = None, batch: int = 8, length: int = 32) -> Task:
     """Return a causal transformer's task: the next character of a text, by default Python's documentation."""
-    _check(batch)
+    check_integer("batch", batch)
     words = load_text(text).content
     vocabulary = build_vocabulary(words, VOCABULARY)
     tokens = vocabulary.encode(words)
@@ -75,8 +68,3 @@ def text_task(text: Path | None = None, batch: int = 8, length: int = 32) -> Tas
         Shape(1, 1, 1), TokenInput(len(vocabulary)), length, len(vocabulary), causal=True, read_out="token"
     )
     return Task(config, TextWindows(tokens, length, batch))
-
-
-def _check(batch: int) -> None:
-    if batch < 1:
-        raise UsageError(f"batch={batch}: give at least one sequence")

@@ -2,19 +2,19 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyheads._arrays import takes_arrays
+from manyheads._namespaces import Floats
 from manyheads.errors import ShapeError, UsageError, check_integer
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
     from jaxtyping import Float
 
-Array = NDArray[np.float64]
+Matrix: TypeAlias = Any  # an array, a sparse one, one on a disk, or an object with `shape`, `matvec` and `rmatvec`
 
 BLOCK_BYTES = 2**23
 """A matrix that is not float64 is converted in blocks of about this size, so that no second copy of it is made."""
@@ -28,11 +28,11 @@ class Operator:
     """A matrix given by its products: `matvec(v) = W v` and `rmatvec(u) = Wᵀ u`, both on float64 vectors."""
 
     shape: tuple[int, int]
-    matvec: Callable[[Array], Array]
-    rmatvec: Callable[[Array], Array]
+    matvec: Callable[[Floats], Floats]
+    rmatvec: Callable[[Floats], Floats]
 
 
-def as_operator(matrix: Any) -> Operator:
+def as_operator(matrix: Matrix) -> Operator:
     """Return the products of a real matrix, of anything with `shape`, `matvec` and `rmatvec`, or of a sparse array."""
     shape = tuple(getattr(matrix, "shape", None) or np.shape(matrix))
     if len(shape) != 2 or 0 in shape:
@@ -53,13 +53,13 @@ def as_operator(matrix: Any) -> Operator:
     )
 
 
-def as_table(matrix: Any) -> Any:
+def as_table(matrix: Matrix) -> Matrix:
     """Return an array; what has `shape`, `dtype` and rows `matrix[a:b]` that are read when indexed stays as it is."""
     stored = all(hasattr(matrix, name) for name in ("shape", "dtype", "__getitem__"))
     return matrix if stored and not (hasattr(matrix, "__array__") or hasattr(matrix, "tocsr")) else np.asarray(matrix)
 
 
-def row_blocks(array: Any) -> Iterator[tuple[slice, Array]]:
+def row_blocks(array: Matrix) -> Iterator[tuple[slice, Floats]]:
     """Iterate over blocks of rows in float64, with the rows they are."""
     if isinstance(array, np.ndarray) and array.dtype == np.float64:
         yield slice(0, array.shape[0]), array
@@ -93,9 +93,9 @@ class Bidiagonal:
         Whether the Krylov space became invariant, so that further steps would add nothing.
     """
 
-    ritz: Array
-    residuals: Array
-    vector: Array
+    ritz: Floats
+    residuals: Floats
+    vector: Floats
     captured: float
     coupling: float
     steps: int
@@ -104,7 +104,7 @@ class Bidiagonal:
 
 @takes_arrays
 def golub_kahan(
-    matrix: "Float[ArrayLike, 'rows columns'] | Any",
+    matrix: "Float[ArrayLike, 'rows columns'] | Matrix",
     steps: int,
     *,
     rng: np.random.Generator | None = None,
@@ -180,17 +180,17 @@ def golub_kahan(
     )
 
 
-def _as_vector(product: Any) -> Array:
+def _as_vector(product: "ArrayLike") -> Floats:
     return np.asarray(product, dtype=np.float64).reshape(-1)
 
 
-def _finite(product: Array) -> Array:
+def _finite(product: Floats) -> Floats:
     if not np.all(np.isfinite(product)):
         raise UsageError("a product with the matrix is NaN or infinite: the matrix holds such entries, or overflows")
     return product
 
 
-def _start(columns: int, rng: np.random.Generator | None, start: "ArrayLike | None") -> Array:
+def _start(columns: int, rng: np.random.Generator | None, start: "ArrayLike | None") -> Floats:
     if start is None:
         if rng is None:
             raise UsageError("give rng=np.random.default_rng(seed) for a random start, or a start vector")
@@ -204,7 +204,7 @@ def _start(columns: int, rng: np.random.Generator | None, start: "ArrayLike | No
     return vector / norm
 
 
-def _orthogonalized(vector: Array, basis: Array) -> Array:
+def _orthogonalized(vector: Floats, basis: Floats) -> Floats:
     for _ in range(2):  # once loses orthogonality in proportion to the condition of the basis, twice does not
         vector = vector - basis.T @ (basis @ vector)
     return vector

@@ -2,22 +2,21 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from manyheads._arrays import takes_arrays
+from manyheads._namespaces import Floats
 from manyheads.errors import ShapeError, UsageError
-from manyheads.spectra.bidiagonal import as_table
+from manyheads.spectra.bidiagonal import Matrix, as_table
 from manyheads.spectra.levels import random_coherence
 from manyheads.statistics.intervals import Interval
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-
-Array = NDArray[np.float64]
 
 BLOCK = 1024
 
@@ -125,7 +124,7 @@ def coherence(
     return Coherence(value, interval, *about, seen, empty)
 
 
-def _norms(table: Any, omit_zeros: bool) -> Array:
+def _norms(table: Matrix, omit_zeros: bool) -> Floats:
     """Return the norms of the rows, infinity for a row of zeros that is to be left out."""
     blocks = range(0, table.shape[0], BLOCK)
     norms = np.concatenate([np.linalg.norm(_rows(table, start), axis=1) for start in blocks])
@@ -140,17 +139,17 @@ def _norms(table: Any, omit_zeros: bool) -> Array:
     return norms
 
 
-def _rows(table: Any, start: int) -> Array:
+def _rows(table: Matrix, start: int) -> Floats:
     return table[start : start + BLOCK].astype(np.float64)
 
 
-def _unit(table: Any, norms: Array, start: int) -> Array:
+def _unit(table: Matrix, norms: Floats, start: int) -> Floats:
     rows = _rows(table, start)  # a copy
     rows /= norms[start : start + BLOCK, None]
     return rows
 
 
-def _rms(table: Any, norms: Array, count: int) -> float:
+def _rms(table: Matrix, norms: Floats, count: int) -> float:
     gram = np.zeros((table.shape[1], table.shape[1]))
     for start in range(0, len(norms), BLOCK):
         block = _unit(table, norms, start)
@@ -158,7 +157,7 @@ def _rms(table: Any, norms: Array, count: int) -> float:
     return math.sqrt(max(0.0, float(np.sum(gram**2)) - count) / (count * (count - 1)))
 
 
-def _exact(table: Any, norms: Array, count: int) -> float:
+def _exact(table: Matrix, norms: Floats, count: int) -> float:
     total = 0.0
     for start in range(0, len(norms), BLOCK):
         block = _unit(table, norms, start)
@@ -169,7 +168,7 @@ def _exact(table: Any, norms: Array, count: int) -> float:
     return total / (count * (count - 1))
 
 
-def _estimate(table: Any, norms: Array, sample: NDArray[Any], known: tuple[float, int, float]) -> tuple[float, float]:
+def _estimate(table: Matrix, norms: Floats, sample: np.ndarray, known: tuple[float, int, float]) -> tuple[float, float]:
     """Mean and half-width from the pairs of sampled rows with all others; `known` is (mean cos², rows, level)."""
     mean_square, count, level = known
     size = len(sample)

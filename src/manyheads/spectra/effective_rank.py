@@ -1,14 +1,14 @@
 """Effective rank and participation ratio of matrices from their squared singular values."""
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
-Array = NDArray[np.float64]
+from manyheads._namespaces import Floats
+
 EPS = float(np.finfo(np.float64).eps)
 
 
-def rank_measures(squares: Array) -> tuple[Array, Array]:
+def rank_measures(squares: Floats) -> tuple[Floats, Floats]:
     r"""Return effective rank and participation ratio from squared singular values (..., n) of Gram matrices.
 
     .. math:: e^{-\sum_i p_i \ln p_i}, \quad p_i = \frac{\sigma_i}{\sum_j \sigma_j}, \qquad

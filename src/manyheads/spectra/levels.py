@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from manyheads._arrays import takes_arrays
@@ -12,8 +12,6 @@ from manyheads.errors import UsageError, check_integer
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-
-Array = NDArray[np.float64]
 
 TRACY_WIDOM_MEAN = -1.2065335745820
 """Mean of the Tracy-Widom law of order one (Bornemann 2010)."""

@@ -9,13 +9,14 @@ variance of the rest (Kritchman and Nadler).
 
 import numpy as np
 
-from manyheads.spectra.levels import Array, finite_edge
+from manyheads._namespaces import Floats
+from manyheads.spectra.levels import finite_edge
 
 TRACY_WIDOM_QUANTILE = 2.0234
 """99% quantile of the Tracy-Widom law of order one (Bejan 2005, table 2)."""
 
 
-def count_beyond_edge(squares: Array, rows: int, columns: int) -> int:
+def count_beyond_edge(squares: Floats, rows: int, columns: int) -> int:
     r"""Count the singular values beyond the edge of a matrix of independent entries.
 
     A matrix of independent entries of one variance has none in 99 of 100 cases. One whose rows differ in scale, or

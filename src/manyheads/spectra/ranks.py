@@ -2,17 +2,18 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from scipy import linalg
 
 from manyheads._arrays import takes_arrays
+from manyheads._namespaces import Floats
 from manyheads.errors import CertificateError, UsageError
 from manyheads.spectra.bidiagonal import (
     BLOCK_BYTES,
-    Array,
     Bidiagonal,
+    Matrix,
     Operator,
     as_operator,
     as_table,
@@ -83,8 +84,8 @@ class StableRank:
     steps: int
     method: str
     certificate: str
-    vector: Array | None = field(default=None, repr=False, compare=False)
-    squares: Array | None = field(default=None, repr=False, compare=False)
+    vector: Floats | None = field(default=None, repr=False, compare=False)
+    squares: Floats | None = field(default=None, repr=False, compare=False)
 
     @property
     def effective_rank(self) -> float:  # noqa: D102  # in the docstring of the class
@@ -97,13 +98,13 @@ class StableRank:
 
 @takes_arrays
 def stable_rank(
-    matrix: "Float[ArrayLike, 'rows columns'] | Any",
+    matrix: "Float[ArrayLike, 'rows columns'] | Matrix",
     method: Method = "auto",
     *,
     tolerance: float = 1e-3,
     certificate: Certificate | None = None,
     rng: np.random.Generator | None = None,
-    start: Array | None = None,
+    start: Floats | None = None,
 ) -> StableRank:
     r"""Stable rank :math:`\|W\|_F^2 / \sigma_1^2`, in [1, rank], with bounds that hold.
 
@@ -191,7 +192,7 @@ class _Options:
     tolerance: float
     certificate: Certificate
     rng: np.random.Generator
-    start: Array | None
+    start: Floats | None
 
 
 def lanczos_error(side: int, steps: int, failure: float = FAILURE) -> float:
@@ -214,7 +215,7 @@ def lanczos_error(side: int, steps: int, failure: float = FAILURE) -> float:
     return (math.log(1.648 * math.sqrt(side) / failure) / (2 * steps - 1)) ** 2
 
 
-def _scaled(matrix: Any, entries: bool) -> tuple[Any, float, float]:
+def _scaled(matrix: Matrix, entries: bool) -> tuple[Matrix, float, float]:
     """Bring the largest entry near one, by a power of two, so that squares neither overflow nor vanish."""
     if not entries:
         frobenius = matrix.frobenius if hasattr(matrix, "frobenius") else _sparse_norm(matrix)
@@ -243,13 +244,13 @@ def _scaled(matrix: Any, entries: bool) -> tuple[Any, float, float]:
     return array, scale, math.sqrt(squares)
 
 
-def _sparse_norm(matrix: Any) -> float:
+def _sparse_norm(matrix: Matrix) -> float:
     if not hasattr(matrix, "tocsr"):
         raise UsageError("an operator needs an attribute `frobenius`, its Frobenius norm: products do not give it")
     return float(np.linalg.norm(matrix.tocsr().data))
 
 
-def _gram(array: Any) -> Array:
+def _gram(array: Matrix) -> Floats:
     """Gram matrix of the columns, in float64."""
     if isinstance(array, np.ndarray) and array.dtype == np.float64:
         return array.T @ array
@@ -259,8 +260,8 @@ def _gram(array: Any) -> Array:
     return gram
 
 
-def _by_gram(array: Any, scale: float, frobenius: float) -> StableRank:
-    squares: Array = np.linalg.eigvalsh(_gram(_tall(array))).astype(np.float64, copy=False)
+def _by_gram(array: Matrix, scale: float, frobenius: float) -> StableRank:
+    squares: Floats = np.linalg.eigvalsh(_gram(_tall(array))).astype(np.float64, copy=False)
     top = float(squares[-1])
     # Rounding: a dot product of length m errs by m eps |x||y|, so the Gram by m eps F²; eigvalsh by about n eps σ₁².
     slack = EPS * (max(array.shape) * frobenius**2 / top + 8 * min(array.shape))
@@ -268,7 +269,7 @@ def _by_gram(array: Any, scale: float, frobenius: float) -> StableRank:
     return replace(found, squares=squares / top)
 
 
-def _by_lanczos(array: Any, sizes: tuple[float, float], options: _Options) -> StableRank:
+def _by_lanczos(array: Matrix, sizes: tuple[float, float], options: _Options) -> StableRank:
     """Lanczos from the smaller side, until one of the certificates holds."""
     scale, frobenius = sizes
     tall = _tall(array)
@@ -313,7 +314,7 @@ def _frobenius_bound(found: Bidiagonal, theta: float, total: float, length: int)
     return (top + rest) / 2 + math.hypot((top - rest) / 2, coupling)
 
 
-def _cholesky_bound(tall: Array, goal: float, total: float) -> float:
+def _cholesky_bound(tall: Floats, goal: float, total: float) -> float:
     """`goal` if a factorization proves σ₁² below it, infinity if it does not."""
     # Success proves definiteness up to the first term (Rump 2006); the Gram matrix is known up to the second.
     rows, side = tall.shape
@@ -336,7 +337,7 @@ def _chance(found: Bidiagonal, side: int) -> float:
     return coupling * math.sqrt(2 * side / math.pi) / FAILURE
 
 
-def _tall(array: Any) -> Any:
+def _tall(array: Matrix) -> Matrix:
     """Return the matrix, or its transpose, with the smaller side last."""
     if array.shape[0] >= array.shape[1]:
         return array
@@ -345,20 +346,20 @@ def _tall(array: Any) -> Any:
     return array.T
 
 
-def _rayleigh(matrix: Any, found: Bidiagonal) -> float:
+def _rayleigh(matrix: Matrix, found: Bidiagonal) -> float:
     """Rayleigh quotient of the Ritz vector: a lower bound on σ₁² whatever rounding did to the Lanczos basis."""
     image = as_operator(matrix).matvec(found.vector)
     rounding = 4 * EPS * max(matrix.shape)
     return float(image @ image / (found.vector @ found.vector)) * (1 - rounding)
 
 
-def _rounding(array: Any) -> float:
+def _rounding(array: Matrix) -> float:
     """Factor by which the rounded sum of all squares may be off."""
     return 1 + 4 * EPS * math.sqrt(array.shape[0] * array.shape[1])
 
 
 def _result(
-    array: Any,
+    array: Matrix,
     scale: float,
     frobenius: float,
     squares: tuple[float, float, float],

@@ -9,9 +9,9 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from manyheads._arrays import takes_arrays
+from manyheads._namespaces import Floats
 from manyheads.errors import ShapeError, UsageError
 from manyheads.statistics.intervals import (
-    Array,
     Interval,
     around,
     as_samples,
@@ -197,7 +197,7 @@ def fit_exponent_to_means(
     known = np.all(np.isinf(dof)) and np.all(relative > 0)
     basis = _Basis.of(sizes, logs.size, (relative.min() / relative) ** 2 if known else None)
 
-    def half(contrast: Array) -> float:
+    def half(contrast: Floats) -> float:
         return float(np.linalg.norm(half_widths(np.abs(contrast) * relative, dof, level)))
 
     exponent = float(logs @ basis.slope)
@@ -309,15 +309,15 @@ def drift_test(
 class _Basis:
     """The linear maps from log values at k sizes to a straight line in log size."""
 
-    slope: Array  # (k,)
-    level: Array  # (k,): value of the line at log size 0
-    bend: Array | None  # (k,): coefficient of the square in the parabola
-    rest: Array  # (k, k - 2): orthonormal in the weighted sense; vanish on straight lines
-    line: Array  # (k, 2): columns 1 and log size
-    weight: Array  # (k,), the largest 1
+    slope: Floats  # (k,)
+    level: Floats  # (k,): value of the line at log size 0
+    bend: Floats | None  # (k,): coefficient of the square in the parabola
+    rest: Floats  # (k, k - 2): orthonormal in the weighted sense; vanish on straight lines
+    line: Floats  # (k, 2): columns 1 and log size
+    weight: Floats  # (k,), the largest 1
 
     @classmethod
-    def of(cls, sizes: ArrayLike, count: int, weights: Array | None) -> "_Basis":
+    def of(cls, sizes: ArrayLike, count: int, weights: Floats | None) -> "_Basis":
         position = _logs(as_samples(sizes, "sizes"), "sizes")
         if position.size != count:
             raise ShapeError(f"{position.size} sizes for {count} columns of values")
@@ -333,7 +333,7 @@ class _Basis:
         rest = np.linalg.svd(root[:, None] * line)[0][:, 2:] * root[:, None]
         return cls(solution[1], solution[0], bend, rest, line, weight)
 
-    def residuals(self, logs: Array) -> Array:
+    def residuals(self, logs: Floats) -> Floats:
         return logs - self.line @ np.stack([logs @ self.level, logs @ self.slope])
 
 
@@ -342,7 +342,7 @@ def _power_of_two(exponent: float) -> float:
         return float(np.exp2(exponent))
 
 
-def _logs(values: Array, name: str) -> Array:
+def _logs(values: Floats, name: str) -> Floats:
     if not np.all(np.isfinite(values)) or np.any(values <= 0):
         worst = values[~(np.isfinite(values) & (values > 0))].flat[0]
         raise UsageError(
@@ -352,7 +352,7 @@ def _logs(values: Array, name: str) -> Array:
     return np.log(values)
 
 
-def _fit_scatter(basis: _Basis, logs: Array, level: float) -> ExponentFit:
+def _fit_scatter(basis: _Basis, logs: Floats, level: float) -> ExponentFit:
     if logs.size < 3:
         raise UsageError("two values without replicates have no error: give replicates, or errors, or a third size")
     dof = logs.size - 2
@@ -364,7 +364,7 @@ def _fit_scatter(basis: _Basis, logs: Array, level: float) -> ExponentFit:
     return ExponentFit(exponent, interval, float(logs @ basis.level), None, None, residuals, (), "scatter")
 
 
-def _hotelling(rest: Array) -> float | None:
+def _hotelling(rest: Floats) -> float | None:
     """P-value of mean zero for rows of `rest` (replicates, departures), by Hotelling's T²."""
     count, width = rest.shape
     if width == 0 or count < width + 2:
@@ -372,7 +372,7 @@ def _hotelling(rest: Array) -> float | None:
     return _chi_squared(mean_of(rest, axis=0), np.atleast_2d(np.cov(rest, rowvar=False)) / count, count - 1)
 
 
-def _chi_squared(departure: Array, covariance: Array, dof: float) -> float | None:
+def _chi_squared(departure: Floats, covariance: Floats, dof: float) -> float | None:
     """P-value of a departure from zero whose covariance has `dof` degrees of freedom."""
     width = departure.size
     if width == 0 or dof < width + 1:

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from manyheads._arrays import takes_arrays
+from manyheads._namespaces import Floats
 from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-
-Array = NDArray[np.float64]
 
 
 def check_level(level: float) -> float:
@@ -26,7 +25,7 @@ def check_level(level: float) -> float:
     return float(level)
 
 
-def as_samples(samples: ArrayLike, name: str = "samples") -> Array:
+def as_samples(samples: ArrayLike, name: str = "samples") -> Floats:
     """Return `samples` as a float64 array of one axis, refusing an empty one or one that is not finite."""
     array = np.asarray(samples, dtype=np.float64)
     if array.ndim != 1:
@@ -120,14 +119,14 @@ class Interval:
         return type(self)(min(*ends, largest), max(*ends, -largest), self.level)
 
 
-def t_quantile(level: float, dof: ArrayLike) -> Array:
+def t_quantile(level: float, dof: ArrayLike) -> Floats:
     """Two-sided Student quantile; infinite at no degrees of freedom, normal at infinitely many."""
     dof = np.asarray(dof, dtype=np.float64)
     tail = (1 - level) / 2
     return np.where(dof > 0, -special.stdtrit(np.where(dof > 0, dof, 1.0), tail), np.inf)
 
 
-def half_widths(std: Any, dof: ArrayLike, level: float) -> Array:
+def half_widths(std: Any, dof: ArrayLike, level: float) -> Floats:
     r"""Half-widths :math:`t_\nu\, s` of t intervals, elementwise; infinite where nothing is known of the spread."""
     std, quantile = np.broadcast_arrays(np.asarray(std, dtype=np.float64), t_quantile(level, dof))
     with np.errstate(over="ignore"):  # beyond the largest number: infinite
@@ -225,21 +224,21 @@ def discrepancy_interval(
 
 
 def student_interval(
-    array: Array, prediction: float = 0.0, standard_error: float = 0.0, dof: float = math.inf, level: float = 0.99
+    array: Floats, prediction: float = 0.0, standard_error: float = 0.0, dof: float = math.inf, level: float = 0.99
 ) -> Interval:
     """Return `discrepancy_interval` with both factors 1: for samples that are not skewed, such as logarithms."""
     return _interval(array, (1.0, 1.0), prediction, (standard_error, dof), level)
 
 
 def _interval(
-    array: Array, factors: tuple[float, float], prediction: float, error: tuple[float, float], level: float
+    array: Floats, factors: tuple[float, float], prediction: float, error: tuple[float, float], level: float
 ) -> Interval:
     own, other = half_widths([standard_error_of(array), error[0]], [array.size - 1, error[1]], level).tolist()
     below, above = (math.hypot(factor * own, other) for factor in factors)
     return around(float(mean_of(array)) - prediction, below, level, above)
 
 
-def tail_factors(array: Array, count: int | None = None) -> tuple[float, float]:
+def tail_factors(array: Floats, count: int | None = None) -> tuple[float, float]:
     r"""Return the factors >= 1 by which the lower and the upper half of Student's interval grow for skewed samples.
 
     A side whose tail is longer grows by the ratio of the tails, max - median over median - min or its inverse, at most
@@ -299,19 +298,19 @@ def proportion_interval(successes: int, trials: int, level: float = 0.99) -> Int
     return Interval(float(ends.low), float(ends.high), level)
 
 
-def _unit(samples: Array, axis: int) -> Array:
+def _unit(samples: Floats, axis: int) -> Floats:
     """Return powers of two that bring the largest of the samples near 1, so that no square over- or underflows."""
     return np.ldexp(1.0, np.frexp(np.max(np.abs(samples), axis=axis, keepdims=True))[1] - 1)
 
 
-def mean_of(samples: Array, axis: int = -1) -> Array:
+def mean_of(samples: Floats, axis: int = -1) -> Floats:
     """Mean that returns the common value of identical samples exactly, which a sum over n does not."""
     unit = _unit(samples, axis)
     first = np.take(samples / unit, [0], axis=axis)
     return np.squeeze((first + np.mean(samples / unit - first, axis=axis, keepdims=True)) * unit, axis=axis)
 
 
-def standard_error_of(samples: Array, axis: int = -1) -> Array:
+def standard_error_of(samples: Floats, axis: int = -1) -> Floats:
     """Return s / √n; 0 for one sample, whose interval is infinite by its lack of degrees of freedom."""
     count = samples.shape[axis]
     if count == 1:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from manyheads.study.claims import Claim
     from manyheads.study.panels import Panel
+    from manyheads.study.tables import Record
     from manyheads.study.verdicts import Verdict
 
     Claims = Iterable[Claim] | None
@@ -77,7 +78,7 @@ class Study(abc.ABC):
     vectorized: ClassVar[bool] = False
     chunk: ClassVar[int] = 8
 
-    def __init_subclass__(cls, **keywords: Any) -> None:
+    def __init_subclass__(cls, **keywords: object) -> None:
         """Make the class a frozen dataclass and document its settings."""
         super().__init_subclass__(**keywords)
         dataclasses.dataclass(frozen=True)(cls)
@@ -106,14 +107,14 @@ class Study(abc.ABC):
         return (Cell(),)
 
     @abc.abstractmethod
-    def predict(self, key: jax.Array) -> Any:
+    def predict(self, key: jax.Array) -> Record | xr.Dataset:
         """Return a `Record` of what the theory predicts, with its own error where it has one.
 
         A pure function of the study and, when it samples, of `key`. It sees nothing of the trained systems.
         """
 
     @abc.abstractmethod
-    def train(self, *args: Any, **kwargs: Any) -> Any:
+    def train(self, *args: Any, **kwargs: Any) -> Record | xr.Dataset:
         """Train ONE finite system in one cell and return a `Record` of what is measured of it.
 
         Declared as ``train(self, key, heads: int, rate: float)``, with the values of the cell by name. A pure function

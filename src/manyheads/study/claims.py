@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat, get_args
 
 from manyheads.errors import UsageError
 from manyheads.study.verdicts import LEVEL, Expected, Scale, Tolerance, Verdict
@@ -42,18 +42,18 @@ class Region(NamedTuple):
         return _is_number(self.target) and len(self.widths) == 2 and all(_is_number(each, 0) for each in self.widths)
 
 
-def near(target: Any, tolerance: Any) -> Region:
+def near(target: SupportsFloat, tolerance: Any) -> Region:
     """Return the region within a tolerance of a target; (below, above) where they differ, either may be infinite."""
     several = isinstance(tolerance, tuple)
     return Region(float(target), (float(tolerance[0]), float(tolerance[1])) if several else float(tolerance))
 
 
-def above(bound: Any) -> Region:
+def above(bound: SupportsFloat) -> Region:
     """Return the region from a bound on: an inequality."""
     return Region(float(bound), (0.0, math.inf))
 
 
-def below(bound: Any) -> Region:
+def below(bound: SupportsFloat) -> Region:
     """Return the region up to a bound: an inequality."""
     return Region(float(bound), (math.inf, 0.0))
 
@@ -162,12 +162,7 @@ class Claim:
         from manyheads.statistics.verdicts import replicates_to_decide
 
         target, tolerance = self.region
-        stated: dict[str, Any] = {
-            "target": target,
-            "tolerance": tolerance,
-            "basis": self.basis,
-            "expected": self.expected,
-        }
+        stated: dict[str, Any] = {**self.region._asdict(), "basis": self.basis, "expected": self.expected}
         error, dof = self.prediction_error, self.prediction_dof
         if hasattr(found, "decided"):
             found = found.decided(self.region)

@@ -14,8 +14,9 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
+from manyheads._trees import T
 from manyheads.errors import ManyheadsError
 from manyheads.study.base import Study, configuration, evaluated_claims
 from manyheads.study.execution.runner import open_run, run
@@ -29,8 +30,6 @@ from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:
     import xarray as xr
-
-T = TypeVar("T")
 
 # What the command line asks of every run; a study's own flags stand beside them.
 OF_WORK = {"same_versions", "work_only", "offset", "expect", "array", "sbatch", "prologue", "finish", "until_decided"}

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from manyheads._arrays import takes_arrays
-from manyheads._json import json_ready
+from manyheads._json import Json, json_ready
 from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class _Panel:
 
     kind: ClassVar[str]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return the panel as JSON can hold it; NaN becomes null."""
         return {"kind": self.kind, **json_ready(asdict(self))}  # type: ignore[call-overload]
 
@@ -205,7 +205,7 @@ Panel = Drawn | Listing
 KINDS: dict[str, type[Panel]] = {each.kind: each for each in (Lines, Multiples, Picture, Scatter, Listing)}
 
 
-def panel_from_json(data: dict[str, Any]) -> Panel:
+def panel_from_json(data: dict[str, Json]) -> Panel:
     """Rebuild a panel from its `to_json`."""
     if (kind := data.get("kind")) not in KINDS:
         raise UsageError(f"unknown kind of panel: {kind!r}")
@@ -235,14 +235,14 @@ def spans_decades(values: np.ndarray) -> bool:
 BAND_NOTE = "Lines are means over replicates, bands reach from the smallest to the largest replicate."
 
 
-def _curves(data: Any) -> Any:
+def _curves(data: Json) -> Any:
     """Rebuild curves, in rows or in tables of rows."""
     if isinstance(data, list):
         return tuple(map(_curves, data))
     return Curve(**{name: _frozen(value) for name, value in data.items()})
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: Json) -> Any:
     if isinstance(value, list):
         return tuple(_frozen(item) for item in value)
     return math.nan if value is None else value

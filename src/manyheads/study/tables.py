@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from manyheads._json import Json
 from manyheads.errors import UsageError
 from manyheads.study.cells import Cell
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 Record = Mapping[str, tuple[Any, ...]]
 
 
-def record(values: Any, cells: Sequence[Cell] = ()) -> Any:
+def record(values: object, cells: Sequence[Cell] = ()) -> Any:
     """Return a record as a dataset; a dimension named as an axis of the grid has its values as coordinates.
 
     Examples
@@ -69,7 +70,7 @@ def on_grid(trained: xr.Dataset, theory: xr.Dataset) -> xr.Dataset:
     labels = {name: theory[name].attrs if name in theory.coords else {} for name in names}
     coords = {name: (name, list(places), labels[name]) for name, places in values.items()}
 
-    def spread(array: xr.Variable) -> tuple[Any, ...]:
+    def spread(array: xr.Variable) -> tuple[tuple[Hashable, ...], np.ndarray, Mapping[str, Json]]:
         rows = array.transpose("cell", ...)
         own = [dim for dim in rows.dims if dim not in ("cell", "replicate")]
         lead = ["replicate"] if "replicate" in rows.dims else []
@@ -111,6 +112,6 @@ def _on_axes(rows: NDArray[Any], places: tuple[NDArray[np.intp], ...], shape: tu
     return found
 
 
-def _axes(cells: Sequence[Cell]) -> dict[str, list[Any]]:
+def _axes(cells: Sequence[Cell]) -> dict[str, list[object]]:
     """Return the values of every axis of the grid, in order."""
     return {name: list(dict.fromkeys(cell[name] for cell in cells)) for name in (cells[0] if cells else ())}

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from manyheads._arrays import takes_arrays
+from manyheads._json import Json
 from manyheads._overview import Overview, Shown
 from manyheads.errors import UsageError
 
@@ -189,14 +190,8 @@ class Verdict(Shown):
         fixed = math.hypot(float(t_quantile(LEVEL, prediction_dof)) * prediction_error, resolution)
         needed = replicates_to_decide(values, target, tolerance, level=LEVEL, prediction_error=fixed)
         figure, needed = float(mean_of(values)), None if silent else needed
-        stated: dict[str, Any] = {
-            "target": target,
-            "tolerance": tolerance,
-            "basis": basis,
-            "expected": expected,
-            "bounds": bounds,
-        }
-        verdict = cls.from_interval(claim, interval, figure=figure, replicates_needed=needed, **stated)
+        stated: dict[str, Any] = {"target": target, "tolerance": tolerance, "basis": basis, "expected": expected}
+        verdict = cls.from_interval(claim, interval, figure=figure, replicates_needed=needed, bounds=bounds, **stated)
         if verdict.outcome != "inconclusive" or values.size == 1:
             return verdict
         if silent:
@@ -283,13 +278,13 @@ class Verdict(Shown):
         rows = [row[3:] for row in figures.rows]
         return Overview(f"{self.outcome}: {self.claim}", figures.columns[3:], rows, notes)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return the verdict as JSON can hold it: infinities as text."""
         left_out = {*NOT_STORED, *(name for name in ("quantity", "note") if not getattr(self, name))}
         return {name: _json(value) for name, value in asdict(self).items() if name not in left_out}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Verdict:
+    def from_json(cls, data: dict[str, Json]) -> Verdict:
         """Rebuild a verdict from `to_json`."""
         outcome, expected, needed = data["outcome"], data["expected"], data["replicates_needed"]
         if outcome not in (*get_args(Expected), "inconclusive") or expected not in (*get_args(Expected), None):
@@ -327,7 +322,7 @@ def _exp(value: float) -> float:
     return math.exp(value) if value < largest else sys.float_info.max if value < largest + 1e-9 else math.inf
 
 
-def _json(value: Any) -> Any:
+def _json(value: object) -> Json:
     if isinstance(value, tuple):
         return [_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):

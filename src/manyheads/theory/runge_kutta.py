@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ def runge_kutta_step(derivative: Callable[[State], State], state: State, step: j
     import jax
     import jax.numpy as jnp
 
-    def stage(carry: tuple[State, State], shares: tuple[jax.Array, jax.Array]) -> Any:
+    def stage(carry: tuple[State, State], shares: tuple[jax.Array, jax.Array]) -> tuple[tuple[State, State], None]:
         slope, end = carry
         slope = derivative(move(state, slope, step * shares[0]))
         return (slope, move(end, slope, step * shares[1])), None
@@ -31,7 +31,7 @@ def runge_kutta_step(derivative: Callable[[State], State], state: State, step: j
     return jax.lax.scan(stage, (still, state), shares)[0][1]
 
 
-def move(state: State, direction: State, by: Any) -> State:
+def move(state: State, direction: State, by: float | jax.Array) -> State:
     """Return state + by * direction."""
     import jax
 

@@ -1,17 +1,18 @@
 """Softmax cross-entropy and accuracy on a batch, for pooled outputs and for every token."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
+from manyheads._namespaces import Array
 from manyheads.errors import ShapeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
-def cross_entropy(model: "Callable[[Any], jax.Array]", batch: Any) -> jax.Array:
+def cross_entropy(model: "Callable[[Array], jax.Array]", batch: "Sequence[Array]") -> jax.Array:
     r"""Average the softmax cross-entropy :math:`-\log \mathrm{softmax}(f(x))_y` in nats over all answers of a batch.
 
     The model returns logits (..., classes); a batch is a sequence that begins with inputs and integer answers (...).
@@ -33,6 +34,6 @@ def cross_entropy(model: "Callable[[Any], jax.Array]", batch: Any) -> jax.Array:
     return (jax.nn.logsumexp(logits, axis=-1) - chosen).mean()
 
 
-def accuracy(model: "Callable[[Any], jax.Array]", batch: Any) -> jax.Array:
+def accuracy(model: "Callable[[Array], jax.Array]", batch: "Sequence[Array]") -> jax.Array:
     """Give the share of answers whose logit is the largest."""
     return (model(batch[0]).argmax(-1) == batch[1]).mean()

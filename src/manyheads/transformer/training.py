@@ -15,21 +15,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from manyheads._namespaces import Array
+from manyheads._trees import PyTree
 from manyheads.errors import check_call, check_integer
 
 
 class Model(Protocol):
     """A pytree that is called on inputs and whose field `weights` is trained."""
 
-    weights: Any
+    weights: PyTree
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Array) -> Array:
         """Compute the outputs."""
         ...
 
 
 M = TypeVar("M", bound=Model)
-Weights: TypeAlias = Any  # the pytree of what is trained
 Batch: TypeAlias = Any  # what `Batches` draws
 Loss = Callable[[Any, Batch], jax.Array]  # (model, batch) -> scalar
 Batches = Callable[[jax.Array], Batch]  # key -> batch
@@ -38,8 +39,8 @@ Batches = Callable[[jax.Array], Batch]  # key -> batch
 class TrainState(NamedTuple):
     """What a step changes."""
 
-    weights: Weights
-    optimizer_state: Any
+    weights: PyTree
+    optimizer_state: optax.OptState
     losses: jax.Array  # (steps,), zero for the steps to come
 
 
@@ -103,7 +104,7 @@ def train(
     key: jax.Array,
     *,
     every: int | None = None,
-    measure: Callable[[Snapshot], Any] | None = None,
+    measure: Callable[[Snapshot], object] | None = None,
 ) -> Trained:
     """Train in compiled chunks and measure between them.
 
@@ -170,18 +171,18 @@ def train(
     return Trained(with_weights(model, state.weights), np.asarray(state.losses), measured)
 
 
-def with_weights(model: M, weights: Any) -> M:
+def with_weights(model: M, weights: PyTree) -> M:
     """Put other weights into a model."""
     return eqx.tree_at(lambda tree: tree.weights, model, weights, is_leaf=lambda node: node is None)
 
 
-def count_weights(model: Any) -> int:
+def count_weights(model: Model) -> int:
     """Count the trained numbers of a model."""
     return sum(leaf.size for leaf in jax.tree.leaves(model.weights))
 
 
 def member_bytes(
-    build: Callable[[jax.Array], Any],
+    build: Callable[[jax.Array], Model],
     loss: Loss,
     batches: Batches,
     optimizer: optax.GradientTransformation,
@@ -192,7 +193,7 @@ def member_bytes(
     Traced, not run: nothing of that size is allocated.
     """
 
-    def held(key: jax.Array) -> tuple[Any, Any, Any]:
+    def held(key: jax.Array) -> tuple[PyTree, optax.OptState, Callable[[jax.Array], tuple[PyTree]]]:
         model = build(key)
         batch = batches(key)
         _, backward = jax.vjp(lambda weights: loss(with_weights(model, weights), batch), model.weights)
@@ -217,5 +218,5 @@ def _advance(
 
 
 @eqx.filter_jit  # one program instead of one for each shape of an array
-def _begin(optimizer: optax.GradientTransformation, weights: Weights, steps: int) -> TrainState:
+def _begin(optimizer: optax.GradientTransformation, weights: PyTree, steps: int) -> TrainState:
     return TrainState(weights, optimizer.init(weights), jnp.zeros(steps))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from manyheads._trees import PyTree
 from manyheads.data.draws import draw_vectors
 from manyheads.errors import UsageError
 from manyheads.transformer.config import TransformerConfig
@@ -56,7 +57,7 @@ class Weights(NamedTuple):
 CONSTANT = ("gain", "shift", "bias")  # endings of the names of arrays that do not start at random
 
 
-def roles(weights: Weights) -> Any:
+def roles(weights: Weights) -> PyTree:
     """Replace every array by the name of its role, as `optax.partition` wants its labels.
 
     Examples
@@ -68,7 +69,7 @@ def roles(weights: Weights) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: ROLE_OF[path[-1].name], weights)
 
 
-def shapes(config: TransformerConfig) -> Any:
+def shapes(config: TransformerConfig) -> PyTree:
     """Give the shape of every array of a configuration, a tuple in its place in `Weights`, without making one."""
     n, h, depth, d = config.shape.key_dim, config.shape.heads, config.shape.depth, config.shape.width
     hidden = config.hidden or None
@@ -79,7 +80,7 @@ def shapes(config: TransformerConfig) -> Any:
         return shape if condition else None
 
     inward, outward = (depth, h, d, n), (depth, h, n, d)
-    blocks: Any = Blocks(
+    blocks: PyTree = Blocks(
         *(inward, inward, inward, outward),  # type: ignore[arg-type]
         mlp_in=when(hidden, depth, d, hidden),
         mlp_out=when(hidden, depth, hidden, d),
@@ -132,7 +133,7 @@ def _draw(config: TransformerConfig, scaling: Scaling, key: jax.Array, dtype: np
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.array([places[name] for name in random]))
     drawn = dict(zip(random, draw_vectors(jax.random.normal, keys, tuple(random.values()), dtype), strict=True))
 
-    def start(path: Any, shape: tuple[int, ...]) -> jax.Array:
+    def start(path: jax.tree_util.KeyPath, shape: tuple[int, ...]) -> jax.Array:
         name = path[-1].name
         level = jnp.asarray(scaling.initial[ROLE_OF[name]], dtype)
         if name.endswith("gain"):
@@ -142,5 +143,5 @@ def _draw(config: TransformerConfig, scaling: Scaling, key: jax.Array, dtype: np
     return jax.tree_util.tree_map_with_path(start, wanted, is_leaf=_is_shape)
 
 
-def _is_shape(node: Any) -> bool:
+def _is_shape(node: object) -> bool:
     return type(node) is tuple

@@ -103,7 +103,7 @@ def test_every_role_has_a_row_and_rate_times_decay_stays(p, shape):
     for row in table.rows:
         assert row.learning_rate * row.weight_decay == pytest.approx(1)
         assert all(np.isfinite([row.initial, row.multiplier, row.learning_rate, row.epsilon]))
-    if p.form == "multiplier" and p.scheme == "limits":
+    if p.form == "multiplier" and p.scheme == "completep":
         assert [row.learning_rate for row in table.rows] == pytest.approx(
             [table["value"].learning_rate] * len(ROLES), rel=1e-9
         )

@@ -39,6 +39,28 @@ def test_a_right_gpt_passes_and_its_constants_are_named(seed):
     assert not variant.constants or "not judged whether the base multiplies them by" in said
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+def test_an_attention_module_that_takes_its_inputs_by_name_is_noted(monkeypatch, by_name):
+    import torch
+
+    class Block(planted.Block):
+        def __init__(self, shape, *options):
+            super().__init__(shape, *options)
+            del self.q, self.k, self.v_proj, self.o
+            self.mha = torch.nn.MultiheadAttention(shape.width, shape.heads, bias=False, batch_first=True)
+
+        def attend(self, z):
+            return (self.mha(query=z, key=z, value=z) if by_name else self.mha(z, z, z))[0]
+
+    monkeypatch.setattr(planted, "Block", Block)
+    parts = {"mha": ("query", "key", "value")}
+    monkeypatch.setattr(planted, "FUSED", parts)
+    monkeypatch.setattr(planted, "PARTS", planted.PARTS | parts | {"out_proj": "output"})
+    outcome, said = planted.judge(planted.Variant(), HEADS)
+    assert outcome == ("noted" if by_name else "passed"), said
+    assert not by_name or "a norm: it is given by name" in said
+
+
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_factors_in_low_precision(precision):
     import torch

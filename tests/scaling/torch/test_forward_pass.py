@@ -249,7 +249,7 @@ def test_what_cannot_be_run_is_refused_where_it_matters_and_believed_if_said():
     ]
     assert [group["lr"] for group in groups[0]] == [group["lr"] for group in groups[1]]
     assert torch_groups(p, Batched(BASE), TUNED, roles, BASE)  # nothing to fold
-    with pytest.raises(UsageError, match=r"ForwardMultipliers\(branch=0\): a multiplier is a positive number"):
+    with pytest.raises(UsageError, match="ForwardMultipliers: branch=0: expected a positive number"):
         ForwardMultipliers(branch=0)
 
 

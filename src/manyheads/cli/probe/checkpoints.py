@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Union
+from typing import TYPE_CHECKING, Annotated, Union
 
 import tyro
 
-from manyheads._json import json_ready
+from manyheads._json import Json, json_ready
 from manyheads._overview import render_table
 from manyheads.cli.parsing import OptionalPath, Switch
 
@@ -99,7 +99,7 @@ def given_checkpoints(paths: tuple[Path, ...] | None) -> list[Source]:
     return found
 
 
-def as_json(found: xr.Dataset) -> dict[str, Any]:
+def as_json(found: xr.Dataset) -> dict[str, Json]:
     """Return a JSON-ready dictionary, null where a figure does not exist."""
     coordinates = {str(name): values.values.tolist() for name, values in found.coords.items()}
     figures = {

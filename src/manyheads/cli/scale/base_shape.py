@@ -35,7 +35,7 @@ class Theory:
     depth_exponent: float = 1.0
     """Branches are divided by L to this power, from 0.5 to 1; at 1 every block keeps learning features."""
     richness: float = 1.0  # Factor of gamma0 over the base's: above 1 for more feature learning.
-    scheme: Literal["limits", "mup", "standard"] = "limits"
+    scheme: Literal["completep", "mup", "standard"] = "completep"
     """Consistent in N, H and L; or, to compare, in width alone (mup), or one learning rate for all (standard)."""
 
     def parametrization(self, base: "Shape", form: Any = "effective") -> "Parametrization":

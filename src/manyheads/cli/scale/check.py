@@ -4,11 +4,11 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from manyheads._json import json_ready
+from manyheads._json import Json, json_ready
 from manyheads.cli.flags import check_flags, flag
 from manyheads.cli.parsing import OptionalFloat, OptionalInt, OptionalPath, Switch
 from manyheads.cli.scale import budget
@@ -207,7 +207,7 @@ class Check(Theory):
     @contextlib.contextmanager
     def _progress(
         self, name: str, shapes: "tuple[Shape, ...]", more: str, each: int, steps: Sequence[int]
-    ) -> Iterator[Any]:
+    ) -> Iterator[Callable[..., None]]:
         """Announce a check, `each` trainings of a network, and show its progress."""
         from manyheads.study.execution.progress import announce, progress_bar
 
@@ -235,19 +235,18 @@ def _transfer_as_text(found: "TransferCheck | None") -> Iterator[str]:
         yield f"  {found.sentence()}"
 
 
-def _as_json(check: "CoordinateCheck", found: "TransferCheck | None") -> dict[str, Any]:
+def _as_json(check: "CoordinateCheck", found: "TransferCheck | None") -> dict[str, Json]:
     growths = []
     for growth, fit in ((each, each.fit) for each in check.growths):
         ends = fit and [fit.interval.low, fit.interval.high]
         kept = {name: value for name, value in asdict(growth).items() if name != "fit"}
         said = {"seeds_needed": growth.seeds_needed, "sentence": growth.sentence()}
         growths.append(kept | {"exponent": fit and fit.exponent, "interval": ends} | said)
-    data: dict[str, Any] = {"coordinate_check": {"outcome": check.outcome, "growths": growths}}
+    data: dict[str, Json] = {"coordinate_check": {"outcome": check.outcome, "growths": growths}}
     if found is not None:
         fitted, low, high = found.decades
         rates = {"best_rates": found.learning_rates.tolist()}
         decades = {"decades_over_factor_8": {"fitted": fitted, "interval": [low, high]}}
         stated = {"outcome": found.outcome, "sizes": list(found.sizes)}
         data["transfer_check"] = stated | rates | decades | {"sentence": found.sentence()}
-    plain: dict[str, Any] = json_ready(data)  # JSON has no infinity: an end that is not known is null
-    return plain
+    return json_ready(data)  # JSON has no infinity: an end that is not known is null

@@ -143,7 +143,7 @@ def _describe_own_rates(table: "Table", tuned: "BaseHyperparameters") -> list[st
     return [f"{part}: learning rate {_number(rate)}, tuned apart" for part, rate in rates.items()]
 
 
-def as_json(table: "Table", tuned: "BaseHyperparameters", remarks: "Sequence[str]") -> dict[str, Any]:
+def as_json(table: "Table", tuned: "BaseHyperparameters", remarks: "Sequence[str]") -> dict[str, object]:
     """Return the table with its factors and the hyperparameters that they give."""
     data = table.as_dict() | {"outside": list(remarks)}
     rates = {"learning_rates": dict(tuned.learning_rates)} if tuned.learning_rates else {}
@@ -156,7 +156,7 @@ def as_json(table: "Table", tuned: "BaseHyperparameters", remarks: "Sequence[str
 
 def _rows_of_one_rate(table: "Table", tuned: "BaseHyperparameters") -> "list[list[Row]]":
     """Split rows of equal factors where their learning rates at the base differ."""
-    found: dict[tuple[int, float], list[Any]] = {}
+    found: dict[tuple[int, float], list[Row]] = {}
     for place, rows in enumerate(table.alike()):
         for row in rows:
             found.setdefault((place, tuned.rate_of((row.role,), row.rule)), []).append(row)
@@ -168,7 +168,7 @@ def _absolute(row: "Row", tuned: "BaseHyperparameters") -> dict[str, float]:
     return row.at(**_tuned(tuned.of(row.rule)) | {"learning_rate": tuned.rate_of((row.role,), row.rule)})
 
 
-def _tuned(own: Any) -> dict[str, Any]:
+def _tuned(own: object) -> dict[str, float]:
     return {name: getattr(own, name) for name in ("learning_rate", "epsilon", "weight_decay")}
 
 
@@ -202,7 +202,7 @@ def print_table(
     about = (
         f"from  {_sizes(base)}\nto    {_sizes(shape)}\n"
         f"scheme {p.scheme!r}, {p.optimizer}{variant}, {p.form} form: logits over N^{table.logit_exponent:g}, "
-        f"branches over L^{p.depth_exponent if p.scheme == 'limits' else 0:g}"
+        f"branches over L^{p.depth_exponent if p.scheme == 'completep' else 0:g}"
     )
     print(f"{wrap_output(about)}\n")
     console = _console()
@@ -217,7 +217,7 @@ def print_table(
     print("\n" + wrap_output("\n".join([below, *(f"  * {remark}" for remark in remarks)])))
 
 
-def _law(row: Any, name: str, richness: float) -> str:
+def _law(row: "Row", name: str, richness: float) -> str:
     """Return the power law of a number, without richness if that is the base's."""
     law = row.powers.get(name, "1 / rate")
     kept = [part for part in law.split(" ") if richness != 1 or "γ" not in part]

@@ -3,17 +3,18 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import numpy as np
 from jax.extend import core
 
 from manyheads._arrays import COMPLEX, as_native
+from manyheads._namespaces import Array
+from manyheads._trees import PyTree
 from manyheads.costs.conventions import find_convention
 from manyheads.costs.cost import LOOP, Cost, Item
 from manyheads.costs.jax import jaxpr, primitives
-from manyheads.costs.jax.jaxpr import Known, Liveness, Mask
+from manyheads.costs.jax.jaxpr import Consts, Equation, Known, Liveness, Mask, Variable
 from manyheads.costs.tally import Tally
 from manyheads.errors import check_call, check_integer
 
@@ -47,7 +48,7 @@ class _Counter:
         self.trips = trips
         self.liveness = Liveness()
 
-    def program(self, program: core.Jaxpr, consts: Sequence[Any], operands: Sequence[Known], wanted: Mask) -> _Work:
+    def program(self, program: core.Jaxpr, consts: Consts, operands: Sequence[Known], wanted: Mask) -> _Work:
         work = _Work()
         environment = jaxpr.bind(program, consts, operands)
         for eqn, mask in self.liveness.needed(program, wanted).equations:
@@ -56,7 +57,7 @@ class _Counter:
             environment.update(zip(eqn.outvars, jaxpr.known_results(eqn, known), strict=True))
         return work
 
-    def equation(self, work: _Work, eqn: Any, mask: Mask, known: list[Known]) -> None:
+    def equation(self, work: _Work, eqn: Equation, mask: Mask, known: list[Known]) -> None:
         name = eqn.primitive.name
         if name in ("dot_general", "conv_general_dilated"):
             left, right = (str(var.aval.shape).replace(" ", "") for var in eqn.invars)
@@ -85,7 +86,7 @@ class _Counter:
             reason, unknown = primitives.describe_uncounted(eqn)
             (work.unknown if unknown else work.notes)[reason] = None
 
-    def _scan(self, work: _Work, eqn: Any, mask: Mask, known: list[Known]) -> None:
+    def _scan(self, work: _Work, eqn: Equation, mask: Mask, known: list[Known]) -> None:
         params = eqn.params
         consts, carries = jaxpr.scan_layout(eqn)
         body = params["jaxpr"]
@@ -96,7 +97,7 @@ class _Counter:
             slices = [None] * (len(known) - consts - carries)
             self._repeat(work, body, fixed, carry, slices, mask, params["length"])
 
-    def _repeat(self, work: _Work, body: Any, fixed: list[Known], carry: list[Known], slices: list[Known],
+    def _repeat(self, work: _Work, body: core.ClosedJaxpr, fixed: list[Known], carry: list[Known], slices: list[Known],
                 mask: Mask, trips: int) -> None:  # fmt: skip
         """Add the body of a loop `trips` times; follow its counters where a loop inside ends by them."""
         step = self.program(body.jaxpr, body.consts, [*fixed, *[None] * len(carry), *slices], mask)
@@ -108,7 +109,7 @@ class _Counter:
             work.absorb(self.program(body.jaxpr, body.consts, inside, mask))
             carry = jaxpr.evaluate_known(body.jaxpr, body.consts, inside)[: len(carry)]
 
-    def _while(self, work: _Work, eqn: Any, mask: Mask, known: list[Known]) -> None:
+    def _while(self, work: _Work, eqn: Equation, mask: Mask, known: list[Known]) -> None:
         params = eqn.params
         condition, body = params["cond_jaxpr"], params["body_jaxpr"]
         first, second = params["cond_nconsts"], params["body_nconsts"]
@@ -131,7 +132,7 @@ class _Counter:
             self._repeat(work, body, known[first : first + second], known[first + second :], [], mask, trips)
         work.absorb(test, trips + 1)
 
-    def _cond(self, work: _Work, eqn: Any, mask: Mask, known: list[Known]) -> None:
+    def _cond(self, work: _Work, eqn: Equation, mask: Mask, known: list[Known]) -> None:
         branches = eqn.params["branches"]
         if known[0] is not None:
             branches = [branches[int(np.clip(int(known[0]), 0, len(branches) - 1))]]
@@ -146,7 +147,7 @@ class _Counter:
             work.notes[f"a cond has branches of {amounts} {unit}: the largest is counted"] = None
 
     @staticmethod
-    def _note_complex(work: _Work, eqn: Any) -> None:
+    def _note_complex(work: _Work, eqn: Equation) -> None:
         if getattr(eqn.outvars[0].aval.dtype, "kind", "") == "c":
             work.notes["a complex multiply-add is counted as one"] = None
 
@@ -158,10 +159,10 @@ class _Counter:
         moved = [*inputs, *program.outvars, *self._constants(program, tuple(closed.consts), wanted).values()]
         return sum(primitives.size(var) * primitives.itemsize(var) for var in moved)
 
-    def _constants(self, program: core.Jaxpr, consts: tuple[Any, ...], wanted: Mask) -> dict[int, Any]:
+    def _constants(self, program: core.Jaxpr, consts: Consts, wanted: Mask) -> dict[int, Variable]:
         # Arrays that a function closes over stand in the program as constants or as literals, in inner programs too,
         # and the same array in several places: it is found by its identity.
-        found: dict[int, Any] = {}
+        found: dict[int, Variable] = {}
         values = dict(zip(program.constvars, consts, strict=True)) if len(consts) == len(program.constvars) else {}
         for eqn, mask in self.liveness.needed(program, wanted).equations:
             for var in eqn.invars:
@@ -177,7 +178,7 @@ class _Counter:
         return found
 
 
-def count_program(fn: Callable[..., Any], args: tuple[Any, ...], trips: int | None = None) -> Cost:
+def count_program(fn: Callable[..., PyTree], args: tuple[PyTree, ...], trips: int | None = None) -> Cost:
     """Count what a JAX function computes by walking its program; see `manyheads.count`."""
     if trips is not None:
         trips = check_integer("count: trips", trips, 0)
@@ -186,7 +187,7 @@ def count_program(fn: Callable[..., Any], args: tuple[Any, ...], trips: int | No
     leaves = [as_native(leaf, "an argument", COMPLEX) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
     traced = [index for index, leaf in enumerate(leaves) if _is_traced(leaf)]
 
-    def call(*values: Any) -> Any:
+    def call(*values: Array) -> PyTree:
         filled = list(leaves)
         for index, value in zip(traced, values, strict=True):
             filled[index] = value
@@ -203,11 +204,11 @@ def count_program(fn: Callable[..., Any], args: tuple[Any, ...], trips: int | No
     return Cost(tuple(items), find_convention("executed"), tuple(work.notes), tuple(work.unknown))
 
 
-def _integer_value(leaf: Any) -> Known:
+def _integer_value(leaf: Array) -> Known:
     """Return the value of an integer among the arguments, None for other leaves."""
     concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and not leaf.ndim
     return jaxpr.known_value(np.asarray(leaf) if concrete and getattr(leaf.dtype, "kind", "") in tuple("iub") else leaf)
 
 
-def _is_traced(leaf: Any) -> bool:
+def _is_traced(leaf: object) -> bool:
     return isinstance(leaf, (int, float, complex)) or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))

@@ -1,15 +1,22 @@
 """Critical path of a program: the longest chain of matrix products, each needing the one before."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 from jax.extend import core
 
 from manyheads._arrays import COMPLEX, check_arrays
+from manyheads._trees import PyTree
 from manyheads.costs.cost import UnknownCost
 from manyheads.costs.jax import primitives
-from manyheads.costs.jax.jaxpr import LONGEST_SIMULATION, called_program, inner_programs, scan_layout
+from manyheads.costs.jax.jaxpr import (
+    LONGEST_SIMULATION,
+    Equation,
+    Variable,
+    called_program,
+    inner_programs,
+    scan_layout,
+)
 
 PRODUCTS = (
     "dot_general", "conv_general_dilated", "ragged_dot_general", "scaled_dot", "scaled_matmul_wrapper",
@@ -18,7 +25,7 @@ PRODUCTS = (
 )  # fmt: skip
 
 
-def longest_chain(fn: Callable[..., Any], *args: Any) -> int:
+def longest_chain(fn: Callable[..., object], *args: PyTree) -> int:
     """Return the length of the longest chain of matrix products in a JAX function, each needing the one before.
 
     With any number of processors, this many products must still run one after the other. A `scan` is followed through
@@ -45,9 +52,9 @@ def longest_chain(fn: Callable[..., Any], *args: Any) -> int:
 
 def _depths(program: core.Jaxpr, operands: Sequence[int]) -> list[int]:
     """Return the depth of every result of a program, given the depths of its operands; constants are at depth zero."""
-    depth: dict[Any, int] = dict(zip(program.invars, operands, strict=True))
+    depth: dict[Variable, int] = dict(zip(program.invars, operands, strict=True))
 
-    def of(var: Any) -> int:
+    def of(var: Variable) -> int:
         return 0 if isinstance(var, core.Literal) else depth.get(var, 0)
 
     for eqn in program.eqns:
@@ -55,7 +62,7 @@ def _depths(program: core.Jaxpr, operands: Sequence[int]) -> list[int]:
     return [of(var) for var in program.outvars]
 
 
-def _results(eqn: Any, operands: list[int]) -> list[int]:
+def _results(eqn: Equation, operands: list[int]) -> list[int]:
     """Return the depths of an equation's results."""
     if (call := called_program(eqn)) is not None:
         return _depths(call[0], operands)
@@ -77,7 +84,7 @@ def _results(eqn: Any, operands: list[int]) -> list[int]:
     return [deepest + (name in PRODUCTS)] * len(eqn.outvars)
 
 
-def _scan(eqn: Any, operands: list[int]) -> list[int]:
+def _scan(eqn: Equation, operands: list[int]) -> list[int]:
     """Follow the carry through every step; a slice of the input is as deep as the input."""
     params = eqn.params
     if (length := params["length"]) > LONGEST_SIMULATION:

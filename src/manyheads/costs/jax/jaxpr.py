@@ -1,28 +1,31 @@
 """Jaxprs: programs inside an equation, dead-code elimination, and integers known before a program runs."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from jax.extend import core
+
+from manyheads._namespaces import Array
 
 # Longest loop whose end is found by running its integers; a longer one is reported as undetermined.
 LONGEST_SIMULATION = 100_000
 # Longest loop that is followed step by step because an inner loop ends by its counter.
 LONGEST_WALK = 1_000
 
-# A known integer or Boolean scalar, or None.
-Known = Any
+Equation: TypeAlias = Any  # core.JaxprEqn
+Variable: TypeAlias = Any  # core.Var or core.Literal, whose abstract value has a shape and a dtype
+Known: TypeAlias = Any  # an integer or Boolean scalar of NumPy, or None
 Mask = tuple[bool, ...]
-Consts = Sequence[Any]
+Consts = Sequence[Array]
 
 
-def inner_programs(eqn: Any) -> list[tuple[core.Jaxpr, tuple[Any, ...]]]:
+def inner_programs(eqn: Equation) -> list[tuple[core.Jaxpr, tuple[Array, ...]]]:
     """List the programs among the parameters of an equation, each with its constants."""
 
-    def search(value: Any) -> Iterator[tuple[core.Jaxpr, tuple[Any, ...]]]:
+    def search(value: object) -> Iterator[tuple[core.Jaxpr, tuple[Array, ...]]]:
         if isinstance(value, core.ClosedJaxpr):
             yield value.jaxpr, tuple(value.consts)
         elif isinstance(value, core.Jaxpr):
@@ -34,7 +37,7 @@ def inner_programs(eqn: Any) -> list[tuple[core.Jaxpr, tuple[Any, ...]]]:
     return [found for value in eqn.params.values() for found in search(value)]
 
 
-def repeated_program(eqn: Any) -> tuple[core.Jaxpr, int] | None:
+def repeated_program(eqn: Equation) -> tuple[core.Jaxpr, int] | None:
     """Return the program of a `shard_map` or `pallas_call`, and how often it runs: on all devices, at all grid points.
 
     None for other primitives, and for a grid whose size is not known before the program runs.
@@ -48,7 +51,7 @@ def repeated_program(eqn: Any) -> tuple[core.Jaxpr, int] | None:
     return None
 
 
-def called_program(eqn: Any) -> tuple[core.Jaxpr, tuple[Any, ...]] | None:
+def called_program(eqn: Equation) -> tuple[core.Jaxpr, tuple[Array, ...]] | None:
     """Return the program of a plain call (jit, remat, custom derivatives): operands in, results out, one to one."""
     if eqn.primitive.name in ("scan", "while", "cond", "shard_map", "pallas_call", "xla_pmap"):
         return None
@@ -62,7 +65,7 @@ def called_program(eqn: Any) -> tuple[core.Jaxpr, tuple[Any, ...]] | None:
     return programs[0] if fits else None
 
 
-def _solving_program(eqn: Any) -> tuple[core.Jaxpr, tuple[Any, ...]]:
+def _solving_program(eqn: Equation) -> tuple[core.Jaxpr, tuple[Array, ...]]:
     """Return the one program of a `custom_linear_solve` that runs, as a function of all its operands.
 
     The operands are the constants of four programs (product, transposed product, solve, transposed solve), then the
@@ -76,7 +79,7 @@ def _solving_program(eqn: Any) -> tuple[core.Jaxpr, tuple[Any, ...]]:
     return solve.jaxpr.replace(invars=invars), tuple(solve.consts)
 
 
-def scan_layout(eqn: Any) -> tuple[int, int]:
+def scan_layout(eqn: Equation) -> tuple[int, int]:
     """Return how many operands of a `scan` are constants, and how many are carried; slices follow.
 
     Read from the ranks: a slice and a stacked result have one axis more outside than inside. The parameters that say
@@ -84,14 +87,14 @@ def scan_layout(eqn: Any) -> tuple[int, int]:
     """
     body = eqn.params["jaxpr"].jaxpr
 
-    def sliced(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+    def sliced(outside: Sequence[Variable], inside: Sequence[Variable]) -> int:
         return sum(_rank(outer) > _rank(inner) for outer, inner in zip(outside, inside, strict=True))
 
     carries = len(eqn.outvars) - sliced(eqn.outvars, body.outvars)
     return len(eqn.invars) - carries - sliced(eqn.invars, body.invars), carries
 
 
-def _rank(var: Any) -> int:
+def _rank(var: Variable) -> int:
     return len(getattr(var.aval, "shape", ()))
 
 
@@ -99,7 +102,7 @@ def _rank(var: Any) -> int:
 class Needed:
     """The equations of a program that its wanted results depend on, each with the mask of its wanted results."""
 
-    equations: tuple[tuple[Any, Mask], ...]
+    equations: tuple[tuple[Equation, Mask], ...]
     inputs: Mask
 
 
@@ -128,7 +131,7 @@ class Liveness:
                 live |= {var for var, use in zip(eqn.invars, used, strict=True) if use and not _literal(var)}
         return Needed(tuple(reversed(kept)), tuple(var in live for var in program.invars))
 
-    def operands(self, eqn: Any, mask: Mask) -> Mask:
+    def operands(self, eqn: Equation, mask: Mask) -> Mask:
         """Return which operands the wanted results of an equation need."""
         name, params = eqn.primitive.name, eqn.params
         if name == "scan":
@@ -153,14 +156,14 @@ class Liveness:
                 return mask
             mask = wider
 
-    def while_results(self, eqn: Any, mask: Mask) -> Mask:
+    def while_results(self, eqn: Equation, mask: Mask) -> Mask:
         """Extend a mask of wanted carries by those that the end of the loop depends on."""
         params = eqn.params
         ends = self.needed(params["cond_jaxpr"].jaxpr, (True,)).inputs[params["cond_nconsts"] :]
         wider = tuple(want or end for want, end in zip(mask, ends, strict=True))
         return self.loop_results(params["body_jaxpr"].jaxpr, wider, params["body_nconsts"], len(mask))
 
-    def _while_operands(self, eqn: Any, mask: Mask) -> Mask:
+    def _while_operands(self, eqn: Equation, mask: Mask) -> Mask:
         params = eqn.params
         mask = self.while_results(eqn, mask)
         ends = self.needed(params["cond_jaxpr"].jaxpr, (True,)).inputs[: params["cond_nconsts"]]
@@ -174,11 +177,11 @@ def _with_carries(used: Mask, wanted: Mask, consts: int, carries: int) -> Mask:
     return used[:consts] + middle + used[consts + carries :]
 
 
-def _literal(var: Any) -> bool:
+def _literal(var: Variable) -> bool:
     return isinstance(var, core.Literal)
 
 
-_INTEGER_ARITHMETIC: dict[str, Any] = {
+_INTEGER_ARITHMETIC: dict[str, Callable[..., Known]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "max": np.maximum, "min": np.minimum, "neg": np.negative,
     "sign": np.sign, "square": np.square, "integer_pow": np.power, "lt": np.less, "le": np.less_equal,
     "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal, "and": np.bitwise_and,
@@ -191,13 +194,13 @@ _INTEGER_ARITHMETIC: dict[str, Any] = {
 _SAME_VALUE = {"broadcast_in_dim", "convert_element_type", "copy", "device_put", "reshape", "squeeze", "stop_gradient"}
 
 
-def known_value(value: Any) -> Known:
+def known_value(value: object) -> Known:
     """Return an integer or Boolean scalar as NumPy holds it, anything else as None."""
     scalar = isinstance(value, (bool, int, np.generic, np.ndarray)) and np.ndim(value) == 0
     return np.asarray(value)[()] if scalar and np.asarray(value).dtype.kind in "iub" else None
 
 
-def known_results(eqn: Any, operands: Sequence[Known]) -> list[Known]:
+def known_results(eqn: Equation, operands: Sequence[Known]) -> list[Known]:
     """Work out the results of an equation on integer scalars as far as they are known."""
     unknown: list[Known] = [None] * len(eqn.outvars)
     if (called := called_program(eqn)) is not None:
@@ -228,21 +231,21 @@ def evaluate_known(program: core.Jaxpr, consts: Consts, operands: Sequence[Known
     return [look_up(environment, var) for var in program.outvars]
 
 
-def bind(program: core.Jaxpr, consts: Sequence[Any], operands: Sequence[Known]) -> dict[Any, Known]:
+def bind(program: core.Jaxpr, consts: Consts, operands: Sequence[Known]) -> dict[Variable, Known]:
     """Return an environment of the known constants and operands of a program."""
-    environment: dict[Any, Known] = {}
+    environment: dict[Variable, Known] = {}
     if len(consts) == len(program.constvars):
         environment.update(zip(program.constvars, map(known_value, consts), strict=True))
     environment.update(zip(program.invars, operands, strict=True))
     return environment
 
 
-def look_up(environment: dict[Any, Known], var: Any) -> Known:
+def look_up(environment: dict[Variable, Known], var: Variable) -> Known:
     """Return the known value of a variable or literal."""
     return known_value(var.val) if _literal(var) else environment.get(var)
 
 
-def while_trips(eqn: Any, operands: Sequence[Known], liveness: Liveness) -> tuple[int | None, str]:
+def while_trips(eqn: Equation, operands: Sequence[Known], liveness: Liveness) -> tuple[int | None, str]:
     """Return how often the body of a `while` runs, if integers known beforehand decide it; otherwise None, and why."""
     params = eqn.params
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]

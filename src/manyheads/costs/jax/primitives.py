@@ -6,11 +6,10 @@ sections 3.1, 3.2 and 4.2). Other decompositions and Fourier transforms depend o
 """
 
 import math
-from typing import Any
 
 import numpy as np
 
-from manyheads.costs.jax.jaxpr import inner_programs
+from manyheads.costs.jax.jaxpr import Equation, Variable, inner_programs
 
 
 def _names(text: str) -> frozenset[str]:
@@ -69,7 +68,7 @@ KERNELS = _names("rnn_bwd rnn_fwd scaled_dot scaled_matmul scaled_matmul_wrapper
 SPARSE = ("bcoo_", "bcsr_", "coo_", "csr_")
 
 
-def describe_uncounted(eqn: Any) -> tuple[str, bool]:
+def describe_uncounted(eqn: Equation) -> tuple[str, bool]:
     """Return why the work of a primitive is not counted, and whether that makes the cost unknown."""
     name = eqn.primitive.name
     reasons = (
@@ -97,7 +96,7 @@ def describe_uncounted(eqn: Any) -> tuple[str, bool]:
     return f"{name} has no rule in this counter", True
 
 
-def ragged_macs(eqn: Any) -> int:
+def ragged_macs(eqn: Equation) -> int:
     """Count the multiply-adds of `ragged_dot_general` whose groups take all rows."""
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (_, contracted), (_, batched) = numbers.dot_dimension_numbers
@@ -106,17 +105,17 @@ def ragged_macs(eqn: Any) -> int:
     return size(eqn.invars[0]) * math.prod(extent for axis, extent in enumerate(right) if axis not in taken)
 
 
-def size(var: Any) -> int:
+def size(var: Variable) -> int:
     """Count the elements of a variable (0 for a token)."""
     return math.prod(getattr(var.aval, "shape", (0,)))
 
 
-def itemsize(var: Any) -> int:
+def itemsize(var: Variable) -> int:
     """Bytes of an element."""
     return int(getattr(getattr(var.aval, "dtype", None), "itemsize", 0))
 
 
-def inexact(var: Any) -> bool:
+def inexact(var: Variable) -> bool:
     """Tell whether a variable holds real or complex numbers (bfloat16 and float8 included)."""
     import jax.numpy as jnp
 
@@ -124,7 +123,7 @@ def inexact(var: Any) -> bool:
     return dtype is not None and jnp.issubdtype(dtype, np.inexact)
 
 
-def dot_macs(eqn: Any) -> int:
+def dot_macs(eqn: Equation) -> int:
     """Count the multiply-adds of `dot_general`: batch x rows x columns x contracted."""
     (_, contracted), (_, batched) = eqn.params["dimension_numbers"]
     right = eqn.invars[1].aval.shape
@@ -132,7 +131,7 @@ def dot_macs(eqn: Any) -> int:
     return size(eqn.invars[0]) * free
 
 
-def convolution_macs(eqn: Any) -> int:
+def convolution_macs(eqn: Equation) -> int:
     """Count the multiply-adds of `conv_general_dilated` that meet a real element of the input.
 
     Products with padding, and with the zeros that dilation inserts, are left out. Each (output, tap, input) triple then
@@ -169,7 +168,7 @@ def _valid_taps(outputs: int, taps: int, inputs: int, steps: tuple[int, int, int
     return total
 
 
-def factorization(eqn: Any) -> tuple[str, int, int, int] | None:
+def factorization(eqn: Equation) -> tuple[str, int, int, int] | None:
     """Return (row, multiply-adds, divisions, square roots) of an LU, Cholesky or triangular solve, otherwise None.
 
     Column `k` of an m x n LU is divided by its pivot, m - 1 - k numbers, and updates (m - 1 - k)(n - 1 - k) others; a
@@ -196,7 +195,7 @@ def factorization(eqn: Any) -> tuple[str, int, int, int] | None:
     return row, batch * macs, batch * divisions, 0
 
 
-def arithmetic(eqn: Any) -> tuple[str, int, int] | None:
+def arithmetic(eqn: Equation) -> tuple[str, int, int] | None:
     """Return (row, elementwise, transcendental) of a primitive without inner program, or None if the table lacks it.
 
     Arithmetic on integers and Booleans (indices, masks, counters) counts nothing.

@@ -6,13 +6,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, final
 
-import numpy as np
+from numpy.typing import NDArray
 
 from manyheads.errors import UsageError
 from manyheads.models.checkpoints.files import read_json
 from manyheads.models.checkpoints.header import DTYPES, TensorEntry
 from manyheads.models.checkpoints.tensor_file import TensorFile, unknown_name
 from manyheads.models.refusals import FileDamaged, FileMissing, FileUnreadable, PickleRefused, shorten
+
+Array = NDArray[Any]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -74,17 +76,11 @@ class Checkpoint:
         return sum(entry.size for entry in self.entries.values())
 
     def entry(self, name: str) -> TensorEntry:
-        """Return dtype, shape and bytes of a tensor, or of the one that an alias stands for.
-
-        Raises
-        ------
-        UsageError
-            No tensor of that name; the message lists the nearest names.
-        """
+        """Return dtype, shape and bytes of a tensor, or of the one that an alias stands for."""
         stored, file = self._find(name)
         return file.entry(stored)
 
-    def tensor(self, name: str, rows: slice | Sequence[int] | np.ndarray | None = None) -> np.ndarray:
+    def tensor(self, name: str, rows: slice | Sequence[int] | Array | None = None) -> Array:
         """Read one tensor, or some of its rows, into a new array; see `TensorFile.tensor`."""
         stored, file = self._find(name)
         return file.tensor(stored, rows)
@@ -93,7 +89,7 @@ class Checkpoint:
         """Return a tensor that stays on the disk: its rows are read when it is indexed."""
         return StoredTensor(self, name)
 
-    def stream(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
+    def stream(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, Array]]:
         """Read tensor after tensor, in the order of the files or of `names`.
 
         This generator holds one tensor at a time. A loop variable keeps the last one alive while the next is read:
@@ -128,7 +124,7 @@ class StoredTensor:
         self.checkpoint, self.name, entry = checkpoint, name, checkpoint.entry(name)
         self.shape, self.dtype = entry.shape, DTYPES[entry.dtype]
 
-    def __getitem__(self, rows: slice | Sequence[int] | np.ndarray) -> np.ndarray:
+    def __getitem__(self, rows: slice | Sequence[int] | Array) -> Array:
         return self.checkpoint.tensor(self.name, rows)
 
 

@@ -10,11 +10,12 @@ from typing import Any, BinaryIO
 from manyheads._json import check_parts
 from manyheads.models import refusals
 
+Json = dict[str, Any]  # content of a JSON object
+
 # Without O_NONBLOCK, opening a pipe that has no writer would wait for ever. Windows lacks all but O_BINARY.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
-JSON_LIMIT = 50_000_000
-"""The longest index or configuration in bytes; the largest published indexes take about a tenth."""
+JSON_LIMIT = 50_000_000  # the longest index or configuration in bytes; the largest published indexes take about a tenth
 
 _HUGE = 10**20
 
@@ -60,7 +61,7 @@ def _integer(digits: str) -> int | float:
     return int(digits) if len(digits) <= 20 else _HUGE
 
 
-def read_json(path: Path, follow_links: bool = False) -> dict[str, Any]:
+def read_json(path: Path, follow_links: bool = False) -> Json:
     """Read a JSON file whose top is an object."""
     try:
         with open_regular(path, follow_links) as file:
@@ -87,7 +88,7 @@ def parse_json(data: bytes | bytearray, path: Path, *, constants: bool = False) 
     except ValueError as error:
         raise refusals.FileDamaged(path, str(error)) from error
 
-    def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def collect(pairs: list[tuple[str, Any]]) -> Json:
         table = dict(pairs)
         if len(table) < len(pairs):
             seen: set[str] = set()

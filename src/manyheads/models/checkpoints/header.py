@@ -21,11 +21,9 @@ import numpy as np
 from manyheads.models.checkpoints.files import parse_json
 from manyheads.models.refusals import INTERRUPTED, FileDamaged, PickleRefused
 
-HEADER_LIMIT = 100_000_000
-"""The longest header in bytes: the limit of the format's own library."""
+HEADER_LIMIT = 100_000_000  # the longest header in bytes: the limit of the format's own library
 
-DIMENSION_LIMIT = 64
-"""The largest number of dimensions: NumPy's."""
+DIMENSION_LIMIT = 64  # the largest number of dimensions: NumPy's
 
 SIZE_LIMIT = 2**63 - 1
 

@@ -29,15 +29,6 @@ def load_model(folder: Path | str, dtype: str = "auto") -> Any:
 
     Its class is the one in `architectures`, which gives modules the names that they had in training; without one, the
     model without a head.
-
-    Raises
-    ------
-    ExtraMissing
-        PyTorch or transformers is not installed.
-    FileMissing, ConfigInvalid
-        No configuration, or one that transformers cannot read.
-    WeightsMismatch
-        Weights that the model needs are absent: they would be random.
     """
     torch, transformers = require("torch"), require("transformers")
     if not (Path(folder) / "config.json").is_file():

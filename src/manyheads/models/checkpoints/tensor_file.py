@@ -12,14 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import final
+from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads.errors import ShapeError, UsageError
 from manyheads.models.checkpoints.files import open_regular, seal
 from manyheads.models.checkpoints.header import DTYPES, TensorEntry, read_header
 from manyheads.models.refusals import FileChanged, FileDamaged
+
+Array = NDArray[Any]
 
 CHUNK = 1 << 20
 
@@ -35,25 +38,11 @@ class TensorFile:
     metadata
         The table of strings that the file carries.
 
-    Raises
-    ------
-    CheckpointRefused
-        The file breaks a rule of the format, see `manyheads.models.refusals`.
-
     Notes
     -----
     Every read checks that the file is still the one whose header was read (identity, length and times of change) and
     raises `FileChanged` otherwise. A change within the resolution of the file system's clock goes unnoticed unless it
     shortens the file; compare fingerprints where that matters. Threads may share a `TensorFile`.
-
-    Examples
-    --------
-    >>> import tempfile, numpy as np, safetensors.numpy
-    >>> path = Path(tempfile.mkdtemp()) / "model.safetensors"
-    >>> safetensors.numpy.save_file({"w": np.arange(6.0).reshape(3, 2)}, path)
-    >>> file = TensorFile(path)
-    >>> file.names, file.tensor("w", rows=slice(1, 3)).tolist()
-    (('w',), [[2.0, 3.0], [4.0, 5.0]])
     """
 
     def __init__(self, path: Path | str, *, follow_links: bool = False):
@@ -72,7 +61,7 @@ class TensorFile:
         """The names of the tensors, in the order of the file."""
         return tuple(self.entries)
 
-    def tensor(self, name: str, rows: slice | Sequence[int] | np.ndarray | None = None) -> np.ndarray:
+    def tensor(self, name: str, rows: slice | Sequence[int] | Array | None = None) -> Array:
         """Read one tensor, or some of its rows, into a new array in the dtype of the file.
 
         `rows` are indices of the first axis: a slice of step 1 (clipped to the axis, as NumPy does) or integers from 0
@@ -114,7 +103,7 @@ class TensorFile:
     def __repr__(self) -> str:
         return f"TensorFile({str(self.path)!r}, {len(self.entries)} tensors)"
 
-    def _read(self, offset: int, count: int) -> np.ndarray:
+    def _read(self, offset: int, count: int) -> Array:
         """Read bytes into new memory, and check that the file is the one whose header was read."""
         try:
             data = np.fromfile(self.path, np.uint8, count, offset=offset)
@@ -137,7 +126,7 @@ def unknown_name(path: Path, name: str, names: Iterable[str]) -> str:
     return f"{path} holds no tensor {name[:200]!r}; " + (f"near it: {', '.join(near)}" if near else "see .names")
 
 
-def _runs(rows: slice | Sequence[int] | np.ndarray, entry: TensorEntry) -> list[tuple[int, int]]:
+def _runs(rows: slice | Sequence[int] | Array, entry: TensorEntry) -> list[tuple[int, int]]:
     """Turn a choice of rows into the consecutive runs (start, stop) to read."""
     if not entry.shape:
         raise UsageError(f"tensor {entry.name!r} is a scalar and has no rows")

@@ -12,16 +12,22 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from manyheads._extras import require
 from manyheads.models.modules import Family, Module, Role
 from manyheads.models.refusals import NotExtractable
+from manyheads.models.torch.lazy_torch import Module as Network
+from manyheads.models.torch.lazy_torch import Tensor, torch
+
+Array = NDArray[Any]
+Answer = Callable[[Array], Array]
+Turns = tuple[Tensor, float]  # angles of positions, and the factor of their cosines and sines
 
 WIDE = ("float32", "float64")  # what NumPy holds
 OF_ATTENTION = (Role.QUERY, Role.KEY, Role.VALUE, Role.QUERY_KEY_VALUE, Role.OUTPUT)
 
 
-def find_attention(model: Any, family: Family, layer: int) -> tuple[Any, Any]:
+def find_attention(model: Network, family: Family, layer: int) -> tuple[Network, Network | None]:
     """Return the attention sub-module of a layer of a model, and the norm in front of or behind it, None if absent.
 
     The sub-module is the smallest one that holds all weights of queries, keys, values and outputs.
@@ -45,7 +51,7 @@ def find_attention(model: Any, family: Family, layer: int) -> tuple[Any, Any]:
     return model.get_submodule(".".join(common)), getattr(block, "input_layernorm", None)  # OLMo: without weights
 
 
-def find_block(model: Any, family: Family, layer: int) -> Any:
+def find_block(model: Network, family: Family, layer: int) -> Network:
     """Return the module of a whole block: what stands under the number of the layer."""
     for module, path in _in_memory(model, family, layer).items():
         if module.role in OF_ATTENTION:
@@ -54,7 +60,7 @@ def find_block(model: Any, family: Family, layer: int) -> Any:
     raise NotExtractable(f"{type(model).__name__} has no block {layer} under the names of {family.model_type}")
 
 
-def _in_memory(model: Any, family: Family, layer: int) -> dict[Module, str]:
+def _in_memory(model: Network, family: Family, layer: int) -> dict[Module, str]:
     """Return the paths in memory of the modules of a layer that the model has."""
     saved = {family.saved_name(name): name for name, _ in model.named_parameters(remove_duplicate=False)}
     found: dict[Module, str] = {}
@@ -67,21 +73,20 @@ def _in_memory(model: Any, family: Family, layer: int) -> dict[Module, str]:
 
 def attention_function(
     module: Any,
-    norm: Any,
-    positions: tuple[Any, float] | None,
+    norm: Network | None,
+    positions: Turns | None,
     *,
     causal: bool,
     dtype: str,
     window: int | None = None,
     widened: bool = True,
-) -> Callable[[Any], np.ndarray]:
+) -> Answer:
     """Return the function (n, k, d) -> (n, k, d) of a copy of a sub-module, x + attn(norm(x)) where a norm is given.
 
     The copy computes in `dtype`, by scaled-dot-product attention where that knows its scores (no caps, no sinks). Of a
     window, a token sees the last `window` tokens, itself included. Unless `widened`, what the code of transformers
     narrows to single precision, angles of positions among it, stays so.
     """
-    torch = require("torch")
     kind = getattr(torch, dtype)
     fine = kind if widened else torch.float32  # of angles
     module, norm = widen(module, dtype), None if norm is None else widen(norm, dtype)
@@ -95,7 +100,7 @@ def attention_function(
     neighbours = _turns_neighbours(module)
     halved = hasattr(sys.modules[type(module).__module__], "_apply_rotary_emb")  # gpt-oss: one cosine a pair
 
-    def answer(x: np.ndarray) -> np.ndarray:
+    def answer(x: Array) -> Array:
         with torch.inference_mode(), wide_mode(dtype if widened else ""):
             tokens = torch.from_numpy(np.array(x)).to(device, kind)
             length = tokens.shape[1]
@@ -119,9 +124,7 @@ def attention_function(
     return answer
 
 
-def native_function(
-    module: Any, norm: Any, positions: tuple[Any, float] | None, **said: Any
-) -> tuple[Callable[[Any], np.ndarray], str]:
+def native_function(module: Any, norm: Network | None, positions: Turns | None, **said: Any) -> tuple[Answer, str]:
     """Return the same function in the floating-point type of the module itself, and that type."""
     kind = str(next(module.parameters()).dtype).removeprefix("torch.")
     return attention_function(module, norm, positions, dtype=kind, widened=False, **said), kind
@@ -154,11 +157,10 @@ def _call(module: Any, x: Any, mask: Any, positions: Any) -> Any:
 
 def wide_mode(dtype: str) -> Any:
     """Return a context in which float64 stays float64 where code of transformers narrows (norms, softmax, ALiBi)."""
-    torch = require("torch")
     if dtype != "float64":
         return contextlib.nullcontext()
 
-    class Wide(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined]
+    class Wide(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
             named = dict(named or {})
             if function is torch.Tensor.float and not given[0].is_floating_point():  # positions
@@ -174,12 +176,12 @@ def wide_mode(dtype: str) -> Any:
     return Wide()
 
 
-def widen(module: Any, dtype: str) -> Any:
+def widen(module: Network, dtype: str) -> Network:
     """Return a copy of a module in another precision, in evaluation mode; the module itself stays as it is."""
-    return copy.deepcopy(module).to(getattr(require("torch"), dtype)).eval()
+    return copy.deepcopy(module).to(getattr(torch, dtype)).eval()
 
 
-def rotary_frequencies(model: Any, config: Any, layer: int = 0) -> tuple[Any, float]:
+def rotary_frequencies(model: Network, config: Any, layer: int = 0) -> Turns:
     """Return the angles by which one position turns (N/2,) and the factor of cosines and sines, as the model has them.
 
     `model` is a model or a part of one; a part without them gets them from the class that its own file defines. Layers
@@ -190,7 +192,7 @@ def rotary_frequencies(model: Any, config: Any, layer: int = 0) -> tuple[Any, fl
     named = next((part for part in model.modules() if hasattr(part, f"{kind}inv_freq")), None)
     if named is not None and kind:
         return getattr(named, f"{kind}inv_freq").detach(), float(getattr(named, f"{kind}attention_scaling"))
-    rotary = next((part for part in model.modules() if hasattr(part, "inv_freq")), None)
+    rotary: Any = next((part for part in model.modules() if hasattr(part, "inv_freq")), None)
     if rotary is None:
         source = vars(sys.modules[type(model).__module__])
         classes = [value for name, value in source.items() if name.endswith("RotaryEmbedding")]

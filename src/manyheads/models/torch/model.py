@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from manyheads._extras import require
 from manyheads.errors import UsageError
 from manyheads.models.architecture import apply_role_map, read_architecture
 from manyheads.models.parts import Architecture, ForwardMultipliers, Parameter
+from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.transformer.shape import Shape
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
@@ -35,27 +35,18 @@ class TorchModel:
     """A model that has been read."""
 
     architecture: Architecture  # its trained parameters by name
-    tensors: Mapping[str, Any]  # name → parameter
+    tensors: Mapping[str, Tensor]  # name → parameter
     scales: Mapping[str, float]  # name of an attention module → the factor of its logits, where it says so
     padding: Mapping[str, int]  # name of a table → the row that stands for no token, which is zero and stays so
-    frozen: Mapping[str, Any]  # name → parameter that is not trained
+    frozen: Mapping[str, Tensor]  # name → parameter that is not trained
 
 
-def read_model(model: Any, reading: ModelOptions | None = None) -> TorchModel:
-    """Find the shape of a model and the part of every trained parameter.
-
-    Raises
-    ------
-    UsageError
-        No module, none of its parameters trained, a plain module without roles and shape, or what `read_architecture`
-        and `apply_role_map` refuse.
-    ExtraMissing
-        torch is not installed.
-    """
+def read_model(model: Module, reading: ModelOptions | None = None) -> TorchModel:
+    """Find the shape of a model and the part of every trained parameter."""
     reading = reading or ModelOptions()
     model = unwrap(model)
     names: dict[int, list[str]] = {}
-    tensors: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):
         name = ".".join(piece for piece in name.split(".") if piece not in INNER)
         names.setdefault(id(tensor), []).append(name)
@@ -87,9 +78,8 @@ def read_model(model: Any, reading: ModelOptions | None = None) -> TorchModel:
     return TorchModel(architecture, kept, scales, _padding(model, names), held)
 
 
-def unwrap(model: Any) -> Any:
+def unwrap(model: Module) -> Any:
     """Return the model inside wrappers that only prefix its names."""
-    torch = require("torch")
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"{type(model).__name__} is no torch.nn.Module: give the model itself")
     while True:
@@ -99,12 +89,11 @@ def unwrap(model: Any) -> Any:
         model = next(iter(children.values()))
 
 
-def _complete_parameters(architecture: Architecture, model: Any, tensors: Mapping[str, Any]) -> Architecture:
+def _complete_parameters(architecture: Architecture, model: Module, tensors: Mapping[str, Tensor]) -> Architecture:
     """Complete parameters from their tensors and modules: number of axes, dense inputs, offsets of gains.
 
     1 + w multiplies in Gemma's norms, and starts at w = 0.
     """
-    torch = require("torch")
     owners = {id(t): module for module in model.modules() for t in module.parameters(recurse=False)}
     dense = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 
@@ -121,15 +110,14 @@ def _complete_parameters(architecture: Architecture, model: Any, tensors: Mappin
     return replace(architecture, parameters=trained, frozen=frozen)
 
 
-def _measure_offset(module: Any, tensor: Any) -> float:
+def _measure_offset(module: Module, tensor: Tensor) -> float:
     """Return c if a norm multiplies by c + w, from what it makes of w = 0 and w = 1; 0 for what is no such module."""
-    torch = require("torch")
     if tensor.is_meta or tensor.dim() != 1 or not tensor.is_floating_point():
         return 0.0
     own = dict(module.named_parameters(recurse=False))
     drawn = torch.randn(2, len(tensor), generator=torch.Generator().manual_seed(0)).to(tensor)
 
-    def run(level: float) -> Any:
+    def run(level: float) -> Tensor:
         exchanged = {key: torch.full_like(each, level * (each is tensor)) for key, each in own.items()}
         return torch.func.functional_call(module, exchanged, (drawn,)).double()
 
@@ -144,7 +132,7 @@ def _measure_offset(module: Any, tensor: Any) -> float:
     return float(round(offset)) if abs(offset - round(offset)) < near else 0.0
 
 
-def _attention(model: Any, architecture: Architecture) -> dict[str, Any]:
+def _attention(model: Module, architecture: Architecture) -> dict[str, Any]:
     """Return the modules above the query projections that carry a number `scaling`, by name."""
     found = {}
     for parameter in (*architecture.parameters, *architecture.frozen):  # frozen queries have a scale all the same
@@ -156,7 +144,7 @@ def _attention(model: Any, architecture: Architecture) -> dict[str, Any]:
     return found
 
 
-def _check_sizes(architecture: Architecture, tensors: Mapping[str, Any], complete: bool) -> None:
+def _check_sizes(architecture: Architecture, tensors: Mapping[str, Tensor], complete: bool) -> None:
     """Refuse a shape that the matrices of attention contradict: its width is on one of their sides."""
     shape, queries = architecture.shape, 0
     for parameter in architecture.parameters:
@@ -171,8 +159,7 @@ def _check_sizes(architecture: Architecture, tensors: Mapping[str, Any], complet
         raise UsageError(f"{queries} query matrices and L = {shape.depth} layers: correct the shape or the role map")
 
 
-def _padding(model: Any, names: Mapping[int, list[str]]) -> dict[str, int]:
-    torch = require("torch")
+def _padding(model: Module, names: Mapping[int, list[str]]) -> dict[str, int]:
     return {
         names[id(module.weight)][0]: module.padding_idx
         for module in model.modules()

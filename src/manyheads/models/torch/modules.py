@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-ACCURACY = 1e-4
-"""Relative, of a measured multiplier, where numbers are not rounded more coarsely."""
+from manyheads.models.torch.lazy_torch import Generator, Module, Tensor, torch
 
-FAR = 30.0
-"""Size of the inputs of a norm: far above any epsilon in it."""
-
+ACCURACY = 1e-4  # relative, of a measured multiplier, where numbers are not rounded more coarsely
+FAR = 30.0  # size of the inputs of a norm: far above any epsilon in it
 SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
 """Arguments of `scaled_dot_product_attention`, in order."""
 
 
-def find_blocks(model: Any, parts: Mapping[int, tuple[str, ...]]) -> list[Any]:
+@contextmanager
+def evaluation(model: Module) -> Iterator[None]:
+    """Evaluate a model, and leave the modes of its modules alone."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def inference(model: Module) -> Iterator[ExitStack]:
+    """Leave out dropout, gradients, compiled graphs and fast paths around hooks; yield what is undone at the end."""
+    attention = torch.backends.mha
+    with ExitStack() as stack:
+        stack.callback(attention.set_fastpath_enabled, attention.get_fastpath_enabled())
+        attention.set_fastpath_enabled(False)
+        if any(type(module).__name__ == "OptimizedModule" for module in model.modules()):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for context in (evaluation(model), torch.no_grad()):
+            stack.enter_context(context)
+        yield stack
+
+
+def find_blocks(model: Module, parts: Mapping[int, tuple[str, ...]]) -> list[Module]:
     """Return the smallest modules that hold an attention's output and an MLP's, or where there is no MLP a layer."""
-    holds: dict[Any, set[str]] = {}
+    holds: dict[Module, set[str]] = {}
     numbered = set()
     for name, tensor in model.named_parameters(remove_duplicate=False):
         pieces = name.split(".")[:-1]
@@ -32,7 +57,7 @@ def find_blocks(model: Any, parts: Mapping[int, tuple[str, ...]]) -> list[Any]:
     return [module for module in found if not any(each in found for each in module.modules() if each is not module)]
 
 
-def own_multiplier(torch: Any, module: Any, inputs: Any, output: Any, generator: Any) -> float | None:
+def own_multiplier(module: Module, inputs: Any, output: Any, generator: Generator) -> float | None:
     """Return what a projection multiplies W x by within itself, or a norm its gain times the normalized x.
 
     With weights and inputs of ones every output is that number times the fan-in, whatever the layout. None if it is not
@@ -45,11 +70,11 @@ def own_multiplier(torch: Any, module: Any, inputs: Any, output: Any, generator:
     if len(matrices) > 1 or not inputs:
         return None
 
-    def run(key: str, weight: Any, x: Any) -> Any:
+    def run(key: str, weight: Tensor, x: Tensor) -> Tensor:
         exchanged = {name: torch.zeros_like(t) for name, t in own.items()} | {key: weight}
         return torch.func.functional_call(module, exchanged, (x, *inputs[1:])).double()
 
-    def draw(like: Any) -> Any:
+    def draw(like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=generator).to(like)
 
     x = draw(inputs[0])
@@ -59,7 +84,7 @@ def own_multiplier(torch: Any, module: Any, inputs: Any, output: Any, generator:
         if not key or own[key].numel() != x.shape[-1]:
             return None
         slope = run(key, torch.ones_like(own[key]), FAR * x) - run(key, torch.zeros_like(own[key]), FAR * x)
-        numbers = [fit_sum(torch, slope, [each], rounded * slope.abs().max()) for each in with_norms(torch, x)[1:]]
+        numbers = [fit_sum(slope, [each], rounded * slope.abs().max()) for each in with_norms(x)[1:]]
         return next((each[0] for each in numbers if each), None)
     (key,) = matrices
     one, other = draw(own[key]), draw(own[key])
@@ -71,7 +96,7 @@ def own_multiplier(torch: Any, module: Any, inputs: Any, output: Any, generator:
     return float(found) / fan_in if even and linear else None
 
 
-def fit_sum(torch: Any, target: Any, columns: list[Any], rounded: float) -> list[float] | None:
+def fit_sum(target: Tensor, columns: list[Tensor], rounded: float) -> list[float] | None:
     """Return the coefficients of a sum of columns, or None where it is no such sum, or rounding hides it."""
     matrix, target = torch.stack([each.double().flatten() for each in columns], 1), target.flatten()
     if len(matrix) != len(target):
@@ -81,20 +106,18 @@ def fit_sum(torch: Any, target: Any, columns: list[Any], rounded: float) -> list
     return None if rounded > size / 4 or left > ACCURACY * size + rounded else numbers.tolist()
 
 
-def fit_rows(torch: Any, target: Any, table: Any, rounded: float) -> float | None:
+def fit_rows(target: Tensor, table: Tensor, rounded: float) -> float | None:
     """Return m with target = m times successive rows of a table, and one vector for all; None where it is no such sum.
 
     The rows start with the first; with the second behind a class token; with the third in OPT and RoBERTa.
     """
     for rows in (table[first : first + len(target)] for first in range(3)):
-        if rows.shape == target.shape and (
-            numbers := fit_sum(torch, target - target.mean(0), [rows - rows.mean(0)], rounded)
-        ):
+        if rows.shape == target.shape and (numbers := fit_sum(target - target.mean(0), [rows - rows.mean(0)], rounded)):
             return numbers[0]
     return None
 
 
-def with_norms(torch: Any, stream: Any) -> list[Any]:
+def with_norms(stream: Tensor | None) -> list[Tensor]:
     """Return a stream as it is, and after each kind of norm without gains; nothing of None."""
     if stream is None:
         return []
@@ -103,14 +126,14 @@ def with_norms(torch: Any, stream: Any) -> list[Any]:
     return [stream, rms, torch.nn.functional.layer_norm(stream, stream.shape[-1:])]
 
 
-def first_tensor(torch: Any, found: Any, last: int | None = None) -> Any:
-    """Return the first tensor of floating numbers in nested results, of a given last side."""
+def first_tensor(found: Any, last: int | None = None) -> Any:
+    """Return the first tensor of floating numbers in nested results, no single number, of a given last side."""
     if isinstance(found, torch.Tensor):
-        return found if found.is_floating_point() and last in (None, found.shape[-1]) else None
+        return found if found.is_floating_point() and found.dim() and last in (None, found.shape[-1]) else None
     if isinstance(found, Mapping):
         found = list(found.values())
     for each in found if isinstance(found, list | tuple) else ():
-        if (tensor := first_tensor(torch, each, last)) is not None:
+        if (tensor := first_tensor(each, last)) is not None:
             return tensor
     return None
 
@@ -119,7 +142,7 @@ PRODUCTS = ("einsum", "linear", "matmul", "bmm", "mm", "tensordot", "__matmul__"
 """Functions by which a block multiplies with a parameter of its own."""
 
 
-def listen_to_logits(torch: Any, see: Callable[[list[Any]], None], replace: Callable[[list[Any], Any], Any]) -> Any:
+def listen_to_logits(see: Callable[[list[Tensor]], None], replace: Callable[[list[Tensor], Any], Any]) -> Any:
     """Return a mode that shows `see` the logits of each softmax: A_ii summed over heads, for every i.
 
     `replace` gets the operands and the result of each product, and returns what goes on in the place of the result.

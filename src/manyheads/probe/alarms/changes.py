@@ -19,7 +19,7 @@ model of the run's own past: what the rate is worth is measured on trainings wit
 import numpy as np
 from scipy import stats
 
-Array = np.ndarray
+from manyheads._namespaces import Floats
 
 KAPPA = 0.1  # exponent of the e-value: small for few large surprises
 DEGREES = 8  # degrees of freedom of Student's t distribution for residuals
@@ -29,7 +29,7 @@ LARGEST_CORRELATION = 0.9
 TINY = 1e-9
 
 
-def standardized_residuals(series: Array, family: Array, *, window: int, ignored: int, silent: int) -> Array:
+def standardized_residuals(series: Floats, family: Floats, *, window: int, ignored: int, silent: int) -> Floats:
     """Predict every increment from those before it and divide what is left by its scale.
 
     Scales of the finite series (T, K) are compared within a family, the label of the figure (K,). The first `ignored`
@@ -51,7 +51,7 @@ def standardized_residuals(series: Array, family: Array, *, window: int, ignored
     return residuals
 
 
-def _autoregression(past: Array) -> tuple[Array, Array, Array, Array, Array]:
+def _autoregression(past: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
     """Return mean, lag-1 correlation and residual scale of increments (n, K), and the bounds of their clipping."""
     n = len(past)
     median = np.median(past, axis=0)
@@ -69,14 +69,14 @@ def _autoregression(past: Array) -> tuple[Array, Array, Array, Array, Array]:
     return mean, correlation, scale, low, high
 
 
-def detection_statistics(residuals: Array) -> Array:
+def detection_statistics(residuals: Floats) -> Floats:
     """Return the logarithm of R_t for each series, (T, K), from residuals whose large values are unwelcome."""
     log_p = np.maximum(stats.t.logsf(np.nan_to_num(residuals), DEGREES), -500.0)
     log_e = np.log(KAPPA) + (KAPPA - 1) * log_p
     found = np.full(residuals.shape, -np.inf)
     current = np.full(residuals.shape[1], -np.inf)
-    for t, measured in enumerate(np.isfinite(residuals).all(axis=1)):
-        if measured:
+    for t, row in enumerate(residuals):
+        if np.isfinite(row).all():
             current = np.logaddexp(0.0, current) + log_e[t]
         found[t] = current
     return found

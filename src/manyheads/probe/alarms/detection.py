@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from manyheads._namespaces import Floats
 from manyheads.errors import UsageError, check_integer
 from manyheads.probe.alarms.calibration import LEAST_RUNS, calibrated_level, floored_std, score
 from manyheads.probe.alarms.changes import alarm_level, detection_statistics, standardized_residuals
-from manyheads.probe.alarms.figures import WATCHED, Alarm, carry_forward, first_true
+from manyheads.probe.alarms.figures import WATCHED, Alarm, Places, carry_forward, first_true
 from manyheads.probe.alarms.update_alarms import find_rounding, find_vanishing
 
 if TYPE_CHECKING:
     import xarray as xr
-
-Array = np.ndarray
 
 LAG = 16  # probes over which a change must have its smallest size to be worth an alarm
 
@@ -114,16 +113,16 @@ def find_alarms(
 class _Series:
     """Curves side by side."""
 
-    steps: Array  # (T,)
-    raw: Array  # the figures, (T, K)
-    values: Array  # on the scale of their noise, upwards unwelcome, without gaps
-    sizes: Array  # on the scale of changes worth an alarm
-    figure: Array  # number of the figure in WATCHED, (K,)
-    layer: Array
-    head: Array
+    steps: Floats  # (T,)
+    raw: Floats  # the figures, (T, K)
+    values: Floats  # on the scale of their noise, upwards unwelcome, without gaps
+    sizes: Floats  # on the scale of changes worth an alarm
+    figure: Floats  # number of the figure in WATCHED, (K,)
+    layer: Floats
+    head: Floats
 
     def alarm(
-        self, detector: str, t: int, who: Array, reference: float, words: str, false_alarm: float | None = None
+        self, detector: str, t: int, who: Places, reference: float, words: str, false_alarm: float | None = None
     ) -> Alarm:
         """Return the alarm of a detector at probe t, of series in falling order of their part in it."""
         k = who[0]
@@ -176,7 +175,7 @@ def _gather(curves: "xr.Dataset") -> _Series:
     return _Series(steps, *(np.stack(each, 1) for each in zip(*columns, strict=True)), *np.array(places).T)
 
 
-def _fill(values: Array) -> Array:
+def _fill(values: Floats) -> Floats:
     """Replace what is not finite by the last finite value before it, or the first one after it."""
     finite, held = np.isfinite(values), carry_forward(values)
     return np.where(np.isfinite(held), held, values[np.argmax(finite)] if finite.any() else 0.0)
@@ -234,7 +233,7 @@ def _find_beyond_clean(series: _Series, clean: list[_Series], ignored: int) -> A
         return None
     present = np.unique(series.figure)
 
-    def worst(run: _Series) -> Array:
+    def worst(run: _Series) -> Floats:
         return np.stack([run.values[ignored:, run.figure == number].max(axis=1) for number in present], axis=1)
 
     reference = np.stack([worst(run) for run in clean])

@@ -4,8 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-Array = np.ndarray
+from manyheads._namespaces import Floats
+
+Places = NDArray[np.int64]
 
 FLOOR = 0.03  # share of the largest entropy, added to distances from uniform attention before the logarithm
 
@@ -15,14 +18,16 @@ class Figure:
     """Monitored figure."""
 
     name: str  # of the variable over (step, layer, head)
-    transform: Callable[[Array], Array]  # scale on which its noise is of one size, with the unwelcome direction upwards
+    transform: Callable[
+        [Floats], Floats
+    ]  # scale on which its noise is of one size, with the unwelcome direction upwards
     change: float  # smallest change that is worth an alarm, on the scale `size`
     subject: str
     direction: str  # "grows" or "falls", the unwelcome one
-    size: Callable[[Array], Array] | None = None  # None: that of `transform`
+    size: Callable[[Floats], Floats] | None = None  # None: that of `transform`
 
 
-def _logit(mass: Array) -> Array:
+def _logit(mass: Floats) -> Floats:
     return np.log((mass + 1e-4) / (1 - mass + 1e-4))
 
 
@@ -38,14 +43,14 @@ WATCHED = (
 )
 
 
-def carry_forward(values: Array) -> Array:
+def carry_forward(values: Floats) -> Floats:
     """Replace what is not finite by the last finite value before it along the first axis; leave what has none."""
     places = np.arange(len(values)).reshape(-1, *(1,) * (values.ndim - 1))
     last = np.maximum.accumulate(np.where(np.isfinite(values), places, 0), axis=0)
     return np.take_along_axis(values, last, axis=0)
 
 
-def first_true(table: Array) -> tuple[int, Array]:
+def first_true(table: NDArray[np.bool_]) -> tuple[int, Places]:
     """Return the first row of a table (T, K) with a true entry, and the columns of these, empty if there is none."""
     rows, columns = np.nonzero(table)
     return int(rows[0]) if len(rows) else 0, columns[rows == rows[:1]]

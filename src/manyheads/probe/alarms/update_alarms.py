@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from manyheads._namespaces import Floats
 from manyheads.errors import UsageError
-from manyheads.probe.alarms.figures import Alarm, carry_forward, first_true
+from manyheads.probe.alarms.figures import Alarm, Places, carry_forward, first_true
 
 if TYPE_CHECKING:
     import xarray as xr
-
-Array = np.ndarray
 
 # Figure -> its name in an alarm, and the share of its usual size beside the median series below which it vanishes.
 VANISHING = {"gradient_rms": ("gradient", 1e-3), "update_ratio": ("update", 1 / 30)}
@@ -85,7 +84,7 @@ def _find_first(updates: "xr.Dataset", name: str) -> Alarm | None:
     return _build_alarm(name, int(updates.step.values[t]), places[who[0]], *figures, others)
 
 
-def _split_windows(values: Array) -> Iterator[tuple[int, Array, Array]]:
+def _split_windows(values: Floats) -> Iterator[tuple[int, Places, Places]]:
     """Yield the series, the probes of its latest measurements, and the preceding probes of its usual size."""
     for k in range(values.shape[1]):
         own = np.flatnonzero(np.isfinite(values[:, k]))
@@ -122,12 +121,12 @@ def _find_common_fall(updates: "xr.Dataset", silent: int) -> Alarm | None:
     return Alarm("updates", "gradient_rms", *where, *figures, None, words, str(updates.matrix.values[k]))
 
 
-def _carry_forward_logs(values: Array) -> Array:
+def _carry_forward_logs(values: Floats) -> Floats:
     """Return logarithms of the latest measured figures, NaN before the first one."""
     return np.log(np.maximum(carry_forward(values), 1e-30))
 
 
-def _stack_series(updates: "xr.Dataset", name: str) -> tuple[Array, list[_Place]]:
+def _stack_series(updates: "xr.Dataset", name: str) -> tuple[Floats, list[_Place]]:
     """Return the figures of all matrices and heads, (T, K), with their places."""
     columns = [updates[name].values]
     matrices = zip(updates.matrix.values, updates.layer.values, strict=True)

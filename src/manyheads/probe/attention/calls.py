@@ -20,7 +20,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from manyheads.probe.lazy_torch import torch
+from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 
 # Names of modules that attend to another sequence: `encoder_attn`, `crossattention`, `EncDecAttention`.
 CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
@@ -30,14 +30,14 @@ CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
 class AttentionCall:
     """One call of an attention function."""
 
-    query: Any  # (B, H, n, d)
-    key: Any  # (B, G, m, d)
+    query: Tensor  # (B, H, n, d)
+    key: Tensor  # (B, G, m, d)
     scale: float
     causal: bool  # row i sees the keys up to i; then mask is None
     mask: Any  # booleans (B or 1, H or 1, n or 1, m), a rule of rows and keys, or None: every key is allowed
-    bias: Any  # numbers that broadcast to (B, H, n, m), or None
+    bias: Tensor | None  # numbers that broadcast to (B, H, n, m), or None
     softcap: float | None
-    sink: Any  # learned logits (H,), or None
+    sink: Tensor | None  # learned logits (H,), or None
     cross: bool  # whether keys belong to another sequence than queries
 
     @property
@@ -47,7 +47,7 @@ class AttentionCall:
             self.softcap is None and self.bias is None and not callable(self.mask) and self.query.device.type == "cpu"
         )
 
-    def allowed(self, rows: Any) -> Any:
+    def allowed(self, rows: Tensor) -> Tensor:
         """Return which keys the rows may see: booleans (B or 1, H or 1, r, m)."""
         columns = torch.arange(self.key.shape[2], device=self.key.device)
         if self.causal:
@@ -60,7 +60,7 @@ class AttentionCall:
             return found.expand(len(batch), 1, len(rows), len(columns))
         return self.mask[:, :, rows] if self.mask.shape[2] > 1 else self.mask.expand(-1, -1, len(rows), -1)
 
-    def own_column(self, rows: Any) -> Any:
+    def own_column(self, rows: Tensor) -> Tensor | None:
         """Return the column of each row's own key; None where keys belong to another sequence.
 
         n queries are the last n of the m keys, except while a cache of fixed size is filled: then the last key that
@@ -76,7 +76,9 @@ class AttentionCall:
         return rows + offset
 
 
-def read_call(implementation: str, name: str, module: Any, arguments: tuple[Any, ...], keywords: Any) -> AttentionCall:
+def read_call(
+    implementation: str, name: str, module: Module, arguments: tuple[Any, ...], keywords: Any
+) -> AttentionCall:
     """Read one call of an attention function.
 
     `implementation` is "sdpa", "eager" or "flex_attention", `name` that of the module in the model; arguments are

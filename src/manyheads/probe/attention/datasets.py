@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from manyheads._namespaces import Floats
 from manyheads.errors import UsageError
 from manyheads.probe.attention.row_sampling import LEAST_FOR_INTERVAL, NORMAL_95
 
@@ -30,13 +31,7 @@ FIGURES = {
 
 
 def layer_number(name: str) -> int | None:
-    """Return the number of the layer in the name of a module: the first one that stands between dots.
-
-    Examples
-    --------
-    >>> layer_number("model.layers.3.self_attn")
-    3
-    """
+    """Return the number of the layer in the name of a module: the first one that stands between dots."""
     found = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
     return int(found.group(1)) if found else None
 
@@ -57,10 +52,10 @@ class LayerRecord:
 
     def add(
         self,
-        found: Mapping[str, tuple[np.ndarray, np.ndarray]],
-        levels: Mapping[str, np.ndarray],
+        found: Mapping[str, tuple[Floats, Floats]],
+        levels: Mapping[str, Floats],
         weight: float,
-        largest: np.ndarray | None,
+        largest: Floats | None,
     ) -> None:
         """Add one call: means with standard errors and levels, (H,) or (1,) each; its rows; its largest logits."""
         self.calls += 1
@@ -74,7 +69,7 @@ class LayerRecord:
             self._levels[name] += weight * level.mean()
         self._largest.append(largest)
 
-    def figures(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, float]]:
+    def figures(self) -> tuple[dict[str, Floats], dict[str, Floats], dict[str, float]]:
         """Return means (H,), their standard errors (H,) and levels at logits of zero."""
         means = {name: total / self.weight for name, total in self._sums.items()}
         errors = {name: np.sqrt(square) / self.weight for name, square in self._variances.items()}
@@ -105,10 +100,10 @@ class Snapshot:
     """Figures of all layers at one time."""
 
     layers: tuple[LayerHeads, ...]  # the modules, in the order of the first calls
-    values: Mapping[str, np.ndarray]  # name → means and their standard errors, (layer, head); NaN where there is none
-    errors: Mapping[str, np.ndarray]
-    levels: Mapping[str, np.ndarray]  # name → value at logits of zero, (layer,)
-    weight: np.ndarray  # rows that the measured ones stand for, (layer,)
+    values: Mapping[str, Floats]  # name → means and their standard errors, (layer, head); NaN where there is none
+    errors: Mapping[str, Floats]
+    levels: Mapping[str, Floats]  # name → value at logits of zero, (layer,)
+    weight: Floats  # rows that the measured ones stand for, (layer,)
 
 
 def take_snapshot(records: Mapping[str, LayerRecord], chosen: Collection[str]) -> Snapshot:
@@ -120,7 +115,7 @@ def take_snapshot(records: Mapping[str, LayerRecord], chosen: Collection[str]) -
     heads = max(layer.heads for layer in layers)
     means, errors, levels = zip(*(record.figures() for record in measured.values()), strict=True)
 
-    def padded(tables: tuple[dict[str, np.ndarray], ...]) -> dict[str, np.ndarray]:
+    def padded(tables: tuple[dict[str, Floats], ...]) -> dict[str, Floats]:
         """Stack figures by head into (layer, head), NaN where there is none."""
         names = [name for name in FIGURES if name in chosen and any(name in table for table in tables)]
         found = {name: np.full((len(tables), heads), np.nan) for name in names}
@@ -144,7 +139,7 @@ def stack_snapshots(
     shape = len(snapshots), len(layers), max(layer.heads for layer in layers.values())
     place = {name: row for row, name in enumerate(layers)}
 
-    def stacked(kind: str, name: str) -> np.ndarray:
+    def stacked(kind: str, name: str) -> Floats:
         found = np.full(shape if kind in ("values", "errors") else shape[:2], np.nan)
         for step, snapshot in enumerate(snapshots):
             table = snapshot.weight if kind == "weight" else getattr(snapshot, kind).get(name)

@@ -15,21 +15,23 @@ with an error of a few eps max(1, max |s|), eps that of float32.
 """
 
 from collections.abc import Collection
-from typing import Any
 
+from manyheads.models.torch.lazy_torch import Tensor, torch
 from manyheads.probe.attention.calls import AttentionCall
 from manyheads.probe.attention.row_statistics import summarize_mask
 from manyheads.probe.attention.sinks import fold_sink
-from manyheads.probe.lazy_torch import torch
 
 PADDING = 8  # columns that carry the position: heads of queries, keys and values must be equally wide
 SLACK = 1e-5  # relative, for the rounding of the bound on a row's largest logit: some 80 eps of float32
 WIDTHS = (16, 128)  # rows evaluated at a time in search of the largest logit, at first and at most
 
 
+Pair = tuple[Tensor, Tensor]
+
+
 def fused_statistics(
     call: AttentionCall, figures: Collection[str]
-) -> tuple[dict[str, Any], dict[str, Any], Any, Any | None]:
+) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor | None]:
     """Compute statistics of all rows of a fusable call.
 
     Of "collision", "max_logit" and "distance", which cost more, those in `figures` are computed; the others always.
@@ -61,7 +63,7 @@ def fused_statistics(
         "mean_logit": mean,
         "first_mass": ((query * first_key).sum(-1) * call.scale - lse).exp(),
     }
-    if value.shape[-1] > query.shape[-1]:
+    if summary.own is not None and value.shape[-1] > query.shape[-1]:
         statistics["distance"] = summary.own - value[..., query.shape[-1]]
     bound = largest = None
     if "collision" in figures or "max_logit" in figures:
@@ -77,7 +79,7 @@ def fused_statistics(
     return statistics, levels, counted, largest
 
 
-def largest_logit(call: AttentionCall, query: Any, key: Any, bound: Any) -> Any:
+def largest_logit(call: AttentionCall, query: Tensor, key: Tensor, bound: Tensor) -> Tensor:
     """Find the largest logit of each head from upper bounds on those of the rows.
 
     Query (B, H, n, d) is scaled, key (B, H, m, d), and `bound` (B, H, n) no smaller than the largest logit of each row,
@@ -108,12 +110,12 @@ def largest_logit(call: AttentionCall, query: Any, key: Any, bound: Any) -> Any:
     return best.masked_fill(bound.isnan().any(-1).view(B, H).any(0), torch.nan)
 
 
-def _attend(query: Any, key: Any, value: Any, scale: float, causal: bool, mask: Any) -> tuple[Any, Any]:
+def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool, mask: Tensor | None) -> Pair:
     """Return output (B, H, n, d) and log-sum-exp (B, H, n) of the flash kernel of the CPU."""
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     output, lse = flash(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)
     return output, lse if lse.shape == query.shape[:3] else lse.transpose(1, 2)
 
 
-def _pad(array: Any) -> Any:
+def _pad(array: Tensor) -> Tensor:
     return torch.nn.functional.pad(array, (0, PADDING))

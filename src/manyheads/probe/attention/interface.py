@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from manyheads.errors import UsageError
-from manyheads.probe.lazy_torch import torch
+from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 
 MEASURED = ("sdpa", "eager", "flex_attention")  # implementations of attention whose masks are read
 REPLACES = "_manyheads_replaces"  # attribute of a wrapper: the function that it stands before
 
 # Called with the implementation, the attention module, (query, key, value, mask), the keywords and the output.
-Observer = Callable[[str, Any, tuple[Any, ...], dict[str, Any], Any], None]
+Observer = Callable[[str, Module, tuple[Any, ...], dict[str, Any], Tensor], None]
 
 
 class AttentionObserver:
@@ -29,7 +29,7 @@ class AttentionObserver:
 
     """
 
-    def __init__(self, model: Any, observer: Observer) -> None:
+    def __init__(self, model: Module, observer: Observer) -> None:
         members = {id(module) for module in model.modules()}
         configs = (getattr(module, "config", None) for module in model.modules())
         asked = {getattr(config, "_attn_implementation", None) for config in configs}
@@ -92,7 +92,7 @@ def _wrapper(name: str, before: list[Any], members: set[int], active: list[bool]
     # Measured outside of compiled graphs: one break at each call, instead of a compilation of the statistics.
     report = torch._dynamo.disable(observer)
 
-    def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
+    def attention(module: Module, query: Tensor, key: Tensor, value: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
         function = _eager(module) if before[0] is None else before[0]
         output = function(module, query, key, value, mask, *args, **kwargs)
         if active and id(module) in members:
@@ -102,7 +102,7 @@ def _wrapper(name: str, before: list[Any], members: set[int], active: list[bool]
     return attention
 
 
-def _eager(module: Any) -> Callable[..., Any]:
+def _eager(module: Module) -> Callable[..., Any]:
     """Return the function of plain attention, which is no entry of the table but stands beside the module's class."""
     for kind in type(module).__mro__:
         function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
@@ -114,7 +114,7 @@ def _eager(module: Any) -> Callable[..., Any]:
     )
 
 
-def _tables(model: Any) -> list[Any]:
+def _tables(model: Module) -> list[Any]:
     """Return the tables of attention functions that the classes of the model's modules use."""
     homes = {kind.__module__ for module in model.modules() for kind in type(module).__mro__}
     homes.discard("transformers.modeling_utils")  # the base class of all models, with or without the interface
@@ -122,7 +122,7 @@ def _tables(model: Any) -> list[Any]:
     return list({id(table): table for table in tables if table is not None}.values())
 
 
-def _check(model: Any, tables: list[Any], names: list[str]) -> None:
+def _check(model: Module, tables: list[Any], names: list[str]) -> None:
     kind = getattr(getattr(model, "config", None), "model_type", "")
     called = f"{type(model).__name__} ({kind})" if kind else type(model).__name__
     if not tables or not names:

@@ -6,16 +6,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads._extras import require
 from manyheads.errors import UsageError, check_integer
+from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.probe.attention.calls import AttentionCall, read_call
 from manyheads.probe.attention.datasets import FIGURES, LayerRecord, layer_number, stack_snapshots, take_snapshot
 from manyheads.probe.attention.fused import fused_statistics
 from manyheads.probe.attention.interface import AttentionObserver
 from manyheads.probe.attention.row_sampling import RowSample, draw_rows, estimate_mean
 from manyheads.probe.attention.row_statistics import row_statistics
-from manyheads.probe.lazy_torch import torch
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -66,11 +67,6 @@ class AttentionRecord:
             relative_output  RMS of a head's output before W_O over that of all heads of the layer, near 0 for a
                              dormant head
             ===============  ==========================================================================================
-
-        Raises
-        ------
-        UsageError
-            Nothing was recorded.
         """
         snapshot = take_snapshot(self.layers, self.figures)
         return stack_snapshots([0], [snapshot], self.rows, self.unmeasured()).isel(step=0, drop=True)
@@ -89,7 +85,7 @@ class AttentionRecord:
         return missing
 
     def observe(
-        self, implementation: str, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
+        self, implementation: str, module: Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Tensor
     ) -> None:
         """Measure one attention call of a module that is recorded."""
         name = self._names.get(id(module))
@@ -103,7 +99,7 @@ class AttentionRecord:
             layer = self.layers.setdefault(name, LayerRecord(call.cross, call.query.shape[1], call.key.shape[1]))
             self._measure(call, sample, output.detach(), layer)
 
-    def _measure(self, call: AttentionCall, sample: RowSample, output: Any, layer: LayerRecord) -> None:
+    def _measure(self, call: AttentionCall, sample: RowSample, output: Tensor, layer: LayerRecord) -> None:
         index = torch.as_tensor(sample.index, device=call.query.device)
         if self.rows is None:
             if not call.fusable:
@@ -126,7 +122,7 @@ class AttentionRecord:
         layer.add(found, uniform, weight, None if largest is None else largest.double().cpu().numpy())
 
 
-def _mean(values: Any, counts: Any, sample: RowSample) -> tuple[np.ndarray, np.ndarray]:
+def _mean(values: Tensor, counts: Tensor, sample: RowSample) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return mean and standard error by head of a figure (B, H, r) over the rows that count."""
     sums = torch.where(counts > 0, values.double(), 0.0).sum(0)
     return estimate_mean(sums.cpu().numpy(), counts.sum(0).cpu().numpy(), sample)
@@ -134,7 +130,7 @@ def _mean(values: Any, counts: Any, sample: RowSample) -> tuple[np.ndarray, np.n
 
 @contextmanager
 def record_attention(
-    model: Any,
+    model: Module,
     rows: int | None = 64,
     *,
     figures: Collection[str] | None = None,
@@ -196,7 +192,7 @@ def record_attention(
 
 
 def empty_record(
-    model: Any, rows: int | None, figures: Collection[str] | None, layers: Collection[int] | None, seed: int
+    model: Module, rows: int | None, figures: Collection[str] | None, layers: Collection[int] | None, seed: int
 ) -> AttentionRecord:
     """Return a record of a model in which nothing is measured yet; parameters as in `record_attention`."""
     rows = None if rows is None else check_integer("rows", rows)
@@ -215,7 +211,7 @@ def empty_record(
     return AttentionRecord(rows, chosen, _names=names, _stacks=_stacks(model), _rng=rng)
 
 
-def _stacks(model: Any) -> list[list[str]]:
+def _stacks(model: Module) -> list[list[str]]:
     """Return the names of the blocks of each stack: the members of lists of modules that are in no other list."""
     lists = {
         name: [f"{name}.{block}" for block, _ in module.named_children()]

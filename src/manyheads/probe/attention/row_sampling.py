@@ -14,6 +14,9 @@ with v_i the sum of a figure over the sequences of a batch, w_i the number of se
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
+
+from manyheads._namespaces import Floats
 
 CERTAIN = 0.25  # share of the rows that are taken for certain
 # Rows from which on intervals are given: with 16, nominal 95% intervals of skewed figures cover 80 to 86%.
@@ -25,8 +28,8 @@ NORMAL_95 = 1.959964  # quantile of the normal distribution for a two-sided 95% 
 class RowSample:
     """Rows of one sequence."""
 
-    index: np.ndarray  # their numbers, ascending, (r,)
-    weight: np.ndarray  # for how many rows each of them stands, (r,); the sum is the length of the sequence
+    index: NDArray[np.int64]  # their numbers, ascending, (r,)
+    weight: Floats  # for how many rows each of them stands, (r,); the sum is the length of the sequence
     certain: int  # how many of them, from the first, stand for themselves alone
 
     @property
@@ -49,7 +52,7 @@ def draw_rows(length: int, rows: int | None, rng: np.random.Generator) -> RowSam
     return RowSample(np.concatenate([np.arange(certain), drawn]), sizes, certain)
 
 
-def estimate_mean(sums: np.ndarray, counts: np.ndarray, sample: RowSample) -> tuple[np.ndarray, np.ndarray]:
+def estimate_mean(sums: Floats, counts: Floats, sample: RowSample) -> tuple[Floats, Floats]:
     """Estimate the mean of a figure over all rows that count, and its standard error.
 
     Sums over the batch are (heads, r), and the numbers of sequences in which each row counts (heads or 1, r). Both

@@ -10,28 +10,28 @@ and no term cancels. Computed in float32, or in float64 where queries are.
 from dataclasses import dataclass
 from typing import Any
 
+from manyheads.models.torch.lazy_torch import Tensor, torch
 from manyheads.probe.attention.calls import AttentionCall
 from manyheads.probe.attention.sinks import fold_sink
-from manyheads.probe.lazy_torch import torch
 
 BLOCK = 128  # rows at a time: their logits are held for all heads
 
 
-def row_statistics(call: AttentionCall, rows: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
+def row_statistics(call: AttentionCall, rows: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
     """Compute statistics of the given rows.
 
     Returned are statistics by name, (B, H, r): entropy, logsumexp, mean_logit, max_logit, collision, first_mass,
     distance (not for cross attention), and with learned sinks sink_mass and key_entropy; the same at logits of zero,
     (B or 1, H or 1, r); and which rows see a key and are no padding, booleans (B or 1, H or 1, r).
     """
-    parts = [_block(call, part) for part in rows.split(BLOCK)]
+    *tables, counted = zip(*(_block(call, part) for part in rows.split(BLOCK)), strict=True)
     statistics, levels = (
-        {name: torch.cat([part[place][name] for part in parts], dim=-1) for name in parts[0][place]} for place in (0, 1)
+        {name: torch.cat([each[name] for each in table], dim=-1) for name in table[0]} for table in tables
     )
-    return statistics, levels, torch.cat([part[2] for part in parts], dim=-1)
+    return statistics, levels, torch.cat(counted, dim=-1)
 
 
-def _block(call: AttentionCall, rows: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
+def _block(call: AttentionCall, rows: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
     allowed = call.allowed(rows)
     logits = _logits(call, rows).masked_fill(~allowed, -torch.inf)
     top = logits.amax(-1)
@@ -58,7 +58,7 @@ def _block(call: AttentionCall, rows: Any) -> tuple[dict[str, Any], dict[str, An
     return statistics, summary.levels(call.sink is not None), summary.counted
 
 
-def _logits(call: AttentionCall, rows: Any) -> Any:
+def _logits(call: AttentionCall, rows: Tensor) -> Tensor:
     """Return the logits (B, H, r, m) of the rows, masked keys included."""
     B, H, _, d = call.query.shape
     G, m = call.key.shape[1:3]
@@ -76,14 +76,14 @@ def _logits(call: AttentionCall, rows: Any) -> Any:
 class MaskSummary:
     """Keys that the mask allows to each row, as numbers."""
 
-    count: Any  # number of keys that the row may see, (B or 1, H or 1, r)
-    first: Any  # the first of them
-    centre: Any  # their mean column
+    count: Tensor  # number of keys that the row may see, (B or 1, H or 1, r)
+    first: Tensor  # the first of them
+    centre: Tensor  # their mean column
     # Whether the row sees a key and, where queries and keys are one sequence, its own: padded queries do not
-    counted: Any
-    own: Any  # column of the row's own key, (r,); None for cross attention
+    counted: Tensor
+    own: Tensor | None  # column of the row's own key, (r,); None for cross attention
 
-    def levels(self, sink: bool) -> dict[str, Any]:
+    def levels(self, sink: bool) -> dict[str, Tensor]:
         """Return the statistics of uniform attention, logits and sinks of zero: the largest entropy of the mask."""
         zero = torch.zeros_like(self.centre)
         count = self.count.clamp_min(1).to(zero.dtype)
@@ -100,7 +100,7 @@ class MaskSummary:
         return fold_sink(levels, zero.new_zeros(1)) if sink else levels
 
 
-def summarize_mask(call: AttentionCall, rows: Any, dtype: Any) -> MaskSummary:
+def summarize_mask(call: AttentionCall, rows: Tensor, dtype: Any) -> MaskSummary:
     """Summarize the mask of a call at the given rows, some rows at a time; in closed form where there is no mask."""
     own = call.own_column(rows)
     if call.mask is None:

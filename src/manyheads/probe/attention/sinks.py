@@ -7,12 +7,10 @@ With :math:`x = \mathrm{lse} - \beta` and :math:`g = \sigma(x)`, the mass on the
 the collision probability is :math:`g^2 C + (1-g)^2`, the mass on the first key g P, and the sink holds 1 - g.
 """
 
-from typing import Any
-
-from manyheads.probe.lazy_torch import torch
+from manyheads.models.torch.lazy_torch import Tensor, torch
 
 
-def fold_sink(statistics: dict[str, Any], sink: Any) -> dict[str, Any]:
+def fold_sink(statistics: dict[str, Tensor], sink: Tensor) -> dict[str, Tensor]:
     """Include a learned sink.
 
     From statistics of the keys alone (B, H, r) and the sink's logit (H,) or (1,): the same names with the sink

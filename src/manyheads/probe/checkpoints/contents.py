@@ -15,6 +15,7 @@ from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.models.checkpoints.header import DTYPES, TensorEntry
 from manyheads.models.parameters import parameter_roles
 from manyheads.models.refusals import CheckpointRefused, FamilyUnknown, FileMissing
+from manyheads.probe.checkpoints.grids import GridTest
 from manyheads.probe.checkpoints.series import step_of
 
 BLOCK = 2**20  # number of entries in a block
@@ -23,7 +24,8 @@ SAMPLE = 256  # entries of a tensor that are kept
 PRECISION = {dtype: float(ml_dtypes.finfo(DTYPES[dtype]).eps) for dtype in DTYPES if dtype.startswith(("F", "BF"))}
 
 
-NARROW = ("F16", "BF16")  # types whose values may be held in a finer one
+# Types whose values may be held in a finer one, and types of 256 values.
+NARROW, EIGHT_BITS = ("F16", "BF16"), ("F8_E4M3", "F8_E5M2")
 
 
 Notes: TypeAlias = dict[tuple[str, str], list[str]]
@@ -72,7 +74,7 @@ class Contents:
     step: int | None
     entries: dict[str, TensorEntry]
     files: dict[str, str]  # that hold the tensors
-    config: dict[str, Any] | None
+    config: dict[str, object] | None
     tokenizer: str | None = None  # digest
     hashes: dict[str, str] = field(default_factory=dict)  # sha256 of the bytes
     # Up to `SAMPLE` entries of every tensor of floats, at the same places in every checkpoint.
@@ -82,6 +84,8 @@ class Contents:
     # Rows or columns of zeros of all matrices of a tensor, counted through.
     zero_lines: dict[str, dict[str, NDArray[np.int64]]] = field(default_factory=dict)
     nonfinite: dict[str, int] = field(default_factory=dict)  # number of entries that are NaN or infinite
+    # Matrices of at most 256 equidistant values in each tensor, row, column or group, as of int8.
+    grids: set[str] = field(default_factory=set)
 
     def precision(self, name: str) -> float:
         """Return the relative spacing of the floating-point numbers of a tensor."""
@@ -140,6 +144,8 @@ def _digest(content: Contents, name: str, parts: Iterable[NDArray[Any]]) -> None
     rows: list[NDArray[np.bool_]] = []
     columns: list[NDArray[np.bool_]] = []
     floats, broken = entry.dtype in PRECISION, 0
+    matrix = len(entry.shape) > 1
+    grid = GridTest(PRECISION[entry.dtype]) if floats and matrix and entry.dtype not in EIGHT_BITS else None
     narrow = {dtype for dtype in NARROW if floats and PRECISION[dtype] > PRECISION[entry.dtype]}
     places = np.arange(min(entry.size, SAMPLE))
     if entry.size > SAMPLE:  # one in each of equal strata: the same in every checkpoint, and in no step with the rows
@@ -152,7 +158,9 @@ def _digest(content: Contents, name: str, parts: Iterable[NDArray[Any]]) -> None
             sizes = np.abs(flat.astype(np.float64))
             broken += int(flat.size - np.count_nonzero(np.isfinite(flat)))
             extremes = extremes.merge(sizes, done)
-            if len(entry.shape) > 1:
+            if grid:
+                grid.add(block.reshape(-1, matrix_shape(entry.shape)[2]))
+            if matrix:
                 nonzero = (block if block.ndim == 3 else block.reshape(1, len(block), -1)) != 0
                 rows.append(nonzero.any(axis=2).reshape(-1))
                 columns.append(nonzero.any(axis=1).reshape(-1))
@@ -168,6 +176,8 @@ def _digest(content: Contents, name: str, parts: Iterable[NDArray[Any]]) -> None
         content.nonfinite[name] = broken
         return
     content.extremes[name], content.narrow[name] = extremes, narrow
+    if grid and grid.passed:
+        content.grids.add(name)
     if rows:
         joined = np.concatenate(columns) if len(entry.shape) == 3 else np.any(columns, axis=0)
         lines = {"rows": np.flatnonzero(~np.concatenate(rows)), "columns": np.flatnonzero(~joined)}

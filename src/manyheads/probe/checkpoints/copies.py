@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads.models.checkpoints.header import DTYPES
 from manyheads.models.refusals import shorten
@@ -62,12 +63,12 @@ def _informative_tensors(content: Contents) -> list[str]:
     return [name for name, some in samples.items() if np.unique(some).size > 2 and np.median(np.abs(some)) > SMALL]
 
 
-def _round(sample: np.ndarray, dtype: str) -> np.ndarray:
+def _round(sample: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
     return sample.astype(DTYPES[dtype]).astype(np.float32)
 
 
 def find_rounded(contents: list[Contents], unchecked: Notes) -> list[Finding]:
-    """Find tensors rounded to a narrower type than their own, unless they are so at most steps."""
+    """Find tensors rounded to a narrower type than their own, or to integers, unless they are so at most steps."""
     found: dict[str, list[str]] = defaultdict(list)
     telling = {content.name: set(_informative_tensors(content)) for content in contents}
     for name in sorted(set().union(*telling.values())):
@@ -92,7 +93,25 @@ def find_rounded(contents: list[Contents], unchecked: Notes) -> list[Finding]:
         findings.append(Finding("rounded", contents[0].name, what, f"{len(contents[0].narrow)} tensors"))
     elif throughout:
         unchecked["rounding", f"all values of all checkpoints are those of {throughout[-1]} in a wider type"] = []
-    return findings
+    return findings + _find_quantized(contents, unchecked)
+
+
+def _find_quantized(contents: list[Contents], unchecked: Notes) -> list[Finding]:
+    """Find matrices of equidistant values, as of int8, unless they are so at most steps."""
+    found: dict[str, list[str]] = defaultdict(list)
+    throughout = []
+    for name in sorted(set().union(*(each.grids for each in contents))):
+        rounded = [each for each in contents if name in each.grids]
+        if len(contents) > 1 and len(rounded) > sum(name in each.extremes for each in contents) / 2:
+            throughout.append(name)
+        else:
+            for each in rounded:
+                found[each.name].append(name)
+    if throughout:
+        why = f"{len(throughout)} matrices hold at most 256 equidistant values at most steps, as of int8"
+        unchecked["rounding to integers", why] = []
+    what = "matrices hold at most 256 equidistant values in a row, column or group, as of int8"
+    return [Finding("rounded", where, f"{len(names)} {what}", shorten(names)) for where, names in found.items()]
 
 
 def find_partial_copies(contents: list[Contents], altered: set[str] | None = None) -> tuple[list[Finding], set[str]]:

@@ -4,8 +4,8 @@ import hashlib
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
+from manyheads._json import Json
 from manyheads.models.checkpoints.files import read_json
 from manyheads.models.refusals import CheckpointRefused
 from manyheads.probe.checkpoints.contents import PRECISION, Contents, Finding, Notes
@@ -81,12 +81,12 @@ def _digest_tokenizer(folder: Path) -> tuple[str, int] | None:
     return None
 
 
-def _vocabulary(table: dict[str, Any], file: Path) -> tuple[str, int]:
+def _vocabulary(table: dict[str, Json], file: Path) -> tuple[str, int]:
     """Return the parts of a tokenizer that determine token ids, whatever version wrote them, and its largest id."""
     model = table.get("model")
     if not isinstance(model, dict):  # vocab.json: token -> id
         merges = file.parent / "merges.txt"
-        said: Any = [table, merges.read_text("utf-8", "replace") if merges.is_file() else ""]
+        said: list[Json] = [table, merges.read_text("utf-8", "replace") if merges.is_file() else ""]
         ids = list(table.values())
     else:
         vocabulary, merges_ = model.get("vocab"), model.get("merges") or []

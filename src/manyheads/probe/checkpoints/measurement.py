@@ -8,20 +8,22 @@ on with the checkpoint in which it stopped.
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from manyheads._extras import require
+from manyheads._json import Json
+from manyheads._namespaces import Array
 from manyheads.errors import UsageError
 from manyheads.models.checkpoints.checkpoint import open_checkpoint
 from manyheads.models.checkpoints.loading import load_model
 from manyheads.models.refusals import CheckpointRefused
+from manyheads.models.torch.lazy_torch import torch
 from manyheads.probe.attention.datasets import take_snapshot
 from manyheads.probe.attention.recording import record_attention
 from manyheads.probe.checkpoints.series import read_order
 from manyheads.probe.checkpoints.tokens import Tokens, check_fit, check_tokens, digest_tokens
 from manyheads.probe.checkpoints.verification import Verification, verify_checkpoints
 from manyheads.probe.checkpoints.weights import weight_spectra
-from manyheads.probe.lazy_torch import torch
 from manyheads.probe.live.reading import as_series, encode_snapshot, open_recording
 from manyheads.probe.live.recorder import run_in_evaluation
 from manyheads.probe.live.step_log import StepLog
@@ -52,7 +54,7 @@ class _Member(NamedTuple):
 
 def measure_checkpoints(
     checkpoints: Sequence[Path | str],
-    tokens: Any,
+    tokens: Array,
     *,
     rows: int | None = None,
     store: Path | str | None = None,
@@ -130,7 +132,7 @@ def measure_checkpoints(
     found = verify_checkpoints(order.sources, follow_links=follow_links)
     _act_on(found, findings)
     members = _members([Path(str(source)) for source in order.sources], order.steps, found)
-    config: Mapping[str, Any] = open_checkpoint(members[0].folder, follow_links=follow_links).config or {}
+    config: Mapping[str, Json] = open_checkpoint(members[0].folder, follow_links=follow_links).config or {}
     check_fit(ids, config)
     logs = _open_logs(store, config, {"rows": rows, "tokens": digest_tokens(ids), "dtype": dtype, "device": device})
     missing = {group: _missing(log, members, store) for group, log in logs.items()}
@@ -186,10 +188,10 @@ def _members(folders: Sequence[Path], steps: list[int] | None, found: Verificati
     return [_Member(step, name, folder, found.sha256[name]) for step, name, folder in numbered]
 
 
-def _open_logs(store: Path | str | None, config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, StepLog]:
+def _open_logs(store: Path | str | None, config: Mapping[str, Json], options: Mapping[str, Json]) -> dict[str, StepLog]:
     """Open the logs of both groups; what they are about decides whether they can be continued."""
     architectures = config.get("architectures") or [config.get("model_type", "")]
-    headers: dict[str, dict[str, Any]] = {"attention_fixed": {"of": "checkpoints", **options}, "weights": {}}
+    headers: dict[str, dict[str, Json]] = {"attention_fixed": {"of": "checkpoints", **options}, "weights": {}}
     logs = {}
     for group, header in headers.items():
         path = None if store is None else Path(store) / f"{group}.jsonl"
@@ -215,7 +217,7 @@ def _missing(log: StepLog, members: Sequence[_Member], store: Path | str | None)
     return list(members[first:])
 
 
-def _measure_attention(member: _Member, ids: Tokens, rows: int | None, place: tuple[str, str]) -> dict[str, Any]:
+def _measure_attention(member: _Member, ids: Tokens, rows: int | None, place: tuple[str, str]) -> dict[str, Json]:
     """Run the tokens through the model of a checkpoint and return the figures of its attention."""
     dtype, device = place
     model = load_model(member.folder, dtype).to(device)

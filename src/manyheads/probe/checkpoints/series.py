@@ -4,7 +4,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -41,6 +41,11 @@ def path_of(source: Source) -> Path:
     if not isinstance(source, (Checkpoint, Path, str)):
         raise UsageError(f"a checkpoint of type {type(source).__name__}: expected a path or an opened checkpoint")
     return source.path if isinstance(source, Checkpoint) else Path(source)
+
+
+def list_sources(given: Source | Sequence[Source]) -> list[Source]:
+    """Return checkpoints as a list, one of them as a list of one."""
+    return [given] if isinstance(given, Checkpoint | Path | str) or not isinstance(given, Iterable) else list(given)
 
 
 def as_checkpoint(source: Source, follow_links: bool = False) -> Checkpoint:

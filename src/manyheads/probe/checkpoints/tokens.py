@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads._extras import require
+from manyheads._namespaces import Array
 from manyheads.data import load_text
 from manyheads.errors import FileRefused, UsageError, check_integer
 from manyheads.models.checkpoints.checkpoint import PICKLES
@@ -36,13 +37,6 @@ def read_tokens(
     other file is a text in UTF-8, for the tokenizer of the checkpoint or in another folder: tokenized without special
     tokens and cut, each sequence begins and ends with those that the tokenizer adds. Length and sequences are at most
     those of a two-dimensional array; otherwise 512, or what the model takes, and 8 by default, or as many as there are.
-
-    Raises
-    ------
-    UsageError
-        No tokenizer, no such file, or fewer tokens than one sequence.
-    FileRefused
-        A file that holds neither an array of integers nor a text; a pickled one.
     """
     for name, value, least in (("length", length, 2), ("sequences", sequences, 1)):
         if value is not None:
@@ -61,7 +55,7 @@ def read_tokens(
     return _cut(ids, path, length, sequences, around)
 
 
-def check_tokens(tokens: Any) -> Tokens:
+def check_tokens(tokens: Array) -> Tokens:
     """Return token ids as an array (sequences, length); one sequence may be given without its axis."""
     ids = np.asarray(tokens.cpu() if hasattr(tokens, "cpu") else tokens)
     if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
@@ -72,7 +66,7 @@ def check_tokens(tokens: Any) -> Tokens:
     return ids
 
 
-def check_fit(tokens: Tokens, config: Mapping[str, Any]) -> None:
+def check_fit(tokens: Tokens, config: Mapping[str, object]) -> None:
     """Refuse token ids beyond a model's vocabulary, and sequences beyond its positions."""
     vocabulary, positions = config.get("vocab_size"), _positions(config)
     if isinstance(vocabulary, int) and tokens.max() >= vocabulary:
@@ -92,7 +86,7 @@ def digest_tokens(tokens: Tokens) -> str:
     return hashlib.sha256(repr(tokens.shape).encode() + np.ascontiguousarray(tokens, "<i8").tobytes()).hexdigest()
 
 
-def _positions(config: Mapping[str, Any]) -> int | None:
+def _positions(config: Mapping[str, object]) -> int | None:
     return next((value for name in POSITIONS if isinstance(value := config.get(name), int)), None)
 
 
@@ -104,7 +98,7 @@ def _default_length(checkpoint: Path | str) -> int:
     return min(LENGTH, positions or LENGTH)
 
 
-def _read_array(path: Path) -> NDArray[Any]:
+def _read_array(path: Path) -> np.ndarray:
     try:
         with path.open("rb") as file:
             found: Any = np.load(file, allow_pickle=False)
@@ -124,7 +118,7 @@ def _read_array(path: Path) -> NDArray[Any]:
     return found
 
 
-def _tokenize(content: str, folder: Path) -> tuple[NDArray[Any], tuple[list[int], list[int]]]:
+def _tokenize(content: str, folder: Path) -> tuple[Tokens, tuple[list[int], list[int]]]:
     """Return the ids of a text without special tokens, and the special ones in front of and behind a sequence."""
     if not any((folder / name).is_file() for name in TOKENIZERS):
         raise UsageError(
@@ -145,7 +139,7 @@ def _tokenize(content: str, folder: Path) -> tuple[NDArray[Any], tuple[list[int]
     return ids, ([each for each in special if each in first], [each for each in special if each not in first])
 
 
-def _cut(ids: NDArray[Any], path: Path, length: int, sequences: int, around: tuple[list[int], list[int]]) -> Tokens:
+def _cut(ids: np.ndarray, path: Path, length: int, sequences: int, around: tuple[list[int], list[int]]) -> Tokens:
     """Cut a stream of tokens into sequences, each between the special tokens."""
     inner = length - sum(map(len, around))
     count = min(sequences, len(ids) // inner) if inner > 0 else 0

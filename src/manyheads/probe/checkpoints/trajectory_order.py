@@ -10,10 +10,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-Array = NDArray[np.float64]
+from manyheads._namespaces import Floats
 
 # An order is wrong if another one makes the edges that it changes shorter than this share of what they are.
 SHORTER = 0.9
@@ -35,7 +32,7 @@ class Misplaced:
     after: float  # and in the other
 
 
-def find_misplaced(distances: Array) -> list[Misplaced]:
+def find_misplaced(distances: Floats) -> list[Misplaced]:
     """Find checkpoints that are out of order, one change after another, the one that shortens the path most first.
 
     Distances (checkpoints, checkpoints) are symmetric; checkpoints of distance 0 to each other are to be left out. A
@@ -65,7 +62,7 @@ def find_misplaced(distances: Array) -> list[Misplaced]:
     return found
 
 
-def _changes(order: list[int], distances: Array) -> Iterator[tuple[Misplaced, list[int]]]:
+def _changes(order: list[int], distances: Floats) -> Iterator[tuple[Misplaced, list[int]]]:
     """Yield every change of the order that shortens the edges it changes by enough, with the new order."""
     changes = []
     for first, second in itertools.combinations(range(len(order)), 2):

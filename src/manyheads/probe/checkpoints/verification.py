@@ -68,7 +68,7 @@ class Verification(Shown):
         """Whether nothing was found."""
         return not self.findings
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return a JSON-ready dictionary."""
         return {**asdict(self), "passed": self.passed}
 
@@ -104,7 +104,7 @@ def verify_checkpoints(
     * Tensors that appear or vanish, and changed dtypes or shapes.
     * Entries that are NaN or infinite.
     * Duplicates: the weights of another step (sha256, or equal when rounded); tensors that change and come back to the
-      bytes of another step; values of a narrower type than the one that holds them.
+      bytes of another step; values of a narrower type than the one that holds them, or of int8.
     * Steps: one step twice, a trainer's state that gives another step than the folder's name, and an order of the
       weights, or of those in one shard, other than that of the steps, see
       `manyheads.probe.checkpoints.trajectory_order`.
@@ -222,24 +222,21 @@ def _compare_tables(contents: list[Contents]) -> list[Finding]:
             if texts := _deviations(own, {name: value for name, value in common.items() if name in own}):
                 what = f"{kind} of {len(texts)} of {len(usual)} tensors is not that of most of the series"
                 findings.append(Finding(kind, content.name, what, shorten(texts)))
-    tokenizers = [each.tokenizer for each in contents if each.tokenizer]
+    other, tokenizers = "is not that of most of the series", [each.tokenizer for each in contents if each.tokenizer]
     for content in contents:
         if content.tokenizer and content.tokenizer != _most_frequent(tokenizers):
-            what = "the tokenizer is not that of most of the series"
+            what = f"the tokenizer {other}"
             findings.append(Finding("tokenizer", content.name, what, "vocabulary and merges differ"))
-    configs = [
-        {key: value for key, value in (each.config or {}).items() if key not in PASSING_KEYS} for each in contents
-    ]
-    tables = [json.dumps(config, sort_keys=True) for config in configs]
+    configs = ((each.config or {}).items() for each in contents)
+    tables = [json.dumps({key: v for key, v in each if key not in PASSING_KEYS}, sort_keys=True) for each in configs]
     most = json.loads(_most_frequent(tables))
     for content, table in zip(contents, map(json.loads, tables), strict=True):
         if texts := _deviations(table, dict.fromkeys(sorted(table.keys() | most.keys())) | most):
-            what = "the configuration is not that of most of the series"
-            findings.append(Finding("configuration", content.name, what, shorten(texts)))
+            findings.append(Finding("configuration", content.name, f"the configuration {other}", shorten(texts)))
     return findings
 
 
-def _deviations(own: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
+def _deviations(own: Mapping[str, object], usual: Mapping[str, object]) -> list[str]:
     return [f"{key}: {own.get(key)}, usually {value}" for key, value in usual.items() if own.get(key) != value]
 
 
@@ -257,11 +254,8 @@ def _find_steps(contents: list[Contents], doubtful: set[str]) -> tuple[set[str],
     for content in contents:
         if content.step is not None:
             by_step[content.step].append(content.name)
-    findings = [
-        Finding("step", ", ".join(names), f"step {step} occurs {len(names)} times", "names")
-        for step, names in by_step.items()
-        if len(names) > 1
-    ]
+    twice = ((step, each) for step, each in by_step.items() if len(each) > 1)
+    findings = [Finding("step", ", ".join(each), f"step {s} occurs {len(each)} times", "names") for s, each in twice]
     shapes = {
         name: {each.entries[name].shape if name in each.samples else () for each in contents}
         for name in (contents[0].samples if contents else ())

@@ -19,10 +19,10 @@ from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, Weight, parameter_map, parameter_roles
 from manyheads.models.refusals import FamilyUnknown, FileMissing
 from manyheads.probe.attention.datasets import layer_number
-from manyheads.probe.checkpoints.series import Source, as_checkpoint, path_of
+from manyheads.probe.checkpoints.series import Source, as_checkpoint, list_sources, path_of
 from manyheads.probe.heads.circuits import head_dataset, head_norms
 from manyheads.spectra import coherence, stable_rank
-from manyheads.spectra.bidiagonal import row_blocks
+from manyheads.spectra.bidiagonal import Matrix, row_blocks
 from manyheads.spectra.levels import expected_stable_rank, marchenko_pastur_edges
 from manyheads.spectra.outliers import count_beyond_edge
 from manyheads.spectra.ranks import CHOLESKY_SIDE, StableRank
@@ -64,8 +64,8 @@ class _Matrix:
     name: str
     role: str
     layer: int  # -1 outside of layers
-    entries: Any
-    vectors: Any = None
+    entries: Matrix
+    vectors: Matrix | None = None
 
 
 @dataclass
@@ -74,7 +74,7 @@ class _Options:
     rows: int
     level: float
     seed: int
-    starts: dict[str, Any] = field(default_factory=dict)  # singular vectors of the checkpoint before
+    starts: dict[str, np.ndarray | None] = field(default_factory=dict)  # singular vectors of the checkpoint before
 
 
 def weight_spectra(
@@ -137,8 +137,7 @@ def weight_spectra(
     """
     import xarray as xr
 
-    single = isinstance(checkpoints, Checkpoint | Path | str)
-    sources: list[Source] = [checkpoints] if single else list(checkpoints)  # type: ignore[arg-type,list-item]
+    sources = list_sources(checkpoints)
     if not sources:
         raise UsageError("no checkpoint: give a file or a folder, or a list of them")
     options = _Options(tolerance, rows, level, seed)
@@ -151,7 +150,7 @@ def weight_spectra(
                 f"{sources[0]} and {source} hold different matrices, such as {differ[0][0]} ({differ[0][1]} x "
                 f"{differ[0][2]}): give checkpoints of one model; `verify` names every difference"
             )
-    if single:
+    if isinstance(checkpoints, Checkpoint | Path | str):
         return found[0]
     names = [str(path_of(source)) for source in sources]
     series = xr.Variable("checkpoint", names)
@@ -242,7 +241,7 @@ def _read(checkpoint: Checkpoint, weight: Weight) -> _Matrix:
     """Read a matrix, or leave a large table on the disk; flatten patches to (out, in)."""
     rows, *rest = (extent for extent in weight.shape if extent > 1)
     if len(weight.shape) == 2 and rows >= rest[0] and checkpoint.entry(weight.name).nbytes > TABLE_BYTES:
-        entries: Any = checkpoint.stored(weight.name)
+        entries: Matrix = checkpoint.stored(weight.name)
     else:
         entries = checkpoint.tensor(weight.name).reshape(rows, -1)
     vectors = entries if weight.role in (Role.EMBEDDING, Role.UNEMBEDDING) else None

@@ -19,19 +19,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads._namespaces import Floats
 from manyheads.spectra.effective_rank import rank_measures
 
 if TYPE_CHECKING:
     import xarray as xr
-
-Array = NDArray[np.float64]
 
 MATRICES = ("query", "key", "value", "output", "query-key", "output-value")  # the matrices of a head
 CIRCUITS = {"query-key": ("query", "key"), "output-value": ("value", "output")}
 DRAWS = 64  # pairs of Gaussian matrices of which the null levels are the means
 
 
-def head_norms(weights: Mapping[str, NDArray[Any]]) -> Array:
+def head_norms(weights: Mapping[str, NDArray[Any]]) -> Floats:
     """Return figures of the matrices of every head, (4, 6, H), from small Gram matrices.
 
     Frobenius and spectral norm, effective rank, and participation ratio (`manyheads.spectra.effective_rank`) of "query"
@@ -57,20 +56,20 @@ def head_norms(weights: Mapping[str, NDArray[Any]]) -> Array:
     return found
 
 
-def _grams(weight: NDArray[Any]) -> Array:
+def _grams(weight: NDArray[Any]) -> Floats:
     """Return the Gram matrices (heads, N, N) of the rows, head after head so that one alone is converted."""
     return np.stack([head @ head.T for head in (part.astype(np.float64) for part in weight)])
 
 
-def _eigenvalues(grams: Array) -> Array:
+def _eigenvalues(grams: Floats) -> Floats:
     return np.asarray(np.linalg.eigvalsh(grams), np.float64)
 
 
-def _root(squares: NDArray[Any]) -> Array:
+def _root(squares: NDArray[Any]) -> Floats:
     return np.sqrt(np.maximum(squares, 0.0)).astype(np.float64, copy=False)
 
 
-def _norms(gram: Array, other: Array) -> tuple[Array, ...]:
+def _norms(gram: Floats, other: Floats) -> tuple[Floats, ...]:
     """Return the figures of `head_norms` of a product from the Gram matrices of its factors."""
     values, vectors = np.linalg.eigh(gram)
     root = vectors * _root(values)[..., None, :]
@@ -78,14 +77,14 @@ def _norms(gram: Array, other: Array) -> tuple[Array, ...]:
     return _root(np.sum(gram * other, axis=(-1, -2))), _root(squares[..., -1]), *rank_measures(squares)
 
 
-def stable_ranks(norms: Array) -> Array:
+def stable_ranks(norms: Floats) -> Floats:
     """Return (Frobenius / spectral)^2, NaN for weights of zero."""
     with np.errstate(invalid="ignore"):
         return (norms[0] / norms[1]) ** 2
 
 
 @functools.cache
-def random_head_ranks(head_size: int, width: int) -> Array:
+def random_head_ranks(head_size: int, width: int) -> Floats:
     """Return mean and standard deviation of the stable rank of every matrix of a head with Gaussian weights, (2, 6).
 
     Estimated from draws of Gram matrices, which are Wishart: the squared norms of rows of a triangular factor are
@@ -105,7 +104,7 @@ def random_head_ranks(head_size: int, width: int) -> Array:
     return np.array([[float(each.mean()) for each in ranks], [float(each.std(ddof=1)) for each in ranks]])
 
 
-def _wishart(side: int, degrees: int, rng: np.random.Generator) -> Array:
+def _wishart(side: int, degrees: int, rng: np.random.Generator) -> Floats:
     """Draw the Gram matrix of the rows of a Gaussian matrix (side, degrees)."""
     factor = rng.standard_normal((side, min(side, degrees)))
     if degrees >= side:
@@ -114,7 +113,7 @@ def _wishart(side: int, degrees: int, rng: np.random.Generator) -> Array:
     return factor @ factor.T
 
 
-def head_dataset(norms: list[Array], sizes: list[tuple[int, int]]) -> "xr.Dataset":
+def head_dataset(norms: list[Floats], sizes: list[tuple[int, int]]) -> "xr.Dataset":
     """Gather what `head_norms` returned for every layer, with head size and width (N, d), beside its null level.
 
     Over (head_matrix, layer, head) and, for null levels, (head_matrix, layer); NaN where a layer has fewer heads.

@@ -15,15 +15,15 @@ import numpy as np
 from manyheads._extras import require
 from manyheads.errors import UsageError
 from manyheads.models.torch.attention_modules import head_size, query_key_norms, query_norm
+from manyheads.models.torch.lazy_torch import Module, torch
 from manyheads.probe.heads.circuits import head_dataset, head_norms
 from manyheads.probe.heads.layouts import FUSED, SEPARATE, attention_layouts
-from manyheads.probe.lazy_torch import torch
 
 if TYPE_CHECKING:
     import xarray as xr
 
 
-def head_spectra(model: Any) -> "xr.Dataset":
+def head_spectra(model: Module) -> "xr.Dataset":
     """Compute norms and stable rank of the weights of every head of a PyTorch model of transformers.
 
     Attention modules hold separate or joint projections of queries, keys and values.
@@ -86,7 +86,7 @@ def _weights(modules: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     return found
 
 
-def _logit_bound(module: Any) -> float:
+def _logit_bound(module: Module) -> float:
     """Return the bound on |logit| by the RMS norms of queries and keys; NaN without them, or with other norms."""
     norms, size, scale = query_key_norms(module), head_size(module), getattr(module, "scaling", None)
     if norms is None or size is None or not isinstance(scale, float):

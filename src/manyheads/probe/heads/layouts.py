@@ -1,11 +1,13 @@
 """Positions of the heads in the projections of a PyTorch model, and sums over the entries of each head."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads.models.torch.attention_modules import head_count, head_size
+from manyheads.models.torch.lazy_torch import Module, Tensor
 
 INPUTS = ("query", "key", "value")
 # Names of the projections of an attention module to queries, keys and values, weights (out, in).
@@ -25,13 +27,13 @@ class HeadLayout(NamedTuple):
     size: int  # components of a head
     by_head: bool = False  # whether the parts follow each other within every head
 
-    def sums(self, tensor: Any) -> dict[str, list[float]]:
+    def sums(self, tensor: Tensor) -> dict[str, list[float]]:
         """Return part -> sums of the entries of a tensor of the weight's shape over each head."""
         totals = tensor.sum(1 - self.axis).view(-1, self.size).sum(1)
         parts = totals.view(self.heads, -1).T if self.by_head else totals.view(len(self.parts), self.heads)
         return {part: row.tolist() for part, row in zip(self.parts, parts, strict=True)}
 
-    def matrices(self, weight: Any) -> dict[str, np.ndarray]:
+    def matrices(self, weight: Tensor) -> dict[str, NDArray[np.float64]]:
         """Return part -> the matrices (heads, size, width) of the weight in float64."""
         array = weight.detach().double().cpu().numpy()
         array = array.T if self.axis else array
@@ -40,7 +42,7 @@ class HeadLayout(NamedTuple):
         return dict(zip(self.parts, parts.swapaxes(0, 1) if self.by_head else parts, strict=True))
 
 
-def head_layouts(model: Any) -> dict[int, HeadLayout]:
+def head_layouts(model: Module) -> dict[int, HeadLayout]:
     """Return the id of a parameter -> its layout, for the projections of attention whose order is known."""
     modules = dict(model.named_modules())
     found: dict[int, HeadLayout] = {}
@@ -52,7 +54,7 @@ def head_layouts(model: Any) -> dict[int, HeadLayout]:
     return found
 
 
-def attention_layouts(modules: Mapping[str, Any], name: str, layer: int = 0) -> list[tuple[Any, HeadLayout]]:
+def attention_layouts(modules: Mapping[str, Module], name: str, layer: int = 0) -> list[tuple[Tensor, HeadLayout]]:
     """Return the weights of a module with their layouts; none if it is no attention of known projections."""
     module = modules[name]
     size, heads = head_size(module), head_count(module)
@@ -68,7 +70,7 @@ def attention_layouts(modules: Mapping[str, Any], name: str, layer: int = 0) -> 
     return found
 
 
-def _separate(module: Any, heads: int, size: int, layer: int) -> list[tuple[Any, HeadLayout]]:
+def _separate(module: Module, heads: int, size: int, layer: int) -> list[tuple[Tensor, HeadLayout]]:
     for names in SEPARATE:
         weights = [_weight(getattr(module, each, None)) for each in names]
         (query, axis), (key, _) = weights[:2]
@@ -84,7 +86,7 @@ def _separate(module: Any, heads: int, size: int, layer: int) -> list[tuple[Any,
     return []
 
 
-def _joint(module: Any, heads: int, size: int, layer: int) -> list[tuple[Any, HeadLayout]]:
+def _joint(module: Module, heads: int, size: int, layer: int) -> list[tuple[Tensor, HeadLayout]]:
     for name, order in FUSED.items():
         weight, axis = _weight(getattr(module, name, None))
         if weight is not None and weight.shape[axis] == 3 * heads * size:
@@ -92,7 +94,7 @@ def _joint(module: Any, heads: int, size: int, layer: int) -> list[tuple[Any, He
     return []
 
 
-def _weight(projection: Any) -> tuple[Any, int]:
+def _weight(projection: Module | None) -> tuple[Tensor | None, int]:
     """Return the weight of a projection and its axis of outputs; (None, 0) if there is none of two axes."""
     weight = getattr(projection, "weight", None)
     if weight is None or weight.dim() != 2 or hasattr(weight, "device_mesh"):

@@ -18,18 +18,20 @@ none               a norm of queries and keys has no gain                       
 Below a norm of queries the projections carry no factor, because the norm takes it out.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads.errors import UsageError
 from manyheads.models.torch.attention_modules import head_size, query_norm
+from manyheads.models.torch.lazy_torch import Module
 
 if TYPE_CHECKING:
     import xarray as xr
 
 
-def qk_clip_factors(model: Any, statistics: "xr.Dataset", threshold: float = 100.0) -> "xr.Dataset":
+def qk_clip_factors(model: Module, statistics: "xr.Dataset", threshold: float = 100.0) -> "xr.Dataset":
     """Compute the factors that QK-clip would apply to the heads of a model.
 
     Parameters
@@ -84,7 +86,7 @@ def qk_clip_factors(model: Any, statistics: "xr.Dataset", threshold: float = 100
     return found
 
 
-def find_rule(module: Any, heads: int, key_heads: int) -> str:
+def find_rule(module: Module, heads: int, key_heads: int) -> str:
     """Return the rule, as named in the table of this file, by which an attention module carries a factor."""
     norm = query_norm(module)
     if norm is not None:
@@ -97,7 +99,7 @@ def find_rule(module: Any, heads: int, key_heads: int) -> str:
     return "head" if heads == key_heads else "group"
 
 
-def _apply(rule: str, factor: np.ndarray, key_heads: int) -> np.ndarray:
+def _apply(rule: str, factor: NDArray[np.float64], key_heads: int) -> NDArray[np.float64]:
     """Return what the logits of each head of a layer are multiplied with, (H,)."""
     if rule == "none":
         return np.ones_like(factor)

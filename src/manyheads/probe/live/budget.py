@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from manyheads.errors import UsageError, check_integer
-from manyheads.probe.lazy_torch import torch
+from manyheads.models.torch.lazy_torch import torch
 from manyheads.probe.live.output import count_processes
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from manyheads._extras import require
 from manyheads.errors import ExtraMissing
+from manyheads.models.torch.lazy_torch import Module
 from manyheads.probe.live.recorder import AttentionRecorder
 from manyheads.probe.live.updates import UpdateRecorder
 
@@ -54,16 +55,11 @@ def lightning_callback(*recorders: Recorder) -> Any:
     """Return a callback for Lightning's Trainer that drives recorders of the `LightningModule` or a model within it.
 
     Steps are the Trainer's `global_step`. With gradient accumulation the first micro-batch is measured.
-
-    Raises
-    ------
-    ExtraMissing
-        Neither `lightning` nor `pytorch_lightning` is installed.
     """
     base: Any = _lightning_callback_class()
 
     class RecorderCallback(base):
-        def on_train_start(self, trainer: Any, module: Any) -> None:
+        def on_train_start(self, trainer: Any, module: Module) -> None:
             _watch(recorders, trainer.optimizers)
 
         def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
@@ -72,7 +68,7 @@ def lightning_callback(*recorders: Recorder) -> Any:
         def on_train_batch_end(self, *_: Any) -> None:
             _tell(recorders, "end")
 
-        def on_train_end(self, trainer: Any, module: Any) -> None:
+        def on_train_end(self, trainer: Any, module: Module) -> None:
             _tell(recorders, "finish", trainer.global_step)
 
         def on_exception(self, *_: Any) -> None:

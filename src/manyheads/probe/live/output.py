@@ -3,9 +3,9 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from manyheads.probe.lazy_torch import torch
+from manyheads._json import Json
+from manyheads.models.torch.lazy_torch import torch
 from manyheads.probe.live.step_log import StepLog
 from manyheads.probe.live.trackers import Row, Tracker
 
@@ -21,15 +21,15 @@ class Output:
     The header's entry `group` names the file within the store; without a store the steps are kept in memory.
     """
 
-    def __init__(self, store: Path | str | None, header: Mapping[str, Any], tracker: Tracker | None) -> None:
+    def __init__(self, store: Path | str | None, header: Mapping[str, Json], tracker: Tracker | None) -> None:
         path = None if store is None else Path(store) / f"{header['group']}.jsonl"
         self.log = StepLog(path, header)
         self.failed: dict[str, str] = {}  # "the store" or "the tracker" → why it failed
-        self._targets: dict[str, Callable[[Any, Any], None]] = {"the store": lambda line, _: self.log.append(line)}
+        self._targets: dict[str, Callable[..., object]] = {"the store": lambda line, _: self.log.append(line)}
         if tracker is not None:
             self._targets["the tracker"] = lambda _, rows: tracker(rows())
 
-    def write(self, line: Mapping[str, Any], rows: Callable[[], Sequence[Row]]) -> None:
+    def write(self, line: Mapping[str, Json], rows: Callable[[], Sequence[Row]]) -> None:
         """Write one measured step: its line in the log, and its rows, made only if there is a tracker."""
         if not is_first_process():
             return

@@ -1,14 +1,13 @@
 """Stores of live recordings, read as data sets over the steps of the training."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from manyheads.errors import FileRefused, UsageError
 from manyheads.probe.attention.datasets import LayerHeads, Snapshot, has_intervals, stack_snapshots
-from manyheads.probe.live.step_log import REMEDY, read_log
+from manyheads.probe.live.step_log import REMEDY, Line, read_log
 from manyheads.study.store.disk import trusting_nothing
 
 if TYPE_CHECKING:
@@ -27,13 +26,6 @@ def open_recording(store: Path | str) -> "xr.DataTree":
         that was spent on measuring before the step was written, and that of the training. Of checkpoints that
         `measure_checkpoints` measured: `attention_fixed`, without times, and `weights`, with the coordinate
         `checkpoint` (step).
-
-    Raises
-    ------
-    FileRefused
-        There is no recording.
-    StoreDamaged
-        A file is no recording, or damaged otherwise than at its end.
     """
     import xarray as xr
 
@@ -49,7 +41,7 @@ def open_recording(store: Path | str) -> "xr.DataTree":
     return xr.DataTree.from_dict(found)
 
 
-def as_series(header: Mapping[str, Any], lines: list[dict[str, Any]]) -> "xr.Dataset":
+def as_series(header: Line, lines: list[Line]) -> "xr.Dataset":
     """Gather the lines of a log over the steps."""
     if not lines:
         raise UsageError("nothing was recorded yet: run the training with the recorder in it")
@@ -64,7 +56,7 @@ def as_series(header: Mapping[str, Any], lines: list[dict[str, Any]]) -> "xr.Dat
     return found
 
 
-def _gather_attention(header: Mapping[str, Any], lines: list[dict[str, Any]]) -> "xr.Dataset":
+def _gather_attention(header: Line, lines: list[Line]) -> "xr.Dataset":
     layers: tuple[LayerHeads, ...] = ()
     unmeasured: list[str] = []
     snapshots = []
@@ -79,13 +71,13 @@ def _gather_attention(header: Mapping[str, Any], lines: list[dict[str, Any]]) ->
     return stack_snapshots([line["step"] for line in lines], snapshots, header["rows"], unmeasured)
 
 
-def encode_snapshot(snapshot: Snapshot, rows: int | None) -> dict[str, Any]:
+def encode_snapshot(snapshot: Snapshot, rows: int | None) -> Line:
     """Return the figures of a step as a line of a log holds them."""
     errors = snapshot.errors if has_intervals(rows) else {}
     return {"values": snapshot.values, "errors": errors, "levels": snapshot.levels, "weight": snapshot.weight}
 
 
-def _gather_datasets(_: Mapping[str, Any], lines: list[dict[str, Any]]) -> "xr.Dataset":
+def _gather_datasets(_: Line, lines: list[Line]) -> "xr.Dataset":
     """Stack data sets of numbers that were written as `Dataset.to_dict` returns them."""
     import xarray as xr
 
@@ -116,7 +108,7 @@ LEVELS = {
 }
 
 
-def _gather_updates(header: Mapping[str, Any], lines: list[dict[str, Any]]) -> "xr.Dataset":
+def _gather_updates(header: Line, lines: list[Line]) -> "xr.Dataset":
     import xarray as xr
 
     about = {name: each for line in lines for name, each in line.get("matrices", {}).items()}

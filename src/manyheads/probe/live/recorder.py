@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from manyheads.models.torch.lazy_torch import Module, torch
 from manyheads.models.torch.model import unwrap
+from manyheads.models.torch.modules import evaluation
 from manyheads.probe.attention.datasets import Snapshot, take_snapshot
 from manyheads.probe.attention.interface import AttentionObserver
 from manyheads.probe.attention.recording import AttentionRecord, empty_record
-from manyheads.probe.lazy_torch import torch
 from manyheads.probe.live.budget import TimeBudget
 from manyheads.probe.live.output import LOGGER, Output, is_first_process
 from manyheads.probe.live.reading import as_series, encode_snapshot
+from manyheads.probe.live.step_log import Line
 from manyheads.probe.live.trackers import Row, Tracker
 
 if TYPE_CHECKING:
@@ -88,7 +91,7 @@ class AttentionRecorder:
 
     def __init__(
         self,
-        model: Any,
+        model: Module,
         rows: int | None = 64,
         *,
         share: float | None = 0.01,
@@ -109,7 +112,7 @@ class AttentionRecorder:
         self._record: AttentionRecord | None = None
         self._observing = ExitStack()
         self._step: int | None = None
-        self._warned, self._written, self._layers = False, -1, dict[str, Any]()  # the last two as in the last line
+        self._warned, self._written, self._layers = False, -1, Line()  # the last two as in the last line
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
@@ -197,7 +200,7 @@ class AttentionRecorder:
             _ON_FIXED_BATCH.reset(token)
 
     def _write(self, snapshot: Snapshot, unmeasured: list[str]) -> None:
-        line: dict[str, Any] = {"step": self._step, "cost": self._budget.cost, "elapsed": self._budget.elapsed}
+        line: Line = {"step": self._step, "cost": self._budget.cost, "elapsed": self._budget.elapsed}
         layers = {"layers": snapshot.layers, "not_measured": unmeasured}
         if layers != self._layers or line["step"] <= self._written:  # the training started again
             line, self._layers = line | layers, layers
@@ -206,24 +209,18 @@ class AttentionRecorder:
         self._output.write(line, lambda: list(_rows(self._step or 0, snapshot, line["errors"])))
 
 
-def run_in_evaluation(model: Any, batch: Mapping[str, Any]) -> None:
+def run_in_evaluation(model: Module, batch: Mapping[str, Any]) -> None:
     """Run a batch through a model in evaluation, without gradients; leave its modes and PyTorch's generators alone."""
     device = next(model.parameters()).device
     generators = {"devices": []} if device.type == "cpu" else {"devices": [device], "device_type": device.type}
     batch = {name: value.to(device) if hasattr(value, "to") else value for name, value in batch.items()}
     if "labels" not in batch and "logits_to_keep" in inspect.signature(model.forward).parameters:
         batch.setdefault("logits_to_keep", 1)  # the others would be computed for nothing
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        with torch.random.fork_rng(**generators), torch.no_grad():
-            model.eval()
-            model(**batch)
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with torch.random.fork_rng(**generators), torch.no_grad(), evaluation(model):
+        model(**batch)
 
 
-def _rows(step: int, snapshot: Snapshot, errors: Mapping[str, np.ndarray]) -> Iterator[Row]:
+def _rows(step: int, snapshot: Snapshot, errors: Mapping[str, NDArray[np.float64]]) -> Iterator[Row]:
     """Yield the figures of a snapshot one by one."""
     for name, table in snapshot.values.items():
         for (layer, head), value in np.ndenumerate(table):

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from manyheads.probe.lazy_torch import torch
+from manyheads.models.torch.lazy_torch import Tensor, torch
 
 
-def squared_norm(tensor: Any) -> float:
+def squared_norm(tensor: Tensor) -> float:
     """Return the squared Frobenius norm of a tensor, over all its shards if it is a DTensor."""
     return float(over_shards(tensor, local(tensor).double().square().sum()))
 
 
-def gram(matrix: Any) -> np.ndarray:
+def gram(matrix: Tensor) -> NDArray[np.float64]:
     """Return the Gram matrix of a matrix's shorter side, or of its columns if rows are sharded."""
     shard = local(matrix).double()
     sharded = shard is not matrix and tuple(shard.shape) != tuple(matrix.shape)
@@ -22,12 +23,12 @@ def gram(matrix: Any) -> np.ndarray:
     return over_shards(matrix, shard.T @ shard).cpu().numpy()
 
 
-def local(tensor: Any) -> Any:
+def local(tensor: Tensor) -> Any:
     """Return the shard of this process, or the tensor if it is whole."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def over_shards(tensor: Any, found: Any) -> Any:
+def over_shards(tensor: Any, found: Tensor) -> Any:
     """Sum a tensor computed from the shard of this process over all processes."""
     if not hasattr(tensor, "device_mesh"):
         return found

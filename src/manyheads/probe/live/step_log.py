@@ -11,13 +11,15 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
-from manyheads._json import parse_bounded
+from manyheads._json import Json, parse_bounded
 from manyheads.errors import UsageError
 from manyheads.study.store.disk import LARGEST_FILE, StoreDamaged, open_bounded, trusting_nothing
+
+Line = dict[str, Json]  # figures of one step, or the header, for JSON
 
 FORMAT = 1
 REMEDY = "move it away and record again"
@@ -29,15 +31,15 @@ class StepLog:
     A file is continued if its header is the same, and refused otherwise; without a path, lines are kept in memory.
     """
 
-    def __init__(self, path: Path | None, header: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path | None, header: Mapping[str, Json]) -> None:
         self._path, self._header = path, {"manyheads": "step log", "format": FORMAT, **header}
         self._file: BinaryIO | None = None
-        self._lines: list[dict[str, Any]] = []
+        self._lines: list[Line] = []
         if path is not None and _has_begun(path) and (found := read_log(path)[0]) != self._header:
             other = sorted(key for key in found.keys() | self._header.keys() if found.get(key) != self._header.get(key))
             raise UsageError(f"{path} holds another recording ({', '.join(other)} differ): give another store")
 
-    def append(self, line: Mapping[str, Any]) -> None:
+    def append(self, line: Mapping[str, Json]) -> None:
         """Add the line of a step."""
         if self._path is None:
             self._lines.append(dict(line))
@@ -48,7 +50,7 @@ class StepLog:
         self._file.write(_encode(line))
         self._file.flush()
 
-    def read(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def read(self) -> tuple[Line, list[Line]]:
         """Return the header and the lines that count."""
         if self._path is not None and _has_begun(self._path):
             return read_log(self._path)
@@ -61,7 +63,7 @@ class StepLog:
             self._file = None
 
 
-def read_log(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read_log(path: Path) -> tuple[Line, list[Line]]:
     """Read the header and the lines that count; StoreDamaged if it is no log, or damaged before its end."""
     with open_bounded(path, LARGEST_FILE) as file:
         whole = [line for line in file if line.endswith(b"\n")]  # the last one may be torn
@@ -75,15 +77,9 @@ def read_log(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         return header, drop_replaced(lines)
 
 
-def drop_replaced(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lines in the order of their steps, without those that a training which started again replaced.
-
-    Examples
-    --------
-    >>> [line["step"] for line in drop_replaced([{"step": step} for step in (0, 4, 8, 4, 6)])]
-    [0, 4, 6]
-    """
-    kept: list[dict[str, Any]] = []
+def drop_replaced(lines: list[Line]) -> list[Line]:
+    """Return the lines in the order of their steps, without those that a training which started again replaced."""
+    kept: list[Line] = []
     for line in lines:
         while kept and kept[-1]["step"] >= line["step"]:
             kept.pop()
@@ -99,7 +95,7 @@ def _has_begun(path: Path) -> bool:
         return file.readline().endswith(b"\n")
 
 
-def _open(path: Path, header: Mapping[str, Any]) -> BinaryIO:
+def _open(path: Path, header: Mapping[str, Json]) -> BinaryIO:
     """Open a log for appending, without the torn line of a killed process, and write the header of a new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a+b")
@@ -121,11 +117,11 @@ def _open(path: Path, header: Mapping[str, Any]) -> BinaryIO:
     return file
 
 
-def _encode(line: Mapping[str, Any]) -> bytes:
+def _encode(line: Mapping[str, Json]) -> bytes:
     return json.dumps(_plain(line), allow_nan=False).encode() + b"\n"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Json:
     """Return a value as JSON can hold it: arrays as lists, numbers that are not finite as text."""
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}

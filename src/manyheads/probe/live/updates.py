@@ -24,14 +24,15 @@ import numpy as np
 from manyheads._extras import require
 from manyheads.errors import ManyheadsError, UsageError, check_integer
 from manyheads.models.parameters import recognize
+from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.models.torch.model import INNER, unwrap
 from manyheads.probe.attention.datasets import layer_number
 from manyheads.probe.heads.layouts import HeadLayout, head_layouts
-from manyheads.probe.lazy_torch import torch
 from manyheads.probe.live.budget import TimeBudget
 from manyheads.probe.live.output import Output
 from manyheads.probe.live.reading import as_series
 from manyheads.probe.live.sharded import gram, local, squared_norm
+from manyheads.probe.live.step_log import Line
 from manyheads.probe.live.trackers import Row, Tracker
 from manyheads.spectra.levels import expected_stable_rank, marchenko_pastur_density, marchenko_pastur_edges
 
@@ -46,7 +47,7 @@ ROUNDING = 0.212
 
 class _Matrix(NamedTuple):
     name: str
-    parameter: Any
+    parameter: Tensor
     optimizer: Any
     group: Mapping[str, Any]
 
@@ -68,13 +69,6 @@ class UpdateRecorder:
     spectra
         Whether stable rank and orthogonality of the update are computed as well; None: for optimizers that
         orthogonalize it.
-
-    Raises
-    ------
-    ExtraMissing
-        PyTorch is not installed.
-    UsageError
-        The store holds another recording.
 
     Notes
     -----
@@ -100,7 +94,7 @@ class UpdateRecorder:
 
     def __init__(
         self,
-        model: Any,
+        model: Module,
         matrices: int = 2,
         *,
         share: float | None = 0.01,
@@ -116,11 +110,11 @@ class UpdateRecorder:
         self._output = Output(store, header, tracker)
         self._queue: list[_Matrix] = []
         self._optimizers: list[Any] = []
-        self._before: list[tuple[_Matrix, Any, float]] = []
+        self._before: list[tuple[_Matrix, Tensor, float]] = []
         self._step, self._written, self._next = -1, -1, 0
         self._given: int | None = None  # number of the next step, from `begin`
         self._done = False  # whether this step is measured already, by another optimizer
-        self._about: dict[str, dict[str, Any]] = {}
+        self._about: dict[str, Line] = {}
 
     def watch(self, optimizer: Any) -> None:
         """Measure the steps of an optimizer from now on; several optimizers may train parts of the model.
@@ -214,18 +208,18 @@ class UpdateRecorder:
         with self._budget.spending():
             if self._step <= self._written:  # the training started again
                 self._about = {}
-            figures = {matrix.name: self._measure(matrix, *rest) for matrix, *rest in copies}
+            figures = {each[0].name: self._measure(*each) for each in copies}
             new = {matrix.name: self._describe(matrix) for matrix, *_ in copies if matrix.name not in self._about}
             self._about, self._written = self._about | new, self._step
             cost = {"step": self._step, "cost": self._budget.cost, "elapsed": self._budget.elapsed}
             line = cost | {"figures": figures} | ({"matrices": new} if new else {})
             self._output.write(line, lambda: list(self._rows(self._written, figures)))
 
-    def _measure(self, matrix: _Matrix, before: Any, decay: float) -> dict[str, Any]:
+    def _measure(self, matrix: _Matrix, before: Tensor, decay: float) -> Line:
         """Return the figures of one update, from the weight before the step and the decay within it."""
         update, gradient = matrix.parameter.detach() - before, matrix.parameter.grad
         update = (update + decay * before) if decay and gradient is not None else update
-        found: dict[str, Any] = {}
+        found: Line = {}
         for name, tensor in (("gradient_rms", gradient), ("weight_rms", before), ("update_ratio", update)):
             found |= self._rms(name, matrix, tensor)
         for name in ("update_ratio", "head_update_ratio"):  # of the root mean squares of update and weight
@@ -240,12 +234,12 @@ class UpdateRecorder:
             found["stable_rank"] = float(moved / squares[-1])
         return found
 
-    def _rms(self, figure: str, matrix: _Matrix, tensor: Any) -> dict[str, Any]:
+    def _rms(self, figure: str, matrix: _Matrix, tensor: Tensor | None) -> Line:
         """Return the RMS of a tensor in the shape of a matrix, and of each of its heads; zeros for None."""
         count = matrix.parameter.numel()
         tensor = matrix.parameter.detach().new_zeros(matrix.parameter.shape) if tensor is None else tensor
         tensor = tensor.to_dense() if tensor.is_sparse else tensor
-        found: dict[str, Any] = {figure: math.sqrt(squared_norm(tensor) / count)}
+        found: Line = {figure: math.sqrt(squared_norm(tensor) / count)}
         if layout := self._layouts.get(id(matrix.parameter)):
             size = count / (len(layout.parts) * layout.heads)
             sums = layout.sums(tensor.double().square())
@@ -260,7 +254,7 @@ class UpdateRecorder:
         wanted = "ns_steps" in matrix.group if self._spectra is None else self._spectra
         return wanted and matrix.parameter.dim() == 2
 
-    def _describe(self, matrix: _Matrix) -> dict[str, Any]:
+    def _describe(self, matrix: _Matrix) -> Line:
         eps = torch.finfo(matrix.parameter.dtype).eps
         levels = {"update_ratio_rounding": ROUNDING * eps, "significand_bits_dtype": 1 - math.log2(eps)}
         if self._has_spectrum(matrix):
@@ -297,7 +291,7 @@ class UpdateRecorder:
                     yield Row(step, None, None, f"{name}/{matrix}", value, None, level)
 
 
-def significand_bits(tensor: Any) -> float:
+def significand_bits(tensor: Tensor) -> float:
     """Return the bits of the narrowest significand that holds a tensor: 24 in float32, 8 if rounded to bfloat16.
 
     Examples

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads._namespaces import Floats
 from manyheads.curves.curve_shapes import most_frequent_interval
 from manyheads.errors import UsageError
 from manyheads.models.modules import Role
@@ -18,8 +18,6 @@ from manyheads.theory.papers import TIAN
 
 if TYPE_CHECKING:
     import xarray as xr
-
-Array = NDArray[np.float64]
 
 CURVES = 8  # layers whose curves are drawn in one plot: as many as there are colours
 PLOTS, ROW = 24, 6  # layers whose heads are drawn, and plots in a row
@@ -45,11 +43,6 @@ def write_recording_report(tree: "xr.DataTree", out: Path | str, command: str = 
 
     The tree is that of `measure_checkpoints`, or of `open_recording` of a live recording of a fixed batch; the command
     says what measures it again.
-
-    Raises
-    ------
-    UsageError
-        No figures of a fixed batch and no weights.
     """
     if not (sections := recording_sections(tree, command)):
         raise UsageError("no figures of a fixed batch and no weights: record with AttentionRecorder(batch=...)")
@@ -111,7 +104,7 @@ def _by_layer(values: "xr.DataArray", level: "xr.DataArray | None", words: tuple
 
 
 def _lines(
-    title: str, label: str, steps: Array, curves: list[Curve], level: "xr.DataArray | None", null: str, count: int
+    title: str, label: str, steps: Floats, curves: list[Curve], level: "xr.DataArray | None", null: str, count: int
 ) -> Lines:
     """Draw the curves of some of so many layers, with their null level where there is one."""
     note = f"{len(curves)} of {count} layers." if len(curves) < count else ""
@@ -246,11 +239,11 @@ def _row(each: Reading) -> tuple[str, ...]:
 # Parts
 
 
-def _curve(steps: Array, values: Array, label: str, group: int) -> Curve:
+def _curve(steps: Floats, values: Floats, label: str, group: int) -> Curve:
     return Curve(tuple(map(float, steps)), tuple(map(float, values)), label, group=group)
 
 
-def _reference(steps: Array, level: float, label: str) -> Curve:
+def _reference(steps: Floats, level: float, label: str) -> Curve:
     return Curve((float(steps[0]), float(steps[-1])), (level, level), label, "reference")
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads._namespaces import Floats
 from manyheads.curves.curve_files import RunCurves
 from manyheads.curves.curve_shapes import LEAST, CurveShape, shape_at
 from manyheads.errors import FileRefused
@@ -21,8 +22,6 @@ from manyheads.probe.live.reading import open_recording
 
 if TYPE_CHECKING:
     import xarray as xr
-
-Array = NDArray[np.float64]
 
 LOWER = (Role.MLP_IN, Role.MLP_GATE)
 # A layer whose heads all pass a smaller share of the gradient through the softmax gets none in bfloat16.
@@ -36,7 +35,7 @@ class Reading(NamedTuple):
     layer: int
     name: str  # of the attention module or matrix
     steps: NDArray[np.int64]
-    values: Array
+    values: Floats
     level: float  # its null level: the entropy of uniform attention, the stable rank of a Gaussian matrix
     shape: CurveShape | None  # None if there are too few steps
     heads: Counter[str]  # number of heads of each shape, for entropies

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 OTHER_STD, OTHER_FACTOR = "it starts with another std", "its factor is wrong"
 """Causes too general to group by: findings that differ in their factors stay apart."""
-UNJUDGED = "not judged"
-"""Words that mark a note on a number without comparison."""
+UNJUDGED = "not judged"  # words that mark a note on a number without comparison
 CATEGORIES = ("optimizer", "block", "shape_factor", "nesterov")
 """Quantities without a number, whose faults have no factor."""
 DRAWN = 1.1  # ratio of two stds of one draw: a hundred numbers give theirs to 7%
@@ -71,11 +70,9 @@ class Audit(Shown):
         """Group what is wrong by its cause: all that a forgotten group gets wrong is one of them."""
         kinds: list[list[Finding]] = []
         for each in self.faults:
-            same = next((kind for kind in kinds if _share_cause(kind[0], each)), None)
-            if same is None:
-                kinds.append([each])
-            else:
-                same.append(each)
+            same: list[Finding] = next((kind for kind in kinds if _share_cause(kind[0], each)), [])
+            kinds += [] if same else [same]
+            same.append(each)
         return tuple(map(tuple, kinds))
 
     def sentences(self) -> list[str]:
@@ -127,16 +124,13 @@ class Audit(Shown):
         return f"{parameters} parameters, {len(self.findings)} numbers, {len(self.faults)} wrong{found}{rest}"
 
     def _overview(self) -> Overview:
-        rows = [
-            (
-                _cause(same[0]),
-                len({each.name for each in same}),
-                ", ".join(dict.fromkeys(each.role for each in same)),
-                ", ".join(dict.fromkeys(each.quantity for each in same)),
-                _factors([each for each in same if _is_ratio(each)]),
+        rows = []
+        for same in self.causes():
+            roles, wrong = (
+                ", ".join(dict.fromkeys(getattr(each, name) for each in same)) for name in ("role", "quantity")
             )
-            for same in self.causes()
-        ]
+            factors = _factors([each for each in same if _is_ratio(each)])
+            rows.append((_cause(same[0]), len({each.name for each in same}), roles, wrong, factors))
         columns = ("cause", "parameters", "roles", "wrong", "factor") if rows else ()
         return Overview(f"Audit: {self._headline()}", columns, rows, self.notes)
 
@@ -197,8 +191,6 @@ def _extent(findings: Sequence[Finding]) -> str:
 def _factors(findings: Sequence[Finding]) -> str:
     """Return the range of the factors; the first one where they differ by the noise of a draw."""
     factors = [each.factor for each in findings]
-    if not factors:
-        return ""
-    if max(factors) <= DRAWN * min(factors):
-        return f"{factors[0]:.3g}"
-    return f"{min(factors):.3g} to {max(factors):.3g}"
+    if len(factors) and max(factors) > DRAWN * min(factors):
+        return f"{min(factors):.3g} to {max(factors):.3g}"
+    return f"{factors[0]:.3g}" if factors else ""

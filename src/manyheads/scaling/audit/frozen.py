@@ -12,12 +12,11 @@ from typing import Any
 
 from manyheads.models.parts import Architecture, Parameter
 from manyheads.models.torch.model import TorchModel
-from manyheads.scaling.audit.init_test import init_is_right
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.targets import ForwardMultipliers, missing_multipliers, parameter_targets
 from manyheads.scaling.torch.applied_factors import WORDS
-from manyheads.scaling.torch.init import measure_init
+from manyheads.scaling.torch.init import init_is_right, measure_init
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from manyheads._extras import require
 from manyheads.errors import UsageError
 from manyheads.models.parts import Architecture
+from manyheads.models.torch.lazy_torch import torch
 from manyheads.scaling.audit.findings import Finding
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.scaling.parametrization.muon import FACTORS, FUSED, PER_HEAD
@@ -42,7 +42,6 @@ class MixedGroups(NamedTuple):
 
 def read_mixed(given: Any) -> MixedGroups:
     """Read a list of optimizers, or of schedules over them, or of groups that name their rule."""
-    torch = require("torch")
     parts = list(given) if isinstance(given, list | tuple) else [given]
     if parts and all(isinstance(part, Mapping) for part in parts):
         parts = [parts]
@@ -69,7 +68,6 @@ def read_mixed(given: Any) -> MixedGroups:
 
 def _rule_of(optimizer: Any, row: Mapping[str, Any], number: int) -> str:
     """Return the rule of a group, from its optimizer or the words it names it by."""
-    torch = require("torch")
     if isinstance(optimizer, torch.optim.Muon):
         return "muon"
     if divides(optimizer):
@@ -96,8 +94,8 @@ def patch_target(
     """
     width, before = shape.width, p.base.width
     factor = FACTORS[p.muon.factor].at
-    grown = (width / before) ** 0.5 if p.scheme == "limits" else 1.0
-    adjustment = factor(width, inputs) / factor(before, inputs) if p.scheme == "limits" else 1.0
+    grown = (width / before) ** 0.5 if p.scheme == "completep" else 1.0
+    adjustment = factor(width, inputs) / factor(before, inputs) if p.scheme == "completep" else 1.0
     each = target.factors
     factors = Factors(each.initial, each.learning_rate * grown / adjustment, each.epsilon * grown, "muon")
     std = None if target.initial is None else target.initial / each.initial

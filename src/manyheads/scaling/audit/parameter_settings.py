@@ -14,14 +14,13 @@ from typing import Any
 from manyheads.errors import UsageError
 from manyheads.models.parts import HIDDEN, Parameter
 from manyheads.scaling.audit.findings import OTHER_FACTOR, OTHER_STD, Audit, Finding
-from manyheads.scaling.audit.init_test import init_is_right
 from manyheads.scaling.parametrization.hyperparameters import NO_DECAY_WORDS, BaseHyperparameters
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.targets import Factors, ParameterTarget
+from manyheads.scaling.torch.init import init_is_right
 from manyheads.transformer.shape import Shape
 
-ROUNDING = 1e-6
-"""Relative difference of rates, epsilons and decays that is still called equal."""
+ROUNDING = 1e-6  # relative difference of rates, epsilons and decays that is still called equal
 
 
 @dataclass(frozen=True)

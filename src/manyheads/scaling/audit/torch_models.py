@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from manyheads.errors import UsageError
+from manyheads.models.torch.lazy_torch import Module
 from manyheads.models.torch.model import ModelOptions, TorchModel
 from manyheads.scaling.audit.findings import Audit, Finding
 from manyheads.scaling.audit.frozen import describe_missing_factors
@@ -24,15 +25,15 @@ from manyheads.scaling.parametrization.targets import (
     parameter_targets,
     role_factors,
 )
+from manyheads.scaling.torch.applied_factors import model_targets
 from manyheads.scaling.torch.init import measure_init
 from manyheads.scaling.torch.optimizer_groups import find_optimizer, has_stepped, read_groups, read_peaks
-from manyheads.scaling.torch.targets import model_targets
 from manyheads.transformer.shape import Shape
 
 
 def audit_model(
     p: Parametrization,
-    model: Any,
+    model: Module,
     groups: Any,
     hyperparameters: BaseHyperparameters,
     roles: Mapping[str, str] | None = None,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads._arrays import takes_arrays
 from manyheads._overview import Overview, Shown
@@ -67,9 +68,8 @@ class Growth:
     required: float  # the exponent that a consistent scaling prescribes
     tolerance: float  # allowed deviation, above `required` and below `least`
     outcome: Outcome  # "holds", "refuted" or "inconclusive"
-    least: (
-        float  # lowest exponent of a consistent scaling here: less than `required` if a random sum dominates at first
-    )
+    # Lowest exponent of a consistent scaling here: less than `required` if a random sum dominates at first
+    least: float
 
     @property
     def numbers(self) -> tuple[float | None, ...]:
@@ -117,7 +117,7 @@ class CoordinateCheck(Shown):
     """All growths of a check, and what was measured."""
 
     growths: tuple[Growth, ...]  # one for every quantity and checkpoint
-    updates: Mapping[str, np.ndarray]  # quantity -> (seeds, shapes, checkpoints)
+    updates: Mapping[str, NDArray[np.float64]]  # quantity -> (seeds, shapes, checkpoints)
 
     @property
     def broken(self) -> tuple[Growth, ...]:
@@ -148,16 +148,11 @@ def draw_growths(title: str, size: str, named: Iterable[tuple[str, Growth]]) -> 
     """Draw exponents of a size with their intervals over the range of a consistent scaling."""
     from manyheads.study.reporting.charts import Estimate, draw_intervals
 
-    fitted = [
-        Estimate(
-            name,
-            growth.fit.exponent,
-            (growth.fit.interval.low, growth.fit.interval.high),
-            (growth.least - growth.tolerance, growth.required + growth.tolerance),
-        )
-        for name, growth in named
-        if growth.fit is not None
-    ]
+    fitted = []
+    for name, growth in named:
+        if fit := growth.fit:
+            right = (growth.least - growth.tolerance, growth.required + growth.tolerance)
+            fitted.append(Estimate(name, fit.exponent, (fit.interval.low, fit.interval.high), right))
     return draw_intervals(title, f"exponent of {size} in the update", fitted)
 
 
@@ -267,9 +262,8 @@ def _check_measured(cell: Mapping[str, Any], where: str, checkpoints: int) -> No
     found = {name: np.asarray(cell[name], np.float64) for name in QUANTITIES}
     for name, values in found.items():
         if values.shape != (checkpoints,):
-            raise UsageError(
-                f"measure returned {name} of shape {values.shape}: give one number a checkpoint, ({checkpoints},)"
-            )
+            shape = f"{name} of shape {values.shape}"
+            raise UsageError(f"measure returned {shape}: give one number a checkpoint, ({checkpoints},)")
     lost = np.any([~np.isfinite(values) for values in found.values()], 0)  # diverged: see decide_growths
     for name, values in found.items():
         if (still := values[(values < 0) | ((values == 0) & ~lost)]).size:
@@ -280,7 +274,7 @@ def decide_growths(
     parametrization: Parametrization,
     axis: Axis,
     sizes: Sequence[int],
-    updates: Mapping[str, np.ndarray],
+    updates: Mapping[str, NDArray[np.float64]],
     checkpoints: Sequence[int],
     tolerance: float,
 ) -> tuple[Growth, ...]:

@@ -24,7 +24,7 @@ def required_growth(parametrization: Parametrization) -> dict[str, Power]:
     L^(alpha_L - 1), which together move the stream by one; parametrizations without a depth exponent are asked for one.
 
     """
-    moves = Power(depth=parametrization.depth_exponent - 1) if parametrization.scheme == "limits" else ONE
+    moves = Power(depth=parametrization.depth_exponent - 1) if parametrization.scheme == "completep" else ONE
     queries = Power(key_dim=parametrization.logit_exponent - 1)
     found = dict.fromkeys(QUANTITIES, ONE)
     return found | {"query_by_weights": moves * queries, "value_by_weights": moves}
@@ -52,7 +52,7 @@ def least_growth(parametrization: Parametrization, early: bool = False) -> dict[
     N^-1/2 L^-1/2 1
     """
     required = required_growth(parametrization)
-    consistent = parametrization.scheme == "limits"
+    consistent = parametrization.scheme == "completep"
     waits = Power(key_dim=-0.5) if early and parametrization.optimizer == "sgd" else ONE
     blocks = ONE if consistent else Power(depth=-0.5)
     random = Power(depth=0.5 - (parametrization.depth_exponent if consistent else 1.0))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from manyheads._arrays import takes_arrays
+from manyheads._namespaces import Floats
 from manyheads._overview import Overview, Shown
 from manyheads._settings import default_rules
 from manyheads.errors import CertificateError, UsageError, check_call
@@ -36,8 +37,7 @@ ALLOWED_DECADES = 0.25
 """Drift of the optimal learning rate, in decades over a factor of eight in size, that still counts as transfer.
 The least power by which a parametrization goes wrong, the root of a size, makes 0.45; a factor 1.8 costs little."""
 
-WIDENINGS = 2
-"""How often a grid is widened before a search gives up."""
+WIDENINGS = 2  # how often a grid is widened before a search gives up
 
 UNBOUNDED = 1e4
 """An interval of factors whose ends are so far from each other says nothing, and its ends are not printed."""
@@ -52,7 +52,7 @@ class TransferCheck(Shown):
 
     axis: Axis
     sizes: tuple[int, ...]
-    learning_rates: np.ndarray  # (seeds, sizes) best learning rates
+    learning_rates: Floats  # (seeds, sizes) best learning rates
     drift: DriftTest  # the fitted power, its interval, the verdict and the seeds that would decide it
 
     @property
@@ -63,8 +63,8 @@ class TransferCheck(Shown):
     @property
     def decades(self) -> tuple[float, float, float]:
         """Drift over a factor of eight in size, in decades: fitted, lowest, highest."""
-        interval = self.drift.fit.interval
-        return tuple(value * math.log10(8) for value in (self.drift.fit.exponent, interval.low, interval.high))  # type: ignore[return-value]
+        fit, decade = self.drift.fit, math.log10(8)
+        return fit.exponent * decade, fit.interval.low * decade, fit.interval.high * decade
 
     def sentence(self) -> str:
         """Say it for people."""
@@ -126,19 +126,15 @@ def find_optimum(learning_rates: Float[ArrayLike, " rates"], losses: Float[Array
     reached = np.where(np.isfinite(losses), losses, np.inf)
     best = int(reached.argmin())
     if not np.isfinite(reached[best]):
+        lowest = float(learning_rates[0])
         raise CertificateError(
-            "training diverged at every learning rate: lower them",
-            measured=float(learning_rates[0]),
-            threshold=math.inf,
+            "training diverged at every learning rate: lower them", measured=lowest, threshold=math.inf
         )
     if best in (0, len(learning_rates) - 1):
-        side = "below" if best == 0 else "above"
-        raise CertificateError(
-            f"the least loss is at {learning_rates[best]:.3g}, an end of the grid: the optimum may lie {side} it, "
-            "widen them",
-            measured=float(learning_rates[best]),
-            threshold=float(learning_rates[1 if best == 0 else -2]),
-        )
+        end, inner, side = (best, 1, "below") if best == 0 else (best, -2, "above")
+        at, found = float(learning_rates[end]), "an end of the grid: the optimum may lie"
+        message = f"the least loss is at {at:.3g}, {found} {side} it, widen them"
+        raise CertificateError(message, measured=at, threshold=float(learning_rates[inner]))
     left, middle, right = reached[best - 1 : best + 2]
     bend = left - 2 * middle + right
     # Beside a diverged neighbour, or on a flat floor, the point itself is all that is known.
@@ -146,7 +142,7 @@ def find_optimum(learning_rates: Float[ArrayLike, " rates"], losses: Float[Array
     return float(np.exp(np.log(learning_rates[best]) + shift * np.log(learning_rates[1] / learning_rates[0])))
 
 
-def _checked_grid(learning_rates: Any) -> np.ndarray:
+def _checked_grid(learning_rates: Any) -> Floats:
     learning_rates = np.asarray(learning_rates, np.float64)
     if learning_rates.ndim != 1 or len(learning_rates) < 3 or not (learning_rates > 0).all():
         raise UsageError(f"rates of shape {learning_rates.shape}: give at least three, all positive")
@@ -159,15 +155,15 @@ def _checked_grid(learning_rates: Any) -> np.ndarray:
 class Search(NamedTuple):
     """Search for the optimal learning rate: what was tried, and the optimum."""
 
-    learning_rates: np.ndarray  # (R,) in rising order
-    losses: np.ndarray  # (R,), not finite where training diverged
+    learning_rates: Floats  # (R,) in rising order
+    losses: Floats  # (R,), not finite where training diverged
     best: float  # the optimum, or the end of the widened grid beyond which it lies
     outcome: Literal["inside", "below", "above"]  # of all rates that were tried
 
 
 @takes_arrays
 def search_optimum(
-    learning_rates: Float[ArrayLike, " rates"], losses: Callable[[np.ndarray], Any], widenings: int = WIDENINGS
+    learning_rates: Float[ArrayLike, " rates"], losses: Callable[[Floats], Any], widenings: int = WIDENINGS
 ) -> Search:
     """Find the rate of least loss, and widen the grid by three rates on the side where the least loss is at its end.
 
@@ -183,7 +179,7 @@ def search_optimum(
     grid = _checked_grid(learning_rates)
     ratio = grid[1] / grid[0]
 
-    def train(learning_rates: np.ndarray) -> np.ndarray:
+    def train(learning_rates: Floats) -> Floats:
         found = np.asarray(losses(learning_rates), np.float64)
         if found.shape != learning_rates.shape:
             raise UsageError(f"losses of shape {found.shape} for {len(learning_rates)} rates: return one for each rate")
@@ -199,17 +195,17 @@ def search_optimum(
         steps = ratio ** np.arange(1, PIECE + 1)
         new = grid[0] / steps[::-1] if place == 0 else grid[-1] * steps
         further = train(new)
-        order = (new, grid) if place == 0 else (grid, new)
-        grid, reached = np.concatenate(order), np.concatenate((further, reached) if place == 0 else (reached, further))
+        pairs = ((new, grid), (further, reached))
+        grid, reached = (np.concatenate(pair if place == 0 else pair[::-1]) for pair in pairs)
     return Search(grid, reached, float(grid[place]), "below" if place == 0 else "above")
 
 
-Losses = Callable[[Shape, np.ndarray, int], Any]  # (shape, rates, seed) -> (R,) final losses
+Losses = Callable[[Shape, Floats, int], Any]  # (shape, rates, seed) -> (R,) final losses
 
 
 def final_losses(
     task: Task, parametrization: Parametrization, shape: Shape, recipe: Recipe, learning_rates: Any, key: Any
-) -> np.ndarray:
+) -> Floats:
     """Train one network a rate and return the mean loss over the last eighth of the steps, (R,) in nats."""
     from manyheads.scaling.trained.transformers import sweep_losses
 
@@ -225,7 +221,7 @@ def task_losses(task: Task, parametrization: Parametrization, recipe: Recipe) ->
     """Return the `losses` of `transfer_check` that train the library's transformer on a task."""
     import jax
 
-    def losses(shape: Shape, learning_rates: np.ndarray, seed: int) -> np.ndarray:
+    def losses(shape: Shape, learning_rates: Floats, seed: int) -> Floats:
         with default_rules():
             return final_losses(task, parametrization, shape, recipe, learning_rates, jax.random.key(seed))
 
@@ -294,9 +290,7 @@ def transfer_check(
     return decide_drift(axis, sizes, optima, allowed)
 
 
-def decide_drift(
-    axis: Axis, sizes: Sequence[int], optima: np.ndarray, allowed: float = ALLOWED_DECADES
-) -> TransferCheck:
+def decide_drift(axis: Axis, sizes: Sequence[int], optima: Floats, allowed: float = ALLOWED_DECADES) -> TransferCheck:
     """Test optimal learning rates (seeds, sizes), found already, for a drift along an axis."""
     drift = drift_test(sizes, optima, tolerance=allowed / math.log10(8))
     return TransferCheck(axis, tuple(sizes), optima, drift)

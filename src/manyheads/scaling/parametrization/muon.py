@@ -40,8 +40,7 @@ from manyheads.transformer.shape import Shape
 
 Split = Literal["whole", "fused", "heads-in", "heads"]
 SPLITS: tuple[str, ...] = get_args(Split)
-MLP_RATIO = 4
-"""Hidden width over the stream's where a shape does not say it."""
+MLP_RATIO = 4  # hidden width over the stream's where a shape does not say it
 
 
 class Block(NamedTuple):
@@ -121,13 +120,7 @@ def _spell(formula: str) -> str:
 
 
 def find_factor(word: str) -> str:
-    """Return the name of a shape factor in `FACTORS` from a name, a formula or a framework's word, or refuse it.
-
-    Examples
-    --------
-    >>> find_factor("megatron:spectral"), find_factor("dion:spectral_norm"), find_factor("torch:original")
-    ('sqrt(max(r,c))', 'sqrt(r/c)', 'original')
-    """
+    """Return the name of a shape factor in `FACTORS` from a name, a formula or a framework's word, or refuse it."""
     for name, factor in FACTORS.items():
         if word in (name, factor.formula, *factor.words) or _spell(str(word)) == _spell(factor.formula):
             return name
@@ -254,8 +247,7 @@ class Muon:
         return ((PER_HEAD,) if self.per_head else ()) + ((FUSED,) if self.split == "fused" else ())
 
 
-WHOLE = Muon()
-"""Whole matrices with the shape factor of torch and optax."""
+WHOLE = Muon()  # whole matrices with the shape factor of torch and optax
 
 
 def _sizes(shape: Shape, like: Shape) -> dict[str, float]:

@@ -35,8 +35,7 @@ WIDER = (
     "they are exact while the ratio stays"
 )
 GROUPS = "the number of query heads for each key head"
-SMALLEST = 1e-100
-"""Factors are larger, and smaller than its inverse: products of a few of them are still numbers."""
+SMALLEST = 1e-100  # factors are larger, and smaller than its inverse: products of a few of them are still numbers
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Parametrization:
         The shape at which init, learning rate and epsilon were tuned; all factors are one there. N = H = L = 1 gives
         the theory's table itself.
     scheme
-        ``"limits"``, or one of those it is compared with: ``"mup"`` (width alone), ``"standard"``.
+        ``"completep"``, consistent in N, H and L, or one to compare it with: ``"mup"`` (width alone), ``"standard"``.
     form
         ``"effective"`` changes init, rate and epsilon of each weight; ``"multiplier"`` gives the weights forward
         multipliers instead, chosen so that all classes share one learning rate. Both train the same function.
@@ -76,8 +75,8 @@ class Parametrization:
 
     References
     ----------
-    Bordelon, Chaudhry, Pehlevan, "Infinite limits of multi-head transformer dynamics", 2024, Table 1 (``"limits"``);
-    Yang et al., "Tensor programs V", 2022 (``"mup"``); Dey et al., "CompleteP", 2025 (``complete_p``).
+    Bordelon, Chaudhry, Pehlevan, "Infinite limits of multi-head transformer dynamics", 2024, Table 1;
+    Yang et al., "Tensor programs V", 2022 (``"mup"``); Dey et al., "CompleteP", 2025 (``"completep"``).
 
     Examples
     --------
@@ -92,7 +91,7 @@ class Parametrization:
     richness: float = constrained(1.0, Constraint(above=0))
     optimizer: Optimizer = constrained("adam", Constraint(choices=OPTIMIZERS))  # noqa: RUF009
     base: Shape = UNIT
-    scheme: Scheme = constrained("limits", Constraint(choices=SCHEMES))  # noqa: RUF009
+    scheme: Scheme = constrained("completep", Constraint(choices=SCHEMES))  # noqa: RUF009
     form: Form = constrained("effective", Constraint(choices=FORMS))  # noqa: RUF009
     muon: Muon = WHOLE
 
@@ -103,7 +102,7 @@ class Parametrization:
             raise UsageError(f"muon={self.muon!r}: expected Muon(split=..., factor=...)")
         if self.optimizer == "muon" and self.form != "effective":
             raise UsageError("form='multiplier' with optimizer='muon': two optimizers share no rate; use 'effective'")
-        if self.scheme != "limits" and self.richness != 1:
+        if self.scheme != "completep" and self.richness != 1:
             raise UsageError(f"richness={self.richness}: the scheme {self.scheme!r} has no richness")
 
     @classmethod
@@ -131,7 +130,7 @@ class Parametrization:
     @property
     def branch(self) -> Power:
         """The power of the branch multiplier."""
-        return Power(depth=-self.depth_exponent) if self.scheme == "limits" else ONE
+        return Power(depth=-self.depth_exponent) if self.scheme == "completep" else ONE
 
     def multipliers(self) -> dict[str, Power]:
         """Return the power of every forward multiplier: one in effective form."""
@@ -157,8 +156,9 @@ class Parametrization:
         self._refuse_ratios(shape)
         multipliers = self.multipliers()
         rows = []
-        for role, law in self.scaling_exponents().items():
-            m = multipliers[role]
+        laws = self.scaling_exponents()
+        for role in ROLES:
+            law, m = laws[role], multipliers[role]
             powers = {
                 "initial": law.initial / m,
                 "multiplier": m,
@@ -174,7 +174,7 @@ class Parametrization:
             if not all(SMALLEST < number < 1 / SMALLEST for number in numbers.values()):
                 raise UsageError(f"the factors of {role} are beyond what a float holds: take closer shapes")
             shown = {name: str(power.at(shape, self.base)) for name, power in powers.items()}
-            if law.rule == "muon" and self.scheme == "limits":
+            if law.rule == "muon" and self.scheme == "completep":
                 own = self.muon.adjustment_power(role, shape, self.base)
                 shown["learning_rate"] = str((law.learning_rate / own).at(shape, self.base)) if own else "by its sides"
             decay = 1 / numbers["learning_rate"]
@@ -195,7 +195,7 @@ class Parametrization:
 
     def adjustment(self, role: str, shape: Shape, rule: str) -> float:
         """Return by how much a role's learning rate is divided because its optimizer multiplies it itself: Muon's."""
-        return self._adjustment(role, shape) if rule == "muon" and self.scheme == "limits" else 1.0
+        return self._adjustment(role, shape) if rule == "muon" and self.scheme == "completep" else 1.0
 
     def _adjustment(self, role: str, shape: Shape) -> float:
         return self.muon.adjustment(role, shape, self.base) / self.muon.adjustment(role, self.base, shape)
@@ -205,7 +205,7 @@ class Parametrization:
 
     def _refuse_ratios(self, shape: Shape) -> None:
         """Refuse ratios of sizes that have no known power under the optimizer."""
-        if self.scheme != "limits":
+        if self.scheme != "completep":
             return
         changed = "" if self._same_aspect(shape) else "the stream's width over N H"
         stated = shape.key_heads is not None and self.base.key_heads is not None

@@ -102,12 +102,9 @@ class Power:
 
 
 ONE = Power()
-WIDTH = Power(stream=1)
-"""The stream's width D."""
-QUERIES = Power(key_dim=1, heads=1)
-"""Rows N H of the query projection."""
-KEYS = Power(key_dim=1, key_heads=1)
-"""Rows N K of the key and value projections."""
+WIDTH = Power(stream=1)  # the stream's width D
+QUERIES = Power(key_dim=1, heads=1)  # rows N H of the query projection
+KEYS = Power(key_dim=1, key_heads=1)  # rows N K of the key and value projections
 HIDDEN_WIDTH = Power(hidden=1)
 QUERY_RANK = Power(query_rank=1)
 KEY_VALUE_RANK = Power(key_value_rank=1)

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 VOCABULARY, LENGTH = 64, 64  # of the model in the snippets, which stands for the reader's own
 _INPUTS = f"TokenInput({VOCABULARY}), length={LENGTH}, outputs={VOCABULARY}"
-ZERO = ("logit_bias", "bias", "unembedding_bias")
-"""Roles that start at zero, whatever the factor."""
+ZERO = ("logit_bias", "bias", "unembedding_bias")  # roles that start at zero, whatever the factor
 
 
 def optax_snippet(parametrization: Parametrization, shape: Shape, hyperparameters: BaseHyperparameters) -> str:
@@ -106,12 +105,6 @@ def torch_snippet(parametrization: Parametrization, shape: Shape, hyperparameter
     """Return a program for PyTorch alone: numbers by class, a small transformer that takes them, parameter groups.
 
     Stds are those of fan-in at the base, as in `manyheads.transformer.standard_scaling`.
-
-    Examples
-    --------
-    >>> text = torch_snippet(Parametrization(base=Shape(4, 2, 1)), Shape(4, 4, 1), BaseHyperparameters(1e-2))
-    >>> "N, H, L = 4, 4, 1" in text
-    True
     """
     if parametrization.form != "effective":
         raise UsageError("the torch snippet is written in effective form: leave out --form multiplier")
@@ -147,21 +140,16 @@ def torch_snippet(parametrization: Parametrization, shape: Shape, hyperparameter
 
 def _torch_muon(p: Parametrization, hyperparameters: BaseHyperparameters) -> str:
     """Return the lines that make Muon for the matrices of the blocks and AdamW for the rest."""
-    return f"""groups = parameter_groups(model)
-muon = torch.optim.Muon(
-    [group for group in groups if group["algorithm"] == "muon"],
-    {_muon_words(p, hyperparameters)},
-)
-adamw = torch.optim.AdamW([group for group in groups if group["algorithm"] == "adamw"])
-optimizers = [muon, adamw]  # step both"""
-
-
-def _muon_words(p: Parametrization, hyperparameters: BaseHyperparameters) -> str:
     if p.muon.split != "whole":
         raise UsageError(f"torch.optim.Muon orthogonalizes whole matrices, not split={p.muon.split!r}: take 'whole'")
     own = _refuse_factors(p, hyperparameters, "torch.optim.Muon", ("original", "match_rms_adamw"))
-    words = f"momentum={own.momentum!r}, nesterov={own.nesterov!r}, ns_steps={own.ns_steps!r}"
-    return f'{words}, adjust_lr_fn="{p.muon.factor}"'
+    return f"""groups = parameter_groups(model)
+muon = torch.optim.Muon(
+    [group for group in groups if group["algorithm"] == "muon"],
+    momentum={own.momentum!r}, nesterov={own.nesterov!r}, ns_steps={own.ns_steps!r}, adjust_lr_fn="{p.muon.factor}",
+)
+adamw = torch.optim.AdamW([group for group in groups if group["algorithm"] == "adamw"])
+optimizers = [muon, adamw]  # step both"""
 
 
 def transformers_snippet(
@@ -176,12 +164,6 @@ def transformers_snippet(
     Where queries, keys and values are fused in one matrix (GPT-2, GPT-NeoX) and N changes, the program sets the scale
     of the logits, which such a matrix cannot carry.
 
-    Examples
-    --------
-    >>> p = Parametrization(base=Shape(4, 2, 1))
-    >>> text = transformers_snippet(p, Shape(4, 4, 1), BaseHyperparameters(1e-2), "config.json")
-    >>> "AutoConfig.from_pretrained('config.json')" in text
-    True
     """
     made = "groups = torch_groups(parametrization, model, hyperparameters)"
     if parametrization.optimizer == "muon":

@@ -26,7 +26,6 @@ weight decay are derived here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple, get_args
 
 from manyheads.scaling.parametrization.muon import LATENT_BLOCKS, MUON_ROLES, Muon
@@ -41,7 +40,7 @@ from manyheads.scaling.parametrization.power_laws import (
     Power,
 )
 
-Scheme = Literal["limits", "mup", "standard"]
+Scheme = Literal["completep", "mup", "standard"]
 Optimizer = Literal["adam", "sgd", "muon"]
 SCHEMES: tuple[str, ...] = get_args(Scheme)
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
@@ -64,46 +63,8 @@ class ClassScales(NamedTuple):
     gradient: Power
 
 
-def consistent_scales(logit_exponent: float, depth_exponent: float) -> dict[str, ClassScales]:
-    """Return the sizes of every role at logit exponent alpha_A and depth exponent alpha_L.
-
-    Examples
-    --------
-    >>> sizes = consistent_scales(0.5, 1.0)["query"]
-    >>> print(sizes.initial, "|", sizes.update, "|", sizes.gradient)
-    D^-1/2 | N^-1/2 D^-1 | H^-1/2 D^-1/2 L^-1 γ^-1
-    """
-    stream = WIDTH**-1 * Power(richness=-1)  # the backward signal on an entry of the residual stream
-    moves = Power(depth=depth_exponent - 1)  # a block's share of the update, before the branch multiplier
-    inside = Power(depth=-depth_exponent) * stream  # the backward signal on an entry inside a branch
-    logit_moves = moves * Power(key_dim=logit_exponent - 1)
-    logit_inside = inside * Power(key_dim=1 - logit_exponent)
-    at_heads = (WIDTH / QUERIES) ** 0.5  # beside the stream's: the signal on an entry of a head's outputs
-    shared = (QUERIES / KEYS) ** 0.5  # H/K query heads drive one key and value
-
-    def reads(update: Power, gradient: Power) -> ClassScales:
-        return ClassScales(WIDTH**-0.5, update / WIDTH, gradient)
-
-    return {
-        "embedding": ClassScales(ONE, ONE, stream),
-        "positional": ClassScales(ONE, ONE, stream),
-        "query": reads(logit_moves, logit_inside * at_heads),
-        "key": reads(logit_moves, logit_inside * at_heads * shared),
-        "value": reads(moves, inside * at_heads * shared),
-        "output": ClassScales(QUERIES**-0.5, moves / QUERIES, inside),
-        "mlp_in": reads(moves, inside * (WIDTH / HIDDEN_WIDTH) ** 0.5),
-        "mlp_out": ClassScales(HIDDEN_WIDTH**-0.5, moves / HIDDEN_WIDTH, inside),
-        "norm": ClassScales(ONE, moves, inside),
-        "logit_bias": ClassScales(ONE, logit_moves, logit_inside),
-        "bias": ClassScales(ONE, moves, inside),
-        "final_norm": ClassScales(ONE, ONE, stream),
-        "unembedding": ClassScales(WIDTH**-1 * Power(richness=-1), WIDTH**-1 * Power(richness=-1), ONE),
-        "unembedding_bias": ClassScales(ONE, Power(richness=-1), ONE),
-    }
-
-
-def foreign_scales(depth_exponent: float, logit_exponent: float = 1.0) -> dict[str, ClassScales]:
-    r"""Return the sizes of roles that the library's transformer does not have.
+def class_scales(logit_exponent: float, depth_exponent: float) -> dict[str, ClassScales]:
+    r"""Return the sizes of every role at logit exponent alpha_A and depth exponent alpha_L.
 
     A router reads d inputs, starts and moves as values do; its gradient is at the start a sum of d independent products
     of backward signal and an expert's output. A sink is a logit and moves by what a gain in a block moves; its gradient
@@ -119,71 +80,48 @@ def foreign_scales(depth_exponent: float, logit_exponent: float = 1.0) -> dict[s
 
     Examples
     --------
-    >>> sizes = foreign_scales(1.0)
+    >>> sizes = class_scales(0.5, 1.0)
+    >>> print(sizes["query"].initial, "|", sizes["query"].update, "|", sizes["query"].gradient)
+    D^-1/2 | N^-1/2 D^-1 | H^-1/2 D^-1/2 L^-1 γ^-1
     >>> print(sizes["router"].update, "|", sizes["sink"].update, "|", sizes["sink"].gradient.plain())
     D^-1 | 1 | H^-1 L^-1 γ^-1
     """
-    moves = Power(depth=depth_exponent - 1)
-    inside = Power(depth=-depth_exponent) * WIDTH**-1 * Power(richness=-1)
-    at_heads = (WIDTH / QUERIES) ** 0.5
-    logits = Power(key_dim=1 - logit_exponent)
+    stream = WIDTH**-1 * Power(richness=-1)  # the backward signal on an entry of the residual stream
+    moves = Power(depth=depth_exponent - 1)  # a block's share of the update, before the branch multiplier
+    inside = Power(depth=-depth_exponent) * stream  # the backward signal on an entry inside a branch
+    logit_moves = moves * Power(key_dim=logit_exponent - 1)
+    at_heads = inside * (WIDTH / QUERIES) ** 0.5  # the backward signal on an entry of a head's outputs
+    at_logits = Power(key_dim=1 - logit_exponent)  # and that on queries and keys over it
+    shared = (QUERIES / KEYS) ** 0.5  # H/K query heads drive one key and value
 
-    def factor(rank: Power, down: Power, up: Power) -> tuple[ClassScales, ClassScales]:
-        summed = (QUERIES / rank) ** 0.5
-        return ClassScales(WIDTH**-0.5, moves / WIDTH, down * summed), ClassScales(rank**-0.5, moves / rank * up, down)
+    def reads(update: Power, gradient: Power) -> ClassScales:
+        return ClassScales(WIDTH**-0.5, update / WIDTH, gradient)
 
-    value = inside * at_heads
-    query_down, query_up = factor(QUERY_RANK, value * logits, logits**-1)
-    key_value_down, key_value_up = factor(KEY_VALUE_RANK, value, ONE)
+    def latent(name: str, rank: Power, update: Power, gradient: Power) -> dict[str, ClassScales]:
+        down, up = reads(moves, gradient * (QUERIES / rank) ** 0.5), ClassScales(rank**-0.5, update / rank, gradient)
+        return {f"{name}_down": down, f"{name}_up": up}
+
     return {
-        "query_down": query_down,
-        "query_up": query_up,
-        "key_value_down": key_value_down,
-        "key_value_up": key_value_up,
-        "router": ClassScales(WIDTH**-0.5, moves / WIDTH, inside * WIDTH**0.5),
-        "sink": ClassScales(ONE, moves, inside * at_heads * Power(key_dim=1)),
+        "embedding": ClassScales(ONE, ONE, stream),
+        "positional": ClassScales(ONE, ONE, stream),
+        "query": reads(logit_moves, at_heads * at_logits),
+        "key": reads(logit_moves, at_heads * at_logits * shared),
+        "value": reads(moves, at_heads * shared),
+        "output": ClassScales(QUERIES**-0.5, moves / QUERIES, inside),
+        "mlp_in": reads(moves, inside * (WIDTH / HIDDEN_WIDTH) ** 0.5),
+        "mlp_out": ClassScales(HIDDEN_WIDTH**-0.5, moves / HIDDEN_WIDTH, inside),
+        "norm": ClassScales(ONE, moves, inside),
+        "logit_bias": ClassScales(ONE, logit_moves, inside * at_logits),
+        "bias": ClassScales(ONE, moves, inside),
+        "final_norm": ClassScales(ONE, ONE, stream),
+        "unembedding": ClassScales(stream, stream, ONE),
+        "unembedding_bias": ClassScales(ONE, Power(richness=-1), ONE),
+        # Of other architectures than the library's transformer
+        **latent("query", QUERY_RANK, logit_moves, at_heads * at_logits),
+        **latent("key_value", KEY_VALUE_RANK, moves, at_heads),
+        "router": reads(moves, inside * WIDTH**0.5),
+        "sink": ClassScales(ONE, moves, at_heads * Power(key_dim=1)),
     }
-
-
-def foreign_exponents(
-    scheme: Scheme, optimizer: Optimizer, logit_exponent: float, depth_exponent: float, muon: Muon | None = None
-) -> dict[str, ScalingExponents]:
-    """Return the laws of roles that the library's transformer does not have; Muon steps the factors of latents."""
-    exponents = (1.0, 1.0) if scheme == "mup" else (logit_exponent, depth_exponent)
-    return _laws(foreign_scales(*exponents[::-1]), LATENT_BLOCKS, scheme, optimizer, exponents, muon or Muon())
-
-
-def _laws(
-    scales: Mapping[str, ClassScales],
-    blocks: Collection[str],
-    scheme: Scheme,
-    optimizer: Optimizer,
-    exponents: tuple[float, float],
-    muon: Muon,
-) -> dict[str, ScalingExponents]:
-    """Return the laws of roles, of which Muon steps `blocks`.
-
-    Muon's are those before the shape factor. Its epsilon is held against the Frobenius norm of the gradient, its entry
-    times the root of the number of entries.
-    """
-
-    def law(role: str, rule: str) -> ScalingExponents:
-        initial, update, gradient = scales[role]
-        if scheme == "standard":
-            return ScalingExponents(initial, ONE, ONE, rule)
-        if scheme == "mup":
-            rate = ONE if rule == "muon" else Power(richness=1) * update / gradient if rule == "sgd" else update
-            return ScalingExponents(initial.without_depth(), rate.without_depth(), ONE, rule)
-        if rule == "sgd":
-            return ScalingExponents(initial, Power(richness=1) * update / gradient, ONE, rule)
-        if rule == "adam":
-            return ScalingExponents(initial, update, gradient, rule)
-        block, (logit_exponent, depth_exponent) = muon.block(role), exponents
-        queries = Power(key_dim=logit_exponent - 1) if role in ("query", "key", "query_up") else ONE
-        rate = block.learning_rate * queries * Power(depth=depth_exponent - 1)
-        return ScalingExponents(initial, rate, gradient * (block.rows * block.cols) ** 0.5, rule)
-
-    return {role: law(role, "adam" if optimizer == "muon" and role not in blocks else optimizer) for role in scales}
 
 
 def scaling_exponents(
@@ -191,23 +129,40 @@ def scaling_exponents(
 ) -> dict[str, ScalingExponents]:
     """Return the laws of all roles.
 
-    * `"limits"`: the consistent scaling in N, H and L.
+    * `"completep"`: the consistent scaling in N, H and L; at exponents of one under Adam, CompleteP.
     * `"mup"`: the same with width d = N H alone, ignoring both exponents, and plain rates for queries and keys, right
       for logit exponent 1 only; epsilon is not rescaled, as in Yang et al. (2022).
     * `"standard"`: fan-in stds, one rate and one epsilon for all.
 
     Rows of Muon, for the matrices in the blocks, are those before the shape factor, which is no power of one size; the
-    other schemes leave the rate of its groups alone, as recipes do that trust the shape factor.
+    other schemes leave the rate of its groups alone, as recipes do that trust the shape factor. Its epsilon is held
+    against the Frobenius norm of the gradient, an entry times the root of the number of entries.
 
     Examples
     --------
-    >>> print(scaling_exponents("limits", "sgd", 0.5, 1.0)["query"].learning_rate.plain())
+    >>> print(scaling_exponents("completep", "sgd", 0.5, 1.0)["query"].learning_rate.plain())
     N^-1 L γ^2
     >>> print(scaling_exponents("mup", "adam", 1.0, 1.0)["value"].learning_rate)
     D^-1
     """
-    exponents = (logit_exponent, depth_exponent) if scheme == "limits" else (1.0, 1.0)
-    scales = consistent_scales(*exponents)
-    if scheme == "standard":  # fan-in stds, of the read-out as well
-        scales["unembedding"] = scales["unembedding"]._replace(initial=WIDTH**-0.5)
-    return _laws(scales, MUON_ROLES, scheme, optimizer, exponents, muon or Muon())
+    consistent = scheme == "completep"
+    if not consistent:
+        logit_exponent = depth_exponent = 1.0
+
+    def law(role: str, scales: ClassScales) -> ScalingExponents:
+        initial, update, gradient = scales
+        by_muon = optimizer == "muon" and (role in MUON_ROLES or role in LATENT_BLOCKS)
+        rule = "adam" if optimizer == "muon" and not by_muon else optimizer
+        if scheme == "standard":
+            return ScalingExponents(WIDTH**-0.5 if role == "unembedding" else initial, ONE, ONE, rule)
+        rate = Power(richness=1) * update / gradient if rule == "sgd" else update
+        if not consistent:
+            return ScalingExponents(initial.without_depth(), ONE if by_muon else rate.without_depth(), ONE, rule)
+        if not by_muon:
+            return ScalingExponents(initial, rate, ONE if rule == "sgd" else gradient, rule)
+        block = (muon or Muon()).block(role)
+        queries = Power(key_dim=logit_exponent - 1) if role in ("query", "key", "query_up") else ONE
+        rate = block.learning_rate * queries * Power(depth=depth_exponent - 1)
+        return ScalingExponents(initial, rate, gradient * (block.rows * block.cols) ** 0.5, rule)
+
+    return {role: law(role, scales) for role, scales in class_scales(logit_exponent, depth_exponent).items()}

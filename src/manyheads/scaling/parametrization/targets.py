@@ -25,7 +25,7 @@ from manyheads.models.parts import HIDDEN, PARTS, Architecture, ForwardMultiplie
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.power_laws import KEY_VALUE_RANK, QUERIES, QUERY_RANK
-from manyheads.scaling.parametrization.scaling_exponents import ScalingExponents, foreign_exponents
+from manyheads.scaling.parametrization.scaling_exponents import ScalingExponents
 from manyheads.transformer.shape import Shape
 
 
@@ -103,7 +103,7 @@ def usual_multipliers(p: Parametrization, shape: Shape) -> ForwardMultipliers:
 
 def refuse_depth(p: Parametrization, shape: Shape) -> None:
     """Refuse to scale post-norm blocks in depth."""
-    if p.scheme == "limits" and shape.depth != p.base.depth:
+    if p.scheme == "completep" and shape.depth != p.base.depth:
         raise UsageError(
             f"post-norm blocks, L={shape.depth} and {p.base.depth} at the base: outside the theory, keep the depth"
         )
@@ -180,21 +180,15 @@ def role_factors(p: Parametrization, shape: Shape) -> dict[str, Factors]:
     """
     table = replace(p, form="effective").table(shape)
     found = {row.role: Factors(row.initial, row.learning_rate, row.epsilon, row.rule) for row in table.rows}
-    adam = replace(p, optimizer="adam") if p.optimizer == "muon" else p
-    law = adam.scaling_exponents()["value"]
-
-    def at_shape(law: ScalingExponents, adjustment: float = 1.0) -> Factors:
-        initial, learning_rate, epsilon = (power.ratio(shape, p.base, p.richness) for power in law[:3])
-        return Factors(initial, learning_rate / adjustment, epsilon, law.rule)
-
-    initial, learning_rate, epsilon = (replace(power, depth=0.0) for power in law[:3])
-    above = ScalingExponents(initial, learning_rate, epsilon, law.rule)
-    foreign = foreign_exponents(p.scheme, p.optimizer, p.logit_exponent, p.depth_exponent, p.muon)
-    return (
-        found
-        | {HIDDEN: at_shape(above)}
-        | {role: at_shape(each, p.adjustment(role, shape, each.rule)) for role, each in foreign.items()}
-    )
+    by_adam = replace(p, optimizer="adam") if p.optimizer == "muon" else p
+    value = by_adam.scaling_exponents()["value"]
+    initial, learning_rate, epsilon = (replace(power, depth=0.0) for power in value[:3])
+    hidden = ScalingExponents(initial, learning_rate, epsilon, value.rule)
+    others = {role: law for role, law in p.scaling_exponents().items() if role not in found}
+    for role, law in (others | {HIDDEN: hidden}).items():
+        std, rate, eps = (power.ratio(shape, p.base, p.richness) for power in law[:3])
+        found[role] = Factors(std, rate / p.adjustment(role, shape, law.rule), eps, law.rule)
+    return found
 
 
 def _target(
@@ -225,7 +219,7 @@ def _target(
         )
     role = "+".join(dict.fromkeys(PARTS[part] for part in parameter.parts))
     by_head = all(p.muon.cuts(PARTS[part]) for part in parameter.parts)
-    by_head &= p.optimizer == "muon" and p.scheme == "limits"
+    by_head &= p.optimizer == "muon" and p.scheme == "completep"
     highest = (architecture.shape.heads / p.base.heads) ** 0.5 if by_head else 1.0
     return ParameterTarget.of(parameter, role, first, std, hyperparameters, conflict=conflict, highest=highest)
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 from jax.extend import core
 
-from manyheads.costs.jax.jaxpr import called_program, scan_layout
+from manyheads.costs.jax.jaxpr import Equation, Variable, called_program, scan_layout
 from manyheads.errors import UsageError
 from manyheads.scaling.preflight_checks.training import Measured, Membership, Training, Update, join_layers
 
@@ -135,11 +135,11 @@ class _Trace:
 
     rows: dict[str, list[tuple[Any, Any]]]
 
-    def run(self, jaxpr: Any, constants: Any, inputs: list[_Value]) -> list[_Value]:
+    def run(self, jaxpr: core.Jaxpr, constants: Any, inputs: list[_Value]) -> list[_Value]:
         known = dict(zip(jaxpr.constvars, map(_Value, constants), strict=True))
         known |= dict(zip(jaxpr.invars, inputs, strict=True))
 
-        def read(atom: Any) -> _Value:
+        def read(atom: Variable) -> _Value:
             return _Value(atom.val) if isinstance(atom, core.Literal) else known[atom]
 
         for equation in jaxpr.eqns:
@@ -147,7 +147,7 @@ class _Trace:
             known |= dict(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _apply(self, equation: Any, values: list[_Value]) -> list[_Value]:
+    def _apply(self, equation: Equation, values: list[_Value]) -> list[_Value]:
         kind, marked = equation.primitive.name, [each for each in values if each.name]
         if (inner := called_program(equation)) is not None:
             return self.run(*inner, values)
@@ -167,7 +167,7 @@ class _Trace:
         self.rows.setdefault(join_layers(marked[0].name), []).append(update)
         return [_Value(each) for each in results]
 
-    def _scan(self, equation: Any, values: list[_Value]) -> list[_Value]:
+    def _scan(self, equation: Equation, values: list[_Value]) -> list[_Value]:
         params, inner = equation.params, equation.params["jaxpr"]
         consts, carries = scan_layout(equation)
         moved = consts + carries
@@ -203,12 +203,12 @@ def _compare(loss: Callable[[Any], Any], start: Any, trained: Any) -> dict[str, 
     return {name: [Update(float(size), float(random)) for size, random in each] for name, each in found.items()}
 
 
-def _bind(equation: Any, values: list[Any]) -> list[Any]:
+def _bind(equation: Equation, values: list[Any]) -> list[Any]:
     found = equation.primitive.bind(*values, **equation.params)
     return list(found) if equation.primitive.multiple_results else [found]
 
 
-def _random_part(equation: Any, values: list[_Value]) -> Any:
+def _random_part(equation: Equation, values: list[_Value]) -> jax.Array | float:
     """Return n0 / n of the other side of a matrix product: pi/2 times the directions of its rows over their width."""
     if equation.primitive.name != "dot_general":
         return 0.0
@@ -222,5 +222,5 @@ def _random_part(equation: Any, values: list[_Value]) -> Any:
     return math.pi / 2 * (x**2).sum() ** 2 / jnp.maximum((kernel**2).sum(), 1e-30) / width
 
 
-def _rms(values: Any) -> Any:
+def _rms(values: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.mean(jnp.square(values.astype(jnp.float32))))

@@ -19,8 +19,7 @@ from manyheads.scaling.preflight_checks.runs import Runs
 from manyheads.scaling.preflight_checks.training import Make
 from manyheads.transformer.shape import Shape
 
-GROWN = (1, 2, 4)
-"""Sizes along an axis over the base's, where none are given."""
+GROWN = (1, 2, 4)  # sizes along an axis over the base's, where none are given
 
 
 def preflight(

@@ -18,8 +18,7 @@ from manyheads.transformer.shape import Shape
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-OPEN = ("not decided", "not audited", "does not move")
-"""Words that mark a note on an open question."""
+OPEN = ("not decided", "not audited", "does not move")  # words that mark a note on an open question
 State = Literal["unchanged", "applied", "folded", "both", "neither", "other", "unknown"]
 SAID = {
     "unchanged": "that of the base",
@@ -98,16 +97,7 @@ class Preflight(Shown):
     @property
     def passed(self) -> bool:
         """Whether nothing is wrong; `outcome` tells whether all is decided."""
-        return not any(
-            (
-                self.membership.sentences(),
-                self.judged and self.broken,
-                any(each.fit is None for each in self.growths),
-                [each for each in self.factors if not each.right],
-                [each for each in self.audits.values() if not each.passed],
-                [each for each in self.transfers if each.outcome == "refuted"],
-            )
-        )
+        return not self.faults()
 
     @property
     def outcome(self) -> Outcome:

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads._extras import require
 from manyheads.errors import CertificateError, UsageError, check_call
@@ -110,7 +111,7 @@ class Runs:
     def transfer(self, shapes: Sequence[Shape], factors: Sequence[float], train: int) -> list[TransferCheck]:
         """Search the best factor of the learning rates at every size."""
 
-        def losses(shape: Shape, grid: np.ndarray, seed: int) -> list[float]:
+        def losses(shape: Shape, grid: NDArray[np.float64], seed: int) -> list[float]:
             found = []
             for factor in grid:
                 with seeded(seed):

@@ -8,13 +8,13 @@ the model; of both it is the change since the start that counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from manyheads._extras import require
 from manyheads.errors import UsageError
+from manyheads.models.torch.lazy_torch import Module, Tensor, torch
 from manyheads.models.torch.model import unwrap
+from manyheads.models.torch.modules import first_tensor, inference
 from manyheads.scaling.preflight_checks.training import (
     OUTPUTS,
     STREAM,
@@ -33,13 +33,13 @@ class TorchTrainer:
     """A PyTorch training."""
 
     def __init__(self, training: Training) -> None:
-        self.torch, self.training = require("torch"), training
+        self.training = training
         self.model = unwrap(training.model)
         given = training.optimizer
         self.optimizers, self.schedules = [], []
         for part in given if isinstance(given, list | tuple) else [given]:
             optimizer, schedules = find_optimizer(part)
-            if not isinstance(optimizer, self.torch.optim.Optimizer):
+            if not isinstance(optimizer, torch.optim.Optimizer):
                 raise UsageError(f"{type(part).__name__} is no torch optimizer: give one, a schedule, or a list")
             self.optimizers.append(optimizer)
             self.schedules += [(part, schedules)] if schedules else []
@@ -55,12 +55,10 @@ class TorchTrainer:
         batch = self.training.batch(0)
         before: dict[str, Any] = {}
         after: dict[str, Any] = {}
-        with self._watched(self._watch_outputs(before)):
-            self._forward(batch)
+        self._forward(batch, self._watch_outputs(before))
         losses = self.losses(steps, 1.0)
         rows: dict[str, list[Update]] = {}
-        with self._watched([*self._watch_weights(start, rows), *self._watch_outputs(after)]):
-            self._forward(batch)
+        self._forward(batch, [*self._watch_weights(start, rows), *self._watch_outputs(after)])
         rows |= {name: [Update(_rms(tensor - before[name]))] for name, tensor in after.items()}
         own = {id(t) for module in self._computing() for t in module.parameters(recurse=False)}
         for name, tensor in self.model.named_parameters():
@@ -114,27 +112,22 @@ class TorchTrainer:
                 result = model(**batch)
             else:
                 result = model(*batch) if isinstance(batch, tuple | list) else model(batch)
-            loss = _find_loss(self.torch, result)
-        if not isinstance(loss, self.torch.Tensor) or loss.numel() != 1:
+            loss = _find_loss(result)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise UsageError(f"the loss is {type(loss).__name__}: expected one number, or give loss(model, batch)")
         return loss.reshape(())
 
-    def _forward(self, batch: Any) -> None:
-        """Run the first batch without dropout and gradients, and remember how the model was called."""
-        modes = {module: module.training for module in self.model.modules()}
+    def _forward(self, batch: Any, hooks: Iterable[tuple[Any, Any]] = ()) -> None:
+        """Run the first batch with hooks, without dropout and gradients, and remember how the model was called."""
 
-        def see(module: Any, arguments: Any, named: Any) -> None:
+        def see(module: Module, arguments: Any, named: Any) -> None:
             self.example = dict(named) if named and not arguments else tuple(arguments)
 
-        handle = self.model.register_forward_pre_hook(see, with_kwargs=True)
-        try:
-            self.model.eval()
-            with self.torch.no_grad():
-                self._loss(batch)
-        finally:
-            handle.remove()
-            for module, mode in modes.items():
-                module.training = mode
+        with inference(self.training.model) as stack:
+            stack.callback(self.model.register_forward_pre_hook(see, with_kwargs=True).remove)
+            for module, hook in list(hooks):
+                stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+            self._loss(batch)
 
     def _scale_rates(self, factor: float) -> None:
         """Multiply all learning rates, and those that schedules start from."""
@@ -150,51 +143,37 @@ class TorchTrainer:
 
     def _computing(self) -> Iterator[Any]:
         """Yield the modules that compute with weights of their own alone, and whole attention layers of torch."""
-        attention = self.torch.nn.MultiheadAttention
+        attention = torch.nn.MultiheadAttention
         for module in self.model.modules():
             own = list(module.parameters(recurse=False))
             if own and (isinstance(module, attention) or not any(True for _ in module.children())):
                 yield module
 
-    @contextmanager
-    def _watched(self, hooks: Any) -> Iterator[None]:
-        torch = self.torch
-        with ExitStack() as stack:
-            for module, hook in list(hooks):
-                stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
-            if any(type(module).__name__ == "OptimizedModule" for module in self.training.model.modules()):
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            fast = torch.backends.mha.get_fastpath_enabled()
-            stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
-            torch.backends.mha.set_fastpath_enabled(False)
-            yield
-
     def _watch_outputs(self, kept: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
         """Keep the outputs of the last block of every list, and those of the model."""
 
         def keep(name: str) -> Any:
-            def hook(module: Any, arguments: Any, named: Any, output: Any) -> None:
-                if (tensor := _first_array(self.torch, output)) is not None:
+            def hook(module: Module, arguments: Any, named: Any, output: Any) -> None:
+                if (tensor := first_tensor(output)) is not None:
                     kept[name] = tensor.detach().clone()
 
             return hook
 
         for name, module in self.model.named_modules():
-            listed = isinstance(module, self.torch.nn.ModuleList | self.torch.nn.Sequential) and len(module)
+            listed = isinstance(module, torch.nn.ModuleList | torch.nn.Sequential) and len(module)
             if listed and "*" not in join_layers(name) and any(True for _ in module[-1].children()):
                 yield module[-1], keep(f"{STREAM} after {name}.*")
         yield self.model, keep(OUTPUTS)
 
     def _watch_weights(self, start: Mapping[str, Any], rows: dict[str, list[Update]]) -> Iterator[tuple[Any, Any]]:
         """Compare what modules compute with their weights and with those of the start, at the same input."""
-        torch = self.torch
         busy: list[Any] = []
         names = {module: name for name, module in self.model.named_modules()}
 
         def compare(name: str) -> Any:
             prefix = f"{name}." if name else ""
 
-            def hook(module: Any, arguments: Any, named: Any, output: Any) -> None:
+            def hook(module: Module, arguments: Any, named: Any, output: Any) -> None:
                 if busy:
                     return
                 own = {key: start[prefix + key] for key, _ in module.named_parameters(recurse=False)}
@@ -203,10 +182,10 @@ class TorchTrainer:
                     old = torch.func.functional_call(module, own, arguments, named)
                 finally:
                     busy.pop()
-                new, old = (_first_array(torch, each) for each in (output, old))
+                new, old = (first_tensor(each) for each in (output, old))
                 if new is None or old is None:
                     return
-                random = _random_part(torch, module, arguments)
+                random = _random_part(module, arguments)
                 rows.setdefault(join_layers(name), []).append(Update(_rms(new.detach() - old), random))
 
             return hook
@@ -216,13 +195,13 @@ class TorchTrainer:
             yield module, compare(names[module])
 
 
-def _whole(tensor: Any) -> Any:
+def _whole(tensor: Tensor) -> Any:
     """Return a parameter, gathered where it is sharded (DTensor)."""
     tensor = tensor.detach()
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def _find_loss(torch: Any, result: Any) -> Any:
+def _find_loss(result: Any) -> Any:
     """Return the loss among the results of a model."""
     if (loss := getattr(result, "loss", None)) is not None:
         return loss
@@ -232,18 +211,7 @@ def _find_loss(torch: Any, result: Any) -> Any:
     return next((each for each in entries if isinstance(each, torch.Tensor) and each.numel() == 1), None)
 
 
-def _first_array(torch: Any, found: Any) -> Any:
-    """Return the first tensor of floating numbers that is no single number."""
-    if isinstance(found, torch.Tensor):
-        return found if found.is_floating_point() and found.dim() else None
-    entries = list(found.values()) if isinstance(found, Mapping) else found
-    for each in entries if isinstance(entries, list | tuple) else ():
-        if (tensor := _first_array(torch, each)) is not None:
-            return tensor
-    return None
-
-
-def _random_part(torch: Any, module: Any, arguments: Any) -> float:
+def _random_part(module: Module, arguments: Any) -> float:
     """Return n0 / n of a matrix's input: pi/2 times the number of directions of its tokens over its width."""
     x = arguments[0] if arguments else None
     matrix = any(t.dim() == 2 for t in module.parameters(recurse=False))
@@ -256,5 +224,5 @@ def _random_part(torch: Any, module: Any, arguments: Any) -> float:
     return math.pi / 2 * directions / x.shape[-1]
 
 
-def _rms(tensor: Any) -> float:
+def _rms(tensor: Tensor) -> float:
     return float(tensor.double().square().mean().sqrt())

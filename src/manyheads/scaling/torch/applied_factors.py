@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import NamedTuple
 
 from manyheads.errors import UsageError
-from manyheads.models.torch.model import ModelOptions, TorchModel
+from manyheads.models.torch.lazy_torch import Module
+from manyheads.models.torch.model import ModelOptions, TorchModel, read_model, unwrap
 from manyheads.models.torch.modules import ACCURACY
+from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.targets import (
     ForwardMultipliers,
+    ParameterTarget,
     forward_multipliers,
     missing_multipliers,
+    parameter_targets,
     usual_multipliers,
 )
 from manyheads.scaling.torch.forward_pass.multipliers import ForwardPass, measure_forward
@@ -33,13 +37,30 @@ WITHIN = {
     "hidden": "its hidden units",
 }
 """Multipliers that are one in every parametrization, with what they multiply."""
-EXPONENTS = ("-1/2", "-1", "1/2")
-"""Powers of a size that are told from constants."""
+EXPONENTS = ("-1/2", "-1", "1/2")  # powers of a size that are told from constants
 KEEP = {"logit": "keep the key dimension of the base", "branch": "keep its depth", "output": "keep its width"}
 
 
+class ModelTargets(NamedTuple):
+    """A model, what it multiplies relative to the base, and the targets of its trained parameters."""
+
+    model: TorchModel
+    forward: ForwardMultipliers
+    targets: tuple[ParameterTarget, ...]
+    notes: tuple[str, ...]  # multipliers that could not be measured
+
+
+def model_targets(
+    p: Parametrization, model: Module, hyperparameters: BaseHyperparameters, options: ModelOptions
+) -> ModelTargets:
+    """Return the targets of every trained parameter of a model, with missing factors folded into them."""
+    read = read_model(model, options)
+    forward, notes = find_multipliers(p, unwrap(model), read, options)
+    return ModelTargets(read, forward, parameter_targets(p, read.architecture, hyperparameters, forward), notes)
+
+
 def find_multipliers(
-    p: Parametrization, model: Any, read: TorchModel, reading: ModelOptions
+    p: Parametrization, model: Module, read: TorchModel, reading: ModelOptions
 ) -> tuple[ForwardMultipliers, tuple[str, ...]]:
     """Return what a model multiplies in its forward pass, relative to the base, and what is not known.
 

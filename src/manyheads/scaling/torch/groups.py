@@ -10,21 +10,20 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from manyheads._extras import require
 from manyheads.errors import UsageError
+from manyheads.models.torch.lazy_torch import Generator, Module, torch
 from manyheads.models.torch.model import ModelOptions, read_model, unwrap
 from manyheads.scaling.audit.frozen import describe_missing_factors
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.parametrization.targets import ForwardMultipliers
-from manyheads.scaling.torch.applied_factors import logit_scale
-from manyheads.scaling.torch.targets import model_targets
+from manyheads.scaling.torch.applied_factors import logit_scale, model_targets
 from manyheads.transformer.shape import Shape
 
 
 def torch_groups(
     p: Parametrization,
-    model: Any,
+    model: Module,
     hyperparameters: BaseHyperparameters,
     roles: Mapping[str, str] | None = None,
     shape: Shape | Sequence[int] | None = None,
@@ -91,12 +90,12 @@ def torch_groups(
 
 def initialize_model(
     p: Parametrization,
-    model: Any,
+    model: Module,
     hyperparameters: BaseHyperparameters,
     roles: Mapping[str, str] | None = None,
     shape: Shape | Sequence[int] | None = None,
     folded: bool | ForwardMultipliers = True,
-    generator: Any = None,
+    generator: Generator | None = None,
     example: Any = None,
 ) -> None:
     """Draw all trained parameters anew, in place: Gaussian with the std of their class, gains, and zeros.
@@ -113,7 +112,6 @@ def initialize_model(
     UsageError
         A plain module whose stds at the base are not given, or a model on the device `meta`.
     """
-    torch = require("torch")
     read, _, targets, _ = model_targets(p, model, hyperparameters, ModelOptions(roles, shape, folded, example))
     if missing := sorted({target.role for target in targets if target.initial is None}):
         raise UsageError(f"no std is known for {', '.join(missing)}: give BaseHyperparameters(stds={{role: std}})")
@@ -123,14 +121,14 @@ def initialize_model(
         for target in targets:
             tensor = read.tensors[target.parameter.name]
             if target.start == "random":
-                tensor.normal_(0.0, target.initial, generator=generator)
+                tensor.normal_(0.0, target.initial or 0.0, generator=generator)
             else:
                 tensor.fill_((target.initial or 0.0) - target.parameter.offset)
             if (row := read.padding.get(target.parameter.name)) is not None:
                 tensor[row] = 0
 
 
-def scale_logits(model: Any, p: Parametrization) -> int:
+def scale_logits(model: Module, p: Parametrization) -> int:
     """Let every attention layer of a model of transformers scale its logits as a parametrization prescribes.
 
     Where queries, keys and values share one matrix (GPT-2, GPT-NeoX) the factor cannot be folded into the queries
@@ -147,5 +145,6 @@ def scale_logits(model: Any, p: Parametrization) -> int:
             "this version of transformers scales logits elsewhere; use version 5.15 or later, or split query_key_value"
         )
     for name in read.scales:
-        model.get_submodule(name).scaling = logit_scale(p, shape.key_dim)
+        attention: Any = model.get_submodule(name)
+        attention.scaling = logit_scale(p, shape.key_dim)
     return len(read.scales)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from manyheads._extras import require
 from manyheads.errors import UsageError
+from manyheads.models.torch.lazy_torch import torch
 from manyheads.scaling.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.scaling.parametrization.parametrization import Parametrization
 
@@ -99,7 +99,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 def _kind(optimizer: Any) -> str:
     """Return after which law an optimizer scales."""
-    if isinstance(optimizer, require("torch").optim.SGD):
+    if isinstance(optimizer, torch.optim.SGD):
         return "sgd"
     if divides(optimizer):
         return "adam"
@@ -112,14 +112,12 @@ def _kind(optimizer: Any) -> str:
 
 def divides(optimizer: Any) -> bool:
     """Tell whether an optimizer divides the gradient by its size, as Adam does."""
-    torch = require("torch")
     known = tuple(getattr(torch.optim, name) for name in DIVIDING)
     return isinstance(optimizer, known) or type(optimizer).__name__ in LIKE_ADAM
 
 
 def find_optimizer(groups: Any) -> tuple[Any, list[Any]]:
     """Return the optimizer under a schedule and the schedules that make it up, or what was given and none."""
-    torch = require("torch")
     optimizer = getattr(groups, "optimizer", None)
     if not isinstance(optimizer, torch.optim.Optimizer) or not hasattr(groups, "get_last_lr"):
         return groups, []

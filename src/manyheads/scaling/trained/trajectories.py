@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from manyheads.errors import UsageError, check_rising
+from manyheads.errors import UsageError, check_integer, check_rising
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.task import Task
 from manyheads.scaling.trained.transformers import (
@@ -17,26 +18,30 @@ from manyheads.scaling.trained.transformers import (
     Recipe,
     Setting,
     attention_logits,
-    factors_of,
     make_update,
     optimizer_of,
-    side_by_side,
+    prepare,
 )
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.shape import Shape
+from manyheads.transformer.training import Batches
 from manyheads.transformer.transformer import Record, Transformer, initialize
+from manyheads.transformer.weights import Weights
 
 SEQUENCES, TOKENS = 4, 4
 """Sequences of the probe, and tokens of each, between which kernels are taken: few, so that many networks are kept."""
 
 
+Run = tuple[Weights, optax.OptState, jax.Array]  # weights, state of the optimizer, losses
+
+
 class NetworkRecords(NamedTuple):
     """Record of some networks in training; not finite where training diverged."""
 
-    losses: Any  # (networks, steps), the loss of every step on its batch before the update, in nats
-    kernels: Any  # (networks, records, n, n) the stream's h.h/d after the last block, between n tokens of the probe
-    patterns: Any  # (networks, records, n, T) where those tokens attend to, mean over heads and blocks
-    logits: Any  # (networks, records) root mean square of the attention logits over the probe
+    losses: jax.Array  # (networks, steps), the loss of every step on its batch before the update, in nats
+    kernels: jax.Array  # (networks, records, n, n) h.h/d of the stream after the last block, of n tokens of the probe
+    patterns: jax.Array  # (networks, records, n, T) where those tokens attend to, mean over heads and blocks
+    logits: jax.Array  # (networks, records) root mean square of the attention logits over the probe
 
 
 def follow_networks(
@@ -54,14 +59,11 @@ def follow_networks(
     Batches and probe depend on the key alone, so that other shapes and parametrizations see the same; so do weights
     where they have the same shape: embeddings and read-out of network i are one at every depth.
     """
-    if networks < 1:
-        raise UsageError(f"networks={networks}: train at least one")
+    check_integer("networks", networks)
     check_rising("records", records, least=0, count=1)
     if records[-1] > recipe.steps:
         raise UsageError(f"records={records}: give rising numbers of updates, from 0 to {recipe.steps}")
-    setting = Setting.of(task, parametrization, shape)
-    together = side_by_side(setting, task.batches, networks)
-    factors = factors_of(parametrization, shape, task, recipe)
+    setting, factors, together = prepare(task, parametrization, shape, recipe, networks)
     # Bounds as data, as in `measure_updates`: one compiled loop body serves all stretches.
     bounds = jnp.asarray([0, *records, recipe.steps], jnp.int32)
     counts = (recipe.steps, networks, together)
@@ -72,7 +74,7 @@ def follow_networks(
 @partial(jax.jit, static_argnums=0)
 def _follow(
     asked: tuple[Setting, tuple[int, int, int]],
-    batches: Any,
+    batches: Batches,
     factors: NetworkFactors,
     learning_rate: jax.Array,
     bounds: jax.Array,
@@ -88,11 +90,11 @@ def _follow(
         tx = optimizer_of(setting, factors, start, learning_rate)
         update = make_update(start, tx, batches, for_batches)
 
-        def advance(step: jax.Array, state: tuple[Any, Any, jax.Array]) -> tuple[Any, Any, jax.Array]:
+        def advance(step: jax.Array, state: Run) -> Run:
             weights, memory, loss = update(step, *state[:2])
             return weights, memory, state[2].at[step].set(loss)
 
-        def stretch(state: Any, span: tuple[jax.Array, jax.Array]) -> tuple[Any, tuple[Any, ...]]:
+        def stretch(state: Run, span: tuple[jax.Array, jax.Array]) -> tuple[Run, tuple[jax.Array, ...]]:
             state = jax.lax.fori_loop(span[0], span[1], advance, state)
             return state, _record(Transformer(state[0], factors.scaling, config), probe)
 

@@ -5,6 +5,7 @@ Parametrization and learning rate are traced numbers: one compiled program a sha
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +17,7 @@ import optax
 from jax import Array
 
 from manyheads._arrays import takes_arrays
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.errors import UsageError, check_rising
 from manyheads.scaling.parametrization.muon import WHOLE, Muon
 from manyheads.scaling.parametrization.optax_scaling import rescale
@@ -24,11 +26,11 @@ from manyheads.scaling.parametrization.scaling_exponents import Optimizer
 from manyheads.scaling.task import Task
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.losses import cross_entropy
-from manyheads.transformer.scaling import Scaling, standard_scaling
+from manyheads.transformer.scaling import Number, Scaling, standard_scaling
 from manyheads.transformer.shape import Shape
-from manyheads.transformer.training import fit, member_bytes
+from manyheads.transformer.training import Batches, fit, member_bytes
 from manyheads.transformer.transformer import Record, Transformer, initialize, normalize
-from manyheads.transformer.weights import roles
+from manyheads.transformer.weights import Weights, roles
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -42,13 +44,12 @@ BUDGET = 16 * 2**20  # bytes trained side by side: beyond the cache it costs mem
 class Recipe:
     """Settings of a training, beside the learning rate, which is the base's, and its parametrization's optimizer."""
 
-    steps: int = 100  # updates
-    epsilon: float = 1e-8  # adam's at the base
+    steps: int = constrained(100, Constraint(least=1))  # updates
+    epsilon: float = constrained(1e-8, Constraint(least=0))  # adam's at the base
     adam_learning_rate: float = 3e-3  # beside Muon, whose rate is the one that is given and swept
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.epsilon < 0:
-            raise UsageError(f"steps={self.steps}, epsilon={self.epsilon}: at least one step, no negative epsilon")
+        check_fields(self)
 
 
 class Setting(NamedTuple):
@@ -58,21 +59,30 @@ class Setting(NamedTuple):
     optimizer: Optimizer
     muon: Muon = WHOLE
 
-    @staticmethod
-    def of(task: Task, parametrization: Parametrization, shape: Shape) -> Setting:
-        """Return the settings of a network; Muon's shape factor is a number, and so is not among them."""
-        muon = replace(parametrization.muon, factor="original") if parametrization.optimizer == "muon" else WHOLE
-        return Setting(task.config(shape), parametrization.optimizer, muon)
-
 
 class NetworkFactors(NamedTuple):
     """Numbers of a parametrization that a network of one shape consumes, as traced float32."""
 
     scaling: Scaling
-    learning_rates: dict[str, Any]
-    epsilons: dict[str, Any]
-    epsilon: Any  # Adam's at the base
-    adam_learning_rate: Any  # Adam's beside Muon
+    learning_rates: Mapping[str, Number]
+    epsilons: Mapping[str, Number]
+    epsilon: Number  # Adam's at the base
+    adam_learning_rate: Number  # Adam's beside Muon
+
+
+def prepare(
+    task: Task, parametrization: Parametrization, shape: Shape, recipe: Recipe, members: int
+) -> tuple[Setting, NetworkFactors, int]:
+    """Return the settings of a network, its numbers, and how many of its members are trained at once.
+
+    Muon's shape factor is a number, and so is not among the settings. The members at once divide their number, so that
+    there is one program, and fit into the budget of bytes.
+    """
+    muon = replace(parametrization.muon, factor="original") if parametrization.optimizer == "muon" else WHOLE
+    setting = Setting(task.config(shape), parametrization.optimizer, muon)
+    most = int(max(1, min(members, BUDGET // training_bytes(setting.config, setting.optimizer, task.batches))))
+    together = next(count for count in range(most, 0, -1) if members % count == 0)
+    return setting, factors_of(parametrization, shape, task, recipe), together
 
 
 def factors_of(parametrization: Parametrization, shape: Shape, task: Task, recipe: Recipe) -> NetworkFactors:
@@ -102,17 +112,15 @@ def sweep_losses(
 
     Losses are those of every step before its update, in nats; not finite where training diverged.
     """
-    factors = factors_of(parametrization, shape, task, recipe)
-    setting = Setting.of(task, parametrization, shape)
     traced = jnp.asarray(learning_rates, jnp.float32)
-    together = side_by_side(setting, task.batches, len(traced))
+    setting, factors, together = prepare(task, parametrization, shape, recipe, len(traced))
     losses = _sweep(setting, (recipe.steps, together), task.batches, factors, traced, key)
     return np.asarray(losses, np.float64)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _sweep(
-    setting: Setting, counts: tuple[int, int], batches: Any, factors: NetworkFactors, rates: Array, key: Array
+    setting: Setting, counts: tuple[int, int], batches: Batches, factors: NetworkFactors, rates: Array, key: Array
 ) -> Array:
     steps, together = counts
     for_model, for_batches = jax.random.split(key)
@@ -126,7 +134,7 @@ def _sweep(
 
 
 def optimizer_of(
-    setting: Setting, factors: NetworkFactors, model: Transformer, learning_rate: Any
+    setting: Setting, factors: NetworkFactors, model: Transformer, learning_rate: Array
 ) -> optax.GradientTransformation:
     """Return the optimizer with the parametrization's learning rate and epsilon for every class of weights."""
     if setting.optimizer == "muon":
@@ -142,10 +150,14 @@ def optimizer_of(
     return rescale(base, roles(model.weights), factors.learning_rates, factors.epsilons)
 
 
-def make_update(start: Transformer, tx: optax.GradientTransformation, batches: Any, key: Array) -> Any:
+State = tuple[Weights, optax.OptState]
+Update = Callable[[Array, Weights, optax.OptState], tuple[Weights, optax.OptState, Array]]
+
+
+def make_update(start: Transformer, tx: optax.GradientTransformation, batches: Batches, key: Array) -> Update:
     """Return one update: (step, weights, optimizer state) -> the new weights and state, and the loss before."""
 
-    def update(step: Array, weights: Any, state: Any) -> tuple[Any, Any, Array]:
+    def update(step: Array, weights: Weights, state: optax.OptState) -> tuple[Weights, optax.OptState, Array]:
         batch = batches(jax.random.fold_in(key, step))
         loss, gradient = jax.value_and_grad(
             lambda w: cross_entropy(Transformer(w, start.scaling, start.config), batch)
@@ -156,13 +168,7 @@ def make_update(start: Transformer, tx: optax.GradientTransformation, batches: A
     return update
 
 
-def side_by_side(setting: Setting, batches: Any, members: int) -> int:
-    """Return how many of the members are trained at once: a divisor of their number, within the budget of bytes."""
-    most = int(max(1, min(members, BUDGET // training_bytes(setting.config, setting.optimizer, batches))))
-    return next(count for count in range(most, 0, -1) if members % count == 0)  # no remainder: one program, not two
-
-
-def training_bytes(config: TransformerConfig, optimizer: Optimizer, batches: Any) -> int:
+def training_bytes(config: TransformerConfig, optimizer: Optimizer, batches: Batches) -> int:
     """Count the bytes of one training; traced, so that nothing of that size is allocated."""
     scaling = standard_scaling(config.shape, config.inputs, config.mlp_ratio)
     return member_bytes(
@@ -193,8 +199,11 @@ class Updates(NamedTuple):
     mlp_out_by_weights: Any = None
 
 
-TWINS = 6
-"""Networks drawn beside each other to see how much they differ before training."""
+TWINS = 6  # networks drawn beside each other to see how much they differ before training
+
+
+Probe = tuple[Array, Array]  # inputs, answers
+Asked = tuple[Setting, frozenset[str]]  # settings, and names of updates
 
 
 class _Start(NamedTuple):
@@ -223,8 +232,7 @@ def measure_updates(
     if unknown := set(fields) - set(Updates._fields):
         raise UsageError(f"fields: {', '.join(sorted(unknown))}: choose from {', '.join(Updates._fields)}")
     check_rising("checkpoints", checkpoints, count=1)
-    factors = factors_of(parametrization, shape, task, recipe)
-    setting = Setting.of(task, parametrization, shape)
+    setting, factors, _ = prepare(task, parametrization, shape, recipe, 1)
     # Bounds as data: one compiled loop body serves all stretches, and one program all checkpoints of this number.
     bounds = jnp.asarray([0, *checkpoints], jnp.int32)
     found = _updates((setting, frozenset(fields)), task.batches, factors, jnp.float32(learning_rate), bounds, key)
@@ -233,7 +241,7 @@ def measure_updates(
 
 @partial(jax.jit, static_argnums=0)
 def _updates(
-    asked: tuple[Setting, frozenset[str]], batches: Any, factors: NetworkFactors, rate: Array, bounds: Array, key: Array
+    asked: Asked, batches: Batches, factors: NetworkFactors, rate: Array, bounds: Array, key: Array
 ) -> Updates:
     setting, fields = asked
     config = setting.config
@@ -243,7 +251,7 @@ def _updates(
     others = jax.vmap(lambda number: jax.random.fold_in(for_model, number))(jnp.arange(1, twins))
     keys = jnp.concatenate([for_model[None], others])
 
-    def begin(key: Array) -> tuple[_Start, Any]:
+    def begin(key: Array) -> tuple[_Start, Weights]:
         model = initialize(config, factors.scaling, key, jnp.float32)
         record = model.record(probe[0])
         return _Start(record.outputs, record.layers.stream[-1], attention_logits(record)), model.weights
@@ -254,7 +262,7 @@ def _updates(
     tx = optimizer_of(setting, factors, start, rate)
     update = make_update(start, tx, batches, for_batches)
 
-    def stretch(state: tuple[Any, Any], span: tuple[Array, Array]) -> tuple[tuple[Any, Any], Updates]:
+    def stretch(state: State, span: tuple[Array, Array]) -> tuple[State, Updates]:
         state = jax.lax.fori_loop(span[0], span[1], lambda step, state: update(step, *state)[:2], state)
         model = Transformer(state[0], factors.scaling, config)
         return state, _only(fields, _moved(start, before, model, probe, fields))
@@ -278,7 +286,7 @@ def _kernel(stream: Array) -> Array:
     return rows @ rows.T / rows.shape[-1]
 
 
-def _moved(start: Transformer, before: _Start, model: Transformer, probe: Any, fields: frozenset[str]) -> Updates:
+def _moved(start: Transformer, before: _Start, model: Transformer, probe: Probe, fields: frozenset[str]) -> Updates:
     now = model.record(probe[0], patterns="output_by_weights" in fields)
     logits, layers = attention_logits(now), now.layers
     moved = {}
@@ -324,7 +332,7 @@ def _normalized(model: Transformer, stream: Array, branch: str) -> Array:
         return stream
     factor = model.scaling.multiplier["norm"]
 
-    def layer(stream: Any, *parts: Any) -> Array:
+    def layer(stream: Array, *parts: Array | None) -> Array:
         gain, shift = (None if part is None else factor * part for part in parts)
         return normalize(stream, gain, shift, model.config)
 

@@ -6,25 +6,20 @@ Decoupled decay takes the share s = (learning rate) (weight decay) of a weight i
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads._arrays import takes_arrays
 from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.task import Task
-from manyheads.scaling.trained.transformers import (
-    NetworkFactors,
-    Recipe,
-    Setting,
-    factors_of,
-    optimizer_of,
-    side_by_side,
-)
+from manyheads.scaling.trained.transformers import NetworkFactors, Recipe, Setting, State, optimizer_of, prepare
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.shape import Shape
+from manyheads.transformer.training import Batches
 from manyheads.transformer.transformer import Transformer, initialize
 from manyheads.transformer.weights import roles
 
@@ -44,8 +39,8 @@ class DecayedTrainings(NamedTuple):
     matrices of all blocks together.
     """
 
-    losses: np.ndarray  # before the update, in nats; not finite where training diverged
-    relative_updates: np.ndarray
+    losses: NDArray[np.float64]  # before the update, in nats; not finite where training diverged
+    relative_updates: NDArray[np.float64]
 
 
 @takes_arrays
@@ -67,13 +62,11 @@ def train_with_decay(
     and start and forward pass stay the parametrization's. With `coupled` the weight decay of the base is kept, so that
     the share changes with the rate of each role; otherwise the share is kept ("independent" decay).
     """
-    factors = factors_of(parametrization, shape, task, recipe)
+    traced = [jnp.asarray(values, jnp.float32) for values in (learning_rates, shares)]
+    setting, factors, together = prepare(task, parametrization, shape, recipe, len(traced[0]))
     if one_rate:
         factors = factors._replace(learning_rates={role: jnp.float32(1.0) for role in factors.learning_rates})
     kept = {role: factors.learning_rates[role] if coupled else jnp.float32(1.0) for role in MATRICES}
-    traced = [jnp.asarray(values, jnp.float32) for values in (learning_rates, shares)]
-    setting = Setting.of(task, parametrization, shape)
-    together = side_by_side(setting, task.batches, len(traced[0]))
     found = _trainings(setting, (recipe.steps, together), task.batches, (factors, kept), traced, key)
     return DecayedTrainings(*(np.asarray(values, np.float64) for values in found))
 
@@ -82,7 +75,7 @@ def train_with_decay(
 def _trainings(
     setting: Setting,
     counts: tuple[int, int],
-    batches: Any,
+    batches: Batches,
     numbers: tuple[NetworkFactors, dict[str, jax.Array]],
     settings: list[jax.Array],
     key: jax.Array,
@@ -100,7 +93,7 @@ def _trainings(
         learning_rate, share = pair
         adam = optimizer_of(setting, factors, start, learning_rate)
 
-        def update(state: tuple[Any, Any], step: jax.Array) -> tuple[tuple[Any, Any], tuple[jax.Array, jax.Array]]:
+        def update(state: State, step: jax.Array) -> tuple[State, tuple[jax.Array, jax.Array]]:
             weights, inner = state
             batch = batches(jax.random.fold_in(for_batches, step))
             loss, gradient = jax.value_and_grad(

@@ -69,12 +69,7 @@ class Costs(st.Study):
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(model=MODELS, length=self.lengths)
 
-    def flops(self, cell: st.Cell) -> int:
-        """Return the FLOPs of four forward passes by the closed form."""
-        return 4 * self._closed_form(str(cell["model"]), int(cell["length"]), training=False)
-
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the closed forms."""
         places = [(model, length) for model in MODELS for length in self.lengths]
 
         def table(form: Callable[..., int], *options: bool) -> np.ndarray:
@@ -128,20 +123,14 @@ class Costs(st.Study):
             "the counted FLOPs are a quadratic in n, which is solved in floating point",
             "length of equal FLOPs (tokens)",
         )
-        yield st.Claim(
-            "A block of attention takes more FLOPs than an Elman network of the same width at every length",
-            (attention / first.sel(model="recurrent")).min(),
-            st.above(1),
-            "smallest ratio of the counts; by the closed forms it is 6 or more at r = 4",
-            "FLOPs of attention over those of recurrence, smallest over lengths",
-        )
-        yield st.Claim(
-            "The sequential depth of attention is independent of the length, that of recurrence grows by 1 a token",
-            int(abs(trained["chain"] - theory["chain"]).max()),
-            st.near(0, 0),
-            "longest chains of matrix products are integers",
-            "largest difference of depths (matrix products)",
-        )
+        text = "A block of attention takes more FLOPs than an Elman network of the same width at every length"
+        basis = "smallest ratio of the counts; by the closed forms it is 6 or more at r = 4"
+        quantity = "FLOPs of attention over those of recurrence, smallest over lengths"
+        yield st.Claim(text, (attention / first.sel(model="recurrent")).min(), st.above(1), basis, quantity)
+        text = "The sequential depth of attention is independent of the length, that of recurrence grows by 1 a token"
+        basis = "longest chains of matrix products are integers"
+        quantity = "largest difference of depths (matrix products)"
+        yield st.Claim(text, int(abs(trained["chain"] - theory["chain"]).max()), st.near(0, 0), basis, quantity)
         yield st.Claim(
             "The attention core takes as much measured time as the rest of its block where their FLOPs are equal",
             meeting_points(self.lengths, trained) - np.log2(edge),
@@ -152,33 +141,19 @@ class Costs(st.Study):
         )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        yield st.lines(
-            "FLOPs of a forward pass",
-            "length",
-            "matrix-multiply FLOPs",
-            {model: trained["flops"].sel(model=model) for model in MODELS},
-            {model: theory["flops"].sel(model=model) for model in MODELS},
-            log="xy",
-            note="Solid: counted on the program that runs. Dashed, on top: closed form. A multiply-add counts two.",
-            shows=("The closed forms give",),
+        closed, *found = (
+            {model: values.sel(model=model) for model in MODELS}
+            for values in (theory["flops"], trained["flops"], trained["chain"], 1e3 * trained["seconds"])
         )
-        yield st.lines(
-            "Sequential depth",
-            "length",
-            "longest chain [matrix products]",
-            {model: trained["chain"].sel(model=model) for model in MODELS},
-            log="xy",
-            note="Longest chain of matrix products of which each needs the one before it.",
-            shows=("The sequential depth",),
-        )
-        yield st.lines(
-            "Measured time of a forward pass",
-            "length",
-            "time [ms]",
-            {model: 1e3 * trained["seconds"].sel(model=model) for model in MODELS},
-            log="xy",
-            note="One thread a process, smallest of several calls; bands range over replicates.",
-        )
+        counted = "Solid: counted on the program that runs. Dashed, on top: closed form. A multiply-add counts two."
+        chain = "Longest chain of matrix products of which each needs the one before it."
+        measured = "One thread a process, smallest of several calls; bands range over replicates."
+        forms, depth = ("The closed forms give",), ("The sequential depth",)
+        labels = "FLOPs of a forward pass", "length", "matrix-multiply FLOPs"
+        yield st.lines(*labels, found[0], closed, log="xy", note=counted, shows=forms)
+        labels = "Sequential depth", "length", "longest chain [matrix products]"
+        yield st.lines(*labels, found[1], log="xy", note=chain, shows=depth)
+        yield st.lines("Measured time of a forward pass", "length", "time [ms]", found[2], log="xy", note=measured)
         edge = float(theory["crossover"])
         core, rest = (1e3 * trained[f"{half}_seconds"].sel(model="transformer") for half in ("core", "rest"))
         extent = [min(core.min(), rest.min()), max(core.max(), rest.max())]
@@ -194,6 +169,10 @@ class Costs(st.Study):
             shows=("measured time as the rest",),
         )
 
+    def flops(self, cell: st.Cell) -> int:
+        """Return the FLOPs of four forward passes by the closed form."""
+        return 4 * self._closed_form(str(cell["model"]), int(cell["length"]), training=False)
+
     def _shapes(self) -> dict[str, ModelShape | RecurrentShape | PooledShape]:
         plain: dict[str, Any] = {"classes": 1, "causal": False, "positions": "none", "biases": "none"}
         return {
@@ -203,7 +182,6 @@ class Costs(st.Study):
         }
 
     def _closed_form(self, model: str, length: int, training: bool) -> int:
-        """Return the FLOPs of one pass; training takes gradients of weights and inputs."""
         shape = self._shapes()[model]
         if isinstance(shape, ModelShape):
             return transformer_cost(shape, length, self.batch, training=training).flops

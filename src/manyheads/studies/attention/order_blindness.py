@@ -74,23 +74,11 @@ class OrderBlindness(st.Study):
 
     def check(self) -> None:
         if self._steps(min(self.lengths)) < SEGMENTS:
-            raise st.UsageError(
-                f"steps_per_token={self.steps_per_token}: expected {SEGMENTS} steps or more at the shortest length"
-            )
+            wanted = f"expected {SEGMENTS} steps or more at the shortest length"
+            raise st.UsageError(f"steps_per_token={self.steps_per_token}: {wanted}")
 
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(model=MODELS, length=self.lengths)
-
-    def flops(self, cell: st.Cell) -> int:
-        """Return the matrix-multiply FLOPs of training one network."""
-        length, width = int(cell["length"]), self.key_dim * self.heads
-        if cell["model"] == "transformer":
-            shape = ModelShape(self.depth, width, self.heads, mlp_hidden=width, classes=self.symbols, causal=False)
-            return self._steps(length) * transformer_cost(shape, length, self.batch, training=True).flops
-        kind = RecurrentShape if cell["model"] == "recurrent" else PooledShape
-        config = self._baseline(str(cell["model"]), length)
-        baseline = kind(config.width, config.hidden, config.layers, self.symbols)
-        return self._steps(length) * baseline_flops(baseline, length, self.batch, training=True)
 
     def predict(self, key: jax.Array) -> st.Record:
         """Return the best accuracy of a network that is independent of order, exactly."""
@@ -101,7 +89,6 @@ class OrderBlindness(st.Study):
         }
 
     def train(self, key: jax.Array, model: str, length: int) -> st.Record:
-        """Train one network and test it on fresh sequences."""
         task, steps = Recall(length, self.symbols), self._steps(length)
         for_model, for_batches, for_test = jax.random.split(key, 3)
         network = self._model(model, length, for_model)
@@ -161,23 +148,16 @@ class OrderBlindness(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         by_lag = trained["accuracy_by_lag"].isel(length=-1)
-        yield st.lines(
-            "Recall of the symbol after the marker",
-            "length",
-            "accuracy on fresh sequences",
-            {model: trained["accuracy"].sel(model=model) for model in MODELS},
-            {"best without order": theory["ceiling"]},
-            note="Bands range over replicates. Dashed: best accuracy of an order-blind network, exact.",
-            shows=("recalls the symbol",),
+        found, by_distance = (
+            {model: each.sel(model=model) for model in MODELS} for each in (trained["accuracy"], by_lag)
         )
-        yield st.lines(
-            f"By distance from the answer to the end, {self.lengths[-1]} tokens",
-            "distance",
-            "accuracy on fresh sequences",
-            {model: by_lag.sel(model=model) for model in MODELS},
-            note="Bands range over replicates.",
-            shows=("recurrent network",),
-        )
+        labels = "Recall of the symbol after the marker", "length", "accuracy on fresh sequences"
+        note = "Bands range over replicates. Dashed: best accuracy of an order-blind network, exact."
+        law = {"best without order": theory["ceiling"]}
+        yield st.lines(*labels, found, law, note=note, shows=("recalls the symbol",))
+        title = f"By distance from the answer to the end, {self.lengths[-1]} tokens"
+        note = "Bands range over replicates."
+        yield st.lines(title, "distance", labels[-1], by_distance, note=note, shows=("recurrent network",))
         size = self.lengths[0]
         first = trained.sel(model="transformer", length=size).isel(replicate=0)
         first = first.isel(token=slice(size), attending=slice(size))
@@ -193,6 +173,16 @@ class OrderBlindness(st.Study):
             y_ticks=names,
             note="One fresh sequence; → is the marker, letters are symbols. The answer is the letter after the marker.",
         )
+
+    def flops(self, cell: st.Cell) -> int:
+        length, width = int(cell["length"]), self.key_dim * self.heads
+        if cell["model"] == "transformer":
+            shape = ModelShape(self.depth, width, self.heads, mlp_hidden=width, classes=self.symbols, causal=False)
+            return self._steps(length) * transformer_cost(shape, length, self.batch, training=True).flops
+        kind = RecurrentShape if cell["model"] == "recurrent" else PooledShape
+        config = self._baseline(str(cell["model"]), length)
+        baseline = kind(config.width, config.hidden, config.layers, self.symbols)
+        return self._steps(length) * baseline_flops(baseline, length, self.batch, training=True)
 
     def _pattern_of(self, model: Any, kind: str, tokens: jax.Array) -> np.ndarray:
         """Return the attention of a transformer to one sequence, (T, T); zero for the other networks."""
@@ -218,10 +208,8 @@ class OrderBlindness(st.Study):
     def _model(self, kind: str, length: int, key: jax.Array) -> Any:
         if kind == "transformer":
             config = self._transformer(length)
-            scaling = standard_scaling(config.shape, config.inputs, config.mlp_ratio)
-            return initialize(config, scaling, key)
-        baseline = self._baseline(kind, length)
-        return (initialize_pooled if kind == "pooled" else initialize_recurrent)(baseline, key)
+            return initialize(config, standard_scaling(config.shape, config.inputs, config.mlp_ratio), key)
+        return (initialize_pooled if kind == "pooled" else initialize_recurrent)(self._baseline(kind, length), key)
 
 
 @lru_cache(maxsize=16)

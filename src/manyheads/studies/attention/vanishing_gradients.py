@@ -71,9 +71,8 @@ class VanishingGradients(st.Study):
 
     def check(self) -> None:
         if 1.0 not in self.gains or self.layers[0] != 1:
-            raise st.UsageError(
-                f"gains={self.gains}, layers={self.layers}: give 1.0 among the gains, and layers from 1 up"
-            )
+            given = f"gains={self.gains}, layers={self.layers}"
+            raise st.UsageError(f"{given}: give 1.0 among the gains, and layers from 1 up")
 
     def cells(self) -> tuple[st.Cell, ...]:
         recurrent = st.grid(network=("recurrent",), gain=self.gains, layers=self.layers, length=(self.tokens,))
@@ -92,7 +91,6 @@ class VanishingGradients(st.Study):
         }
 
     def train(self, key: jax.Array, network: str, gain: float, layers: int, length: int) -> st.Record:
-        """Initialize one network and differentiate its output with respect to every token."""
         if network == "attention":
             curve, exponent, level = np.full(self.tokens, np.nan), np.nan, self._attention(key, length)
         else:
@@ -119,14 +117,10 @@ class VanishingGradients(st.Study):
             "these gains; doubled",
             "exponent, measured less predicted (1/token and layer)",
         )
-        yield st.Claim(
-            "With weights of variance 1/H an Elman network with inputs keeps its gradients (exponent)",
-            init.sel(layers=1),
-            st.near(0, 6 / self.width),
-            "chi = 1 holds without inputs; with them the units saturate and chi is below one",
-            "exponent of the squared gradient (1/token)",
-            expected="refuted",
-        )
+        text = "With weights of variance 1/H an Elman network with inputs keeps its gradients (exponent)"
+        basis = "chi = 1 holds without inputs; with them the units saturate and chi is below one"
+        quantity = "exponent of the squared gradient (1/token)"
+        yield st.Claim(text, init.sel(layers=1), st.near(0, 6 / self.width), basis, quantity, expected="refuted")
         yield st.Claim(
             f"Depth acts like length: a cell of {deepest} layers has {deepest} times the exponent of one layer (ratio)",
             init.sel(layers=deepest) / init.sel(layers=1),
@@ -150,16 +144,9 @@ class VanishingGradients(st.Study):
                 {f"gain {gain:g}": data.sel(gain=gain, layers=layers) for gain in self.gains}
                 for data in (gradient, theory["gradient"])
             )
-            yield st.lines(
-                f"Recurrent network, {layers} layer{'s' * (layers > 1)} in the cell",
-                "token",
-                "squared gradient",
-                recurrent,
-                law,
-                log="y",
-                note="Bands: replicates. Dashed: mean-field theory.",
-                shows=(shows,),
-            )
+            title = f"Recurrent network, {layers} layer{'s' * (layers > 1)} in the cell"
+            note = "Bands: replicates. Dashed: mean-field theory."
+            yield st.lines(title, "token", "squared gradient", recurrent, law, log="y", note=note, shows=(shows,))
 
     def _theory(self, gain: float, layers: int) -> np.ndarray:
         """Return the squared gradient by each token, (T,)."""

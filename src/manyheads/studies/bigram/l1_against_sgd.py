@@ -90,7 +90,6 @@ class L1AgainstSGD(st.Study):
         }
 
     def train(self, key: jax.Array, descent: str, batch: int) -> st.Record:
-        """Train to the switch and beyond, and measure both moments raw, rounded and refitted."""
         task, seed = setups.redraw(self._task(), key), setups.replicate_seed(key)
         first = self._first(task, batch)
         for_held_out, for_fit = (np.random.default_rng([*seed, number]) for number in (1, 2))
@@ -182,32 +181,24 @@ class L1AgainstSGD(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         for (moment, stage), shows in DRAWN.items():
-            losses = trained["excess"].sel(moment=moment, stage=stage)
-            yield st.lines(
-                f"Loss: {STAGES[stage]}, {MOMENTS[moment]}",
-                "batch",
-                setups.EXCESS_AXIS,
-                {label: losses.sel(descent=descent) for descent, label in DESCENTS.items()},
-                {"SGD, predicted": theory["excess"]} if (moment, stage) == ("last", "raw") else {},
-                log="xy",
-                shows=(shows,) if shows else (),
-            )
+            losses, title = trained["excess"].sel(moment=moment, stage=stage), f"{STAGES[stage]}, {MOMENTS[moment]}"
+            found = {label: losses.sel(descent=descent) for descent, label in DESCENTS.items()}
+            law = {"SGD, predicted": theory["excess"]} if (moment, stage) == ("last", "raw") else {}
+            words = (shows,) if shows else ()
+            yield st.lines(f"Loss: {title}", "batch", setups.EXCESS_AXIS, found, law, log="xy", shows=words)
         medians = trained[list(MEASURES)].median("replicate")
-        rows = (dict(zip(medians.sizes, at, strict=True)) for at in itertools.product(*medians.indexes.values()))
-        yield st.table(
-            "All distances, medians over replicates",
-            (
-                {str(axis): str(value) for axis, value in at.items()}
-                | {label: f"{float(medians[name].sel(at)):.3g}" for name, label in MEASURES.items()}
-                for at in rows
-            ),
+        places = (dict(zip(medians.sizes, at, strict=True)) for at in itertools.product(*medians.indexes.values()))
+        rows = (
+            {str(axis): str(value) for axis, value in at.items()}
+            | {label: f"{float(medians[name].sel(at)):.3g}" for name, label in MEASURES.items()}
+            for at in places
         )
+        yield st.table("All distances, medians over replicates", rows)
 
     def _task(self) -> BigramTask:
         return draw_bigram_task(np.random.default_rng(self.weight_seed), self.vocabulary, self.length, self.sparsity)
 
     def _first(self, task: BigramTask, batch: int) -> FirstStage:
-        """Return stage one with the study's own growth per step."""
         uniform = 1 / self.sparsity - 1 / self.length
         noise_ratio = self.growth * self.length / (batch * task.transition_squared_norm * uniform)
         return FirstStage(task.transition_squared_norm, self.sparsity, batch, noise_ratio)

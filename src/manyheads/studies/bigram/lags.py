@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -96,26 +97,13 @@ class PlantedLags(st.Study):
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         place = next((number for number, size in enumerate(self.sizes) if size >= ENOUGH), len(self.sizes) - 1)
         size, last, at_size = self.sizes[place], self.sizes[-1], trained.isel(samples=place)
-        grain = 1 / (2 * self.planted * size)
-        yield st.Claim(
-            f"The fit finds the planted lags at {size:,} samples (share of the lags)",
-            at_size["recall"],
-            st.near(1, (0.02, math.inf)),
-            "98% of the lags, weighted by how often their symbol occurs, is required",
-            "share of the planted lags",
-            resolution=grain,
-            bounds=(0, 1),
-        )
-        yield st.Claim(
-            f"Counting lag by lag finds the planted lags at {size:,} samples (share of the lags)",
-            at_size["counted"],
-            st.near(1, (0.02, grain)),
-            "the same requirement; text carries every dependence on to other lags, and counting follows it",
-            "share of the planted lags",
-            "refuted",
-            resolution=grain,
-            bounds=(0, 1),
-        )
+        grain, found = 1 / (2 * self.planted * size), f"the planted lags at {size:,} samples (share of the lags)"
+        share: dict[str, Any] = {"quantity": "share of the planted lags", "resolution": grain, "bounds": (0, 1)}
+        basis = "98% of the lags, weighted by how often their symbol occurs, is required"
+        yield st.Claim(f"The fit finds {found}", at_size["recall"], st.near(1, (0.02, math.inf)), basis, **share)
+        text, region = f"Counting lag by lag finds {found}", st.near(1, (0.02, grain))
+        basis = "the same requirement; text carries every dependence on to other lags, and counting follows it"
+        yield st.Claim(text, at_size["counted"], region, basis, expected="refuted", **share)
         yield st.Claim(
             "Most of the lags that the fit chooses are planted (share of empty lags that are chosen)",
             at_size["false"],
@@ -127,13 +115,10 @@ class PlantedLags(st.Study):
         )
         if last >= ENOUGH:  # with few samples both tables are about equally uncertain
             loss = trained["loss"].isel(samples=-1)
-            yield st.Claim(
-                f"The chosen lags predict the next character better than the last character does at {last:,} samples",
-                loss.sel(model="bigram") - loss.sel(model="fitted"),
-                st.above(0),
-                "an inequality: the held-out loss of the fit is below that of the bigram table",
-                "loss of the bigram table minus that of the fit",
-            )
+            text = f"The chosen lags predict the next character better than the last character does at {last:,} samples"
+            basis = "an inequality: the held-out loss of the fit is below that of the bigram table"
+            quantity = "loss of the bigram table minus that of the fit"
+            yield st.Claim(text, loss.sel(model="bigram") - loss.sel(model="fitted"), st.above(0), basis, quantity)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         last = trained.isel(samples=-1)
@@ -161,25 +146,18 @@ class PlantedLags(st.Study):
             shows=("The fit finds",),
         )
         weight, bits = last["importance"], last["information"]
-        yield st.lines(
-            f"Weight of preceding characters, {self.sizes[-1]:,} samples",
-            "lag",
-            "relative to the largest",
-            {
-                "weight of the fit": weight / weight.max("lag").clip(1e-300),
-                "mutual information": bits / bits.max("lag"),
-            },
-            note="The text's own next character: weights of the fit, and mutual information lag by lag.",
-        )
+        shares = {"weight of the fit": weight / weight.max("lag").clip(1e-300)}
+        shares["mutual information"] = bits / bits.max("lag")
+        title = f"Weight of preceding characters, {self.sizes[-1]:,} samples"
+        note = "The text's own next character: weights of the fit, and mutual information lag by lag."
+        yield st.lines(title, "lag", "relative to the largest", shares, note=note)
         loss = trained["loss"].mean("replicate")
-        yield st.table(
-            "Squared error on held-out text, next character",
-            (
-                {"samples": f"{size:,}"} | {name: f"{float(loss.sel(samples=size, model=name)):.4f}" for name in LOSSES}
-                for size in self.sizes
-            ),
-            "Half the mean squared distance from what came. A detector of lags, no language model.",
+        rows = (
+            {"samples": f"{size:,}"} | {name: f"{float(loss.sel(samples=size, model=name)):.4f}" for name in LOSSES}
+            for size in self.sizes
         )
+        note = "Half the mean squared distance from what came. A detector of lags, no language model."
+        yield st.table("Squared error on held-out text, next character", rows, note)
 
     def inputs(self) -> dict[str, str]:
         """Return the digest of the text.

@@ -27,6 +27,7 @@ SPACING = 0.1  # of the records of SGD, in e-foldings
 REACH = 2.5  # budget in multiples of ln T + 3 e-foldings: up to a noise of 32 all runs escape in half of that
 TIME, SHARE = "plateau escape, in e-foldings of small signals", "share of escaped runs with flipped signs"
 AXES = ("length", "vocabulary", "noise")
+LAW = "(ln T + 1.3) / (κ₂ K_P K_Q)"
 
 
 class SampleComplexity(st.Study):
@@ -87,7 +88,6 @@ class SampleComplexity(st.Study):
         }
 
     def train(self, key: jax.Array, engine: str, vocabulary: int, length: int, noise: float) -> st.Record:
-        """Train to the plateau escape, and return the median time of the runs without flipped signs."""
         seed = setups.replicate_seed(key)
         task = self._task(np.random.default_rng(seed), vocabulary, length)
         system = self._system(engine, vocabulary, length, noise)
@@ -207,35 +207,22 @@ class SampleComplexity(st.Study):
         longer, sgd = self._along("length", trained), self._along("length", trained, "sgd")
         transition, attention = self._squared_norms(self.vocabularies[0], longer["length"])
         law = self._along("length", theory)["scaling_law"] / (self.noise * transition * attention)
-        yield st.lines(
-            "Samples until the plateau escape, by length",
-            "length",
-            "samples / T",
-            {"SGD": sgd["samples"] / sgd["length"], "reduced model": longer["samples"] / longer["length"]},
-            {"(ln T + 1.3) / (κ₂ K_P K_Q)": law},
-            log="x",
-            note="Median of a replicate's runs without flipped signs; bands: replicates.",
-            shows=("Under SGD the samples of the plateau escape grow as T (ln T + 1.3)",),
-        )
+        ratios = {"SGD": sgd["samples"] / sgd["length"], "reduced model": longer["samples"] / longer["length"]}
+        labels = "Samples until the plateau escape, by length", "length", "samples / T"
+        note = "Median of a replicate's runs without flipped signs; bands: replicates."
+        shows = "Under SGD the samples of the plateau escape grow as T (ln T + 1.3)"
+        yield st.lines(*labels, ratios, {LAW: law}, log="x", note=note, shows=(shows,))
         for axis, shows in (("noise", "for noise-to-signal ratios up to"), ("vocabulary", "do not depend on the")):
-            measured, predicted = (self._along(axis, data) for data in (trained, theory))
-            yield st.lines(
-                f"Plateau escape by {axis}, T = {self._middle:,}",
-                axis,
-                "e-foldings until the escape",
-                {"reduced model": measured["time"]},
-                {"signal system": predicted["time"]},
-                {"scaling law": predicted["scaling_law"]},
-                log="x",
-                shows=(shows,),
-            )
+            found, theirs = self._along(axis, trained)["time"], self._along(axis, theory)
+            known = {"signal system": theirs["time"]}, {"scaling law": theirs["scaling_law"]}
+            title, what = f"Plateau escape by {axis}, T = {self._middle:,}", "e-foldings until the escape"
+            yield st.lines(title, axis, what, {"reduced model": found}, *known, log="x", shows=(shows,))
 
     @property
     def _middle(self) -> int:
         return self.longest[len(self.longest) // 2]
 
     def _along(self, axis: str, data: st.Data, engine: str = "reduced") -> st.Data:
-        """Select the cells of an engine along one axis, where the others have their common values."""
         lengths = self.lengths if engine == "sgd" else self.longest
         common = {"vocabulary": self.vocabularies[0], "length": self._middle, "noise": self.noise}
         along = {"vocabulary": self.vocabularies, "length": lengths, "noise": self.noises}

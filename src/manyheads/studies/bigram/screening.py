@@ -133,16 +133,11 @@ class ScreeningCost(st.Study):
         )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        yield st.lines(
-            "Samples until all positions are right, and until the plateau escape",
-            "length",
-            "samples",
-            {label: trained[name] for name, label in NAMES.items()},
-            {label: theory[name] for name, label in NAMES.items()},
-            log="xy",
-            note="Bands: replicates. Dashed: predictions without a fitted constant.",
-            shows=("grow no faster", "ranks the positions first after"),
-        )
+        title = "Samples until all positions are right, and until the plateau escape"
+        curves = [{label: data[name] for name, label in NAMES.items()} for data in (trained, theory)]
+        note = "Bands: replicates. Dashed: predictions without a fitted constant."
+        shows = "grow no faster", "ranks the positions first after"
+        yield st.lines(title, "length", "samples", *curves, log="xy", note=note, shows=shows)
 
     def _task(self, length: int, rng: np.random.Generator) -> BigramTask:
         task = draw_bigram_task(np.random.default_rng(self.task), self.vocabulary, 64, self.sparsity)

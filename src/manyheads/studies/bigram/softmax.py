@@ -61,7 +61,6 @@ class Softmax(st.Study):
         }
 
     def train(self, key: jax.Array, head: str, share: float) -> st.Record:
-        """Train one head and record its loss and its two weights."""
         seed, by_token = setups.replicate_seed(key), 0.0
         drawn = draw_bigram_task(np.random.default_rng([*seed, 3]), self.vocabulary, self.length, 2)  # for all cells
         task = replace(drawn, weights=np.tile([share, 1 - share], (self.vocabulary, 1)))
@@ -70,14 +69,11 @@ class Softmax(st.Study):
             seen = record(task, initial_state(task), rates, RECORDS * every, RECORDS, seed=seed)
             losses, state = seen.excess, seen.state
         else:
-            speed = self.adam_learning_rate if head == "adam" else rates.attention_learning_rate
             settings = softmax_training.SoftmaxSettings(
-                self.batch,
-                rates.value_learning_rate,
-                speed,
-                "adam" if head == "adam" else "scaled",
-                token_logits=head == "tokens",
+                self.batch, rates.value_learning_rate, rates.attention_learning_rate, token_logits=head == "tokens"
             )
+            if head == "adam":
+                settings = replace(settings, attention_learning_rate=self.adam_learning_rate, rule="adam")
             losses, end = softmax_training.record_softmax(task, settings, every, RECORDS, seed=seed)
             state, by_token = softmax_training.as_linear(end), float(np.abs(end.tokens).max())
         weights = np.take_along_axis(state.attention.astype(float), task.positions, axis=1)  # (N, 2), larger first
@@ -133,23 +129,18 @@ class Softmax(st.Study):
             "closed form; noise of values and attention adds a few hundredths",
             "relative excess loss",
         )
-        for text, head, share, basis in (
-            ("For equal weights the softmax head finds both positions", "softmax", 0.5, ""),
+        for words, head, share, basis in (
+            ("equal weights the softmax head", "softmax", 0.5, ""),
+            (f"{unequal} the linear head", "linear", last, ", whose weights grow in proportion"),
             (
-                f"For {unequal} the linear head finds both positions",
-                "linear",
-                last,
-                ", whose weights grow in proportion",
-            ),
-            (
-                f"For {unequal} a softmax head trained by Adam finds both positions",
+                f"{unequal} a softmax head trained by Adam",
                 "adam",
                 last,
                 ": Adam moves logits by the sign of their gradient",
             ),
         ):
             yield st.Claim(
-                text,
+                f"For {words} finds both positions",
                 found.sel(head=head, share=share),
                 st.near(1, 0.5),
                 f"in more than half of the queries{basis}",
@@ -168,15 +159,9 @@ class Softmax(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         for share, shows in ((0.5, "For equal weights softmax"), (self.shares[-1], "the softmax head keeps")):
-            losses = trained["excess"].sel(share=share)
-            yield st.lines(
-                f"Loss with weights {share:g} and {1 - share:g}",
-                "progress",
-                setups.EXCESS_AXIS,
-                {label: losses.sel(head=head) for head, label in HEADS.items()},
-                log="y",
-                shows=(shows,),
-            )
+            title = f"Loss with weights {share:g} and {1 - share:g}"
+            found = {label: trained["excess"].sel(share=share, head=head) for head, label in HEADS.items()}
+            yield st.lines(title, "progress", setups.EXCESS_AXIS, found, log="y", shows=(shows,))
 
 
 def _first_below(losses: np.ndarray, samples: np.ndarray) -> float:

@@ -66,7 +66,6 @@ class Sparsity(st.Study):
         return axis | {name: ("sparsity", figures[name], label, "samples") for name, label in NAMES.items()}
 
     def train(self, key: jax.Array, sparsity: int) -> st.Record:
-        """Train from scratch in the reduced model, and draw samples until both scores rank all positions first."""
         rng = np.random.default_rng([*replicate_seed(key), sparsity])
         task = self._task(sparsity, rng)
         settings = balanced_steps(task, FIRST_GROWTH, self.noise)
@@ -79,10 +78,7 @@ class Sparsity(st.Study):
             return np.stack([by_values, chi_square(counts)[0]])
 
         found = np.array([search(stream, self._task(sparsity, stream), scores) for stream in rng.spawn(self.searches)])
-        figures = (
-            median_escape(steps, escape.flipped, most) * settings.batch,
-            *(geometric_mean(each) for each in found.T),
-        )
+        figures = [median_escape(steps, escape.flipped, most) * settings.batch, *map(geometric_mean, found.T)]
         return {name: ((), value, NAMES[name], "samples") for name, value in zip(NAMES, figures, strict=True)}
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
@@ -91,9 +87,8 @@ class Sparsity(st.Study):
         half = 0.5 / doublings
         extremes = [math.sqrt(2 * math.log(self.vocabulary * entries)) for entries in (self.length, q[0], q[-1])]
         logarithm = 2 * math.log2((extremes[0] + extremes[2]) / (extremes[0] + extremes[1])) / doublings
-        more = (
-            f"a factor of 1.4 over {doublings:g} doublings of Q; above, {logarithm:.2f} for the largest of NQ entries"
-        )
+        above = f"above, {logarithm:.2f} for the largest of NQ entries"
+        more = f"a factor of 1.4 over {doublings:g} doublings of Q; {above}"
         yield st.Claim(
             "From scratch the samples of the plateau escape grow no faster than Q, at a fixed noise-to-signal ratio "
             "(exponent)",
@@ -124,16 +119,11 @@ class Sparsity(st.Study):
             )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        yield st.lines(
-            f"Samples by the number of attended positions, {self.length:,} tokens",
-            "sparsity",
-            "samples",
-            {label: trained[name] for name, label in NAMES.items()},
-            {label: theory[name] for name, label in NAMES.items()},
-            log="xy",
-            note="Bands: replicates. Dashed: predictions without a fitted constant.",
-            shows=("From scratch the samples", "With pretrained values of"),
-        )
+        title = f"Samples by the number of attended positions, {self.length:,} tokens"
+        curves = [{label: data[name] for name, label in NAMES.items()} for data in (trained, theory)]
+        note = "Bands: replicates. Dashed: predictions without a fitted constant."
+        shows = "From scratch the samples", "With pretrained values of"
+        yield st.lines(title, "sparsity", "samples", *curves, log="xy", note=note, shows=shows)
 
     def _task(self, sparsity: int, rng: np.random.Generator) -> BigramTask:
         """Return one transition with equal weights at random positions."""

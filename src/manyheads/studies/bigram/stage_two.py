@@ -55,7 +55,6 @@ class StageTwo(st.Study):
         return st.grid(descent=tuple(METHODS), length=self.lengths)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the signal system with noise without a penalty, and noiseless descent with it."""
         found = [self._predict(length) for length in self.lengths]
         curves, signals = (np.stack(part, axis=1) for part in zip(*found, strict=True))
         dims = ("descent", "length", "progress")
@@ -67,7 +66,6 @@ class StageTwo(st.Study):
         }
 
     def train(self, key: jax.Array, descent: str, length: int) -> st.Record:
-        """Train from the common initialization and record the loss, and the support after rounding."""
         task = setups.lengthen(setups.redraw(self._task(self.lengths[0]), key), length)
         settings, init = self._settings(task, descent), setups.partial_solution(task, INIT)
         seen = record(task, init, settings, self._steps(), RECORDS, seed=setups.replicate_seed(key))
@@ -123,13 +121,10 @@ class StageTwo(st.Study):
             "excess loss with the penalty over that without (log2)",
             resolution=setups.ROUNDING,
         )
-        yield st.Claim(
-            "With the penalty the excess loss of the raw iterate falls below 3.5% at every length",
-            best.sel(descent="penalty").max("length"),
-            st.near(0, (0, 0.035)),
-            "the bias of the penalty, that of noiseless descent, and room for noise on the true positions",
-            "relative excess loss, largest over lengths",
-        )
+        text = "With the penalty the excess loss of the raw iterate falls below 3.5% at every length"
+        basis = "the bias of the penalty, that of noiseless descent, and room for noise on the true positions"
+        quantity = "relative excess loss, largest over lengths"
+        yield st.Claim(text, best.sel(descent="penalty").max("length"), st.near(0, (0, 0.035)), basis, quantity)
         yield st.Claim(
             "Without a penalty the attended positions are not the largest weights of most queries",
             1 - trained["support"].sel(descent="plain", length=last),
@@ -142,28 +137,20 @@ class StageTwo(st.Study):
         )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        yield st.lines(
-            "Smallest loss of a run",
-            "length",
-            setups.EXCESS_AXIS,
-            {label: trained["excess"].sel(descent=method).min("progress") for method, label in METHODS.items()},
-            {label: theory["excess"].sel(descent=method).min("progress") for method, label in METHODS.items()},
-            log="xy",
-            note="Raw iterates. Dashed: the signal system with noise, and noiseless descent with the penalty.",
-            shows=("With the penalty the smallest",),
-        )
+        lowest = (data["excess"].min("progress") for data in (trained, theory))
+        found, law = ({label: data.sel(descent=method) for method, label in METHODS.items()} for data in lowest)
+        note = "Raw iterates. Dashed: the signal system with noise, and noiseless descent with the penalty."
+        title, shows = "Smallest loss of a run", ("With the penalty the smallest",)
+        yield st.lines(title, "length", setups.EXCESS_AXIS, found, law, log="xy", note=note, shows=shows)
 
     def _predict(self, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the predicted loss and signal of the values of both methods, (2, records) each."""
         task, steps, every = self._task(length), self._steps(), self._steps() // RECORDS
         path = setups.predict_signals(task, self._settings(task, "plain"), np.arange(0, steps + 1, every), (INIT, INIT))
-        penalty = setups.noiseless_descent(
-            task, setups.partial_solution(task, INIT), self._settings(task, "penalty"), steps
-        )
-        return (
-            np.stack([setups.excess_with_noise(task, path), penalty.excess[::every]]),
-            np.stack([path.value_signal, penalty.value_signal[::every]]),
-        )
+        init, settings = setups.partial_solution(task, INIT), self._settings(task, "penalty")
+        penalty = setups.noiseless_descent(task, init, settings, steps)
+        losses = np.stack([setups.excess_with_noise(task, path), penalty.excess[::every]])
+        return losses, np.stack([path.value_signal, penalty.value_signal[::every]])
 
     def _task(self, length: int) -> BigramTask:
         rng = np.random.default_rng(self.weight_seed)

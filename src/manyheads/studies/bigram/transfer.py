@@ -49,7 +49,6 @@ class TransferCost(st.Study):
         return st.grid(length=self.lengths)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return C for every length, and the samples of screening without a pretrained matrix, in closed form."""
         tasks = [self._task(length, np.random.default_rng(0)) for length in self.lengths]
         needed = [predict_transfer(task, task.centred) for task in tasks]
         return {
@@ -126,40 +125,27 @@ class TransferCost(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         rho, constant, screening = trained["correlation"], theory["constant"], theory["screening"]
-        yield st.lines(
-            "Samples until all positions are right",
-            "correlation",
-            "samples until all positions rank first [samples]",
-            {f"{length:,} tokens": trained["samples"].sel(length=length) for length in self.lengths},
-            {f"{length:,} tokens": constant.sel(length=length) / rho**2 for length in self.lengths},
-            log="xy",
-            note="Bands: replicates. Dashed: C/rho^2 with C from the task, no fitted constant.",
-            shows=("inverse square",),
+        title, what = "Samples until all positions are right", "samples until all positions rank first [samples]"
+        found = {f"{length:,} tokens": trained["samples"].sel(length=length) for length in self.lengths}
+        law = {f"{length:,} tokens": constant.sel(length=length) / rho**2 for length in self.lengths}
+        note = "Bands: replicates. Dashed: C/rho^2 with C from the task, no fitted constant."
+        yield st.lines(title, "correlation", what, found, law, log="xy", note=note, shows=("inverse square",))
+        last, what = trained.isel(length=-1), "estimated correlation"
+        title = f"Estimate of a pilot of {self.pilot:,} samples, {self.lengths[-1]:,} tokens"
+        found = {"positions picked by the pilot": last["estimate"], "right positions": last["screened"]}
+        note, shows = "Bands: replicates. Grey: the true correlation.", ("A pilot estimates",)
+        yield st.lines(title, "correlation", what, found, reference={"truth": rho}, note=note, shows=shows)
+        rows = (
+            {
+                "tokens": f"{length:,}",
+                "predicted C": f"{float(constant[place]):,.0f}",
+                "predicted screening": f"{float(screening[place]):,.0f}",
+                "break-even rho": f"{float((constant / screening)[place] ** 0.5):.2f}",
+            }
+            for place, length in enumerate(self.lengths)
         )
-        last = trained.isel(length=-1)
-        yield st.lines(
-            f"Estimate of a pilot of {self.pilot:,} samples, {self.lengths[-1]:,} tokens",
-            "correlation",
-            "estimated correlation",
-            {"positions picked by the pilot": last["estimate"], "right positions": last["screened"]},
-            reference={"truth": rho},
-            note="Bands: replicates. Grey: the true correlation.",
-            shows=("A pilot estimates",),
-        )
-        even = (constant / screening) ** 0.5
-        yield st.table(
-            "Pretrained matrix or screening",
-            (
-                {
-                    "tokens": f"{length:,}",
-                    "predicted C": f"{float(constant[place]):,.0f}",
-                    "predicted screening": f"{float(screening[place]):,.0f}",
-                    "break-even rho": f"{float(even[place]):.2f}",
-                }
-                for place, length in enumerate(self.lengths)
-            ),
-            "At the break-even correlation both predictions agree; below, that of screening is smaller.",
-        )
+        note = "At the break-even correlation both predictions agree; below, that of screening is smaller."
+        yield st.table("Pretrained matrix or screening", rows, note)
 
     def _test(self, rng: np.random.Generator, task: BigramTask, values: np.ndarray) -> list[tuple[float, float, float]]:
         """Return rho at the picked positions, at the right ones, and the largest score of every matrix on a pilot."""

@@ -71,7 +71,6 @@ class BigramTransformer(st.Study):
         }
 
     def train(self, key: jax.Array, init: str, length: int) -> st.Record:
-        """Pretrain where the cell asks for it, train, and record excess loss and ranking of the positions."""
         for_first, for_model, for_batches, for_probe = jax.random.split(key, 4)
         task = self._task(replicate_seed(key), length)
         model = initialize_transformer(task, self._shape, for_model)
@@ -81,16 +80,8 @@ class BigramTransformer(st.Study):
             model = eqx.tree_at(lambda tree: tree.weights, model, old.weights._replace(positional=fresh))
         probe = draw_probe(task, PROBE, for_probe)
         every = self.steps // RECORDS
-        done = train(
-            model,
-            cross_entropy,
-            source_of(task, self.batch),
-            _adam(self.learning_rate),
-            RECORDS * every,
-            for_batches,
-            every=every,
-            measure=lambda snapshot: measure(task, snapshot.model, probe),
-        )
+        run = source_of(task, self.batch), _adam(self.learning_rate), RECORDS * every, for_batches
+        done = train(model, cross_entropy, *run, every=every, measure=lambda seen: measure(task, seen.model, probe))
         excess, ranked = np.array([figures for _, figures in done.measured]).T  # (RECORDS + 1,)
         samples = np.arange(RECORDS + 1) * every * self.batch
         return {
@@ -131,13 +122,10 @@ class BigramTransformer(st.Study):
             st.near(1, 0.25),
             "a factor of 1.4 over these lengths",
         )
-        yield st.Claim(
-            f"At the end the loss is below that of the larger position alone, at T = {last} (ratio)",
-            scratch["final"] / scratch["alone"],
-            st.near(0, 1),
-            "a transformer that keeps one position of each query, like softmax attention under SGD, has one or more",
-            "final excess loss over that of one position",
-        )
+        text = f"At the end the loss is below that of the larger position alone, at T = {last} (ratio)"
+        basis = "a transformer that keeps one position of each query, like softmax attention under SGD, has one or more"
+        quantity = "final excess loss over that of one position"
+        yield st.Claim(text, scratch["final"] / scratch["alone"], st.near(0, 1), basis, quantity)
         yield st.Claim(
             f"Weights pretrained on the same transition halve the loss from fewer samples, at T = {last} (log2 ratio)",
             np.log2(at_last.sel(init="scratch") / at_last.sel(init="same")),
@@ -176,25 +164,15 @@ class BigramTransformer(st.Study):
             ("excess", "Loss", ("Training from scratch has", "same transition halve")),
             ("ranked", "Ranking of the positions", ("ranks all positions first",)),
         ):
-            yield st.lines(
-                f"{title}, {self.lengths[-1]} tokens",
-                "progress",
-                trained[name].attrs["long_name"],
-                {label: last[name].sel(init=init) for init, label in INITS.items()},
-                note="Bands: replicates.",
-                shows=shows,
-            )
+            found = {label: last[name].sel(init=init) for init, label in INITS.items()}
+            title, what = f"{title}, {self.lengths[-1]} tokens", trained[name].attrs["long_name"]
+            yield st.lines(title, "progress", what, found, note="Bands: replicates.", shows=shows)
         level = half.sel(init="scratch").isel(length=0).median("replicate", keep_attrs=True)
-        yield st.lines(
-            "Samples to half of the loss",
-            "length",
-            "samples",
-            {label: half.sel(init=init) for init, label in INITS.items()},
-            {"linear attention, up to a factor": level * theory["growth"]},
-            log="xy",
-            note="Bands: replicates; a training that did not get there counts with its budget.",
-            shows=("plateau escape grow as",),
-        )
+        found = {label: half.sel(init=init) for init, label in INITS.items()}
+        law = {"linear attention, up to a factor": level * theory["growth"]}
+        note = "Bands: replicates; a training that did not get there counts with its budget."
+        title, shows = "Samples to half of the loss", ("plateau escape grow as",)
+        yield st.lines(title, "length", "samples", found, law, log="xy", note=note, shows=shows)
 
     @property
     def _shape(self) -> Shape:
@@ -207,7 +185,6 @@ class BigramTransformer(st.Study):
         return redraw_positions(task, length, np.random.default_rng([*seed, 4, length]))
 
     def _pretrain(self, seed: list[int], init: str, key: jax.Array) -> Transformer:
-        """Train at the first length, at other positions."""
         drawn = draw_bigram_task(np.random.default_rng([*seed, 5]), self.vocabulary, self.lengths[0], self.sparsity)
         task = drawn if init == "other" else replace(drawn, transition=self._task(seed, self.lengths[0]).transition)
         source = source_of(task, self.batch)

@@ -71,7 +71,6 @@ class TwoStages(st.Study):
         return st.grid(run=("sgd", "algorithm"))
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the typical run of the signal system with noise, its escape, and the excess loss of the refit."""
         task = self._task()
         settings, steps = self._settings(task), self._record_steps(task)
         system = setups.signal_system(task, settings)
@@ -95,7 +94,6 @@ class TwoStages(st.Study):
         }
 
     def train(self, key: jax.Array, run: str) -> st.Record:
-        """Train by plain SGD, or by the two-stage algorithm and several refits."""
         task, seed = setups.redraw(self._task(), key), setups.replicate_seed(key)
         steps = self._record_steps(task)
         curves = dict.fromkeys(CURVES, np.full(len(steps), np.nan))
@@ -134,13 +132,10 @@ class TwoStages(st.Study):
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         sgd, algorithm = (trained.sel(run=run) for run in ("sgd", "algorithm"))
-        yield st.Claim(
-            f"Under SGD alpha_A grows from {LOW} to {HIGH} in the number of steps that the signal system predicts",
-            sgd["growth"],
-            st.near(theory["growth"], 0.15 * theory["growth"]),
-            "15%: finite steps beyond first order, and the distance of the two records around a crossing",
-            "time of growth (steps)",
-        )
+        text = f"Under SGD alpha_A grows from {LOW} to {HIGH} in the number of steps that the signal system predicts"
+        basis = "15%: finite steps beyond first order, and the distance of the two records around a crossing"
+        quantity = "time of growth (steps)"
+        yield st.Claim(text, sgd["growth"], st.near(theory["growth"], 0.15 * theory["growth"]), basis, quantity)
         yield st.Claim(
             "The plateau escape of SGD is at the predicted step (difference in growth times)",
             theory["growth_per_step"] * (sgd["escape"] - theory["escape"]),
@@ -149,13 +144,9 @@ class TwoStages(st.Study):
             "delay of the escape (growth times)",
         )
         end, law = (data["attention_signal"].isel(progress=-1) for data in (sgd, theory))
-        yield st.Claim(
-            "After the escape alpha_A drifts along alpha_A alpha_V = 1 as the signal system predicts",
-            end,
-            st.near(law, 0.1 * law),
-            "a tenth: it grows as the fourth root of the time since the escape, known to one growth time",
-            "alpha_A at the end",
-        )
+        text = "After the escape alpha_A drifts along alpha_A alpha_V = 1 as the signal system predicts"
+        basis = "a tenth: it grows as the fourth root of the time since the escape, known to one growth time"
+        yield st.Claim(text, end, st.near(law, 0.1 * law), basis, "alpha_A at the end")
         yield st.Claim(
             "The switch of the algorithm is reached before the predicted samples of stage one (ratio)",
             algorithm["switch"] / theory["stage_one"],

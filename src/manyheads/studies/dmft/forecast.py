@@ -78,16 +78,10 @@ class Forecast(st.Study):
             raise st.UsageError(f"sizes={self.sizes}: expected fewer heads than checked_heads={self.checked_heads}")
         self.problem(self.richness[0], 0)
 
-    def problem(self, richness: float, seed: int) -> Problem:
-        """Return a case."""
-        training = {"steps": self.steps, "learning_rate": self.learning_rate, "depth": self.depth}
-        return PROBLEMS[self.task](seed=seed, richness=richness, **training)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(richness=self.richness, heads=(self.checked_heads, self.heads))
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return what is required of the forecast."""
         return {
             "covered": ((), COVERED, "least share of curves that the band covers"),
             "error": ((), WITHIN, "largest mean relative error"),
@@ -95,7 +89,6 @@ class Forecast(st.Study):
         }
 
     def train(self, key: jax.Array, richness: float, heads: int) -> st.Record:
-        """Forecast one case, train its networks, and compare."""
         for_case, for_networks = jax.random.split(key)
         seeds = st.generator(for_case).integers(0, 2**31, 2)
         problem, network = self.problem(richness, int(seeds[0])), Network(self.key_dim, heads)
@@ -132,19 +125,11 @@ class Forecast(st.Study):
                 bounds=(0.0, 1.0),
                 resolution=1 / (self.checked_networks * len(self.richness)),
             )
+        required = "required; the fluctuation of a single network is the larger part of it"
+        small, as_there = f"mean of H={self.sizes[-1]}", f"as for the forecast; its bias is c/{self.sizes[-1]}"
         for name, what, basis, expected in (
-            (
-                "error",
-                "forecast of a loss curve",
-                "required; the fluctuation of a single network is the larger part of it",
-                "holds",
-            ),
-            (
-                "error_of_small",
-                f"mean of H={self.sizes[-1]}",
-                f"as for the forecast; its bias is c/{self.sizes[-1]}",
-                "refuted",
-            ),
+            ("error", "forecast of a loss curve", required, "holds"),
+            ("error_of_small", small, as_there, "refuted"),
         ):
             for richness in self.richness:
                 yield st.Claim(
@@ -174,13 +159,10 @@ class Forecast(st.Study):
 
         def plot(richness: float, case: int) -> tuple[st.Curve, ...]:
             found = trained.sel(richness=richness, heads=self.heads).isel(replicate=case)
-            values = (found[name].values.tolist() for name in ("trained", "forecast", "low", "high"))
-            loss, forecast, *ends = map(tuple, values)
+            loss, forecast, *ends = (tuple(found[name].values.tolist()) for name in list(CURVES)[:4])
             steps = tuple(map(float, range(self.steps)))
-            return (
-                st.Curve(steps, loss, f"trained, H={self.heads}"),
-                st.Curve(steps, forecast, "forecast with band", "predicted", 1, *ends),
-            )
+            band = st.Curve(steps, forecast, "forecast with band", "predicted", 1, *ends)
+            return st.Curve(steps, loss, f"trained, H={self.heads}"), band
 
         yield Multiples(
             "Loss curves and their forecasts",
@@ -191,6 +173,10 @@ class Forecast(st.Study):
             tuple(f"case {case + 1}" for case in shown),
             note="The first cases; bands are those of a single network at the level 99% for the whole curve.",
         )
+
+    def problem(self, richness: float, seed: int) -> Problem:
+        training = {"steps": self.steps, "learning_rate": self.learning_rate, "depth": self.depth}
+        return PROBLEMS[self.task](seed=seed, richness=richness, **training)
 
 
 def compare_losses(single: LossForecast, losses: np.ndarray) -> dict[str, np.ndarray | float]:

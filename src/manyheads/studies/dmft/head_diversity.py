@@ -117,26 +117,6 @@ class HeadDiversity(st.Study):
         Recipe(self.training.steps)
         task_of(self.task, 1)
 
-    @property
-    def training(self) -> Training:
-        """Sizes and training, as given or the optimizer's own."""
-        return Training(*(getattr(self, name) or own for name, own in OWN[self.optimizer]._asdict().items()))
-
-    @property
-    def _solved(self) -> bool:
-        """Whether there is a limit."""
-        return self.optimizer == "gd"
-
-    def problem(self) -> Problem:
-        """Return the training problem of gradient descent."""
-        _, _, depth, steps, learning_rate = self.training
-        smaller = {"tests": 0} if self.task == "digits" else {}
-        return mean_field.problem_of(self, depth=depth, steps=steps, learning_rate=learning_rate, **smaller)
-
-    def sizes(self) -> tuple[int, ...]:
-        """Return every N at which the limit is solved."""
-        return tuple(sorted({*self.training.key_dims, *self.theory_key_dims}))
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(logit_exponent=tuple(EXPONENTS), key_dim=self.training.key_dims)
 
@@ -158,7 +138,6 @@ class HeadDiversity(st.Study):
         return found | {"key_dim": ("key_dim", list(self.sizes()), "key dimension")}
 
     def train(self, key: jax.Array, logit_exponent: float, key_dim: int) -> st.Record:
-        """Train some networks of one size and measure the logits of their heads."""
         train = self._train if self._solved else self._train_transformer
         found = train(key, logit_exponent, key_dim)
         return {name: (("network", "level")[: value.ndim], value, NAMES[name]) for name, value in found.items()}
@@ -167,13 +146,9 @@ class HeadDiversity(st.Study):
         parts = {exponent: [data.sel(logit_exponent=exponent) for data in (theory, trained)] for exponent in EXPONENTS}
         for exponent, (limit, found) in parts.items():
             yield from self._exponents(exponent, limit, found)
-        yield st.Claim(
-            "The variance of attention logits over heads scales as N^-2 after training (caption of figure 2)",
-            self._exponent("end", *parts[1.0]),
-            st.near(CAPTION, 0.5),
-            "half way to N^-1, which is derived here",
-            expected="refuted",
-        )
+        text = "The variance of attention logits over heads scales as N^-2 after training (caption of figure 2)"
+        basis = "half way to N^-1, which is derived here"
+        yield st.Claim(text, self._exponent("end", *parts[1.0]), st.near(CAPTION, 0.5), basis, expected="refuted")
         for exponent, (limit, found) in parts.items() if self._solved else ():
             for size in (self.training.key_dims[0], self.training.key_dims[-1]):
                 yield from self._distributions(exponent, size, limit.sel(key_dim=size), found.sel(key_dim=size))
@@ -181,14 +156,10 @@ class HeadDiversity(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         if not self._solved:
-            yield st.lines(
-                "Update of the attention logits",
-                "key_dim",
-                "root mean square",
-                {words: trained["update"].sel(logit_exponent=one).mean("network") for one, words in EXPONENTS.items()},
-                log="xy",
-                x_label="key dimension N",
-            )
+            moved = {one: trained["update"].sel(logit_exponent=one).mean("network") for one in EXPONENTS}
+            curves = {words: moved[one] for one, words in EXPONENTS.items()}
+            labels = "Update of the attention logits", "key_dim", "root mean square"
+            yield st.lines(*labels, curves, log="xy", x_label="key dimension N")
             return
         plots = {}
         for exponent, words in EXPONENTS.items():
@@ -199,12 +170,25 @@ class HeadDiversity(st.Study):
                     "limit": limit["below"],
                     "Gaussian of their variance": xr.DataArray(_beside_gaussian(found)[1], dims="level"),
                 }
-        yield densities(
-            "Logits of single heads after training",
-            "logit over its std before training",
-            plots,
-            "Heads, samples and pairs of tokens together; bands range over replicates and over draws of the limit.",
-        )
+        note = "Heads, samples and pairs of tokens together; bands range over replicates and over draws of the limit."
+        yield densities("Logits of single heads after training", "logit over its std before training", plots, note)
+
+    @property
+    def training(self) -> Training:
+        return Training(*(getattr(self, name) or own for name, own in OWN[self.optimizer]._asdict().items()))
+
+    @property
+    def _solved(self) -> bool:
+        """Whether there is a limit."""
+        return self.optimizer == "gd"
+
+    def problem(self) -> Problem:
+        _, _, depth, steps, learning_rate = self.training
+        smaller = {"tests": 0} if self.task == "digits" else {}
+        return mean_field.problem_of(self, depth=depth, steps=steps, learning_rate=learning_rate, **smaller)
+
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(sorted({*self.training.key_dims, *self.theory_key_dims}))
 
     def _solve(self, exponent: float, size: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         problem = self.problem()
@@ -218,7 +202,6 @@ class HeadDiversity(st.Study):
         return found | {name: value[0] for name, value in pooled.items()}
 
     def _train(self, key: jax.Array, exponent: float, size: int) -> dict[str, np.ndarray]:
-        """Train networks by gradient descent in the normalization of the limit."""
         heads = self.training.heads
         network = Network(size, heads, exponent)
         trained = mean_field.train_ensemble(self.problem(), network, key, self.networks, every_head=True)
@@ -227,7 +210,6 @@ class HeadDiversity(st.Study):
         return found | pool_logits(trained["head_logits"][1], self._units(exponent, size))
 
     def _train_transformer(self, key: jax.Array, exponent: float, size: int) -> dict[str, np.ndarray]:
-        """Train one transformer on mini-batches."""
         _, heads, depth, steps, learning_rate = self.training
         base = Shape(self.base_key_dim, heads, depth)
         parametrization = parametrization_of(BY_EXPONENT[exponent], base, "adam" if self.optimizer == "adam" else "sgd")
@@ -235,11 +217,8 @@ class HeadDiversity(st.Study):
         shape = replace(base, key_dim=size)
         wanted = ("logits", "head_variance_start", "head_variance")
         found = measure_updates(task, parametrization, shape, Recipe(), learning_rate, (steps,), key, fields=wanted)
-        return {
-            "variance_start": found.head_variance_start[None],
-            "variance_end": found.head_variance,
-            "update": found.logits,
-        }
+        ends = {"variance_start": found.head_variance_start[None], "variance_end": found.head_variance}
+        return ends | {"update": found.logits}
 
     def _units(self, exponent: float, size: int) -> np.ndarray:
         """Exact std over heads of every logit in the first layer before training, (sample, token, token_too)."""
@@ -250,19 +229,14 @@ class HeadDiversity(st.Study):
         return size ** (0.5 - exponent) * lengths[:, :, None] * lengths[:, None, :]
 
     def _exponent(self, when: str, limit: st.Data, found: st.Data) -> st.Figure:
-        """Fit the exponent of N in the variance of the networks' logits."""
         name = f"variance_{when}"
         return st.exponent(found[name].mean("network"), "key_dim", "N", predicted=limit.get(name))
 
     def _exponents(self, exponent: float, limit: st.Data, found: st.Data) -> Iterator[st.Claim]:
-        """Test exponents of N before and after training, and their change."""
         sizes, words, power = self.training.key_dims, EXPONENTS[exponent], limit["exponent"].mean()
-        yield st.Claim(
-            f"{words}: before training the variance of attention logits over heads scales as N^{1 - 2 * exponent:g}",
-            self._exponent("start", limit, found),
-            st.near(power, 0.1),
-            "exact in the first layer; corrections of relative size 1/(N H) above it",
-        )
+        text = f"{words}: before training the variance of attention logits over heads scales as N^{1 - 2 * exponent:g}"
+        basis = "exact in the first layer; corrections of relative size 1/(N H) above it"
+        yield st.Claim(text, self._exponent("start", limit, found), st.near(power, 0.1), basis)
         bias = -2 * finite_size_bias(sizes)
         training = f"gradient descent at richness {self.richness:g}"
         if not self._solved:
@@ -296,7 +270,6 @@ class HeadDiversity(st.Study):
             )
 
     def _distributions(self, exponent: float, size: int, limit: st.Data, found: st.Data) -> Iterator[st.Claim]:
-        """Test the distribution of the logits of single heads of one size."""
         rich = exponent == 1 and self.richness > 1  # at exponent 1/2 the initial std stays the larger part
         shares, gaussian = _beside_gaussian(found)
         draws = limit["below"].transpose("prediction", "level").values

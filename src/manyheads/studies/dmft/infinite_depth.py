@@ -61,11 +61,6 @@ class InfiniteDepth(st.Study):
             raise st.UsageError(f"depths={self.depths}: expected each twice the one before")
         self.problem(1.0, 1)
 
-    def problem(self, exponent: float, depth: int) -> Problem:
-        """Return what is trained at one exponent and depth: two samples, so that the theory of many layers fits."""
-        tests = {"tests": 0} if self.task == "digits" else {}
-        return problem_of(self, samples=2, depth=depth, depth_exponent=exponent, **tests)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(depth_exponent=tuple(NAMES), depth=self.depths)
 
@@ -107,69 +102,41 @@ class InfiniteDepth(st.Study):
             yield from self._networks(f"Networks at depth exponent {name}", law, found)
 
     def _orders(self, exponent: float, who: str, law: st.Data, found: st.Data) -> Iterator[st.Claim]:
-        """Test how the theory converges to the continuum."""
         plain, better = self._theory_distances(law, found)
         sizes = found["limit_size"].mean("replicate")
         left = (2 / self.depths[-3]) ** 2
-        basis = (
-            "a ratio is 2 + c/L + e/L^2: of the last two, extrapolated, e/(2 L^2) is left at "
-            f"L={self.depths[-3]}, |e| up to 8"
-        )
-        yield st.Claim(
-            f"{who}: the distance from the continuum scales as 1/L (last two ratios, extrapolated)",
-            _ratio(plain.values),
-            st.near(2, left),
-            basis,
-            "distances, ratio of a doubling of depth",
-        )
+        basis = "a ratio is 2 + c/L + e/L^2: of the last two, extrapolated, e/(2 L^2) is left at "
+        region = st.near(2, left), f"{basis}L={self.depths[-3]}, |e| up to 8"
+        text = f"{who}: the distance from the continuum scales as 1/L (last two ratios, extrapolated)"
+        yield st.Claim(text, _ratio(plain.values), *region, "distances, ratio of a doubling of depth")
         settled = [depth for depth in self.depths[1:] if depth >= 2 * min(SETTLED, self.depths[-2])]
-        yield st.Claim(
-            f"{who}: from L={SETTLED}, 2 f(2L) - f(L) is nearer to the continuum than f(2L) (largest log ratio)",
-            st.log(better / plain).sel(depth=settled).max(),
-            st.below(0),
-            "extrapolation leaves c_2/(2 L^2) of c_1/(2 L) + c_2/(4 L^2)",
-            "extrapolated over plain distance (ln)",
-        )
+        text = f"{who}: from L={SETTLED}, 2 f(2L) - f(L) is nearer to the continuum than f(2L) (largest log ratio)"
+        basis = "extrapolation leaves c_2/(2 L^2) of c_1/(2 L) + c_2/(4 L^2)"
+        quantity = "extrapolated over plain distance (ln)"
+        yield st.Claim(text, st.log(better / plain).sel(depth=settled).max(), st.below(0), basis, quantity)
         if exponent == 1:
-            yield st.Claim(
-                f"{who}: the attention logits are independent of depth (ratio of the last doubling)",
-                float(sizes[-1]) / float(sizes[-2]),
-                st.near(1, 2 / self.depths[-2]),
-                f"a correction c/L, |c| up to 4, changes by c/(2 L) at L={self.depths[-2]}",
-                "logits, ratio of the last doubling",
-            )
+            text = f"{who}: the attention logits are independent of depth (ratio of the last doubling)"
+            basis = f"a correction c/L, |c| up to 4, changes by c/(2 L) at L={self.depths[-2]}"
+            quantity = "logits, ratio of the last doubling"
+            yield st.Claim(text, float(sizes[-1]) / float(sizes[-2]), st.near(1, 2 / self.depths[-2]), basis, quantity)
         else:
-            yield st.Claim(
-                f"{who}: attention stays uniform, its logits scale as 1/L (last two ratios, extrapolated)",
-                _ratio(sizes.values),
-                st.near(2, left),
-                basis,
-                "logits, ratio of a doubling of depth",
-            )
+            text = f"{who}: attention stays uniform, its logits scale as 1/L (last two ratios, extrapolated)"
+            yield st.Claim(text, _ratio(sizes.values), *region, "logits, ratio of a doubling of depth")
 
     def _networks(self, who: str, law: st.Data, found: st.Data) -> Iterator[st.Claim]:
-        """Test networks against the theory and the continuum."""
         first, last = self.depths[0], self.depths[-1]
         wanted, mean = found["limit_output"].mean("replicate"), found["output"].mean("network")
+        single = st.distance(found["output"], wanted, ("network", *OUTPUT))
         yield st.Claim(
             f"{who}: the distance of single networks from the theory at their depth scales as L^0",
-            st.exponent(
-                st.distance(found["output"], wanted, ("network", *OUTPUT)),
-                "depth",
-                "L",
-                "distance of single networks from the theory",
-            ),
+            st.exponent(single, "depth", "L", "distance of single networks from the theory"),
             st.near(0, 0.25),
             "it is that of finite width; half way to the power 1/2 of noise that adds up over blocks",
         )
         change, theirs = (each.sel(depth=first) - each.sel(depth=last) for each in (wanted, mean))
-        yield st.Claim(
-            f"{who}: from L={first} to L={last} the mean network changes as the theory predicts (share)",
-            projection(theirs, change, OUTPUT),
-            st.near(1, 0.5),
-            "half way to networks that do not depend on depth",
-            "share of the predicted change",
-        )
+        text = f"{who}: from L={first} to L={last} the mean network changes as the theory predicts (share)"
+        basis, quantity = "half way to networks that do not depend on depth", "share of the predicted change"
+        yield st.Claim(text, projection(theirs, change, OUTPUT), st.near(1, 0.5), basis, quantity)
         away = st.distance(mean, law["continuum"], OUTPUT)
         yield st.Claim(
             f"{who}: the mean network is nearer to the continuum at L={last} than at L={first} (log ratio)",
@@ -200,14 +167,12 @@ class InfiniteDepth(st.Study):
             plain, better = self._theory_distances(law, found)
             outputs = found["output"].stack(entry=OUTPUT).transpose("replicate", "depth", "network", "entry")
             noise = xr.DataArray(noise_of_mean(outputs.values) ** 0.5, found["depth"].coords, ("replicate", "depth"))
+            mean = st.distance(found["output"].mean("network"), law["continuum"], OUTPUT)
             yield st.lines(
                 f"Distance of outputs from the continuum, depth exponent {name}",
                 "depth",
                 "root mean square distance",
-                {
-                    "mean of networks": st.distance(found["output"].mean("network"), law["continuum"], OUTPUT),
-                    "its standard error": noise,
-                },
+                {"mean of networks": mean, "its standard error": noise},
                 {"theory, f(L)": plain, "theory, 2 f(L) - f(L/2)": better},
                 {"1/L": plain[-1] * self.depths[-1] / found["depth"]},
                 log="xy",
@@ -219,18 +184,18 @@ class InfiniteDepth(st.Study):
         places = {f"exponent {name}": trained.sel(depth_exponent=exponent) for exponent, name in NAMES.items()}
         means = {name: found["limit_logits"].mean("replicate") for name, found in places.items()}
         size = {name: (mean**2).mean(LOGITS) ** 0.5 for name, mean in means.items()}
-        yield st.lines(
-            "Attention logits at the end, mean over layers",
-            "depth",
-            "root mean square",
-            {f"networks, {name}": _learned_shares(found) * size[name] for name, found in places.items()},
-            {f"theory, {name}": values for name, values in size.items()},
-            {"1/L": size["exponent 1/2"][-1] * self.depths[-1] / trained["depth"]},
-            log="xy",
-            x_label="depth L",
-            note="Networks: mean of a replicate, projected on the theory; bands range over replicates.",
-            shows=("logits are independent", "attention stays uniform"),
-        )
+        learned = {f"networks, {name}": _learned_shares(found) * size[name] for name, found in places.items()}
+        predicted = {f"theory, {name}": values for name, values in size.items()}
+        guide = {"1/L": size["exponent 1/2"][-1] * self.depths[-1] / trained["depth"]}
+        note = "Networks: mean of a replicate, projected on the theory; bands range over replicates."
+        shows, curves = ("logits are independent", "attention stays uniform"), (learned, predicted, guide)
+        labels = "Attention logits at the end, mean over layers", "depth", "root mean square"
+        yield st.lines(*labels, *curves, log="xy", x_label="depth L", note=note, shows=shows)
+
+    def problem(self, exponent: float, depth: int) -> Problem:
+        """Return what is trained at one exponent and depth: two samples, so that the theory of many layers fits."""
+        tests = {"tests": 0} if self.task == "digits" else {}
+        return problem_of(self, samples=2, depth=depth, depth_exponent=exponent, **tests)
 
     def _continuum(self, exponent: float) -> np.ndarray:
         """Return outputs (S, O, C) at infinite depth."""

@@ -9,13 +9,7 @@ import numpy as np
 import xarray as xr
 
 import manyheads.study as st
-from manyheads.statistics.distances import (
-    SquaredDistance,
-    distance_exponent,
-    half_width_of_draws,
-    samples_to_decide,
-    squared_distance,
-)
+from manyheads.statistics import distances
 from manyheads.studies.dmft.shared import mean_field
 from manyheads.studies.dmft.shared.mean_field import QUANTITIES
 from manyheads.theory.dmft.finite.ensembles import Network
@@ -66,10 +60,6 @@ class InfiniteHeads(st.Study):
         self._network(self.heads_counts[0], self.logit_exponents[0])
         self.problem()
 
-    def problem(self) -> Problem:
-        """Return what is trained."""
-        return mean_field.problem_of(self)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(logit_exponent=self.logit_exponents, heads=self.heads_counts)
 
@@ -81,7 +71,6 @@ class InfiniteHeads(st.Study):
         return mean_field.record(found, "logit_exponent")
 
     def train(self, key: jax.Array, logit_exponent: float, heads: int) -> st.Record:
-        """Train some networks of one size, and keep what the limit predicts about each."""
         network = self._network(heads, logit_exponent)
         return mean_field.train_ensemble(self.problem(), network, key, self.networks)
 
@@ -91,7 +80,6 @@ class InfiniteHeads(st.Study):
             yield from self._claims(LOGITS[exponent], limit, found)
 
     def _claims(self, where: str, limit: st.Data, found: st.Data) -> Iterator[st.Claim]:
-        """Test the convergence of single networks and of their mean, and the std of logits over heads."""
         first, heads = self.heads_counts[0], self.heads_counts[-1]
         most = 1.28 / heads
         for name, words in QUANTITIES.items():
@@ -112,21 +100,16 @@ class InfiniteHeads(st.Study):
             *mean_field.NEARER,
         )
         near, nearest = (_bias(limit["output"], found["output"].sel(heads=size)) for size in (first, heads))
-        yield st.Claim(
-            f"{where}: at H={heads} the distance of the mean network from the limit is at most {most:.2g}",
-            st.Root.of(nearest, self.networks),
-            st.near(0, (math.inf, most)),
-            "of second order: 1.28 / H, a constant of order one; noise is subtracted, the root keeps the sign",
-            "distance of the means",
-        )
-        needed = samples_to_decide((first, heads), near, nearest, FASTER - 1)
+        text = f"{where}: at H={heads} the distance of the mean network from the limit is at most {most:.2g}"
+        basis = "of second order: 1.28 / H, a constant of order one; noise is subtracted, the root keeps the sign"
+        quantity = "distance of the means"
+        yield st.Claim(text, st.Root.of(nearest, self.networks), st.near(0, (math.inf, most)), basis, quantity)
+        needed = distances.samples_to_decide((first, heads), near, nearest, FASTER - 1)
+        fall = distances.distance_exponent((first, heads), near, nearest)
         yield st.Claim(
             f"{where}: from H={first} to {heads} the distance of the mean network from the limit falls as 1/H or "
             "faster",
-            (
-                *distance_exponent((first, heads), near, nearest),
-                None if needed is None else -(-needed // self.networks),
-            ),
+            (*fall, None if needed is None else -(-needed // self.networks)),
             st.near(-1, (math.inf, FASTER)),
             "a quarter is the middle between the second order, 1/H, and H^(-1/2) of single networks",
             "exponent of H",
@@ -137,7 +120,7 @@ class InfiniteHeads(st.Study):
         yield st.Claim(
             f"{where}: at H={heads} the std of attention logits over heads is that of the limit to {100 * most:.1f}% "
             "(ratio)",
-            st.Root(ratios, float(ratios.mean()), half_width_of_draws(draws / draws.mean()), self.networks),
+            st.Root(ratios, float(ratios.mean()), distances.half_width_of_draws(draws / draws.mean()), self.networks),
             st.near(1, most),
             "1.28 / H: a correction 1/H of a variance is 1/(2 H) of its root; 2.5 times as much is allowed",
             "std of logits, measured over limit",
@@ -146,12 +129,12 @@ class InfiniteHeads(st.Study):
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         for exponent in self.logit_exponents:
             limit, found = (data["output"].sel(logit_exponent=exponent) for data in (theory, trained))
-            yield mean_field.first_output(
-                limit,
-                {f"H={heads}": found.sel(heads=heads) for heads in self.heads_counts},
-                "Means over networks; bands range over all of them. Dashed: the limit, all draws.",
-                f", {LOGITS[exponent]}",
-            )
+            networks = {f"H={heads}": found.sel(heads=heads) for heads in self.heads_counts}
+            note = "Means over networks; bands range over all of them. Dashed: the limit, all draws."
+            yield mean_field.first_output(limit, networks, note, f", {LOGITS[exponent]}")
+
+    def problem(self) -> Problem:
+        return mean_field.problem_of(self)
 
     def _network(self, heads: int, logit_exponent: float) -> Network:
         return Network(self.key_dim, heads, logit_exponent, None if self.activation == "none" else self.activation)
@@ -179,11 +162,10 @@ def _single_networks(found: xr.DataArray, scatter: xr.DataArray, limit: xr.DataA
 
 
 def _rms(away: xr.DataArray) -> xr.DataArray:
-    """Root mean square of every replicate."""
     return (away**2).mean([dim for dim in away.dims if dim != "replicate"]) ** 0.5
 
 
-def _bias(limit: xr.DataArray, found: xr.DataArray) -> SquaredDistance:
+def _bias(limit: xr.DataArray, found: xr.DataArray) -> distances.SquaredDistance:
     """Return how far the mean network of one size is from the limit."""
     networks = found.values.reshape(-1, *found.shape[2:])  # (replicates x networks, ...)
-    return squared_distance(networks, limit.transpose("prediction", ...).values)
+    return distances.squared_distance(networks, limit.transpose("prediction", ...).values)

@@ -37,10 +37,6 @@ class InfiniteKeyDim(st.Study):
     def check(self) -> None:
         self.problem()
 
-    def problem(self) -> Problem:
-        """Return what is trained."""
-        return mean_field.problem_of(self)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(key_dim=self.key_dims, heads=self.heads_counts)
 
@@ -50,7 +46,6 @@ class InfiniteKeyDim(st.Study):
         return mean_field.record(mean_field.summarize(solved) | {"output_without": without.outputs})
 
     def train(self, key: jax.Array, key_dim: int, heads: int) -> st.Record:
-        """Train some networks of one size, and keep what the limit predicts about each."""
         return mean_field.train_ensemble(self.problem(), Network(key_dim, heads), key, self.networks)
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
@@ -87,3 +82,6 @@ class InfiniteKeyDim(st.Study):
             {f"N={size}": trained["output"].sel(key_dim=size).isel(heads=-1) for size in self.key_dims},
             f"Networks with H={self.heads_counts[-1]}; bands range over all of them.",
         )
+
+    def problem(self) -> Problem:
+        return mean_field.problem_of(self)

@@ -9,14 +9,8 @@ import xarray as xr
 
 import manyheads.study as st
 from manyheads.statistics.distances import squared_distance
+from manyheads.studies.dmft.shared import logit_distributions as logits_law
 from manyheads.studies.dmft.shared import mean_field
-from manyheads.studies.dmft.shared.logit_distributions import (
-    densities,
-    excess_kurtosis,
-    gaussian_below,
-    pool_logits,
-    product_below,
-)
 from manyheads.theory.dmft.finite.ensembles import Network
 from manyheads.theory.dmft.finite.problems import digits_problem
 from manyheads.theory.dmft.problem import Problem
@@ -60,10 +54,6 @@ class Initialization(st.Study):
     def check(self) -> None:
         self.problem()
 
-    def problem(self) -> Problem:
-        """Return the inputs and the architecture; nothing is trained."""
-        return digits_problem(steps=1, depth=self.depth, branch=self.branch, norm=True)
-
     def cells(self) -> tuple[st.Cell, ...]:
         """Return the networks of both comparisons at both logit exponents, each once."""
         sizes = [(self.key_dim, heads) for heads in self.heads_counts] + [(size, self.heads) for size in self.key_dims]
@@ -74,7 +64,6 @@ class Initialization(st.Study):
         )
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the kernel of infinitely many heads, that of uniform attention, and the laws of logits."""
         problem, gram = self.problem(), self.problem().gram
         limits = []
         for exponent, stream in zip(EXPONENTS, st.generator(key).spawn(len(EXPONENTS)), strict=True):
@@ -82,7 +71,7 @@ class Initialization(st.Study):
             limits.append(mean_field.solve_blocks(problem, branches, stream).stream[0, -1])
         uniform = mean_field.solve_blocks(problem).stream[0, -1]
         fluctuation = float((np.outer(np.diag(gram), np.diag(gram)) + gram**2).mean())
-        kurtosis, below = map(excess_kurtosis, self.key_dims), map(product_below, self.key_dims)
+        kurtosis, below = map(logits_law.excess_kurtosis, self.key_dims), map(logits_law.product_below, self.key_dims)
         return {
             "kernel": (("logit_exponent", *ROWS), np.stack(limits), "kernel of the stream, H to infinity"),
             "uniform": (ROWS, uniform, "kernel of the stream under uniform attention, N to infinity"),
@@ -100,7 +89,7 @@ class Initialization(st.Study):
         drawn = mean_field.train_seeds(self.problem(), network, key, self.networks, every_head=True)
         logits = drawn["head_logits"].values[:, 0].swapaxes(2, 3)  # (network, layer, head, sample, token, key)
         unit = key_dim ** (0.5 - logit_exponent)  # the std of all of them, since streams are normalized
-        pooled = pool_logits(logits, np.full(logits.shape[-3:], unit))
+        pooled = logits_law.pool_logits(logits, np.full(logits.shape[-3:], unit))
         kernels, excess = drawn["stream"].values[:, 0, [0, -1]], ((logits / unit) ** 4).reshape(len(logits), -1)
         return {
             "kernel": (("network", "end", *ROWS), kernels, "kernel of the stream below and above all blocks"),
@@ -131,7 +120,6 @@ class Initialization(st.Study):
             yield from self._logits(words, law.sel(logit_exponent=exponent), logits.sel(logit_exponent=exponent))
 
     def _kernels(self, where: str, limit: st.Data, found: xr.DataArray) -> Iterator[st.Claim]:
-        """Test kernels against H."""
         first, largest = self.heads_counts[0], self.heads_counts[-1]
         squares = _squares(limit["kernel"], found)
         correction = float(np.log((1 + 2 / first) / (1 + 2 / largest)) / np.log(largest / first))
@@ -166,20 +154,19 @@ class Initialization(st.Study):
             )
 
     def _logits(self, where: str, law: st.Data, found: st.Data) -> Iterator[st.Claim]:
-        """Test variance, kurtosis and distribution of logits against N."""
         yield st.Claim(
             f"{where}: the variance of attention logits over heads scales as N^{float(law['power']):g}",
             st.exponent(found["variance"].mean("network"), "key_dim", "N"),
             st.near(law["power"], 0.05),
             "exact in every block of a normalized stream; a tenth of the difference to N^(-1/2) is allowed",
         )
-        gaussian = gaussian_below(0.0, 1.0)
+        gaussian = logits_law.gaussian_below(0.0, 1.0)
         for size in (self.key_dims[0], self.key_dims[-1]):
             here, theirs = found.sel(key_dim=size), law.sel(key_dim=size)
             yield st.Claim(
                 f"{where}, N={size}: the excess kurtosis of attention logits over heads is 6/N",
                 here["excess"].mean("network"),
-                st.near(theirs["kurtosis"], excess_kurtosis(size) / 2),
+                st.near(theirs["kurtosis"], logits_law.excess_kurtosis(size) / 2),
                 "half of it: a Gaussian and the kurtosis of twice as small an N are both outside",
                 "excess kurtosis",
             )
@@ -191,31 +178,34 @@ class Initialization(st.Study):
                 "root mean square over levels of shares below them: half a per cent of probability",
                 "distance of the means",
             )
+            apart = math.sqrt(((logits_law.product_below(size) - gaussian) ** 2).mean())
             yield st.Claim(
                 f"{where}, N={size}: attention logits of single heads are Gaussian",
                 st.Root.of(squared_distance(below, gaussian[None]), self.networks),
                 st.near(0, (math.inf, GAUSSIAN)),
                 "root mean square over levels: one per cent of probability",
                 "distance of the means",
-                "holds" if math.sqrt(((product_below(size) - gaussian) ** 2).mean()) < GAUSSIAN else "refuted",
+                "holds" if apart < GAUSSIAN else "refuted",
             )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        gaussian = xr.DataArray(gaussian_below(0.0, 1.0), dims="level")
-        yield densities(
-            "Attention logits of single heads before training",
-            "logit over N^(1/2 - alpha_A)",
-            {
-                (words, f"N={size}"): {
-                    "networks": trained["below"].sel(logit_exponent=exponent, key_dim=size, heads=self.heads),
-                    "law of q . k": theory["below"].sel(key_dim=size).isel(prediction=[0]),
-                    "Gaussian": gaussian,
-                }
-                for exponent, words in EXPONENTS.items()
-                for size in self.key_dims
-            },
-            "Heads, blocks, samples and pairs of tokens together; bands range over replicates.",
-        )
+        gaussian = xr.DataArray(logits_law.gaussian_below(0.0, 1.0), dims="level")
+        plots = {
+            (words, f"N={size}"): {
+                "networks": trained["below"].sel(logit_exponent=exponent, key_dim=size, heads=self.heads),
+                "law of q . k": theory["below"].sel(key_dim=size).isel(prediction=[0]),
+                "Gaussian": gaussian,
+            }
+            for exponent, words in EXPONENTS.items()
+            for size in self.key_dims
+        }
+        labels = "Attention logits of single heads before training", "logit over N^(1/2 - alpha_A)"
+        note = "Heads, blocks, samples and pairs of tokens together; bands range over replicates."
+        yield logits_law.densities(*labels, plots, note)
+
+    def problem(self) -> Problem:
+        """Return the inputs and the architecture; nothing is trained."""
+        return digits_problem(steps=1, depth=self.depth, branch=self.branch, norm=True)
 
 
 def _squares(draws: xr.DataArray, found: xr.DataArray) -> xr.DataArray:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import xarray as xr
 
 import manyheads.study as st
 from manyheads.studies.dmft.shared.mean_field import problem_of, solve_blocks, train_seeds
@@ -49,10 +50,6 @@ class KeyDimStability(st.Study):
     def check(self) -> None:
         self.problem()
 
-    def problem(self) -> Problem:
-        """Return what is trained."""
-        return problem_of(self)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(logit_exponent=tuple(NAMES), key_dim=self.key_dims, heads=self.heads_counts)
 
@@ -61,10 +58,7 @@ class KeyDimStability(st.Study):
         return {
             name: self._signal(solve_blocks(self.problem(), responses=responses).backward)
             for name, responses in (("backward", True), ("backward_without", False))
-        } | {
-            "logit_exponent": ((), 1.0, "logit exponent"),
-            "step": ("step", np.arange(self.steps), "updates"),
-        }
+        } | {"logit_exponent": ((), 1.0, "logit exponent"), "step": ("step", np.arange(self.steps), "updates")}
 
     def train(self, key: jax.Array, logit_exponent: float, key_dim: int, heads: int) -> st.Record:
         """Train some networks of one size, and more of the smaller ones, whose noise is larger; keep their mean."""
@@ -125,39 +119,35 @@ class KeyDimStability(st.Study):
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         limit, label = theory["backward"], "backward variable below attention over that above"
         for exponent, name in NAMES.items():
-            found = trained["backward"].sel(logit_exponent=exponent)
-            flat = {
-                f"infinite N, {when}": limit.isel(step=step).expand_dims(key_dim=list(self.key_dims))
-                for step, when in ((0, "before training"), (-1, "after"))
-            }
+            found, measured = trained["backward"].sel(logit_exponent=exponent), dict[str, xr.DataArray]()
+            flat = dict[str, xr.DataArray]()
+            for step, when in ((0, "before training"), (-1, "after")):
+                measured |= {
+                    f"H={heads}, {when}": found.sel(heads=heads).isel(step=step) for heads in self.heads_counts
+                }
+                flat[f"infinite N, {when}"] = limit.isel(step=step).expand_dims(key_dim=list(self.key_dims))
             yield st.lines(
                 f"Backward signal below attention, logit exponent {name}",
                 "key_dim",
                 label,
-                {
-                    f"H={heads}, {when}": found.sel(heads=heads).isel(step=step)
-                    for heads in self.heads_counts
-                    for step, when in ((0, "before training"), (-1, "after"))
-                },
+                measured,
                 flat if exponent == 1 else {},
                 log="xy",
                 x_label="key dimension N",
                 note="Means over networks and replicates; bands range over replicates.",
                 shows=(f"logit exponent {name},",),
             )
-        found = trained["backward"].isel(heads=-1)
-        yield st.lines(
-            f"Backward signal below attention over training, H={self.heads_counts[-1]}",
-            "step",
-            label,
-            {
-                f"exponent {name}, N={size}": found.sel(logit_exponent=exponent, key_dim=size)
-                for exponent, name in NAMES.items()
-                for size in self.key_dims
-            },
-            {"limit at exponent 1": limit},
-            note="Means over networks; bands range over replicates.",
-        )
+        title = f"Backward signal below attention over training, H={self.heads_counts[-1]}"
+        signals = {
+            f"exponent {name}, N={size}": trained["backward"].isel(heads=-1).sel(logit_exponent=exponent, key_dim=size)
+            for exponent, name in NAMES.items()
+            for size in self.key_dims
+        }
+        note = "Means over networks; bands range over replicates."
+        yield st.lines(title, "step", label, signals, {"limit at exponent 1": limit}, note=note)
+
+    def problem(self) -> Problem:
+        return problem_of(self)
 
     def _signal(self, backward: np.ndarray) -> tuple[Any, ...]:
         """Return the signal over training; of networks the geometric mean."""

@@ -60,10 +60,6 @@ class LazyToRich(st.Study):
             raise st.UsageError(f"richness={self.richness}: expected two or more up to {SMALL}, and two or more above")
         self.problem(self.richness[0])
 
-    def problem(self, richness: float) -> Problem:
-        """Return what is trained at one richness."""
-        return mean_field.problem_of(self, richness=richness)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(key_dim=self.key_dims, richness=self.richness)
 
@@ -158,55 +154,42 @@ class LazyToRich(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         largest = self.key_dims[-1]
-        updates = self._updates(trained)
-        found = trained.sel(key_dim=largest)
-        yield st.lines(
-            "Updates against richness",
-            "richness",
-            "root mean square",
-            {
-                f"{SHORT[name]}, N={largest}": (found[name] ** 2).mean(("network", *DIMS[name])) ** 0.5
-                for name in ("pooled", "logits")
-            },
-            {f"{SHORT[name]}, theory": updates[name] for name in ("pooled", "logits", "output")},
-            {"gamma0^2": updates["pooled"][0] * (theory["richness"] / self.richness[0]) ** 2},
-            log="xy",
-            x_label="richness gamma0",
-            note="Single networks: bands range over replicates.",
-            shows=("Theory:",),
-        )
-        single = self._single_distances(theory, trained)
-        near, far = self._mean_distances(theory, trained)
-        yield st.lines(
-            "Distance of networks from the theory",
-            "richness",
-            "root mean square distance of outputs",
-            {f"single, N={size}": single.sel(key_dim=size) for size in self.key_dims}
-            | {f"mean, N={largest}": near, f"mean, N={largest}, no responses": far},
-            log="xy",
-            x_label="richness gamma0",
-            note="Means and ranges over replicates. No responses: from the theory without response functions.",
-            shows=("distance of single ones",),
-        )
+        updates, found, label = self._updates(trained), trained.sel(key_dim=largest), "richness gamma0"
+        moved = {
+            f"{SHORT[name]}, N={largest}": (found[name] ** 2).mean(("network", *DIMS[name])) ** 0.5
+            for name in ("pooled", "logits")
+        }
+        law = {f"{SHORT[name]}, theory": updates[name] for name in ("pooled", "logits", "output")}
+        guide = {"gamma0^2": updates["pooled"][0] * (theory["richness"] / self.richness[0]) ** 2}
+        labels = "Updates against richness", "richness", "root mean square"
+        note, shows = "Single networks: bands range over replicates.", ("Theory:",)
+        yield st.lines(*labels, moved, law, guide, log="xy", x_label=label, note=note, shows=shows)
+        single, (near, far) = self._single_distances(theory, trained), self._mean_distances(theory, trained)
+        away = {f"single, N={size}": single.sel(key_dim=size) for size in self.key_dims}
+        away |= {f"mean, N={largest}": near, f"mean, N={largest}, no responses": far}
+        labels = "Distance of networks from the theory", "richness", "root mean square distance of outputs"
+        note = "Means and ranges over replicates. No responses: from the theory without response functions."
+        yield st.lines(*labels, away, log="xy", x_label=label, note=note, shows=("distance of single ones",))
         first = {"read_out": 0, "class": 0}
-        output = found["output"].isel(first).mean("network")
+        output, theirs = found["output"].isel(first).mean("network"), theory["output"].isel(first)
         shown = {f"gamma0={level:g}": {"richness": level} for level in (self.richness[0], self.richness[-2])}
         yield st.lines(
             "Output of the first read-out over training",
             "step",
             "output",
             {f"{label}, mean of networks": output.sel(at) for label, at in shown.items()},
-            {f"{label}, theory": theory["output"].isel(first).sel(at) for label, at in shown.items()},
+            {f"{label}, theory": theirs.sel(at) for label, at in shown.items()},
             {"NTK descent": theory["lazy"].isel(first)},
             note=f"Networks of N={largest}; bands range over the means of replicates.",
         )
 
+    def problem(self, richness: float) -> Problem:
+        return mean_field.problem_of(self, richness=richness)
+
     def _updates(self, trained: st.Data) -> dict[str, xr.DataArray]:
-        """Return root mean square updates of the limit, (richness,)."""
         return {name: trained[f"limit_{name}"].isel(key_dim=0).mean("replicate") for name in UPDATES}
 
     def _single_distances(self, theory: st.Data, trained: st.Data) -> xr.DataArray:
-        """Return how far single networks are from the theory."""
         return st.distance(trained["output"], theory["output"], over=("network", *DIMS["output"]))
 
     def _mean_distances(self, theory: st.Data, trained: st.Data) -> tuple[xr.DataArray, xr.DataArray]:

@@ -47,12 +47,6 @@ class WeightMovement(st.Study):
         self.network()
         self.problem(1.0, 1)
 
-    def network(self) -> Network:
-        return Network(self.key_dim, self.heads, activation=None if self.activation == "none" else self.activation)
-
-    def problem(self, depth_exponent: float, depth: int) -> Problem:
-        return mean_field.problem_of(self, depth=depth, depth_exponent=depth_exponent)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(depth_exponent=tuple(EXPONENTS), depth=self.depths)
 
@@ -64,7 +58,6 @@ class WeightMovement(st.Study):
         }
 
     def train(self, key: jax.Array, depth_exponent: float, depth: int) -> st.Record:
-        """Train some networks of one depth; keep the movement of their matrices and the update of their kernel."""
         problem = self.problem(depth_exponent, depth)
         trained = mean_field.train_seeds(problem, self.network(), key, self.networks, movement=True)
         kernels = trained["stream"].values[:, [0, -1], -1]
@@ -81,18 +74,12 @@ class WeightMovement(st.Study):
         for exponent, words in EXPONENTS.items():
             law, found = (data.sel(depth_exponent=exponent) for data in (theory, trained))
             for matrix, letter in LETTERS.items():
-                yield st.Claim(
-                    f"{words}: the relative movement of {letter} scales as L^{exponent - 1:g}",
-                    self._exponent(found, matrix, words),
-                    st.near(law["movement"], NEXT),
-                    "half of the difference between the powers at the two depth exponents",
-                )
-            yield st.Claim(
-                f"{words}: the update of the residual stream's kernel is independent of L",
-                st.exponent(found["stream"], "depth", "L"),
-                st.near(law["stream"], NEXT),
-                "half of L^(-1/2), the movement of a single matrix at depth exponent 1/2",
-            )
+                text = f"{words}: the relative movement of {letter} scales as L^{exponent - 1:g}"
+                basis = "half of the difference between the powers at the two depth exponents"
+                yield st.Claim(text, self._exponent(found, matrix, words), st.near(law["movement"], NEXT), basis)
+            text = f"{words}: the update of the residual stream's kernel is independent of L"
+            basis = "half of L^(-1/2), the movement of a single matrix at depth exponent 1/2"
+            yield st.Claim(text, st.exponent(found["stream"], "depth", "L"), st.near(law["stream"], NEXT), basis)
         for matrix, letter in LETTERS.items():
             yield st.Claim(
                 f"{EXPONENTS[0.5]}: the relative movement of {letter} is independent of L",
@@ -101,6 +88,12 @@ class WeightMovement(st.Study):
                 "the power at depth exponent 1, to half of the difference to that at 1/2",
                 expected="refuted",
             )
+
+    def network(self) -> Network:
+        return Network(self.key_dim, self.heads, activation=None if self.activation == "none" else self.activation)
+
+    def problem(self, depth_exponent: float, depth: int) -> Problem:
+        return mean_field.problem_of(self, depth=depth, depth_exponent=depth_exponent)
 
     def _exponent(self, found: st.Data, matrix: str, where: str) -> st.Figure:
         what = f"relative movement of the weights, {where}"

@@ -59,7 +59,6 @@ class AttentionFunctions(st.Study):
         }
 
     def train(self, key: jax.Array, attention: Attention, residual: bool) -> st.Record:
-        """Train one layer by gradient flow, by SGD and by Adam, and count its conserved quantities."""
         rule, streams = UpdateRule(attention, "gelu"), st.generator(key).spawn(5)
         sizes = Sizes(self.tokens, 1, self.contexts, neurons=self.neurons, width=self.tokens + 1)
         task = draw_joma_task(sizes, streams[0])
@@ -104,12 +103,8 @@ class AttentionFunctions(st.Study):
         new, normalized = (trained.sel(attention=list(names)) for names in (NEW, NORMALIZED))
         none, cells = float(theory["drift"]), ("attention", "residual")
         tenth = "a tenth of the change, mean over both functions, with and without residual"
-        control: dict[str, Any] = {
-            "quantity": "drift over the change of the logits' side",
-            "expected": "refuted",
-            "resolution": EXACT,
-            "bounds": (0.0, np.inf),
-        }
+        control: dict[str, Any] = {"quantity": "drift over the change of the logits' side", "expected": "refuted"}
+        control |= {"resolution": EXACT, "bounds": (0.0, np.inf)}
         counts = st.near(0, 0.5), "whole numbers: the rank of the Lie algebra of the gradients at a random point"
         miscounted = abs(trained["count"] - theory["count"])
         mean_drift = xr.DataArray(np.exp(st.log(new["sgd_drift"].clip(1e-300)).mean(cells)))
@@ -121,20 +116,12 @@ class AttentionFunctions(st.Study):
             "an equality: rounding, and the fourth power of the step, leave less",
             "largest drift",
         )
-        yield st.Claim(
-            "Sigmoid and square attention conserve the relation z - |v|^2/2 of exp attention",
-            new["exp_drift"].mean(cells),
-            st.near(none, 0.1),
-            tenth,
-            **control,
-        )
-        yield st.Claim(
-            "Attention normalized by its sum conserves the sum of F over the tokens",
-            normalized["drift"].max(),
-            st.near(none, EXACT),
-            "an equality: attention is invariant when all f(z) grow by one factor",
-            "largest drift",
-        )
+        near = st.near(none, 0.1), tenth
+        text = "Sigmoid and square attention conserve the relation z - |v|^2/2 of exp attention"
+        yield st.Claim(text, new["exp_drift"].mean(cells), *near, **control)
+        text = "Attention normalized by its sum conserves the sum of F over the tokens"
+        basis = "an equality: attention is invariant when all f(z) grow by one factor"
+        yield st.Claim(text, normalized["drift"].max(), st.near(none, EXACT), basis, "largest drift")
         yield st.Claim(
             "Attention by a function of each logit conserves one quantity per token and no other",
             miscounted.sel(attention=list(ELEMENTWISE)).max(),
@@ -154,32 +141,19 @@ class AttentionFunctions(st.Study):
             st.near(theory["order"], 0.1),
             "order one; batches add fluctuations of half an order at most over tokens",
         )
-        yield st.Claim(
-            "In networks trained by SGD at the smallest rate the quantity is conserved to a tenth",
-            new["sgd_relative"].mean(cells),
-            st.near(none, 0.1),
-            tenth,
-            **(control | {"expected": "holds"}),
-        )
-        yield st.Claim(
-            "In networks trained by Adam the quantity is conserved to a tenth",
-            new["adam_relative"].mean(cells),
-            st.near(none, 0.1),
-            tenth,
-            **control,
-        )
+        for who, name, options in (
+            ("SGD at the smallest rate", "sgd_relative", control | {"expected": "holds"}),
+            ("Adam", "adam_relative", control),
+        ):
+            text = f"In networks trained by {who} the quantity is conserved to a tenth"
+            yield st.Claim(text, new[name].mean(cells), *near, **options)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        drifts = trained["sgd_drift"].sel(residual=True)
-        yield st.lines(
-            "Drift of the conserved quantity in networks trained by SGD",
-            "learning_rate",
-            f"drift at time {self.horizon:g}",
-            {f"{name} attention": drifts.sel(attention=name) for name in NEW},
-            log="xy",
-            note="Largest over tokens; bands range over replicates.",
-            shows=("proportional to the learning rate",),
-        )
+        drifts = {f"{name} attention": trained["sgd_drift"].sel(residual=True, attention=name) for name in NEW}
+        title = "Drift of the conserved quantity in networks trained by SGD"
+        what, note = f"drift at time {self.horizon:g}", "Largest over tokens; bands range over replicates."
+        shows = ("proportional to the learning rate",)
+        yield st.lines(title, "learning_rate", what, drifts, log="xy", note=note, shows=shows)
 
 
 def _pair(start: LayerParameters, end: LayerParameters) -> LayerParameters:

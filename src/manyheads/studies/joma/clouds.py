@@ -53,7 +53,6 @@ class Clouds(st.Study):
         return st.grid(samples=self.samples)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the flow, and the variance and bias of SGD about it over the learning rate."""
         times, path = np.linspace(0, self.horizon, SNAPSHOTS + 1), ("time", "coordinate")
         mixture, activation = self._mixture(), find_nonlinearity(self.activation)
         found = linear_noise_approximation(mixture, activation, np.asarray(INIT), times, self.weight_decay)
@@ -66,7 +65,6 @@ class Clouds(st.Study):
         }
 
     def train(self, key: jax.Array, samples: int) -> st.Record:
-        """Train independent neurons on fresh samples with batch size one."""
         training = SGDOptions(self.horizon / samples, samples, SNAPSHOTS)
         keys = jax.random.split(self.independent(key, samples=samples), self.neurons)
         mixture = jax.tree.map(jnp.asarray, self._mixture())
@@ -82,21 +80,17 @@ class Clouds(st.Study):
         away = (trained["path"] - theory["path"]).isel(time=slice(1, None))
         squares = (away**2).sum("coordinate").mean(("neuron", "time"))
         scatter = self.horizon / trained["samples"] * law["variance"].sum("coordinate").mean()
+        what = "root mean square distance from the flow"
         yield st.Claim(
             "The rms distance of SGD from the gradient flow of theorem 3 scales as n^(-1/2) with n samples",
-            st.exponent(
-                (squares**0.5).rename(None), "samples", "n", "root mean square distance from the flow", scatter**0.5
-            ),
+            st.exponent((squares**0.5).rename(None), "samples", "n", what, scatter**0.5),
             st.near(-0.5, 0.1),
             "linear noise; the next order is some hundredths of the distance of the shortest training",
         )
-        yield st.Claim(
-            "The mean square distance of SGD from the flow is that of the linear-noise approximation",
-            (squares / scatter).isel(samples=-1),
-            st.near(1, 0.3),
-            "linear noise at the longest training; three tenths for the chance of a few hundred neurons",
-            "squared distance, measured over predicted",
-        )
+        text = "The mean square distance of SGD from the flow is that of the linear-noise approximation"
+        basis = "linear noise at the longest training; three tenths for the chance of a few hundred neurons"
+        quantity = "squared distance, measured over predicted"
+        yield st.Claim(text, (squares / scatter).isel(samples=-1), st.near(1, 0.3), basis, quantity)
         learning_rate, count = self.horizon / self.samples[-1], trained.sizes["replicate"] * self.neurons
         mean = away.isel(samples=-1).mean(("neuron", "replicate")) - learning_rate * law["bias"]
         yield st.Claim(
@@ -111,15 +105,9 @@ class Clouds(st.Study):
         def weights(data: xr.Dataset) -> dict[str, xr.DataArray]:
             return {f"weight {which + 1}": data["path"].isel(coordinate=which) for which in range(len(INIT))}
 
-        yield st.lines(
-            f"Weights of neurons trained on {self.samples[0]:,} samples",
-            "time",
-            "weight",
-            weights(trained.isel(samples=0)),
-            weights(theory),
-            over=("replicate", "neuron"),
-            note="Bands range over all neurons of all replicates; dashed, the flow of theorem 3.",
-        )
+        title, both = f"Weights of neurons trained on {self.samples[0]:,} samples", (trained.isel(samples=0), theory)
+        note = "Bands range over all neurons of all replicates; dashed, the flow of theorem 3."
+        yield st.lines(title, "time", "weight", *map(weights, both), over=("replicate", "neuron"), note=note)
 
     def _mixture(self) -> Mixture:
         return Mixture(np.asarray(MEANS), np.asarray(PROBABILITIES), np.asarray(GRADIENTS), self.std, OFFSET)

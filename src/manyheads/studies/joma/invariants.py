@@ -81,7 +81,6 @@ class Invariants(st.Study):
         }
 
     def train(self, key: jax.Array, attention: Attention, activation: str, queries: int, contexts: int) -> st.Record:
-        """Train one layer by gradient flow, with weight decay, and by gradient descent at every learning rate."""
         rule = UpdateRule(attention, activation)
         problem = self._problem(rule, key, queries, contexts)
         path = gradient_flow(*problem, rule, self._steps())
@@ -128,7 +127,6 @@ class Invariants(st.Study):
         return FixedSteps.until(self.horizon, self.step, self.records)
 
     def _decay(self, problem: tuple[Any, JomaTask, Any], rule: UpdateRule) -> float:
-        """Return the distance from exponential decay under weight decay."""
         path = gradient_flow(*problem, replace(rule, weight_decay=self.weight_decay), self._steps())
         weights = token_weights(problem[1], path.network.weights)
         # The library has no law for exp attention: its quantity is compared with the law of linear attention.
@@ -167,44 +165,26 @@ class Invariants(st.Study):
             )
         drifting = diagonal.sel(activation=DRIFTING, queries=1, drop=True).drop_vars("contexts")
         for attention in DIAGONAL:
+            drift = drifting["descent_drift"].sel(attention=attention).clip(1e-300)
             yield st.Claim(
                 f"The drift under gradient descent is proportional to the learning rate ({attention} attention)",
-                st.exponent(
-                    drifting["descent_drift"].sel(attention=attention).clip(1e-300),
-                    "learning_rate",
-                    "the learning rate",
-                ),
+                st.exponent(drift, "learning_rate", "the learning rate"),
                 st.near(theory["order"], 0.05),
                 "order one; the next order changes the slope by a multiple of the learning rate",
             )
         decay = "Under weight decay lambda the conserved quantity of {} attention decays as exp(-2 lambda t)"
         linear, exp = (drifting["decay_error"].sel(attention=name) for name in DIAGONAL)
-        yield st.Claim(
-            decay.format("linear"),
-            linear.max(),
-            st.near(none, SMOOTH_LIMIT),
-            "an equality: both sides are quadratic and shrink together",
-            relative,
-        )
-        yield st.Claim(
-            decay.format("exp"),
-            exp,
-            st.near(none, 0.01),
-            "one side is linear and shrinks at half the rate of the other; logits are of size 0.2",
-            relative,
-            "refuted",
-            resolution=SMOOTH_LIMIT,
-        )
+        basis = "an equality: both sides are quadratic and shrink together"
+        yield st.Claim(decay.format("linear"), linear.max(), st.near(none, SMOOTH_LIMIT), basis, relative)
+        text, region, refuted = decay.format("exp"), st.near(none, 0.01), "refuted"
+        basis = "one side is linear and shrinks at half the rate of the other; logits are of size 0.2"
+        yield st.Claim(text, exp, region, basis, relative, refuted, resolution=SMOOTH_LIMIT)
         yield from self._softmax(none, trained.sel(attention="softmax", queries=1))
 
     def _softmax(self, none: float, trained: st.Data) -> Iterator[st.Claim]:
-        yield st.Claim(
-            "Softmax attention conserves the sum of the logits of each query",
-            trained["drift"].max(),
-            st.near(none, SMOOTH_LIMIT),
-            "an equality: attention is invariant under a shift of all logits",
-            "relative drift",
-        )
+        text = "Softmax attention conserves the sum of the logits of each query"
+        basis = "an equality: attention is invariant under a shift of all logits"
+        yield st.Claim(text, trained["drift"].max(), st.near(none, SMOOTH_LIMIT), basis, "relative drift")
         forms, many = _forms(trained), {"figure": "fixed mean: error", "contexts": self.contexts}
         yield st.Claim(
             "With a single context and a moving mean attention, theorem 1 is exact for softmax attention",
@@ -234,8 +214,7 @@ class Invariants(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         softmax = trained.sel(attention="softmax", queries=1)
-        logit: dict[str, xr.DataArray] = {}
-        law: dict[str, xr.DataArray] = {}
+        logit, law = dict[str, xr.DataArray](), dict[str, xr.DataArray]()
         for contexts in (1, self.contexts):
             part = softmax.sel(contexts=contexts, activation=DRIFTING).isel(replicate=0)
             form = _relation(part["time"].values, *(part[name].values for name in STATES))
@@ -243,16 +222,10 @@ class Invariants(st.Study):
             for curves, values in ((logit, form.change), (law, form.fixed_mean)):
                 at = xr.DataArray(values[::every, token], {"time": part["time"][::every]}, dims="time")
                 curves[f"{contexts} context{'s' * (contexts > 1)}"] = at
-        yield st.lines(
-            f"Softmax attention, {DRIFTING}: change of one logit",
-            "time",
-            "change since the start",
-            logit,
-            law,
-            note="Token of the largest change, first replicate. Dashed: theorem 1 with the initial mean attention.",
-        )
-        forms = _forms(softmax)
-        rows = []
+        title = f"Softmax attention, {DRIFTING}: change of one logit"
+        note = "Token of the largest change, first replicate. Dashed: theorem 1 with the initial mean attention."
+        yield st.lines(title, "time", "change since the start", logit, law, note=note)
+        forms, rows = _forms(softmax), []
         for contexts, activation in itertools.product((1, self.contexts), self.activations):
             here = forms.sel(contexts=contexts, activation=activation)
             figures = {name: _extent(here.sel(figure=name).values) for name in FIGURES}

@@ -104,13 +104,9 @@ class LatentTreeStudy(st.Study):
             "the rate of a mean; the error of 32 blocks is known to a tenth, a slope to hundredths",
         )
         siblings, cousins = (symmetric["together"].isel(samples=-1, height=place) for place in (0, 1))
-        yield st.Claim(
-            "Siblings co-occur more often than leaves of height two, by the difference of theorem 5",
-            siblings - cousins,
-            st.near(step, step / 2),
-            "within half of the predicted difference; the sampling error is far smaller",
-            "difference of probabilities",
-        )
+        text = "Siblings co-occur more often than leaves of height two, by the difference of theorem 5"
+        basis = "within half of the predicted difference; the sampling error is far smaller"
+        yield st.Claim(text, siblings - cousins, st.near(step, step / 2), basis, "difference of probabilities")
 
     def _tree(self, kind: str) -> LatentTree:
         gap = 1 - abs(self.imbalance)  # the largest difference between the two labels

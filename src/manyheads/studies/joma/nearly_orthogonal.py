@@ -65,7 +65,6 @@ class NearlyOrthogonal(st.Study):
         }
 
     def train(self, key: jax.Array, attention: Attention, frame: str, dimension: int) -> st.Record:
-        """Train one layer by gradient flow and record its drift and its couplings."""
         rule = UpdateRule(attention, "gelu")
         sizes = Sizes(self.tokens, 1, self.contexts, neurons=self.neurons, width=self.tokens + 1)
         streams = st.generator(key).spawn(3 + len(self.cells()))
@@ -100,13 +99,9 @@ class NearlyOrthogonal(st.Study):
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         few, middle, many = self.dimensions[:3]
-        yield st.Claim(
-            "Summed over the tokens, theorem 1 is exact for any embeddings, more tokens than dimensions included",
-            trained["sum_drift"].max(),
-            st.near(0, EXACT),
-            "an equality: rounding, and the fourth power of the step, leave less",
-            "drift",
-        )
+        text = "Summed over the tokens, theorem 1 is exact for any embeddings, more tokens than dimensions included"
+        basis = "an equality: rounding, and the fourth power of the step, leave less"
+        yield st.Claim(text, trained["sum_drift"].max(), st.near(0, EXACT), basis, "drift")
         yield st.Claim(
             "The drift is that of the couplings of tokens times the cosines of their embeddings",
             max(_identity_error(trained.sel(attention=name), UpdateRule(name, "gelu")) for name in ATTENTIONS),
@@ -115,13 +110,9 @@ class NearlyOrthogonal(st.Study):
             "largest error (relative)",
         )
         apart = trained.sel(frame=["random", "common"])  # the bound of orthonormal embeddings is zero
-        yield st.Claim(
-            "The drift stays below the coherence times the lengths of the couplings",
-            (abs(apart["drift"]) / apart["bound"]).max(),
-            st.near(0, (0.0, 1.0)),
-            "a bound: the largest cosine for each, and no cancellation",
-            "largest drift over its bound",
-        )
+        text = "The drift stays below the coherence times the lengths of the couplings"
+        basis, quantity = "a bound: the largest cosine for each, and no cancellation", "largest drift over its bound"
+        yield st.Claim(text, (abs(apart["drift"]) / apart["bound"]).max(), st.near(0, (0.0, 1.0)), basis, quantity)
         drift, law = _rms(trained.sel(frame="random", drop=True)["drift"]), self._law(trained)
         scaled = (drift / law.sel(dimension=few)).mean("attention")  # so that both kinds of attention have one line
         yield st.Claim(
@@ -156,15 +147,14 @@ class NearlyOrthogonal(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         plain = trained.sel(frame="orthonormal", dimension=0)
-        law = self._law(trained) / _rms(plain["change"])
+        law = (self._law(trained) / _rms(plain["change"])).mean("replicate")
         random = trained.sel(frame="random", dimension=list(self.dimensions))
         error = _rms(random["drift"]) / _rms(random["change"])
         yield st.lines(
             "Error of theorem 1 for embeddings in random directions",
             "dimension",
             "error over the change of the logits",
-            {f"{name} attention": error.sel(attention=name) for name in ATTENTIONS},
-            {f"{name} attention": law.sel(attention=name).mean("replicate") for name in ATTENTIONS},
+            *({f"{name} attention": each.sel(attention=name) for name in ATTENTIONS} for each in (error, law)),
             log="xy",
             x_label="dimension of the embeddings",
             note="Root mean squares over tokens; bands range over replicates. Dashed: from the couplings of "

@@ -22,6 +22,17 @@ SCORES = {
     "permuted": "latents of another label",
     "other_layers": "other layers, trained",
 }
+CLAIMS = {  # the control, and whether the claim holds
+    "Training raises the correlation of neurons of the {ordinal} layer with latents of level {level}": (
+        ("untrained", "refuted")
+    ),
+    "Training on the labels, not on random ones, raises the correlation with level {level}": ("shuffled", "refuted"),
+    "Before training the correlation with level {level} is the same to a tenth": ("untrained", "holds"),
+    "The correlation with latents of level {level} exceeds that with the latents of another label": (
+        ("permuted", "holds")
+    ),
+    "The {ordinal} layer correlates with level {level} more than the other layers do": ("other_layers", "refuted"),
+}
 LAYERS = ("first", "second")
 RISE = 0.1  # the smallest difference that a table of two digits with standard deviations up to 0.05 can show
 
@@ -59,15 +70,10 @@ class Neurons(st.Study):
     def cells(self) -> tuple[st.Cell, ...]:
         return tuple(st.Cell(hierarchy=hierarchy, keep=keep) for hierarchy, keep in self._places())
 
-    def _places(self) -> list[tuple[int, float]]:
-        """Return every hierarchy, and the first one with transition probabilities below one."""
-        return [(hierarchy, 1.0) for hierarchy in range(len(self.lower))] + [(0, keep) for keep in self.keeps[1:]]
-
     def predict(self, key: jax.Array) -> st.Record:
         return {"rise": ((), RISE, "smallest rise by training that the table can show")}
 
     def train(self, key: jax.Array, hierarchy: int, keep: float) -> st.Record:
-        """Train one network on its labels and one on random labels, and score both."""
         scores = train_and_score(self._task(hierarchy, keep), key)
         values = {name: ("level", np.asarray(getattr(scores, name), np.float64), text) for name, text in SCORES.items()}
         accuracy = {"accuracy": ((), float(scores.accuracy), "accuracy")}
@@ -84,39 +90,11 @@ class Neurons(st.Study):
             bounds=(0.0, 1.0),
             resolution=1 / (self.labels * len(self.lower)),
         )
-        implied = (
-            st.above(rise),
-            ("a table of two digits with standard deviations up to 0.05 shows differences from a tenth on"),
-        )
+        shown = "a table of two digits with standard deviations up to 0.05 shows differences from a tenth on"
         equal = st.near(0, rise), "the smallest difference that the table can show, either way"
         above = st.above(0), "an inequality, replicate by replicate: both are maxima over the same neurons"
-        for control, expected, region, text in (
-            (
-                "untrained",
-                "refuted",
-                implied,
-                "Training raises the correlation of neurons of the {ordinal} layer with latents of level {level}",
-            ),
-            (
-                "shuffled",
-                "refuted",
-                implied,
-                "Training on the labels, not on random ones, raises the correlation with level {level}",
-            ),
-            ("untrained", "holds", equal, "Before training the correlation with level {level} is the same to a tenth"),
-            (
-                "permuted",
-                "holds",
-                above,
-                "The correlation with latents of level {level} exceeds that with the latents of another label",
-            ),
-            (
-                "other_layers",
-                "refuted",
-                implied,
-                "The {ordinal} layer correlates with level {level} more than the other layers do",
-            ),
-        ):
+        for text, (control, expected) in CLAIMS.items():
+            region = above if control == "permuted" else equal if expected == "holds" else (st.above(rise), shown)
             for level in (1,) if control == "other_layers" else (0, 1):
                 yield st.Claim(
                     text.format(ordinal=LAYERS[level], level=level),
@@ -128,7 +106,6 @@ class Neurons(st.Study):
                 )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        """Show correlations beside those of the controls, by cell and as a table over replicates."""
         places = self._places()
         hierarchies, keeps = (xr.DataArray(list(of), dims="place") for of in zip(*places, strict=True))
         found = trained.sel(hierarchy=hierarchies, keep=keeps).assign_coords(place=range(len(places)))
@@ -145,19 +122,21 @@ class Neurons(st.Study):
                 shows=(f"Training raises the correlation of neurons of the {ordinal} layer",),
                 x_ticks=ticks,
             )
+            columns = {"accuracy": "accuracy"} | SCORES
             yield st.table(
                 f"Correlation of latents of level {level} with their best neuron",
                 [
                     {"latents and share that is kept": tick}
-                    | {
-                        label: _mean_and_std(part[name].isel(place=place))
-                        for name, label in ({"accuracy": "accuracy"} | SCORES).items()
-                    }
+                    | {label: _mean_and_std(part[name].isel(place=place)) for name, label in columns.items()}
                     for place, tick in enumerate(ticks)
                 ],
                 f"Layer {level} of {self.layers}, {4 * self.width} neurons; mean and standard deviation over "
                 "replicates. The published table has the column of trained networks.",
             )
+
+    def _places(self) -> list[tuple[int, float]]:
+        """Return every hierarchy, and the first one with transition probabilities below one."""
+        return [(hierarchy, 1.0) for hierarchy in range(len(self.lower))] + [(0, keep) for keep in self.keeps[1:]]
 
     def _task(self, hierarchy: int, keep: float) -> LatentTask:
         sizes = (self.lower[hierarchy], self.upper[hierarchy], self.labels)

@@ -66,7 +66,6 @@ class Rebound(st.Study):
         }
 
     def train(self, key: jax.Array, system: str) -> st.Record:
-        """Run one system; measure its entropy, stable rank, and the share of entropies that rebound."""
         rng = st.generator(key)
         entropies, line_error, rising, agreement = np.zeros((0, RECORDS + 1)), np.nan, np.nan, np.nan
         if system in DYNAMICS:
@@ -120,13 +119,10 @@ class Rebound(st.Study):
             resolution=1e-9,
             **derived("exp"),
         )
-        yield st.Claim(
-            "Without attention, and under a linear activation, no entropy rebounds",
-            abs(trained["rebounded"].sel(system=above)).max(),
-            st.near(0, 1e-12),
-            "entropy decreases while larger logits grow faster: proved for both",
-            "largest share of targets that rebound",
-        )
+        text = "Without attention, and under a linear activation, no entropy rebounds"
+        basis = "entropy decreases while larger logits grow faster: proved for both"
+        quantity = "largest share of targets that rebound"
+        yield st.Claim(text, abs(trained["rebounded"].sel(system=above)).max(), st.near(0, 1e-12), basis, quantity)
         yield st.Claim(
             "Entropy rebounds for the same targets under softmax and exp attention",
             abs(exp["rebounded"] - softmax["rebounded"]).max(),
@@ -141,13 +137,9 @@ class Rebound(st.Study):
             "a sign: the smallest drop and rise over all replicates are far from zero",
             "smallest drop or rise of the stable rank",
         )
-        yield st.Claim(
-            "Without attention the lower layer moves on a straight line",
-            uniform["line_error"].max(),
-            st.near(0, 1e-6),
-            "one rate for all weights; the integrator has errors of 1e-8 per step",
-            "relative distance from the line",
-        )
+        text = "Without attention the lower layer moves on a straight line"
+        basis = "one rate for all weights; the integrator has errors of 1e-8 per step"
+        yield st.Claim(text, uniform["line_error"].max(), st.near(0, 1e-6), basis, "relative distance from the line")
         yield st.Claim(
             "Without attention the stable rank never rises",
             uniform["rising"],
@@ -183,13 +175,9 @@ class Rebound(st.Study):
             "rise over drop of the entropy",
             **derived("classification"),
         )
-        yield st.Claim(
-            "In a network trained by cross-entropy the entropy drops by a quarter of a nat",
-            classification["drop"],
-            st.above(0.25),
-            "a sign: the missing rebound is not that of attention that does not change",
-            "drop of the attention entropy (nat)",
-        )
+        text = "In a network trained by cross-entropy the entropy drops by a quarter of a nat"
+        basis = "a sign: the missing rebound is not that of attention that does not change"
+        yield st.Claim(text, classification["drop"], st.above(0.25), basis, "drop of the attention entropy (nat)")
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         flows = tuple(DYNAMICS), "flows", "record, logarithmic in time"
@@ -198,23 +186,13 @@ class Rebound(st.Study):
             ("stable_rank", "Stable rank of the lower layer", "stable rank", ("drops and rebounds", "on a regression")),
         ):
             for place, (systems, part, x) in enumerate((flows, (TRAINED, "trained networks", "record"))):
-                yield st.lines(
-                    f"{title}: {part}",
-                    "record",
-                    label,
-                    {SYSTEMS[system]: trained[name].sel(system=system) for system in systems},
-                    x_label=x,
-                    note="Bands range over replicates. Records are fractions of the time of each system.",
-                    shows=(shows[place],),
-                )
-        yield st.lines(
-            "Predicted attention entropy",
-            "record",
-            "entropy [nat]",
-            {},
-            {SYSTEMS[name]: theory["reference_entropy"].sel(dynamics=name) for name in theory["dynamics"].values},
-            note="Exact theory for targets at equal distances; the linear activation in fractions of its blow-up time.",
-        )
+                found = {SYSTEMS[system]: trained[name].sel(system=system) for system in systems}
+                note, words = "Records are fractions of the time of each system.", (shows[place],)
+                note = f"Bands range over replicates. {note}"
+                yield st.lines(f"{title}: {part}", "record", label, found, x_label=x, note=note, shows=words)
+        law = {SYSTEMS[name]: theory["reference_entropy"].sel(dynamics=name) for name in theory["dynamics"].values}
+        note = "Exact theory for targets at equal distances; the linear activation in fractions of its blow-up time."
+        yield st.lines("Predicted attention entropy", "record", "entropy [nat]", {}, law, note=note)
 
 
 @jax.jit

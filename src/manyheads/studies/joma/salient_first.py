@@ -152,16 +152,10 @@ class SalientFirst(st.Study):
                     curves.append(Curve(tuple(row), levels, "" if number else f"μ = {target:g}", group=which))
                 exact = tuple(expected["time"].values.tolist())
                 curves.append(Curve(exact, levels, f"μ = {target:g}, theory", "predicted", which))
-                rows.append(
-                    {
-                        "loss": loss,
-                        "μ": f"{target:g}",
-                        "slope, trained": f"{float(part['slope'].mean()):.4g}",
-                        "slope, theory": f"{float(expected['rate']):.4g}",
-                        "e^(μ²/2)": f"{np.exp(target**2 / 2):.4g}",
-                        "offset B, theory": f"{float(expected['offset']):.4g}",
-                    }
-                )
+                figures = {"slope, trained": part["slope"].mean(), "slope, theory": expected["rate"]}
+                figures |= {"e^(μ²/2)": np.exp(target**2 / 2), "offset B, theory": expected["offset"]}
+                texts = {name: f"{float(value):.4g}" for name, value in figures.items()}
+                rows.append({"loss": loss, "μ": f"{target:g}"} | texts)
             yield st.Lines(
                 f"{loss.capitalize()} loss: log deficits",
                 "time [steps × learning rate]",

@@ -65,7 +65,6 @@ class ScanAndSnap(st.Study):
         }
 
     def train(self, key: jax.Array, profile: str, ratio: float) -> st.Record:
-        """Integrate the flow for one draw of co-occurrence."""
         table, own, common = self._draw(st.generator(key), profile == "shared")
         progress = self._progress()
         # Without exchangeable next tokens the time of the mean profile is used, for comparison.
@@ -103,27 +102,17 @@ class ScanAndSnap(st.Study):
         shared, winner = trained.sel(profile="shared"), trained["winner"]
         end, start = shared.isel(progress=-1), winner.isel(progress=0)
         error = (shared["law"] - shared["growth"]) / shared["growth"]
-        yield st.Claim(
-            "Logits of exchangeable next tokens follow the reduced trajectory at every ratio of the learning rates",
-            shared["deviation"].max(),
-            st.near(0, 1e-6),
-            "an equality; local errors of 1e-11 over some ten thousand steps",
-            "largest distance of logits",
-        )
-        yield st.Claim(
-            "The attention logits of common tokens never become positive",
-            trained["common"].max(),
-            st.near(0, (np.inf, ROUNDING)),
-            "an inequality, up to the error of the integrator; the largest logit of all cells and replicates",
-            "largest logit of a common token",
-        )
-        yield st.Claim(
-            "The attention logits of distinct tokens are ordered by co-occurrence at all times",
-            trained["disorder"].min(),
-            st.near(0, (ROUNDING, np.inf)),
-            "an inequality, up to the error of the integrator; the worst pair, time, cell and replicate",
-            "smallest difference of ordered logits",
-        )
+        text = "Logits of exchangeable next tokens follow the reduced trajectory at every ratio of the learning rates"
+        basis = "an equality; local errors of 1e-11 over some ten thousand steps"
+        yield st.Claim(text, shared["deviation"].max(), st.near(0, 1e-6), basis, "largest distance of logits")
+        text = "The attention logits of common tokens never become positive"
+        basis = "an inequality, up to the error of the integrator; the largest logit of all cells and replicates"
+        quantity = "largest logit of a common token"
+        yield st.Claim(text, trained["common"].max(), st.near(0, (np.inf, ROUNDING)), basis, quantity)
+        text = "The attention logits of distinct tokens are ordered by co-occurrence at all times"
+        basis = "an inequality, up to the error of the integrator; the worst pair, time, cell and replicate"
+        quantity = "smallest difference of ordered logits"
+        yield st.Claim(text, trained["disorder"].min(), st.near(0, (ROUNDING, np.inf)), basis, quantity)
         kappa = self.classes / (self.classes - 1)
         yield st.Claim(
             "The gap between distinct tokens stops growing",
@@ -139,22 +128,14 @@ class ScanAndSnap(st.Study):
             "winner-take-all is one; half of it leaves room for the overshoot of the gap",
             "attention of the strongest over that of the others",
         )
-        yield st.Claim(
-            "The relative gain follows r(t) = r(0) exp(2 z) at all times",
-            (end["growth"] / end["law"]).mean("ratio"),
-            st.near(1, 0.01),
-            "an equality: final growth over that of the law; a hundredth is far above the integrator error",
-            "final gain over that of the law",
-            "refuted",
-        )
+        text = "The relative gain follows r(t) = r(0) exp(2 z) at all times"
+        basis = "an equality: final growth over that of the law; a hundredth is far above the integrator error"
+        quantity = "final gain over that of the law"
+        yield st.Claim(text, (end["growth"] / end["law"]).mean("ratio"), st.near(1, 0.01), basis, quantity, "refuted")
+        early = error.sel(progress=list(EARLY), method="nearest").mean("ratio")
         yield st.Claim(
             "The relative error of the gain law scales as the square of the progress tau",
-            st.exponent(
-                error.sel(progress=list(EARLY), method="nearest").mean("ratio"),
-                "progress",
-                "tau",
-                "relative error of the gain law",
-            ),
+            st.exponent(early, "progress", "tau", "relative error of the gain law"),
             st.near(2, 0.15),
             f"the next order is of relative size tau^2/10 and less up to tau = {EARLY[-1]}",
         )
@@ -183,24 +164,14 @@ class ScanAndSnap(st.Study):
             f"{float(path[-1] / path.max()):.2f} on the reduced trajectory.",
             shows=("stops growing",),
         )
-        yield st.lines(
-            "Reduced trajectory with and without the assumption of the gain law",
-            "progress",
-            "gap between distinct tokens",
-            {},
-            {"decoder by the flow": theory["reference_gap"], "decoder in the direction of f": theory["aligned_gap"]},
-            log="x",
-            note="A fixed profile; the gain law assumes a decoder in the direction of f.",
-        )
-        yield st.lines(
-            "Growth of the relative gain over the gain law",
-            "progress",
-            "growth of the gain over that of the law",
-            {label: part["growth"] / part["law"] for label, part in by_ratio.items()},
-            log="x",
-            note="Bands range over replicates; the law is at one.",
-            shows=("The relative gain follows",),
-        )
+        title, gap = "Reduced trajectory with and without the assumption of the gain law", "gap between distinct tokens"
+        gaps = {"decoder by the flow": theory["reference_gap"], "decoder in the direction of f": theory["aligned_gap"]}
+        note = "A fixed profile; the gain law assumes a decoder in the direction of f."
+        yield st.lines(title, "progress", gap, {}, gaps, log="x", note=note)
+        title, what = "Growth of the relative gain over the gain law", "growth of the gain over that of the law"
+        gains = {label: part["growth"] / part["law"] for label, part in by_ratio.items()}
+        note, shows = "Bands range over replicates; the law is at one.", ("The relative gain follows",)
+        yield st.lines(title, "progress", what, gains, log="x", note=note, shows=shows)
 
     def _progress(self) -> np.ndarray:
         fixed = np.array([0.0, *EARLY, 3.0, self.reach / 2, self.reach])

@@ -50,7 +50,6 @@ class Winners(st.Study):
         return {"left": ((), left, "fraction of the blow-up time that is left at the level")}
 
     def train(self, key: jax.Array, attention: Attention, gradient: str) -> st.Record:
-        """Integrate one layer to just before the blow-up time of exp attention, and to the level."""
         rule, fading = UpdateRule(attention, "identity"), gradient == "fading"
         count, rng = 1 if attention == "softmax" else self.contexts, st.generator(key)
         sizes = Sizes(self.tokens, contexts=count, neurons=1, width=self.tokens + 1)
@@ -98,20 +97,11 @@ class Winners(st.Study):
             *equality,
             "largest distance of weights",
         )
-        yield st.Claim(
-            "Under exp attention erf(v/sqrt 2)/Delta is the same for all tokens",
-            _spread(exp["gain"], last).max(),
-            *equality,
-            spread,
-        )
-        yield st.Claim(
-            "Under exp attention erf(v/2)/Delta is the same for all tokens",
-            _spread(exp["gain"], last, 0.5),
-            *no_constant,
-            spread,
-            "refuted",
-            resolution=EXACT,
-        )
+        same = "Under exp attention {} is the same for all tokens"
+        text, found = same.format("erf(v/sqrt 2)/Delta"), _spread(exp["gain"], last)
+        yield st.Claim(text, found.max(), *equality, spread)
+        text, found = same.format("erf(v/2)/Delta"), _spread(exp["gain"], last, 0.5)
+        yield st.Claim(text, found, *no_constant, spread, "refuted", resolution=EXACT)
         reaching = np.array([theorem.reaching_time(gain, self.level) for gain in exp["gain"].values])
         yield st.Claim(
             f"The weight of the largest gain reaches {self.level:g} at the time of the erf law",
@@ -127,13 +117,9 @@ class Winners(st.Study):
             "the fraction of the blow-up time left at the level where the flow ends, and the integrator",
             "largest distance",
         )
-        yield st.Claim(
-            "Exp attention becomes one-hot on the token of the largest gain",
-            _winner(exp, "shares").min(),
-            st.near(1, 0.01),
-            "the other weights stay finite: their share is exp(-level^2/2) times that of gains equal to 1e-6",
-            "smallest share of the winner",
-        )
+        text = "Exp attention becomes one-hot on the token of the largest gain"
+        basis = "the other weights stay finite: their share is exp(-level^2/2) times that of gains equal to 1e-6"
+        yield st.Claim(text, _winner(exp, "shares").min(), st.near(1, 0.01), basis, "smallest share of the winner")
         yield st.Claim(
             "Under linear attention the weights are sinh(Delta t), without blow-up or convergence",
             abs(linear["weights"] - self._law(linear, "linear")).max(),
@@ -165,21 +151,13 @@ class Winners(st.Study):
             resolution=EXACT,
             bounds=(0.0, 1.0),
         )
-        yield st.Claim(
-            "Under softmax attention with one context erf(v/sqrt 2)/Delta is the same for all tokens",
-            _spread(softmax["gain"], softmax["end"]),
-            *no_constant,
-            spread,
-            "refuted",
-            resolution=EXACT,
-        )
-        yield st.Claim(
-            "Under softmax attention with one context the token of the largest gain has the largest weight",
-            (abs(_winner(softmax, "end")) / self.level).min(),
-            st.near(1, EXACT),
-            "the flow ends where the largest weight is at the level; this weight over it, worst replicate",
-            "weight of the winner over the level, smallest",
-        )
+        text = "Under softmax attention with one context erf(v/sqrt 2)/Delta is the same for all tokens"
+        found = _spread(softmax["gain"], softmax["end"])
+        yield st.Claim(text, found, *no_constant, spread, "refuted", resolution=EXACT)
+        text = "Under softmax attention with one context the token of the largest gain has the largest weight"
+        basis = "the flow ends where the largest weight is at the level; this weight over it, worst replicate"
+        quantity = "weight of the winner over the level, smallest"
+        yield st.Claim(text, (abs(_winner(softmax, "end")) / self.level).min(), st.near(1, EXACT), basis, quantity)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         shows = {"exp": "all weights follow erf", "linear": "Under linear attention", "softmax": "has the largest"}
@@ -189,16 +167,10 @@ class Winners(st.Study):
             order = np.argsort(-np.abs(gain))
             tokens = order[np.unique(np.linspace(0, len(order) - 1, 4).astype(int))].tolist()
             law = self._law(part, "linear" if kind == "linear" else "exp")
-            yield st.lines(
-                f"{kind} attention: weights of four tokens",
-                "time",
-                "token weight v",
-                {f"gain {gain[token]:+.2f}": part["weights"].isel(token=token) for token in tokens},
-                {f"gain {gain[token]:+.2f}": law.isel(token=token) for token in tokens},
-                x_label="time over the blow-up time of exp attention",
-                note=f"First replicate. Dashed: {'sinh(gain t)' if kind == 'linear' else 'erf law of exp attention'}.",
-                shows=(words,),
-            )
+            both = [{f"gain {gain[k]:+.2f}": each.isel(token=k) for k in tokens} for each in (part["weights"], law)]
+            note = f"First replicate. Dashed: {'sinh(gain t)' if kind == 'linear' else 'erf law of exp attention'}."
+            title, x_label = f"{kind} attention: weights of four tokens", "time over the blow-up time of exp attention"
+            yield st.lines(title, "time", "token weight v", *both, x_label=x_label, note=note, shows=(words,))
 
     def _law(self, part: st.Data, kind: str) -> xr.DataArray:
         """Return the token weights that the gains predict, before the blow-up."""

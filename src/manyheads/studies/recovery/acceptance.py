@@ -8,11 +8,7 @@ import numpy as np
 import xarray as xr
 
 import manyheads.study as st
-from manyheads.recovery.examples.stages.acceptance_rate import (
-    dimension_correction,
-    predict_acceptance,
-    predict_small_threshold,
-)
+from manyheads.recovery.examples.stages import acceptance_rate as rate
 from manyheads.recovery.examples.stages.agreement import fit_simplex
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.task import planted_layer, sequences
@@ -48,10 +44,9 @@ class Acceptance(st.Study):
         return st.grid(tokens=self.tokens, heads=self.heads, dim=self.dims)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the law in large dimension, by Monte Carlo over softmax vectors."""
         rng = st.generator(key)
         table = [
-            [predict_acceptance(rng, length, heads, self.thresholds, self.scale) for heads in self.heads]
+            [rate.predict_acceptance(rng, length, heads, self.thresholds, self.scale) for heads in self.heads]
             for length in self.tokens
         ]
         return {
@@ -80,7 +75,8 @@ class Acceptance(st.Study):
         law, shares = theory["accepted"].mean("prediction"), self._shares(trained["accepted"]).sel(dim=largest)
         small = self._shares(trained["accepted_small"]).sel(tokens=2, heads=2)
         corrections = [
-            dimension_correction(float(slope), int(slope["tokens"]), largest) for slope in _slope(law).stack(pair=pairs)
+            rate.dimension_correction(float(slope), int(slope["tokens"]), largest)
+            for slope in _slope(law).stack(pair=pairs)
         ]
         drawn = st.log(theory["accepted"]).mean([*pairs, "threshold"])
         yield st.Claim(
@@ -102,18 +98,16 @@ class Acceptance(st.Study):
             "exponent over (k-1)(m-1)",
             "refuted",
         )
-        yield st.Claim(
-            "For two heads and two tokens the acceptance rate is linear in small thresholds",
-            _slope(small, "small_threshold").mean("dim"),
-            st.near(1, 0.12),
-            "half of the distance from 1 to the power .77 that the law has in the range of use",
-            "exponent of the threshold",
-        )
+        text = "For two heads and two tokens the acceptance rate is linear in small thresholds"
+        basis = "half of the distance from 1 to the power .77 that the law has in the range of use"
+        quantity = "exponent of the threshold"
+        yield st.Claim(text, _slope(small, "small_threshold").mean("dim"), st.near(1, 0.12), basis, quantity)
         last = small.isel(small_threshold=slice(-2, None))
         yield st.Claim(
             "The slope of the acceptance at threshold zero is 2 sqrt 2 (1 + exp(beta^2/2)) / (beta sqrt(2 pi))",
-            (last / last["small_threshold"]).mean(["dim", "small_threshold"]) / predict_small_threshold(self.scale),
-            st.near(1, 2 * dimension_correction(1.0, 2, min(self.dims))),
+            (last / last["small_threshold"]).mean(["dim", "small_threshold"])
+            / rate.predict_small_threshold(self.scale),
+            st.near(1, 2 * rate.dimension_correction(1.0, 2, min(self.dims))),
             "the correction in 1/d at the smallest dimension, doubled for the approach to the limit",
             "slope, measured over predicted",
         )
@@ -150,5 +144,4 @@ class Acceptance(st.Study):
 
 
 def _slope(shares: xr.DataArray, along: str = "threshold") -> xr.DataArray:
-    """Return the power of the threshold in the share."""
     return st.slope(st.log(shares), along, st.log(shares[along]))

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
 import manyheads.study as st
 from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Array
 from manyheads.recovery.examples.student import StudentSettings, search
 from manyheads.recovery.fit.variable_projection import Examples, Tangent
 from manyheads.recovery.layers.evaluation import evaluate_layer
@@ -22,8 +22,6 @@ from manyheads.recovery.planted.attacks import unmask_parity, unmask_wave
 from manyheads.recovery.planted.hard_instances import guarantees, parity_layer, wave_layer
 from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.theory.papers import CHEN_LI
-
-Array = NDArray[np.float64]
 
 LAYERS = {
     "parity": "parity layer",
@@ -60,7 +58,6 @@ class HardInstances(st.Study):
         return st.grid(layer=tuple(LAYERS))
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the Fourier weights of the hard layers' signals, exactly."""
         rng = np.random.default_rng(0)
         found = {name: guarantees(*self._hard(name, rng)) for name in HARD}
         weights = {
@@ -118,19 +115,13 @@ class HardInstances(st.Study):
             "the square of rounding error in the labels, with three orders to spare",
             "Fourier weight at lower degrees",
         )
-        for name, text, basis in (
-            (
-                "parity",
-                "Squares of the labels reveal the hidden set of a parity layer in every replicate",
-                "scores 4/m² apart with standard error 8/(m sqrt(samples))",
-            ),
-            (
-                "wave",
-                "Gaussian elimination finds the hidden set of a wave of period 4 in every replicate",
-                "labels without noise are linear equations over two elements",
-            ),
-        ):
-            yield st.Claim(text, found.sel(layer=name), st.near(1, 0), basis, "share of replicates that find the set")
+        quantity, one = "share of replicates that find the set", st.near(1, 0)
+        text = "Squares of the labels reveal the hidden set of a parity layer in every replicate"
+        basis = "scores 4/m² apart with standard error 8/(m sqrt(samples))"
+        yield st.Claim(text, found.sel(layer="parity"), one, basis, quantity)
+        text = "Gaussian elimination finds the hidden set of a wave of period 4 in every replicate"
+        basis = "labels without noise are linear equations over two elements"
+        yield st.Claim(text, found.sel(layer="wave"), one, basis, quantity)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         places, weights = range(len(LAYERS)), {name: theory[f"{name}_weight"] for name in HARD}
@@ -138,26 +129,14 @@ class HardInstances(st.Study):
             f"{words} sequences": (st.log(trained[name].clip(1e-20)) / np.log(10)).assign_coords(layer=places)
             for name, words in (("learned", "training"), ("unexplained", "fresh"))
         }
-        yield st.lines(
-            "What a student leaves unexplained, within one budget",
-            "layer",
-            "log10 of the unexplained share of the signal",
-            shares,
-            note="Bars reach over replicates.",
-            shows=("leaves more than half", "With the same budget"),
-            x_ticks=tuple(LAYERS.values()),
-        )
-        yield st.lines(
-            "Where the signal is",
-            "degree",
-            "Fourier weight",
-            {},
-            {LAYERS[name]: each.clip(1e-32).rename({f"{name}_degree": "degree"}) for name, each in weights.items()},
-            x_label="degree in the hidden signs",
-            log="y",
-            note="Exact. Zero is drawn at 1e-32; degree 0 is a linear function of the tokens.",
-            shows=("All Fourier weight",),
-        )
+        title = "What a student leaves unexplained, within one budget"
+        what = "log10 of the unexplained share of the signal"
+        note, shows = "Bars reach over replicates.", ("leaves more than half", "With the same budget")
+        yield st.lines(title, "layer", what, shares, note=note, shows=shows, x_ticks=tuple(LAYERS.values()))
+        law = {LAYERS[name]: each.clip(1e-32).rename({f"{name}_degree": "degree"}) for name, each in weights.items()}
+        labels, label = ("Where the signal is", "degree", "Fourier weight"), "degree in the hidden signs"
+        note = "Exact. Zero is drawn at 1e-32; degree 0 is a linear function of the tokens."
+        yield st.lines(*labels, {}, law, x_label=label, log="y", note=note, shows=("All Fourier weight",))
 
     def _teach(
         self, x: Array, y: Array, heads: int, enough: float, rng: np.random.Generator

@@ -12,16 +12,14 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 
 import manyheads.study as st
+from manyheads.recovery._types import Array
 from manyheads.recovery.examples.composed_student import Composed, draw_composed, evaluate_composed, fit_composed
 from manyheads.recovery.examples.six_stages import learn_in_six_stages
 from manyheads.recovery.planted.task import planted_layer, sequences
 from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.theory.papers import CHEN_LI
-
-Array = NDArray[np.float64]
 
 # Fields that are given to the student, and so not learned
 GIVEN: dict[str, tuple[str, ...]] = {
@@ -65,11 +63,9 @@ class LayerAndMlp(st.Study):
         return st.grid(learned=tuple(GIVEN))
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return what is expected of a student of the right form: nothing is left."""
         return {"error": ((), 0.0, FIGURES["error"])}
 
     def train(self, key: jax.Array, learned: str) -> st.Record:
-        """Teach the student what is not given, and compare its weights with the teacher's."""
         for_teacher, for_data, for_starts, for_stages = st.generator(key).spawn(4)
         layer = planted_layer(for_teacher, self.dim, self.heads)
         drawn = draw_composed(for_teacher, self.dim, self.heads, self.hidden)
@@ -88,50 +84,30 @@ class LayerAndMlp(st.Study):
         )
         fresh, expected = x[self.count :], y[self.count :]
         left = np.mean((np.asarray(evaluate_composed(fit.weights, fresh)) - expected) ** 2) / np.var(expected)
-        values = {
-            "error": left,
-            **compare_weights(teacher, fit.weights),
-            "evaluations": fit.evaluations,
-            "starts": fit.starts,
-            "refused": self._refused(x, y, for_stages) if learned == "both" else math.nan,
-        }
+        refused = self._refused(x, y, for_stages) if learned == "both" else math.nan
+        values = {"error": left, "evaluations": fit.evaluations, "starts": fit.starts, "refused": refused}
+        values |= compare_weights(teacher, fit.weights)
         return {name: ((), float(values[name]), words) for name, words in FIGURES.items()}
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         both = trained.sel(learned="both")
-        condition = "the square root of the function's error, with a factor of ten for its condition"
 
         def worst(name: str) -> xr.DataArray:
             return st.log(both[name].max(skipna=False) + 1e-40) / np.log(10)
 
-        yield st.Claim(
-            "A student learns the function of a layer and the MLP behind it from examples, in every replicate",
-            worst("error"),
-            st.below(-10),
-            "log10 of the worst error on fresh sequences: a hundred times what ends the training",
-            "unexplained share of the variance (log10), worst replicate",
-        )
-        yield st.Claim(
-            "The student finds the attention matrices",
-            worst("theta"),
-            st.below(-4),
-            condition,
-            "relative error of the attention matrices (log10), worst replicate",
-        )
-        yield st.Claim(
-            "The student finds the projections up to one linear map, which the MLP takes back",
-            worst("mapped"),
-            st.below(-4),
-            condition,
-            "relative error of the projections after the best common map (log10), worst replicate",
-        )
-        yield st.Claim(
-            "The student does not find the projections themselves",
-            both["projection"],
-            st.above(0.1),
-            "an inequality: the map is not near the identity",
-            "relative error of the projections",
-        )
+        text = "A student learns the function of a layer and the MLP behind it from examples, in every replicate"
+        basis = "log10 of the worst error on fresh sequences: a hundred times what ends the training"
+        quantity = "unexplained share of the variance (log10), worst replicate"
+        yield st.Claim(text, worst("error"), st.below(-10), basis, quantity)
+        found = st.below(-4), "the square root of the function's error, with a factor of ten for its condition"
+        quantity = "relative error of the attention matrices (log10), worst replicate"
+        yield st.Claim("The student finds the attention matrices", worst("theta"), *found, quantity)
+        text = "The student finds the projections up to one linear map, which the MLP takes back"
+        quantity = "relative error of the projections after the best common map (log10), worst replicate"
+        yield st.Claim(text, worst("mapped"), *found, quantity)
+        text = "The student does not find the projections themselves"
+        basis = "an inequality: the map is not near the identity"
+        yield st.Claim(text, both["projection"], st.above(0.1), basis, "relative error of the projections")
         work = trained["evaluations"].sum("replicate")
         yield st.Claim(
             "Learning both takes at most five times the evaluations of the layer and the MLP by themselves",
@@ -140,34 +116,20 @@ class LayerAndMlp(st.Study):
             "an inequality: five times the sum of the parts",
             "evaluations over those of both parts, all replicates",
         )
-        yield st.Claim(
-            "The six stages refuse the composed labels: their certificates need the layer's own",
-            both["refused"].min(),
-            st.near(1, 0),
-            "a refusal counts one",
-            "share of replicates refused",
-        )
-        yield st.Claim(
-            "Control: with attention held uniform the same student does not learn the function",
-            trained["error"].sel(learned="uniform"),
-            st.above(0.01),
-            "an inequality: a hundredth of the variance, eight orders above what counts as learned",
-            "unexplained share of the variance",
-        )
+        text = "The six stages refuse the composed labels: their certificates need the layer's own"
+        basis = "a refusal counts one"
+        yield st.Claim(text, both["refused"].min(), st.near(1, 0), basis, "share of replicates refused")
+        text = "Control: with attention held uniform the same student does not learn the function"
+        basis = "an inequality: a hundredth of the variance, eight orders above what counts as learned"
+        quantity = "unexplained share of the variance"
+        yield st.Claim(text, trained["error"].sel(learned="uniform"), st.above(0.01), basis, quantity)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        placed = trained.assign_coords(learned=range(len(TITLES)))
-        names = ("error", "theta", "mapped", "projection")
-        yield st.lines(
-            "What is left",
-            "learned",
-            "log10 of the figure",
-            {FIGURES[name]: st.log(placed[name].where(placed[name] > 0)) / np.log(10) for name in names},
-            x_label="student",
-            note="Bars reach over replicates; what is given has no error, and no point.",
-            shows=("A student learns the function",),
-            x_ticks=TITLES,
-        )
+        placed, names = trained.assign_coords(learned=range(len(TITLES))), ("error", "theta", "mapped", "projection")
+        left = {FIGURES[name]: st.log(placed[name].where(placed[name] > 0)) / np.log(10) for name in names}
+        labels, shows = ("What is left", "learned", "log10 of the figure"), ("A student learns the function",)
+        note = "Bars reach over replicates; what is given has no error, and no point."
+        yield st.lines(*labels, left, x_label="student", note=note, shows=shows, x_ticks=TITLES)
 
     def _refused(self, x: Array, y: Array, rng: np.random.Generator) -> float:
         try:

@@ -30,18 +30,8 @@ import xarray as xr
 import manyheads.study as st
 from manyheads.recovery.queries.leak_meter import ROUNDED
 from manyheads.recovery.queries.refinement import LENGTH
-from manyheads.studies.recovery.noisy_extraction import (
-    DITHER,
-    FAMILIES,
-    NORMS,
-    SHAPES,
-    Server,
-    attack,
-    build_layer,
-    extract_from,
-    free_numbers,
-    least_calls,
-)
+from manyheads.studies.recovery import noisy_extraction as servers
+from manyheads.studies.recovery.noisy_extraction import FAMILIES, NORMS, SHAPES
 from manyheads.theory.papers import BHATTAMISHRA
 
 RISING = 3e-3
@@ -117,15 +107,18 @@ class Leakage(st.Study):
     def predict(self, key: jax.Array) -> st.Record:
         """Return the bound of Gaussian sequences: free parameters over numbers of a call, times s^2 / e if more."""
         noises = np.asarray(self.noises)
-        free = [free_numbers(family, self.dim, self.heads) for family in self.families]
-        by_heads = np.array([[free_numbers(f, self.dim, number) for number in self.numbers] for f in self.families])
+        free, *by_heads = (
+            [servers.free_numbers(family, self.dim, number) for family in self.families]
+            for number in (self.heads, *self.numbers)
+        )
         least = np.outer(free, np.maximum(1.0, noises**2 / self.target)) / (LENGTH * self.dim)
+        least_by_heads = np.array(by_heads).T / (LENGTH * self.dim)
         return {
             "family": ("family", list(self.families), "family", None),
             "noise": ("noise", noises, "noise of the answers"),
             "heads": ("heads", list(self.numbers), "heads"),
             "limit": (("family", "noise"), least, "calls"),
-            "limit_by_heads": (("family", "heads"), by_heads / (LENGTH * self.dim), "calls in units of s^2 / e"),
+            "limit_by_heads": (("family", "heads"), least_by_heads, "calls in units of s^2 / e"),
         }
 
     def train(self, key: jax.Array, family: str, limit: str, size: float) -> st.Record:
@@ -137,17 +130,18 @@ class Leakage(st.Study):
             heads = int(size) if limit == "heads" else self.heads
             scale = size if limit in NORMS else 1.0
             biases = limit != NORMS[1]
-            calls = least_calls(family, for_layer, (self.dim, heads), length, scale, self.count, biases)
+            calls = servers.least_calls(family, for_layer, (self.dim, heads), length, scale, self.count, biases)
             tokens = length * calls
         else:
-            layer = build_layer(family, for_layer, self.dim, self.heads)
+            layer = servers.build_layer(family, for_layer, self.dim, self.heads)
             bits = {"noise": 0.0, "bits": size}.get(limit, float(self.bits[-1]))
-            server = Server(layer, self.dim, for_server, size if limit == "noise" else 0.0, bits)
+            server = servers.Server(layer, self.dim, for_server, size if limit == "noise" else 0.0, bits)
             honest = server.honest()
             if limit in ("same", "nearby"):
-                _, cost = extract_from(family, server, for_queries, int(size), DITHER if limit == "nearby" else 0.0)
+                dither = servers.DITHER if limit == "nearby" else 0.0
+                _, cost = servers.extract_from(family, server, for_queries, int(size), dither)
             else:
-                cost = attack(family, server, for_queries, self.target, self.heads)
+                cost = servers.attack(family, server, for_queries, self.target, self.heads)
             calls, tokens, error = cost.calls, cost.tokens, cost.error
         return {
             "calls": ((), float(calls), "calls to the target, or in units of s^2 / e"),
@@ -182,7 +176,6 @@ class Leakage(st.Study):
         yield from self._of_limits(trained)
 
     def _of_family(self, family: str, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
-        """Yield claims on bounds, rounding and length."""
         noisy, bit = _over(trained, family, "noise", self.noises), self.bits[1]  # at which all families are attacked
         yield st.Claim(
             f"At the largest noise calls for a {SHAPES[family]} layer are within a factor of {CLOSE:g} of the "
@@ -204,13 +197,10 @@ class Leakage(st.Study):
         rounded = _over(trained, family, "bits", (bit,)).isel(bits=0)
         at = math.log(ROUNDED * 2.0**-bit)
         same = xr.DataArray([np.interp(at, np.log(self.noises), row) for row in _log10(noisy).values], dims="replicate")
-        yield st.Claim(
-            f"To least squares rounding costs what noise of the same size costs, for a {SHAPES[family]} layer",
-            _log10(rounded) - same,
-            st.near(0, math.log10(2)),
-            "a factor of two: noise between its sizes is interpolated",
-            "calls under rounding over calls under noise (log10)",
-        )
+        text = f"To least squares rounding costs what noise of the same size costs, for a {SHAPES[family]} layer"
+        basis = "a factor of two: noise between its sizes is interpolated"
+        quantity = "calls under rounding over calls under noise (log10)"
+        yield st.Claim(text, _log10(rounded) - same, st.near(0, math.log10(2)), basis, quantity)
         yield st.Claim(
             f"Longer calls to a {SHAPES[family]} layer save more than their tokens",
             st.exponent(_over(trained, family, "length", self.lengths), "length"),
@@ -220,7 +210,6 @@ class Leakage(st.Study):
         )
 
     def _of_limits(self, trained: st.Data) -> Iterator[st.Claim]:
-        """Yield claims on bits, repeated questions and norms, for GPT-2's shape."""
         bits = self.bits[:3]
         yield st.Claim(
             "Calls of least squares fall by a factor of four with every bit by which answers are rounded less coarsely",
@@ -229,38 +218,26 @@ class Leakage(st.Study):
             "rounding to b bits is noise of size 2^-b to questions that are all different",
             "exponent of calls in 2^bits",
         )
-        for limit, text, region, basis in (
-            (
-                "same",
-                "Asking the same rounded question again does not lower the error",
-                st.near(0, 0.1),
-                "the answer is the same each time; only what the attack believes of its noise changes",
-            ),
-            (
-                "nearby",
-                "Asking rounded questions near by lowers the squared error in inverse proportion",
-                st.near(-1, 0.25),
-                "tokens moved by less than a step round independently; what remains of the step's bias, doubled",
-            ),
-        ):
-            error = _over(trained, "gpt2", limit, self.repeats, "error")
-            figure = st.exponent(error, "answers", what=f"squared error by rounded answers, {self.bits[-1]} bits")
-            yield st.Claim(text, figure, region, basis, "exponent of the error in the number of answers")
-        for limit, text in zip(
-            NORMS,
-            (
-                "With biases the calls grow as the sixth power of the inverse norm of the tokens",
-                "Without biases heads whose ranks are known are told apart at the sixth power, too",
-            ),
-            strict=True,
-        ):
-            yield st.Claim(
-                text,
-                st.exponent(_over(trained, "gpt2", limit, self.norms), "norm"),
-                st.near(-6, 0.5),
-                "a power counted from the orders of the answers",
-                "exponent of calls in the norm",
-            )
+        what = f"squared error by rounded answers, {self.bits[-1]} bits"
+        quantity = "exponent of the error in the number of answers"
+        same, nearby = (
+            st.exponent(_over(trained, "gpt2", limit, self.repeats, "error"), "answers", what=what)
+            for limit in ("same", "nearby")
+        )
+        text = "Asking the same rounded question again does not lower the error"
+        basis = "the answer is the same each time; only what the attack believes of its noise changes"
+        yield st.Claim(text, same, st.near(0, 0.1), basis, quantity)
+        text = "Asking rounded questions near by lowers the squared error in inverse proportion"
+        basis = "tokens moved by less than a step round independently; what remains of the step's bias, doubled"
+        yield st.Claim(text, nearby, st.near(-1, 0.25), basis, quantity)
+        basis, quantity = "a power counted from the orders of the answers", "exponent of calls in the norm"
+        texts = (
+            "With biases the calls grow as the sixth power of the inverse norm of the tokens",
+            "Without biases heads whose ranks are known are told apart at the sixth power, too",
+        )
+        for limit, text in zip(NORMS, texts, strict=True):
+            figure = st.exponent(_over(trained, "gpt2", limit, self.norms), "norm")
+            yield st.Claim(text, figure, st.near(-6, 0.5), basis, quantity)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         calls = {SHAPES[family]: _over(trained, family, "noise", self.noises) for family in self.families}
@@ -277,61 +254,46 @@ class Leakage(st.Study):
             note="Bands: full range of the replicates.",
             shows=("grow as the square of the noise",),
         )
-        dear = {shape: each / fewest[shape] for shape, each in calls.items()}
+        squares = np.square(self.noises)
+        dear = {shape: (each / fewest[shape]).assign_coords(noise=squares) for shape, each in calls.items()}
         yield st.lines(
             "Cost of extraction by what an honest user loses",
             "noise",
             "calls over the fewest",
-            {shape: each.assign_coords(noise=np.square(self.noises)) for shape, each in dear.items()},
+            dear,
             {},
-            {"ten times as much": xr.DataArray([TENFOLD] * 2, {"noise": np.square(self.noises)[[0, -1]]}, "noise")},
+            {"ten times as much": xr.DataArray([TENFOLD] * 2, {"noise": squares[[0, -1]]}, "noise")},
             x_label="squared error of the answers",
             log="xy",
             note=f"The copy's squared error is {self.target:g}.",
             shows=("costs an honest",),
         )
-        rounded = _over(trained, "gpt2", "bits", self.bits)
-        yield st.lines(
-            "Rounding beside noise",
-            "noise",
-            "calls",
-            {
-                "noise": calls[SHAPES["gpt2"]],
-                "bits": rounded.assign_coords(bits=ROUNDED * 2.0 ** -np.asarray(self.bits)).rename(bits="noise"),
-            },
-            x_label="error of the answers",
-            log="xy",
-            note=f"GPT-2-shaped. {self.bits[0]} to {self.bits[-1]} bits.",
-            shows=("rounding costs what",),
-        )
+        rounded, errors = _over(trained, "gpt2", "bits", self.bits), ROUNDED * 2.0 ** -np.asarray(self.bits)
+        both = {"noise": calls[SHAPES["gpt2"]], "bits": rounded.assign_coords(bits=errors).rename(bits="noise")}
+        labels, label = ("Rounding beside noise", "noise", "calls"), "error of the answers"
+        note, shows = f"GPT-2-shaped. {self.bits[0]} to {self.bits[-1]} bits.", ("rounding costs what",)
+        yield st.lines(*labels, both, x_label=label, log="xy", note=note, shows=shows)
         over = {
             SHAPES[family]: _over(trained, family, "heads", self.numbers) / theory["limit_by_heads"].sel(family=family)
             for family in self.families
         }
-        yield st.lines(
-            "Number of heads",
-            "heads",
-            "bound of the calls over the information limit",
-            over,
-            log="xy",
-            note=f"Cramer-Rao bound. Ranks are {self.dim} over the heads.",
-            shows=("With every number of heads",),
-        )
-        rows = []
-        for family, shape in ((family, SHAPES[family]) for family in self.families):
+        labels = "Number of heads", "heads", "bound of the calls over the information limit"
+        note, shows = f"Cramer-Rao bound. Ranks are {self.dim} over the heads.", ("With every number of heads",)
+        yield st.lines(*labels, over, log="xy", note=note, shows=shows)
+
+        def row(family: str) -> dict[str, str]:
             noise = float(np.exp(np.log(self._tenfold(trained, family)).mean()))
-            rows.append(
-                {
-                    "layer": shape,
-                    "fewest calls": f"{float(fewest[shape].mean()):,.0f}",
-                    "noise": f"{noise:.2g}",
-                    "as bits": f"{math.log2(ROUNDED / noise):.1f}",
-                    "squared error of answers": f"{noise**2:.2g}",
-                    "over the copy's": f"{noise**2 / self.target:.2g}",
-                }
-            )
+            return {
+                "layer": SHAPES[family],
+                "fewest calls": f"{float(fewest[SHAPES[family]].mean()):,.0f}",
+                "noise": f"{noise:.2g}",
+                "as bits": f"{math.log2(ROUNDED / noise):.1f}",
+                "squared error of answers": f"{noise**2:.2g}",
+                "over the copy's": f"{noise**2 / self.target:.2g}",
+            }
+
         note = "Means of replicates, in logarithms. Least squares on tokens of standard deviation one."
-        yield st.table("What makes least squares ten times as dear", rows, note)
+        yield st.table("What makes least squares ten times as dear", map(row, self.families), note)
 
     def _tenfold(self, trained: st.Data, family: str) -> xr.DataArray:
         """Return the noise at which calls are ten times the fewest, between sizes in logarithms."""

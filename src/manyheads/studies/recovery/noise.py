@@ -55,7 +55,6 @@ class Noise(st.Study):
         return st.grid(sigma=self.sigmas)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the parametric rate."""
         numbers, labels = self._sizes()
         return {"error": ("sigma", numbers / labels * np.square(self.sigmas), FRESH_ERROR)}
 
@@ -65,16 +64,13 @@ class Noise(st.Study):
         layer = planted_layer(for_layer, self.dim, self.heads)
         x, held, fresh = (sequences(for_data, n, self.length, self.dim) for n in (self.count, HELD_OUT, FRESH))
         normals = for_noise.normal(size=(self.count + HELD_OUT, *x.shape[1:]))
-        y, held_y = (
-            evaluate_layer(layer, tokens) + sigma * noise
-            for tokens, noise in ((x, normals[: self.count]), (held, normals[self.count :]))
-        )
+        noisy = (x, normals[: self.count]), (held, normals[self.count :])
+        y, held_y = (evaluate_layer(layer, tokens) + sigma * noise for tokens, noise in noisy)
         examples, held_out = Examples(x, y), Examples(held, held_y)
         share = sigma**2 * held_y.size / held_out.power
         wanted = share * (1 + free_numbers(examples, self.heads) / y.size) * (1 + 5 * (2 / held_y.size) ** 0.5)
-        fit = fit_student(
-            examples, held_out, self.heads, for_student, wanted=wanted, settings=StudentSettings(refinement=REFINEMENT)
-        )
+        settings = StudentSettings(refinement=REFINEMENT)
+        fit = fit_student(examples, held_out, self.heads, for_student, wanted=wanted, settings=settings)
         best = fit_gauss_newton(layer, x, y, settings=REFINEMENT).layer
         truth = evaluate_layer(layer, fresh)
         errors = [float(np.mean((evaluate_layer(found, fresh) - truth) ** 2)) for found in (fit.layer, best)]
@@ -95,12 +91,9 @@ class Noise(st.Study):
             "a factor of 1.3 either way: the excess is sigma^2 chi^2_p / n, and p/n is small",
             "squared error, measured over predicted",
         )
-        yield st.Claim(
-            "The squared error scales as the square of the noise",
-            st.exponent(error, "sigma"),
-            st.near(2, max(0.05, 2 * numbers / labels)),
-            "the next order in the noise is felt at the largest sigma only, by 2 p/n at most, or 0.05",
-        )
+        text = "The squared error scales as the square of the noise"
+        basis = "the next order in the noise is felt at the largest sigma only, by 2 p/n at most, or 0.05"
+        yield st.Claim(text, st.exponent(error, "sigma"), st.near(2, max(0.05, 2 * numbers / labels)), basis)
         yield st.Claim(
             "Random starts reach the error of a start at the truth",
             st.log(error / trained["attainable"]).max("sigma"),
@@ -111,21 +104,11 @@ class Noise(st.Study):
         )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        yield st.lines(
-            "Error in units of the rate",
-            "sigma",
-            "error / (p sigma^2 / n)",
-            {
-                "student": trained["error"] / theory["error"],
-                "refined from the truth": trained["attainable"] / theory["error"],
-            },
-            {},
-            {"the rate": theory["error"] / theory["error"]},
-            x_label="noise sigma of the labels",
-            log="x",
-            note="Bands: full range of the replicates.",
-            shows=("the squared error is p",),
-        )
+        rate = theory["error"]
+        found = {"student": trained["error"] / rate, "refined from the truth": trained["attainable"] / rate}
+        labels, label = ("Error in units of the rate", "sigma", "error / (p sigma^2 / n)"), "noise sigma of the labels"
+        note, shows = "Bands: full range of the replicates.", ("the squared error is p",)
+        yield st.lines(*labels, found, {}, {"the rate": rate / rate}, x_label=label, log="x", note=note, shows=shows)
 
     def _sizes(self) -> tuple[int, int]:
         """Return the numbers of a layer and of all labels."""

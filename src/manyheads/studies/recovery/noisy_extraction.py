@@ -73,20 +73,9 @@ def build_layer(family: str, rng: np.random.Generator, dim: int, heads: int) -> 
 
 
 class Server:
-    """A layer behind noise or rounding.
+    """A layer behind noise of a relative standard deviation, or behind rounding to so many bits; 0 for none.
 
-    Parameters
-    ----------
-    layer
-        The function.
-    dim
-        Token dimension.
-    rng
-        Draws the noise, and the sequences on which errors are measured.
-    noise
-        Relative standard deviation of noise that is added, or 0.
-    bits
-        Bits to which answers are rounded, or 0.
+    `rng` draws the noise, and the sequences on which errors are measured.
     """
 
     def __init__(self, layer: Function, dim: int, rng: np.random.Generator, noise: float = 0.0, bits: float = 0):
@@ -130,7 +119,6 @@ class Server:
         return left if np.isfinite(left) else np.inf
 
     def honest(self) -> float:
-        """Return the relative squared error of an answer."""
         return self.error(self)
 
 

@@ -56,7 +56,6 @@ class PassiveAgainstQueries(st.Study):
         return {"least": ("dim", least, "sequences")}
 
     def train(self, key: jax.Array, dim: int) -> st.Record:
-        """Learn one layer from random sequences, and by queries."""
         for_layer, for_data, for_student, for_queries = st.generator(key).spawn(4)
         layer = gpt_layer(for_layer, dim, self.heads)
         free = free_numbers(Examples(np.zeros((1, 1, dim)), np.zeros((1, 1, dim)), FORM), self.heads)
@@ -88,13 +87,10 @@ class PassiveAgainstQueries(st.Study):
         largest = max(self.dims)
         last = trained.sel(dim=largest)
         for learner, who in (("student", "Random sequences"), ("query", "Queries")):
-            yield st.Claim(
-                f"{who} determine every layer",
-                trained[f"{learner}_error"].max(),
-                st.below(EXACT),
-                "log10 of the worst relative error of Theta and W over all layers; the function's is smaller",
-                "relative error (log10), worst layer",
-            )
+            text = f"{who} determine every layer"
+            basis = "log10 of the worst relative error of Theta and W over all layers; the function's is smaller"
+            quantity = "relative error (log10), worst layer"
+            yield st.Claim(text, trained[f"{learner}_error"].max(), st.below(EXACT), basis, quantity)
         yield st.Claim(
             f"At d = {largest} queries need fewer sequences than random examples",
             _log10(last["query_sequences"] / last["student_sequences"]),
@@ -104,13 +100,10 @@ class PassiveAgainstQueries(st.Study):
             "refuted",
             resolution=1e-3,
         )
-        yield st.Claim(
-            f"At d = {largest} queries need less CPU time than random examples",
-            _log10(last["student_seconds"] / last["query_seconds"]),
-            st.above(0),
-            "log10 of the ratio of CPU seconds, verification included for the queries",
-            "CPU time of examples over that of queries (log10)",
-        )
+        text = f"At d = {largest} queries need less CPU time than random examples"
+        basis = "log10 of the ratio of CPU seconds, verification included for the queries"
+        quantity = "CPU time of examples over that of queries (log10)"
+        yield st.Claim(text, _log10(last["student_seconds"] / last["query_seconds"]), st.above(0), basis, quantity)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         for title, name, label, counted, shows in (

@@ -58,7 +58,6 @@ class Thresholds(st.Study):
         return st.grid(assumption=tuple(WEAKENINGS))
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the bound of every diagnostic, and whether it is an upper one."""
         found = assumptions(planted_layer(np.random.default_rng(0), self.dim, 2, scale=self.scale))
         ranges = [found[one.diagnostic] for one in WEAKENINGS.values()]
         upper = [math.isfinite(one.high) for one in ranges]
@@ -69,7 +68,6 @@ class Thresholds(st.Study):
         }
 
     def train(self, key: jax.Array, assumption: str) -> st.Record:
-        """Weaken one assumption step by step, and measure the span's error and the diagnostic."""
         rng, errors, figures = st.generator(key), [], []
         layer = planted_layer(rng, self.dim, 2, scale=self.scale)
         x = sequences(rng, self.count, 2, self.dim)
@@ -113,32 +111,26 @@ class Thresholds(st.Study):
             )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        yield st.lines(
-            "Error of the span as each assumption is weakened",
-            "strength",
-            "share outside the span",
-            {one.title: trained["error"].sel(assumption=name) for name, one in WEAKENINGS.items()},
-            note="Bands reach over replicates.",
-            shows=("The span is lost",),
-        )
-        rows = []
-        for name, one in WEAKENINGS.items():
+        errors = {one.title: trained["error"].sel(assumption=name) for name, one in WEAKENINGS.items()}
+        labels = "Error of the span as each assumption is weakened", "strength", "share outside the span"
+        yield st.lines(*labels, errors, note="Bands reach over replicates.", shows=("The span is lost",))
+
+        def row(name: str) -> dict[str, str]:
             bound, found = theory.sel(assumption=name), trained.sel(assumption=name)
             lost = found["error"].max("strength") >= LOST
             threshold = float(found["threshold"].where(lost).median())
             last = found.isel(strength=-1).mean("replicate")
-            rows.append(
-                {
-                    "diagnostic": one.diagnostic,
-                    "violation": one.title,
-                    "stated": f"{'at most' if bool(bound['upper']) else 'at least'} {float(bound['bound']):.3g}",
-                    "span lost at": "none" if math.isnan(threshold) else f"{threshold:.3g}",
-                    "figure in the end": f"{float(last['figure']):.3g}",
-                    "error in the end": f"{float(last['error']):.2g}",
-                    "lost": f"{int(lost.sum())} of {lost.size}",
-                }
-            )
-        yield st.table("Thresholds", rows, "Medians over the replicates in which the span is lost.")
+            return {
+                "diagnostic": WEAKENINGS[name].diagnostic,
+                "violation": WEAKENINGS[name].title,
+                "stated": f"{'at most' if bool(bound['upper']) else 'at least'} {float(bound['bound']):.3g}",
+                "span lost at": "none" if math.isnan(threshold) else f"{threshold:.3g}",
+                "figure in the end": f"{float(last['figure']):.3g}",
+                "error in the end": f"{float(last['error']):.2g}",
+                "lost": f"{int(lost.sum())} of {lost.size}",
+            }
+
+        yield st.table("Thresholds", map(row, WEAKENINGS), "Medians over the replicates in which the span is lost.")
 
 
 def lose_span(layer: AttentionLayer, x: NDArray[np.float64]) -> float:

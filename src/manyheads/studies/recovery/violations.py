@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
 import manyheads.study as st
 from manyheads.attention import AttentionLayer
+from manyheads.recovery._types import Array
 from manyheads.recovery.examples.six_stages import learn_in_six_stages
 from manyheads.recovery.examples.stages.settings import StageSettings
 from manyheads.recovery.examples.student import StudentSettings, fit_student
@@ -27,8 +27,6 @@ from manyheads.recovery.planted.violations import DEFORMATIONS, deformed_layer
 from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.recovery.result.results import Recovery
 from manyheads.theory.papers import CHEN_LI
-
-Array = NDArray[np.float64]
 
 FRESH = 2000  # sequences on which everything is tested
 TAUGHT = 2000  # sequences of the student
@@ -75,12 +73,10 @@ class Violations(st.Study):
         return st.grid(violation=self.violations)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return which violations the diagnostics must warn of."""
         named = [float(bool(DEFORMATIONS[name].violates)) for name in self.violations]
         return {"warned": ("violation", named, "a diagnostic of the true layer warns")}
 
     def train(self, key: jax.Array, violation: str) -> st.Record:
-        """Break one assumption, learn with both learners, and test what they return."""
         for_layer, for_data, for_stages, for_student = st.generator(key).spawn(4)
         broken = DEFORMATIONS[violation]
         layer = deformed_layer(for_layer, violation, self.dim, self.heads)
@@ -88,14 +84,9 @@ class Violations(st.Study):
         y = evaluate_layer(layer, x)
         done, outcome = self._learn(x, y, for_stages)
         seen, judged = slice(0, min(TAUGHT, self.samples * 4 // 5)), slice(self.samples * 4 // 5, self.samples)
-        student = fit_student(
-            Examples(x[seen], y[seen]),
-            Examples(x[judged], y[judged]),
-            self.heads,
-            for_student,
-            wanted=SETTINGS.tolerance,
-            settings=StudentSettings(restarts=self.restarts, refinement=SETTINGS.joint_fit),
-        ).layer
+        settings = StudentSettings(restarts=self.restarts, refinement=SETTINGS.joint_fit)
+        taught, held, wanted = Examples(x[seen], y[seen]), Examples(x[judged], y[judged]), SETTINGS.tolerance
+        student = fit_student(taught, held, self.heads, for_student, wanted=wanted, settings=settings).layer
         warned = {one.name for one in assumptions(layer, broken.inputs).warnings}
         right = broken.violates in warned if broken.violates else violation != "benign" or not warned
         returned = done.layer if done is not None and outcome == "recovered" else None
@@ -115,27 +106,16 @@ class Violations(st.Study):
         }
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
-        yield st.Claim(
-            "No wrong layer is returned, whatever assumption is violated",
-            trained["error"].fillna(math.log10(LEAST)).max(),
-            st.below(RIGHT),
-            "log10 of the worst error on fresh sequences; the tolerance on held-out ones is 1e-12",
-            "relative squared error (log10), worst layer",
-        )
-        yield st.Claim(
-            "Layers that satisfy all assumptions are recovered in every replicate",
-            trained["refused"].sel(violation="benign").max(),
-            st.near(0, 0),
-            "a refusal counts one",
-            "share of layers refused",
-        )
-        yield st.Claim(
-            "The diagnostic of every violated assumption warns, and none warns where no assumption is violated",
-            trained["warned"].min(),
-            st.near(1, 0),
-            "thresholds of the diagnostics: none of 3,000 benign layers warned (measured here, d = 8)",
-            "share of right warnings",
-        )
+        text = "No wrong layer is returned, whatever assumption is violated"
+        basis = "log10 of the worst error on fresh sequences; the tolerance on held-out ones is 1e-12"
+        quantity = "relative squared error (log10), worst layer"
+        yield st.Claim(text, trained["error"].fillna(math.log10(LEAST)).max(), st.below(RIGHT), basis, quantity)
+        text = "Layers that satisfy all assumptions are recovered in every replicate"
+        basis, quantity = "a refusal counts one", "share of layers refused"
+        yield st.Claim(text, trained["refused"].sel(violation="benign").max(), st.near(0, 0), basis, quantity)
+        text = "The diagnostic of every violated assumption warns, and none warns where no assumption is violated"
+        basis = "thresholds of the diagnostics: none of 3,000 benign layers warned (measured here, d = 8)"
+        yield st.Claim(text, trained["warned"].min(), st.near(1, 0), basis, "share of right warnings")
         yield st.Claim(
             "The student learns the function of every layer except the parity layer",
             trained["student"].sel(violation=[name for name in self.violations if name != "parity"]).max(skipna=False),
@@ -164,28 +144,21 @@ class Violations(st.Study):
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         placed = trained.assign_coords(violation=range(len(self.violations))).median("replicate")
         names = {"before": "six stages, before the joint fit", "error": "six stages, returned", "student": "student"}
-        yield st.lines(
-            "Errors by violation",
-            "violation",
-            "log10 of the relative squared error",
-            {title: placed[name] for name, title in names.items()},
-            note="Medians over replicates; without a point, all are refusals.",
-            shows=("No wrong layer",),
-            x_ticks=self.violations,
-        )
-        rows = []
-        for name in self.violations:
-            cell = trained.sel(violation=name)
+        errors = {title: placed[name] for name, title in names.items()}
+        labels = "Errors by violation", "violation", "log10 of the relative squared error"
+        note, ticks = "Medians over replicates; without a point, all are refusals.", self.violations
+        yield st.lines(*labels, errors, note=note, shows=("No wrong layer",), x_ticks=ticks)
+
+        def row(name: str) -> dict[str, str]:
+            cell, broken = trained.sel(violation=name), DEFORMATIONS[name]
             ends, counts = np.unique(cell["outcome"].values.astype(str), return_counts=True)
-            rows.append(
-                {
-                    "violation": DEFORMATIONS[name].title,
-                    "warning": DEFORMATIONS[name].violates or "none",
-                    "student's heads wrong": f"{int((cell['heads_error'] > 1e-3).sum())}",
-                    "six stages": ", ".join(f"{count} {end}" for end, count in zip(ends, counts, strict=True)),
-                }
-            )
-        yield st.table("What breaks what", rows, "Replicates in which heads are wrong, and how the six stages end.")
+            wrong = f"{int((cell['heads_error'] > 1e-3).sum())}"
+            stages = ", ".join(f"{count} {end}" for end, count in zip(ends, counts, strict=True))
+            found = {"student's heads wrong": wrong, "six stages": stages}
+            return {"violation": broken.title, "warning": broken.violates or "none"} | found
+
+        note = "Replicates in which heads are wrong, and how the six stages end."
+        yield st.table("What breaks what", map(row, self.violations), note)
 
     def _learn(self, x: Array, y: Array, rng: np.random.Generator) -> tuple[Recovery | None, str]:
         """Return what the six stages found, right or refused, and how they ended."""

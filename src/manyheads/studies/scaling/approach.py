@@ -11,14 +11,7 @@ from manyheads.scaling.axes import LETTERS, WORDS, Axis
 from manyheads.scaling.trained.trajectories import follow_networks
 from manyheads.scaling.trained.transformers import Recipe
 from manyheads.statistics import Interval
-from manyheads.studies.scaling.shared.convergence import (
-    SizeDistances,
-    distances_to_largest,
-    effective_sizes,
-    fall_of_mean,
-    fall_of_scatter,
-    power_of_drift,
-)
+from manyheads.studies.scaling.shared import convergence
 from manyheads.studies.scaling.shared.parametrizations import CONSISTENT, LABELS, Plan, choose_sizes, task_of
 from manyheads.study.panels import spread_curve
 from manyheads.theory.papers import BORDELON
@@ -68,11 +61,6 @@ class Approach(st.Study):
         if any(len(sizes) < 3 for _, sizes in self.plan().sizes):
             raise st.UsageError("a power of the distance to the largest size needs two below it: give three")
 
-    def plan(self) -> Plan:
-        """Return the networks."""
-        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
-        return Plan(Shape(*self.base), sizes, self.parametrizations, "adam")
-
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
 
@@ -85,7 +73,7 @@ class Approach(st.Study):
         """
         pairs = list(self.plan().pairs())
         sizes = dict(self.plan().sizes)
-        mean = [-1.0 if name in CONSISTENT else power_of_drift(sizes[axis]) for name, axis in pairs]
+        mean = [-1.0 if name in CONSISTENT else convergence.power_of_drift(sizes[axis]) for name, axis in pairs]
         single = [
             [ROOT if name in CONSISTENT and FLAT.get((name, axis)) != q else 0.0 for q in QUANTITIES]
             for name, axis in pairs
@@ -99,7 +87,6 @@ class Approach(st.Study):
         }
 
     def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
-        """Train some networks on the same batches, and keep their loss curves and their kernels at the records."""
         task, records = task_of(self.task, BATCHES[self.task]), tuple(sorted({0, self.steps // 4, self.steps}))
         network, recipe = self.plan().train_with(parametrization, **sizes), Recipe(self.steps)
         loss, kernel, pattern, logits = follow_networks(
@@ -122,16 +109,17 @@ class Approach(st.Study):
             elif name == "standard":
                 yield from self._divergence(trained, axis)
 
-    def distances(self, trained: st.Data, name: str, axis: Axis, quantity: str, place: int = -1) -> SizeDistances:
+    def distances(
+        self, trained: st.Data, name: str, axis: Axis, quantity: str, place: int = -1
+    ) -> convergence.SizeDistances:
         """Return the distances of one quantity, at one of the records unless it is the loss curve."""
         values = self.plan().along(trained, quantity, name, axis)  # (replicates, sizes, networks, ...)
-        return distances_to_largest((values if quantity == "loss" else values.isel(record=place)).values)
+        return convergence.distances_to_largest((values if quantity == "loss" else values.isel(record=place)).values)
 
     def _means(self, trained: st.Data, name: str, axis: Axis) -> Iterator[st.Claim]:
-        """Test the convergence of the mean loss curve, and its power."""
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
-        drift, who = power_of_drift(sizes), f"{LABELS[name]} parametrization"
-        measured = fall_of_mean(sizes, self.distances(trained, name, axis, "loss").mean).measured
+        drift, who = convergence.power_of_drift(sizes), f"{LABELS[name]} parametrization"
+        measured = convergence.fall_of_mean(sizes, self.distances(trained, name, axis, "loss").mean).measured
         yield st.Claim(
             f"{who}: the mean loss curve converges as {letter} grows (exponent of its distance)",
             measured,
@@ -139,16 +127,11 @@ class Approach(st.Study):
             DRIFT.format(letter),
             "exponent of the size",
         )
-        yield st.Claim(
-            f"{who}: the distance of the mean loss curve to its limit scales as {letter}^-1",
-            measured,
-            st.near(-1, (1 + drift) / 2),
-            f"half way from {letter}^-1 to a drift like log {letter}, which has no limit",
-            "exponent of the size",
-        )
+        text = f"{who}: the distance of the mean loss curve to its limit scales as {letter}^-1"
+        basis = f"half way from {letter}^-1 to a drift like log {letter}, which has no limit"
+        yield st.Claim(text, measured, st.near(-1, (1 + drift) / 2), basis, "exponent of the size")
 
     def _scatters(self, trained: st.Data, name: str, axis: Axis) -> Iterator[st.Claim]:
-        """Test the powers of the std over networks."""
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
         flat = FLAT.get((name, axis))
         law = f"is independent of {letter}" if flat else f"scales as {letter}^-1/2"
@@ -158,7 +141,7 @@ class Approach(st.Study):
                 yield st.Claim(
                     f"{LABELS[name]} parametrization: the std over networks of the "
                     f"{' '.join(filter(None, (QUANTITIES[quantity], when, law)))}",
-                    fall_of_scatter(sizes, scatter).measured,
+                    convergence.fall_of_scatter(sizes, scatter).measured,
                     st.near(0 if flat else ROOT, HALF_WAY),
                     "half way between parts that average out, -1/2, and parts that do not, 0",
                     "exponent of the size",
@@ -172,8 +155,8 @@ class Approach(st.Study):
         yield st.Claim(
             f"standard parametrization: the mean kernel of the stream {WHEN[place]} converges as {letter} grows "
             "(exponent of its distance)",
-            fall_of_mean(sizes, self.distances(trained, "standard", axis, "kernel", place).mean).measured,
-            st.below(power_of_drift(sizes)),
+            convergence.fall_of_mean(sizes, self.distances(trained, "standard", axis, "kernel", place).mean).measured,
+            st.below(convergence.power_of_drift(sizes)),
             DRIFT.format(letter),
             "exponent of the size",
             "refuted",
@@ -198,20 +181,18 @@ class Approach(st.Study):
             names = [f"size {n + 1} of {len(rows)}" for n in range(len(rows))]
             return tuple(spread_curve(steps, row, names[n], group=n) for n, row in enumerate(rows))
 
-        yield plan.multiples(
-            "Mean loss curves by size",
-            "updates",
-            "loss on the batch [nat]",
-            plot,
-            "Means over all networks of all replicates, on the same batches in every plot.",
-        )
+        note = "Means over all networks of all replicates, on the same batches in every plot."
+        yield plan.multiples("Mean loss curves by size", "updates", "loss on the batch [nat]", plot, note)
         for axis, _ in plan.sizes:
             yield self._means_picture(trained, axis)
         for axis, _ in plan.sizes:
             yield self._scatters_picture(trained, axis)
 
+    def plan(self) -> Plan:
+        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
+        return Plan(Shape(*self.base), sizes, self.parametrizations, "adam")
+
     def _means_picture(self, trained: st.Data, axis: Axis) -> st.Panel:
-        """Draw the distances of mean loss curves to that of the largest size."""
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
         x, curves = tuple(map(float, sizes[:-1])), list[st.Curve]()
         for name in [name for name, other in self.plan().pairs() if other == axis]:
@@ -219,18 +200,14 @@ class Approach(st.Study):
             middle, count = found.mean.mean(0), len(found.mean)
             error = found.mean.std(0, ddof=1) / math.sqrt(count) if count > 1 else 0 * middle
             seen = (middle > 0) & np.isfinite(middle)
-            y, low, high = (
-                tuple(
-                    np.sqrt(np.where(seen, np.maximum(middle + sign * error, 0.01 * np.abs(middle)), np.nan)).tolist()
-                )
-                for sign in (0, -1, 1)
-            )
+            squares = (np.maximum(middle + sign * error, 0.01 * np.abs(middle)) for sign in (0, -1, 1))
+            y, low, high = (tuple(np.sqrt(np.where(seen, each, np.nan)).tolist()) for each in squares)
             group = list(LABELS).index(name)
             curves.append(st.Curve(x, y, LABELS[name], group=group, low=low, high=high))
             if name == "limits":
                 floor = np.sqrt(found.scatter.mean(0) / (self.networks * count))
                 curves.append(spread_curve(x, floor, "subtracted noise", "predicted", group))
-                guide = effective_sizes(sizes)[0] / effective_sizes(sizes)
+                guide = convergence.effective_sizes(sizes)[0] / convergence.effective_sizes(sizes)
                 guide = guide * (math.sqrt(middle[0]) if middle[0] > 0 else 1.0)
                 curves.append(spread_curve(x, guide, f"1/{letter} - 1/{sizes[-1]}", "reference"))
         return st.Lines(
@@ -246,7 +223,6 @@ class Approach(st.Study):
         )
 
     def _scatters_picture(self, trained: st.Data, axis: Axis) -> st.Panel:
-        """Draw the std over networks, relative to that of the smallest size."""
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
         x, curves = sizes[:-1], list[st.Curve]()
         for name in [name for name, other in self.plan().pairs() if other == axis and name in CONSISTENT]:
@@ -254,7 +230,7 @@ class Approach(st.Study):
                 scatter = np.sqrt(self.distances(trained, name, axis, quantity).scatter)  # (replicates, sizes - 1)
                 relative = scatter / scatter[:, :1]
                 curves.append(spread_curve(x, relative, f"{text}, {LABELS[name]}", group=len(curves)))
-        effective = effective_sizes(sizes, scatter=True)
+        effective = convergence.effective_sizes(sizes, scatter=True)
         for power, label in ((ROOT, f"(1/{letter} + 1/{sizes[-1]})^(1/2)"), (0.0, "")):
             curves.append(spread_curve(x, (effective / effective[0]) ** power, label, "reference"))
         return st.Lines(

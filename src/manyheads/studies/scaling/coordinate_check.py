@@ -11,14 +11,7 @@ from manyheads.scaling.checks.coordinate_check import TOLERANCE, Growth, decide_
 from manyheads.scaling.checks.growth_powers import QUANTITIES, least_growth, required_growth
 from manyheads.scaling.parametrization.scaling_exponents import Optimizer
 from manyheads.scaling.trained.transformers import USUAL, Recipe, measure_updates
-from manyheads.studies.scaling.shared.parametrizations import (
-    CONSISTENT,
-    LABELS,
-    Plan,
-    choose_sizes,
-    parametrization_of,
-    task_of,
-)
+from manyheads.studies.scaling.shared import parametrizations as scalings
 from manyheads.studies.scaling.shared.updates import beyond, exponents_table, fitted, updates_picture, worst_of
 from manyheads.theory.papers import BORDELON
 from manyheads.transformer.shape import Shape
@@ -59,7 +52,7 @@ class CoordinateCheckStudy(st.Study):
     optimizer: Optimizer = st.setting("adam", "adam or sgd", choices=OWN)
     axes: tuple[str, ...] = st.setting(("key_dim", "heads", "depth"), "which axes", small=("key_dim",))
     parametrizations: tuple[str, ...] = st.setting(
-        tuple(LABELS), "which parametrizations", small=("limits", "half-logit", "standard")
+        tuple(scalings.LABELS), "which parametrizations", small=("limits", "half-logit", "standard")
     )
     base: tuple[int, int, int] = st.setting((8, 4, 2), "N, H, L at which all are one", small=(4, 2, 2))
     key_dims: tuple[int, ...] = st.setting((4, 8, 32), "key dimensions N", small=(4, 8), full=(4, 8, 32, 128))
@@ -71,20 +64,14 @@ class CoordinateCheckStudy(st.Study):
     networks: int = st.setting(2, "networks of a replicate, whose geometric mean is taken", least=1, small=1)
 
     def check(self) -> None:
-        task_of(self.task, 1)
+        scalings.task_of(self.task, 1)
         self.plan()
-
-    def plan(self) -> Plan:
-        """Return the networks."""
-        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
-        return Plan(Shape(*self.base), sizes, self.parametrizations, self.optimizer)
 
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the exponents that a consistent scaling prescribes, and the lowest that it may show at finite size."""
-        schemes = [parametrization_of(name, *self._base) for name in self.parametrizations]
+        schemes = [scalings.parametrization_of(name, *self._base) for name in self.parametrizations]
         dims = ("parametrization", "axis", "quantity")
         required, least = (
             [[[getattr(growth(scheme)[q], axis) for q in QUANTITIES] for axis in self.axes] for scheme in schemes]
@@ -99,9 +86,8 @@ class CoordinateCheckStudy(st.Study):
         }
 
     def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
-        """Train some networks and measure the updates of all modules at the checkpoints."""
         learning_rate, batch, steps = self._training
-        network = (task_of(self.task, batch), *self.plan().train_with(parametrization, **sizes))
+        network = (scalings.task_of(self.task, batch), *self.plan().train_with(parametrization, **sizes))
         keys = [jax.random.fold_in(key, number) for number in range(self.networks)]
         runs = [measure_updates(*network, Recipe(), learning_rate, steps, one) for one in keys]
         with np.errstate(invalid="ignore", divide="ignore"):  # a diverged run is data
@@ -117,16 +103,14 @@ class CoordinateCheckStudy(st.Study):
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         for name, axis in self.plan().pairs():
-            growths, who, letter = self.growths(trained, name, axis), f"{LABELS[name]} parametrization", LETTERS[axis]
-            if name in CONSISTENT or (name == "mup" and axis != "depth"):
+            growths, letter = self.growths(trained, name, axis), LETTERS[axis]
+            who = f"{scalings.LABELS[name]} parametrization"
+            if name in scalings.CONSISTENT or (name == "mup" and axis != "depth"):
                 found = worst_of(growths)
-                yield st.Claim(
-                    f"{who}: the updates of all modules scale with {letter} as prescribed",
-                    (*beyond(found), found.seeds_needed),
-                    st.near(0, TOLERANCE[axis]),
-                    f"{HALF}, beyond where finite size lets one lie",
-                    "deviation of an exponent, worst module",
-                )
+                text = f"{who}: the updates of all modules scale with {letter} as prescribed"
+                basis = f"{HALF}, beyond where finite size lets one lie"
+                quantity = "deviation of an exponent, worst module"
+                yield st.Claim(text, (*beyond(found), found.seeds_needed), st.near(0, TOLERANCE[axis]), basis, quantity)
             else:
                 yield st.Claim(
                     f"{who}: the update of a module grows with {letter} faster than prescribed",
@@ -148,19 +132,23 @@ class CoordinateCheckStudy(st.Study):
         yield updates_picture(self.plan(), trained, ROWS, note, ("updates of all modules", "update of a module"))
         yield exponents_table(self.plan(), trained, ROWS)
 
+    def plan(self) -> scalings.Plan:
+        sizes = scalings.choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
+        return scalings.Plan(Shape(*self.base), sizes, self.parametrizations, self.optimizer)
+
     def growths(self, trained: st.Data, name: str, axis: Axis) -> tuple[Growth, ...]:
         """Return the judged growths of one parametrization along one axis."""
         plan = self.plan()
         updates = {quantity: plan.along(trained, quantity, name, axis).values for quantity in QUANTITIES}
-        parametrization = parametrization_of(name, *self._base)
+        parametrization = scalings.parametrization_of(name, *self._base)
         sizes = dict(plan.sizes)[axis]
         return decide_growths(parametrization, axis, sizes, updates, self._training[2], TOLERANCE[axis])
 
     def _queries(self, name: str, axis: Axis, who: str, growths: tuple[Growth, ...]) -> Iterator[st.Claim]:
         """Claim the exponent of what queries move by their own weights."""
-        required = getattr(required_growth(parametrization_of(name, *self._base))["query_by_weights"], axis)
+        required = getattr(required_growth(scalings.parametrization_of(name, *self._base))["query_by_weights"], axis)
         unscaled = name == "mup-half-logit" and axis == "key_dim"
-        if not (name == "limits" or (name in CONSISTENT and required) or unscaled):
+        if not (name == "limits" or (name in scalings.CONSISTENT and required) or unscaled):
             return
         exponent, bias = 0.0 if unscaled else required, -finite_size_bias(dict(self.plan().sizes)[axis])
         yield st.Claim(
@@ -212,7 +200,7 @@ class CoordinateCheckStudy(st.Study):
         values = self.plan().along(trained, variable, name, axis)
         yield st.Claim(
             f"{who}: before training {text}",
-            st.exponent(values.assign_coords(parametrization=LABELS[name]), axis),
+            st.exponent(values.assign_coords(parametrization=scalings.LABELS[name]), axis),
             st.near(power, 0.1),
             basis,
             "exponent of the size",

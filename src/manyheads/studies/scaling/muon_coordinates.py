@@ -13,22 +13,8 @@ from manyheads.scaling.checks.growth_powers import least_growth, required_growth
 from manyheads.scaling.trained.transformers import BY_WEIGHTS, Recipe, measure_updates
 from manyheads.statistics import Interval
 from manyheads.statistics.exponents import ExponentFit
-from manyheads.studies.scaling.shared.parametrizations import (
-    MUON_EPSILON,
-    MUON_LABELS,
-    RECIPES,
-    Plan,
-    choose_sizes,
-    parametrization_of,
-    task_of,
-)
-from manyheads.studies.scaling.shared.updates import (
-    beyond,
-    exponents_table,
-    update_exponent,
-    updates_picture,
-    worst_of,
-)
+from manyheads.studies.scaling.shared import parametrizations as scalings
+from manyheads.studies.scaling.shared.updates import beyond, exponents_table, update_exponent, updates_picture, worst_of
 from manyheads.theory.papers import JORDAN
 from manyheads.transformer.shape import Shape
 
@@ -58,12 +44,6 @@ BREAKS: dict[tuple[str, Axis], Break] = {
     ("heads-keller", "heads"): Break("output_by_weights", 0, 1.0, "a factor (D/N)^(1/2) on blocks that are summed"),
     ("heads-spectral", "heads"): Break("output_by_weights", 0, 1.0, "the sum over heads is forgotten"),
 }
-AXES_OF: dict[str, tuple[Axis, ...]] = {
-    "muon-half-logit": ("key_dim",),
-    "muon-half-depth": ("depth",),
-    "muon-heads": ("heads",),
-    **{name: tuple(axis for other, axis in BREAKS if other == name) for name in RECIPES},
-}
 
 
 class MuonCoordinates(st.Study):
@@ -81,7 +61,7 @@ class MuonCoordinates(st.Study):
     task: str = st.setting("digits", "digits or text")
     axes: tuple[str, ...] = st.setting(("key_dim", "heads", "depth", "stream"), "which axes", small=("heads",))
     parametrizations: tuple[str, ...] = st.setting(
-        tuple(MUON_LABELS), "which scalings of Muon", choices=MUON_LABELS, small=("muon", "moonlight")
+        tuple(scalings.MUON_LABELS), "which scalings of Muon", choices=scalings.MUON_LABELS, small=("muon", "moonlight")
     )
     base: tuple[int, ...] = st.setting(
         (8, 4, 2), "N, H, L, and as a fourth number D, if it stays while N or H grow", small=(4, 2, 2)
@@ -97,20 +77,13 @@ class MuonCoordinates(st.Study):
 
     def check(self) -> None:
         Recipe(adam_learning_rate=self.adam_learning_rate)
-        task_of(self.task, self.batch)
+        scalings.task_of(self.task, self.batch)
         self.plan()
-
-    def plan(self) -> Plan:
-        """Return the networks."""
-        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths, self.streams)
-        base = Shape.of(self.base, "base")
-        return Plan(base, sizes, self.parametrizations, "muon", epsilon=False, axes_of=AXES_OF)
 
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the exponents that a consistent scaling prescribes for updates by weights."""
         stated = [[_prescribed(name, axis) for axis in self.axes] for name in self.parametrizations]
         exponents = [[[powers[q] for q in BY_WEIGHTS] for powers in row] for row in stated]
         return {
@@ -121,10 +94,9 @@ class MuonCoordinates(st.Study):
         }
 
     def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
-        """Train one network and measure the updates of all modules at the checkpoints."""
-        recipe = Recipe(epsilon=MUON_EPSILON, adam_learning_rate=self.adam_learning_rate)
+        recipe = Recipe(epsilon=scalings.MUON_EPSILON, adam_learning_rate=self.adam_learning_rate)
         found = measure_updates(
-            task_of(self.task, self.batch),
+            scalings.task_of(self.task, self.batch),
             *self.plan().train_with(parametrization, **sizes),
             recipe,
             self.learning_rate,
@@ -141,7 +113,7 @@ class MuonCoordinates(st.Study):
         for name, axis in self.plan().pairs():
             if (name, axis) in BREAKS:
                 yield self._breaks(trained, name, axis)
-            elif name not in RECIPES:
+            elif name not in scalings.RECIPES:
                 yield self._by_weights(trained, name, axis)
                 yield self._modules(trained, name, axis)
 
@@ -151,8 +123,12 @@ class MuonCoordinates(st.Study):
         yield updates_picture(self.plan(), trained, columns, note, ("updates by the matrices", "updates of outputs"))
         yield exponents_table(self.plan(), trained, columns)
 
+    def plan(self) -> scalings.Plan:
+        sizes = scalings.choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths, self.streams)
+        base, axes = Shape.of(self.base, "base"), scalings.axes_of(BREAKS)
+        return scalings.Plan(base, sizes, self.parametrizations, "muon", epsilon=False, axes_of=axes)
+
     def exponent(self, trained: st.Data, name: str, axis: Axis, quantity: str, place: int = -1) -> ExponentFit:
-        """Return the fitted exponent of an update along an axis at a checkpoint."""
         return update_exponent(self.plan(), trained, quantity, name, axis, place)
 
     def _by_weights(self, trained: st.Data, name: str, axis: Axis) -> st.Claim:
@@ -164,8 +140,8 @@ class MuonCoordinates(st.Study):
         interval = Interval(fit.interval.low - wanted, fit.interval.high - wanted, fit.interval.level)
         text = "scale" if not below else "scale by H^-1/2 to one times"
         return st.Claim(
-            f"{MUON_LABELS[name]}: updates by the matrices of the blocks {text} with {LETTERS[axis]} as prescribed "
-            "(worst deviation of an exponent)",
+            f"{scalings.MUON_LABELS[name]}: updates by the matrices of the blocks {text} with {LETTERS[axis]} as "
+            "prescribed (worst deviation of an exponent)",
             (fit.exponent - wanted, interval),
             st.near(0, (below + FINITE_SIZE, FINITE_SIZE)),
             "a correction 1 + n^(-1/2) over these sizes"
@@ -175,7 +151,7 @@ class MuonCoordinates(st.Study):
 
     def _modules(self, trained: st.Data, name: str, axis: Axis) -> st.Claim:
         """Claim that stream and outputs are constant, as far as random parts at finite size let them be."""
-        parametrization, growths = parametrization_of(name, Shape.of(self.base), "muon"), []
+        parametrization, growths = scalings.parametrization_of(name, Shape.of(self.base), "muon"), []
         required, least = required_growth(parametrization), least_growth(parametrization)
         for quantity in ("outputs", "residual"):
             values = self.plan().along(trained, quantity, name, axis).isel(step=-1)
@@ -183,8 +159,8 @@ class MuonCoordinates(st.Study):
             sizes = values[axis].values.tolist()
             growths.append(check_growth(quantity, axis, sizes, values.values, wanted, TOLERANCE[axis], least=low))
         return st.Claim(
-            f"{MUON_LABELS[name]}: the updates of outputs and stream do not depend on {LETTERS[axis]} (worst deviation "
-            "of an exponent)",
+            f"{scalings.MUON_LABELS[name]}: the updates of outputs and stream do not depend on {LETTERS[axis]} "
+            "(worst deviation of an exponent)",
             beyond(worst_of(growths)),
             st.near(0, TOLERANCE[axis]),
             "half of the distance between two exponents of the theory; a deviation is counted from where finite size "
@@ -196,8 +172,8 @@ class MuonCoordinates(st.Study):
         """Claim that a quantity grows by half of the power that is derived, at least."""
         quantity, place, power, because = BREAKS[name, axis]
         return st.Claim(
-            f"{MUON_LABELS[name]}: the update of {FOLLOWED[quantity]} after {self.checkpoints[place]} steps grows at "
-            f"least as {LETTERS[axis]}^{power / 2:g}",
+            f"{scalings.MUON_LABELS[name]}: the update of {FOLLOWED[quantity]} after {self.checkpoints[place]} steps "
+            f"grows at least as {LETTERS[axis]}^{power / 2:g}",
             self.exponent(trained, name, axis, quantity, place),
             st.above(power / 2),
             f"half of the power that is derived, {power:g}: {because}",
@@ -207,6 +183,6 @@ class MuonCoordinates(st.Study):
 
 def _prescribed(name: str, axis: str) -> dict[str, float]:
     """Return the exponents of updates by weights in a consistent scaling of this logit and depth exponent."""
-    required = required_growth(parametrization_of(name, Shape(1, 1, 1), "muon"))
+    required = required_growth(scalings.parametrization_of(name, Shape(1, 1, 1), "muon"))
     query, value = (getattr(required[f"{role}_by_weights"], axis) for role in ("query", "value"))
     return dict.fromkeys(BY_WEIGHTS, value) | dict.fromkeys(("query_by_weights", "key_by_weights"), query)

@@ -22,7 +22,7 @@ def setting(
     above: Bound = None,
     below: Bound = None,
     multiple: Bound = None,
-    choices: Iterable[Any] = (),
+    choices: Iterable[object] = (),
     count: int = 1,
     order: Order = "",
     small: Any = UNCHANGED,
@@ -49,7 +49,7 @@ def setting(
     return constrained(default, rule, about=about, small=small, full=full)
 
 
-def sweep(default: tuple[Any, ...], about: str, *, count: int = 2, falling: bool = False, **rules: Any) -> Any:
+def sweep(default: tuple[object, ...], about: str, *, count: int = 2, falling: bool = False, **rules: Any) -> Any:
     """Declare the values along an axis of the grid: two or more in rising (or falling) order, from one on.
 
     Parameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from manyheads.study.cells import Cell
@@ -172,7 +172,7 @@ def _concatenate(parts: Sequence[xr.Dataset], dimension: str) -> xr.Dataset:
     return xr.concat(parts, dim=dimension, data_vars="all", fill_value=blank, **how)
 
 
-def _declared(part: xr.Dataset) -> dict[Any, tuple[tuple[Any, ...], str]]:
+def _declared(part: xr.Dataset) -> dict[Hashable, tuple[tuple[Hashable, ...], str]]:
     """Return dimensions and kind of every variable: what all units of a study have in common."""
     kinds = {"b": "boolean", "U": "text", "O": "text"}
     return {name: (value.dims, kinds.get(value.dtype.kind, "number")) for name, value in part.data_vars.items()}

@@ -16,12 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 from manyheads._extras import require
+from manyheads._trees import T
 from manyheads.errors import UsageError, check_integer
-
-T = TypeVar("T")
 
 ONE_THREAD_XLA = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 MOST_WORKERS = 64  # each takes some 300 MB and a second to start

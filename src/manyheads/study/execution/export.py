@@ -7,6 +7,7 @@ import importlib.util
 import json
 import shutil
 import warnings
+from collections.abc import Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,7 @@ def _write_netcdf(tree: xr.DataTree, path: Path, engine: Any) -> None:
     tree.to_netcdf(path, mode="w", format="NETCDF4", engine=engine, encoding=_unmasked(tree))
 
 
-def _unmasked(tree: xr.DataTree) -> dict[str, Any]:
+def _unmasked(tree: xr.DataTree) -> dict[str, dict[str, dict[str, None]]]:
     """Return the encoding under which NaN is a number like the others."""
     plain: dict[str, None] = {"_FillValue": None}
     return {
@@ -76,7 +77,7 @@ def _unmasked(tree: xr.DataTree) -> dict[str, Any]:
     }
 
 
-def _plain(attributes: dict[Any, Any]) -> dict[Any, Any]:
+def _plain(attributes: dict[Hashable, object]) -> dict[Hashable, object]:
     """Return attributes as netCDF holds them: numbers and texts, all else as JSON text."""
     return {
         name: value

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from manyheads._settings import default_numpy_errors
 from manyheads.errors import FileRefused, ManyheadsError, UsageError, check_integer
@@ -50,7 +50,7 @@ def run(
     progress: bool | None = None,
     until_decided: bool = False,
     most_replicates: int | None = None,
-    **settings: Any,
+    **settings: object,
 ) -> RunTree:
     """Run a study and return ``/predicted``, ``/trained`` and ``/verdicts``.
 
@@ -218,7 +218,7 @@ def require_same_versions(study: Study, seed: int, store: str | os.PathLike[str]
         raise UsageError(f"{path}: its units come from {others}; here is {here}: {remedy}")
 
 
-def _made(study: Study | str, settings: dict[str, Any]) -> Study:
+def _made(study: Study | str, settings: dict[str, object]) -> Study:
     """Return a study given by name with its settings, or as it is."""
     if not isinstance(study, str):
         if settings:

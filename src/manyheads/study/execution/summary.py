@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from manyheads._json import Json
 from manyheads.study.panels import Panel, panel_from_json
 from manyheads.study.verdicts import Verdict
 
@@ -17,13 +17,13 @@ class Summary:
     verdicts: tuple[Verdict, ...]
     panels: tuple[Panel, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return the summary as JSON can hold it."""
         parts = {name: [each.to_json() for each in getattr(self, name)] for name in ("verdicts", "panels")}
         return {"replicates": self.replicates} | parts
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Summary:
+    def from_json(cls, data: dict[str, Json]) -> Summary:
         """Rebuild a summary from `to_json`."""
         replicates = data["replicates"]
         if type(replicates) is not int or replicates < 1:

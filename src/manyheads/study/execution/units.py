@@ -9,11 +9,12 @@ from __future__ import annotations
 import inspect
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from manyheads._json import Json
 from manyheads._settings import reproducible
 from manyheads.study.base import Study
 from manyheads.study.cells import Cell
@@ -108,13 +109,13 @@ class Layout:
     def _places(self) -> dict[Cell, int]:
         return {cell: place for place, cell in enumerate(self.cells)}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return the layout as JSON can hold it, the order of names within a cell included."""
         cells = [list(map(list, cell.items())) for cell in self.cells]
         return {"cells": cells, "predictions": self.predictions, "chunk": self.chunk}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Layout:
+    def from_json(cls, data: dict[str, Json]) -> Layout:
         """Rebuild a layout from `to_json`."""
         predictions, chunk = data["predictions"], data["chunk"]
         if not all(type(count) is int and 0 < count <= MOST_UNITS for count in (chunk, predictions or 1)):
@@ -181,7 +182,7 @@ def predict(study: Study, key: jax.Array) -> Any:
     return record(study.predict(key), study.cells())
 
 
-def train(study: Study, key: jax.Array, cell: Cell, replicate: Any = 0) -> Any:
+def train(study: Study, key: jax.Array, cell: Cell, replicate: int | jax.Array = 0) -> Any:
     """Train one replicate and return a dataset; a `train` with a parameter `replicate` is told its number."""
     taken = inspect.signature(study.train).parameters
     number = {"replicate": replicate} if "replicate" in taken else {}
@@ -198,7 +199,7 @@ def _train_chunk(study: Study, unit: Unit, seed: int) -> xr.Dataset:
     cell = unit.cell
     template: list[xr.Dataset] = []
 
-    def arrays(key: jax.Array, replicate: jax.Array) -> dict[str, Any]:
+    def arrays(key: jax.Array, replicate: jax.Array) -> dict[str, jax.Array]:
         dataset = _refuse_reserved(train(study, key, cell, replicate), unit)
         template[:] = [dataset]
         return {str(name): jnp.asarray(variable.data) for name, variable in dataset.data_vars.items()}
@@ -211,7 +212,7 @@ def _train_chunk(study: Study, unit: Unit, seed: int) -> xr.Dataset:
     return _on_host(xr.Dataset(rows, coords=traced.coords, attrs=traced.attrs), unit)
 
 
-def _on_host(dataset: Any, unit: Unit) -> xr.Dataset:
+def _on_host(dataset: xr.Dataset, unit: Unit) -> xr.Dataset:
     """Replace JAX arrays by NumPy arrays and refuse what a store cannot hold."""
     import numpy as np
     import xarray as xr
@@ -233,7 +234,7 @@ def _on_host(dataset: Any, unit: Unit) -> xr.Dataset:
     return xr.Dataset(data, coords=coordinates, attrs=_attributes(dataset.attrs, str(unit)))
 
 
-def _attributes(attributes: dict[Any, Any], where: str) -> dict[str, Any]:
+def _attributes(attributes: Mapping[Hashable, Json], where: str) -> dict[str, Json]:
     """Return attributes as JSON can hold them, NumPy's numbers as Python's."""
     plain = {str(name): value.item() if hasattr(value, "item") else value for name, value in attributes.items()}
     for name, value in plain.items():
@@ -245,7 +246,7 @@ def _attributes(attributes: dict[Any, Any], where: str) -> dict[str, Any]:
     return plain
 
 
-def _refuse_reserved(dataset: Any, unit: Unit) -> xr.Dataset:
+def _refuse_reserved(dataset: object, unit: Unit) -> xr.Dataset:
     """Refuse what is no dataset, and names that the joined tree gives to something else."""
     import xarray as xr
 

@@ -104,7 +104,7 @@ def _draw_lines(figure: Figure, panel: Lines) -> None:
 def _draw_multiples(figure: Figure, panel: Multiples) -> None:
     shape = (len(panel.row_labels), len(panel.column_labels))
     grid = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False)
-    legend: dict[str, Any] = {}
+    legend: dict[str, object] = {}
     for row, column in itertools.product(*map(range, shape)):
         axes = grid[row, column]
         for curve in panel.curves[row][column]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from manyheads.study.panels import Curve, Lines
@@ -45,7 +46,7 @@ def label_lines(axes: Axes, panel: Lines, width: float) -> None:
         label_above(axes, *axes.get_legend_handles_labels(), width)
 
 
-def label_above(owner: Any, handles: list[Any], labels: list[str], width: float) -> None:
+def label_above(owner: Any, handles: Sequence[object], labels: list[str], width: float) -> None:
     """Put a legend above the axes, or above all axes of a figure, in as many columns as fit."""
     place: dict[str, Any] = {"loc": "outside upper center"}
     if hasattr(owner, "plot"):

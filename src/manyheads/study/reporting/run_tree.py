@@ -87,7 +87,7 @@ class RunTree(xr.DataTree):
         notes = (f"unfinished, left out: {', '.join(left)}",) if len(left) else ()
         return Overview("1 run" if len(rows) == 1 else f"{len(rows)} runs", ("run", "claims", "outcomes"), rows, notes)
 
-    def _rows(self) -> list[tuple[str, tuple[Any, ...]]]:
+    def _rows(self) -> list[tuple[str, tuple[object, ...]]]:
         tables = {path: run["verdicts"].to_dataset() for path, run in self.runs.items()}
         columns = {path: [table[name].values.tolist() for name in COLUMNS] for path, table in tables.items()}
         return [(path, row) for path in columns for row in zip(*columns[path], strict=True)]

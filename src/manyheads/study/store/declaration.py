@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from manyheads.errors import UsageError, check_integer
 from manyheads.study.base import Study
@@ -12,7 +11,7 @@ from manyheads.study.execution.units import RESERVED
 from manyheads.study.sources import Source
 from manyheads.study.store.records.schema import MOST_UNITS
 
-DECLARED: dict[str, Any] = {
+DECLARED: dict[str, type] = {
     "name": str,
     "claim": str,
     "source": Source,

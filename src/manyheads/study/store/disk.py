@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from manyheads._json import parse_bounded
+from manyheads._json import Json, parse_bounded
 from manyheads._overview import printable as printable
 from manyheads.errors import FileRefused, ManyheadsError
 
@@ -51,7 +51,7 @@ def write_text(path: Path, text: str) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def read_json(path: Path, what: str, largest: int = LARGEST_JSON) -> Any:
+def read_json(path: Path, what: str, largest: int = LARGEST_JSON) -> Json:
     """Read JSON; `what` says in the error what its absence means."""
     try:
         return parse_bounded(read_bounded(path, largest))
@@ -112,12 +112,12 @@ def list_files(folder: Path) -> dict[str, int]:
     return found
 
 
-def write_signed(path: Path, data: dict[str, Any]) -> None:
+def write_signed(path: Path, data: dict[str, Json]) -> None:
     """Write JSON with the sha256 of what it says, in one atomic step."""
     write_json(path, data | {"sha256": _json_sha256(data)})
 
 
-def read_signed(path: Path, what: str, remedy: str, largest: int = LARGEST_JSON) -> dict[str, Any]:
+def read_signed(path: Path, what: str, remedy: str, largest: int = LARGEST_JSON) -> dict[str, Json]:
     """Read what `write_signed` wrote."""
     data = read_json(path, what, largest)
     if not isinstance(data, dict) or data.pop("sha256", None) != _json_sha256(data):

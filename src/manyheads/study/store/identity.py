@@ -9,13 +9,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+from manyheads._json import Json
 from manyheads.errors import ManyheadsError, UsageError
 from manyheads.study.base import Study
 
 IDENTITY = ("study", "revision", "configuration", "inputs", "seed")
 
 
-def plain(value: Any, where: str = "field", real: bool = False) -> Any:
+def plain(value: object, where: str = "field", real: bool = False) -> Json:
     """Return `value` as JSON can hold it; a path becomes the sha256 of the file's content.
 
     `where` names its place in errors; 1 and 1.0 are the same number where the field is `real`.
@@ -96,7 +97,7 @@ def _look(path: Path) -> tuple[int, int, int] | None:
     return about.st_size, about.st_mtime_ns, about.st_ino
 
 
-def _paths_in(value: Any) -> set[Path]:
+def _paths_in(value: object) -> set[Path]:
     """Return the paths in a study's fields."""
     if isinstance(value, Path):
         return {value}
@@ -107,7 +108,7 @@ def _paths_in(value: Any) -> set[Path]:
     return set().union(*map(_paths_in, value)) if isinstance(value, tuple | list) else set()
 
 
-def identity(study: Study, seed: int) -> dict[str, Any]:
+def identity(study: Study, seed: int) -> dict[str, Json]:
     """Return all that a run's numbers depend on, ready for JSON: name, revision, configuration, inputs, seed."""
     fields = dataclasses.fields(study)
     settings = {each.name: plain(getattr(study, each.name), each.name, _is_real(each)) for each in fields}
@@ -120,7 +121,7 @@ def fingerprint(study: Study, seed: int) -> str:
     return fingerprint_of(identity(study, seed))
 
 
-def fingerprint_of(data: dict[str, Any]) -> str:
+def fingerprint_of(data: dict[str, Json]) -> str:
     """Return the fingerprint of an `identity`, or of a stored header that holds one."""
     text = json.dumps({name: data[name] for name in IDENTITY}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

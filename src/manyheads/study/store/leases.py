@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from manyheads._overview import printable
 from manyheads.errors import ManyheadsError
@@ -205,7 +205,7 @@ def _read(path: Path, now: float) -> Owner:
     try:
         # Opened and not only looked at: a client of NFS asks the server then.
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))) as file:
-            about: Any = json.loads(file.read(1 << 16) or "{}")
+            about = json.loads(file.read(1 << 16) or "{}")
             seconds = now - os.fstat(file.fileno()).st_mtime
         if "pid" not in about:
             name = str(about["owner"])

@@ -24,8 +24,9 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from manyheads._json import Json
 from manyheads._settings import NUMBERS
 from manyheads.errors import FileRefused, UsageError
 from manyheads.study.base import Study
@@ -130,7 +131,7 @@ class RunStore:
         """Move all units into one table and return how many there are."""
         return self.index.compact()
 
-    def environments(self) -> list[dict[str, Any]]:
+    def environments(self) -> list[dict[str, Json]]:
         """Return what the stored units were computed under, with the number of units of each."""
         index = self.index.refresh()
         counts = Counter(entry.environment for entry in index.units.values())
@@ -203,7 +204,7 @@ class RunStore:
             raise StoreDamaged(f"{self.path}: {unit} is missing: {why}")
 
 
-def header_of(study: Study, seed: int) -> dict[str, Any]:
+def header_of(study: Study, seed: int) -> dict[str, Json]:
     """Return what a new run's `run.json` states."""
     written = {"format": FORMAT, "settings": NUMBERS, "layout": Layout.of(study).to_json(), "versions": versions()}
     said = {"class": class_path(type(study)), "command": command_of(study), "claim": study.claim}
@@ -211,7 +212,7 @@ def header_of(study: Study, seed: int) -> dict[str, Any]:
     return identity(study, seed) | written | said | {"source": dataclasses.asdict(study.source), CLAIMS: None}
 
 
-def _check(header: dict[str, Any]) -> Layout:
+def _check(header: dict[str, Json]) -> Layout:
     """Return the layout that a header states; raise the errors of one whose entries are missing or of another type."""
     for name in HEADER:
         kind = int if name in ("revision", "seed") else dict if name in TABLES else str
@@ -232,9 +233,9 @@ def _check(header: dict[str, Any]) -> Layout:
     return Layout.from_json(header["layout"])
 
 
-def stored_source(header: dict[str, Any]) -> Source:
+def stored_source(header: dict[str, Json]) -> Source:
     """Return the publication that a stored header names, its texts as they may be shown."""
-    shown: dict[str, Any] = header["source"]
+    shown: dict[str, Json] = header["source"]
     shown = {name: printable(text) if isinstance(text, str) else text for name, text in shown.items()}
     with trusting_nothing(Path("run.json"), "its source cannot be cited"):
         try:

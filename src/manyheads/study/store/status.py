@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from manyheads._json import Json
 from manyheads._overview import printable
 from manyheads.study.execution.units import Unit
 from manyheads.study.store.leases import claims_in, owners_of
@@ -13,7 +12,7 @@ from manyheads.study.store.run_store import RunStore
 MOST_CELLS = 20  # shown to people
 
 
-def status(runs: RunStore, replicates: int | None = None) -> dict[str, Any]:
+def status(runs: RunStore, replicates: int | None = None) -> dict[str, Json]:
     """Return what is known of a run; no values are read.
 
     Without a number of replicates it is that of the cell that has most, claims included.
@@ -41,7 +40,7 @@ def status(runs: RunStore, replicates: int | None = None) -> dict[str, Any]:
     return found | {"launches": launches, "environments": runs.environments(), "failures": failures}
 
 
-def describe(found: dict[str, Any]) -> str:
+def describe(found: dict[str, Json]) -> str:
     """Return a status as text, cells in which something is missing first."""
     wanted = sum(cell["stored"] + cell["claimed"] + cell["missing"] for cell in found["cells"].values())
     lines = [f"{printable(found['run'])}   {found['units']} units stored"]

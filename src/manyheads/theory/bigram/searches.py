@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 
+from manyheads._namespaces import Array
 from manyheads.errors import UsageError
 from manyheads.theory.bigram.screening import count_pairs
 from manyheads.theory.bigram.task import Batch, BigramTask
@@ -22,7 +22,7 @@ ENTRIES = 1 << 23  # tokens drawn at a time
 Scores = Callable[[np.ndarray], np.ndarray]
 
 
-def geometric_mean(samples: Any) -> float:
+def geometric_mean(samples: Array) -> float:
     """Return the geometric mean of numbers of samples."""
     return float(np.exp(np.log(samples).mean()))
 

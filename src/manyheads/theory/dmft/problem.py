@@ -209,7 +209,7 @@ class Problem(ArraysAsShapes):
         return np.tril(square) if self.causal else square
 
 
-def _array(name: str, given: Any) -> np.ndarray:
+def _array(name: str, given: object) -> np.ndarray:
     """Return an array of float64, or refuse what is none."""
     given = check_arrays(given, name)
     try:
@@ -221,7 +221,7 @@ def _array(name: str, given: Any) -> np.ndarray:
     raise ShapeError(f"{name}: give an array of real numbers, not of {array.dtype}")
 
 
-def _weights(weights: Any, axes: tuple[int, ...], steps: int) -> np.ndarray:
+def _weights(weights: object, axes: tuple[int, ...], steps: int) -> np.ndarray:
     """Return weights (...) of all steps or (S, ...) of every step, whatever was left out."""
     given = np.full(axes, 1 / np.prod(axes)) if weights is None else _array("weights", weights)
     if given.shape not in (axes, (steps, *axes)) or not np.all(np.isfinite(given)) or np.any(given < 0):

@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from manyheads._namespaces import Floats
 from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.probe.checkpoints.contents import blocks
-
-Array = NDArray[np.float64]
 
 TOP = 3  # candidates for outlying entries in each block
 
@@ -46,6 +44,12 @@ class Change:
     def is_rounding(self) -> bool:
         """Whether rounding to the type explains the difference."""
         return self.moved <= (2 * self.spacing) ** 2 * max(self.before, self.after)
+
+    @property
+    def growth(self) -> float:
+        """Absolute logarithm of the ratio of the norms; zero to or from a tensor of zeros."""
+        both = self.before > 0 and self.after > 0
+        return abs(float(np.log(self.after / self.before))) / 2 if both else 0.0
 
     @property
     def rms(self) -> float:
@@ -89,7 +93,7 @@ def measure_changes(
     return changes, list(np.sqrt(past))
 
 
-def _accumulate(change: Change, old: Array, new: Array, squares: Array) -> None:
+def _accumulate(change: Change, old: Floats, new: Floats, squares: Floats) -> None:
     change.before += float(np.sum(old**2))
     change.after += float(np.sum(new**2))
     change.product += float(np.sum(old * new))
@@ -97,7 +101,7 @@ def _accumulate(change: Change, old: Array, new: Array, squares: Array) -> None:
     change.moved += float(np.sum(squares))
 
 
-def _select_candidates(squares: Array, old: Array, new: Array, start: int) -> list[tuple[int, float, float, float]]:
+def _select_candidates(squares: Floats, old: Floats, new: Floats, start: int) -> list[tuple[int, float, float, float]]:
     """Return place, values and RMS of the rest of the row for the entries with the largest ratio to that RMS."""
     sums = squares.sum(axis=1, keepdims=True)
     others = np.maximum(sums - squares, 0) / max(squares.shape[1] - 1, 1)

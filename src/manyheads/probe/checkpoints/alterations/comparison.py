@@ -1,6 +1,6 @@
 """Comparison of checkpoints with reference checkpoints, tensor by tensor."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from manyheads.probe.checkpoints.alterations.detection import HUGE
 from manyheads.probe.checkpoints.alterations.transformations import explain_moments, explain_orders
 from manyheads.probe.checkpoints.contents import Contents, Finding, Notes, read_contents
 from manyheads.probe.checkpoints.folder import check_folder
-from manyheads.probe.checkpoints.series import Source, as_checkpoint, path_of, read_order, step_of
+from manyheads.probe.checkpoints.series import Source, as_checkpoint, list_sources, path_of, read_order, step_of
 
 
 def compare_with(
@@ -23,9 +23,7 @@ def compare_with(
     follow_links: bool,
 ) -> list[Finding]:
     """Find differences from reference checkpoints."""
-    several = isinstance(against, Iterable) and not isinstance(against, str)
-    sources: list[Source] = list(against) if several else [against]  # type: ignore[list-item,arg-type]
-    if not sources:
+    if not (sources := list_sources(against)):
         raise UsageError("against is an empty list: give the checkpoints to compare with, or None")
     order = read_order(sources)
     numbers = order.steps or map(step_of, order.sources)
@@ -33,18 +31,16 @@ def compare_with(
     findings: list[Finding] = []
     for content in contents:
         alone = len(sources) == len(contents) == 1
-        source = next(
-            (each for each in sources if alone or (content.step is not None and steps[id(each)] == content.step)), None
-        )
-        if source is None:
+        same = [each for each in sources if alone or (content.step is not None and steps[id(each)] == content.step)]
+        if not same:
             unchecked.setdefault(("against a source", "none of its step was given"), []).append(content.name)
             continue
         try:
-            other = as_checkpoint(source, follow_links)
-            theirs = read_contents(str(path_of(source)), other, [], {})
+            other = as_checkpoint(same[0], follow_links)
+            theirs = read_contents(str(path_of(same[0])), other, [], {})
             check_folder(theirs, other.path, {})
         except CheckpointRefused as refusal:
-            findings.append(Finding("file", str(path_of(source)), type(refusal).__name__, str(refusal)))
+            findings.append(Finding("file", str(path_of(same[0])), type(refusal).__name__, str(refusal)))
             continue
         if differing := _differences(content, theirs, opened[content.name], other):
             what = f"{len(differing)} differences from {theirs.name}"

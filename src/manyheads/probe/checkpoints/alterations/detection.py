@@ -3,7 +3,8 @@
 A tensor of an inner checkpoint was altered if its distances to both neighbours are far larger than the distance between
 the neighbours. At either end the expected change is extrapolated from its own changes elsewhere, from those of the same
 tensor in other layers and from those of all tensors over the same interval. A transformation of the tensor by itself
-that explains most of a change is an alteration whatever its size.
+that explains most of a change is an alteration whatever its size; a factor that training may have caused is one if the
+norm grows or shrinks by far more than over other intervals and than the norms of other matrices.
 """
 
 import functools
@@ -35,6 +36,8 @@ AWAY = (2.0, 3.0)
 BEYOND, BEYOND_OTHERS = 8.0, 20.0
 # Change of an entry over the RMS change of its row and column: reverted, at an end; for matrices and for vectors.
 JUMPS = ((5.0, 10.0), (8.0, 30.0))
+# Ratio of the norms of a scaled matrix; its logarithm over the median of other intervals and the largest of others.
+GROWN, GROWTHS = 1.5, 2.5
 # Rows of zeros: their change over the largest of other rows, at the first checkpoint; over their RMS, at the last.
 STARTED, DECAYED = 1.5, 1e-2
 HUGE = 1e150  # largest entry whose square fits in double precision
@@ -57,9 +60,23 @@ class _Trajectory:
         intervals = zip(itertools.pairwise(self.places), self.changes, strict=True)
         return {interval: change.rms for interval, change in intervals if not change.is_rounding}
 
+    def growths(self) -> dict[tuple[int, int], float]:
+        """Return the growth of a matrix over each interval."""
+        intervals = zip(itertools.pairwise(self.places), self.changes, strict=True)
+        return {interval: change.growth for interval, change in intervals if self.matrix}
+
+    def outgrows(self, interval: int, usual: "_ReferenceChanges") -> bool:
+        """Whether the norm is scaled by far more than over other intervals, and than others over this one."""
+        if self.explanations[interval].factor == 1 or len(self.changes) == 1:
+            return False
+        growths, key = self.growths(), (self.places[interval], self.places[interval + 1])
+        growth = growths.pop(key)
+        others = usual.growths[key] - {growth}
+        return growth > max(np.log(GROWN), GROWTHS * max(np.median(list(growths.values())), *others))
+
 
 class _ReferenceChanges:
-    """RMS changes over each interval: the median of all tensors, and those of the same tensor in other layers."""
+    """Changes over each interval: the median RMS of all tensors, those of the same tensor in other layers, growths."""
 
     def __init__(self, trajectories: Mapping[str, _Trajectory]):
         sizes: dict[tuple[int, int], list[float]] = defaultdict(list)
@@ -69,6 +86,10 @@ class _ReferenceChanges:
                 sizes[interval].append(size)
                 self.other_layers[_kind(name), interval].append((name, size))
         self.medians = {interval: float(np.median(each)) for interval, each in sizes.items()}
+        self.growths: dict[tuple[int, int], set[float]] = defaultdict(set)
+        for trajectory in trajectories.values():
+            for interval, growth in trajectory.growths().items():
+                self.growths[interval].add(growth)
 
 
 def find_alterations(
@@ -190,7 +211,7 @@ def _find_altered(
     """Yield the checkpoints in which the tensor was altered, each with an interval that shows it."""
     last = len(trajectory.changes) - 1
     lengths = [np.sqrt(change.moved) for change in trajectory.changes]
-    strong = {interval for interval, told in trajectory.explanations.items() if not told.weak}
+    strong = {at for at, told in trajectory.explanations.items() if not told.weak or trajectory.outgrows(at, usual)}
     small = {at for at, change in enumerate(trajectory.changes) if change.size < 8 or change.is_rounding}
     for inner in range(last):
         both = {inner, inner + 1}

@@ -11,18 +11,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads._namespaces import Floats
 from manyheads.models.checkpoints.checkpoint import Checkpoint
 from manyheads.models.refusals import shorten
 from manyheads.probe.checkpoints.alterations.changes import Change
 from manyheads.probe.checkpoints.contents import blocks, matrix_shape
 
-Array = NDArray[np.float64]
-
 # Number of columns that are compared to find a permutation of the rows, and of blocks of rows that are searched for.
 LINES, SOUGHT = 64, 512
 RESIDUAL = 0.7  # largest residual of an explanation
 # The same for vectors, which training negates and shifts too, and for a factor of a matrix, which may grow.
-CLOSE, SCALED = 0.05, 0.3
+CLOSE, SCALED = 0.05, 0.15
 LARGE = 0.15  # changes below this share of the norm are not explained
 ONE = 0.15  # tolerance of a shift of gains by one, and its largest residual: some implementations multiply by 1 + w
 
@@ -34,6 +33,7 @@ class Explanation(NamedTuple):
     residual: float
     # Whether training may have the same effect at a small scale; the size of the change then decides.
     weak: bool = False
+    factor: float = 1.0  # of a scaled matrix
 
 
 def explain_moments(change: Change, matrix: bool) -> Iterator[Explanation]:
@@ -50,8 +50,8 @@ def explain_moments(change: Change, matrix: bool) -> Iterator[Explanation]:
         yield Explanation(f"is shifted by {step:.3g}", shifted, not matrix and not by_one)
     factor = change.product / change.before if change.before else 0.0
     scaled = max(change.after - change.product * factor, 0.0) / change.moved
-    if matrix and scaled < SCALED and factor > 0 and not 0.7 < factor < 1.4:
-        yield Explanation(f"is multiplied by {factor:.3g}", scaled, scaled > SCALED / 2 or 0.6 < factor < 1.7)
+    if matrix and scaled < RESIDUAL and factor > 0 and not 0.7 < factor < 1.4:
+        yield Explanation(f"is multiplied by {factor:.3g}", scaled, scaled > SCALED or 0.6 < factor < 1.7, factor)
 
 
 def explain_orders(one: Checkpoint, other: Checkpoint, name: str) -> Iterator[Explanation]:
@@ -86,7 +86,7 @@ class Strips:
         self.columns, self.rows = np.concatenate(columns), np.concatenate(rows)
 
 
-def _orders(side: str, before: Array, after: Array) -> Iterator[Explanation]:
+def _orders(side: str, before: Floats, after: Floats) -> Iterator[Explanation]:
     """Yield permutations of rows from some entries of each: permuted blocks, interleaved halves of blocks."""
     length = len(after)
     least = RESIDUAL if after[:, 1::2].size >= 256 else RESIDUAL / 2
@@ -108,7 +108,7 @@ def _orders(side: str, before: Array, after: Array) -> Iterator[Explanation]:
             yield Explanation(f"{side} {name_lines(np.flatnonzero(zero))} are zero", residual, True)
 
 
-def _signs(side: str, old: Array, new: Array, least: float) -> Explanation | None:
+def _signs(side: str, old: Floats, new: Floats, least: float) -> Explanation | None:
     """Explain the change by negated blocks, chosen on one half of the entries."""
     fit, test = slice(0, None, 2), slice(1, None, 2)
     as_is, turned = (
@@ -123,7 +123,7 @@ def _signs(side: str, old: Array, new: Array, least: float) -> Explanation | Non
     return Explanation(what, residual) if residual < least else None
 
 
-def _moved_blocks(side: str, old: Array, new: Array, least: float) -> Iterator[Explanation]:
+def _moved_blocks(side: str, old: Floats, new: Floats, least: float) -> Iterator[Explanation]:
     """Explain the change by permuted blocks, or by blocks that are copies of others."""
     fit, test = slice(0, None, 2), slice(1, None, 2)
     place = np.unique(np.linspace(0, len(new) - 1, min(len(new), SOUGHT)).astype(int))
@@ -162,20 +162,20 @@ def name_lines(numbers: NDArray[np.int64]) -> str:
     return f"{said} and {len(runs) - 5} more" if len(runs) > 5 else said
 
 
-def _transpose_blocks(blocks: Array, halves: bool) -> Array:
+def _transpose_blocks(blocks: Floats, halves: bool) -> Floats:
     """Turn (first half, second half) of each block into pairs, or pairs into halves."""
     count, size, width = blocks.shape
     inner = (2, size // 2) if halves else (size // 2, 2)
     return blocks.reshape(count, *inner, width).swapaxes(1, 2).reshape(blocks.shape)
 
 
-def _best_by_block(candidate: Array, before: Array, after: Array) -> float:
+def _best_by_block(candidate: Floats, before: Floats, after: Floats) -> float:
     """Return the residual where each block is taken unchanged or as the candidate, whichever is nearer."""
     as_is, changed = (np.sum((each - before) ** 2, axis=(1, 2)) for each in (after, candidate))
     return float(np.minimum(as_is, changed).sum() / as_is.sum()) if as_is.sum() else 1.0
 
 
-def _nearest(new: Array, old: Array) -> NDArray[np.int64]:
+def _nearest(new: Floats, old: Floats) -> NDArray[np.int64]:
     """Return for each block the nearest one of the checkpoint before."""
     a, b = new.reshape(len(new), -1), old.reshape(len(old), -1)
     parts = np.array_split(a, max(1, len(a) * len(b) // 2**22))

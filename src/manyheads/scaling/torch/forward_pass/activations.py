@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-MOST = 512
-"""Numbers that are compared."""
+from manyheads.models.torch.lazy_torch import Tensor, torch
+
+MOST = 512  # numbers that are compared
 WIDEST, POINTS, ROUNDS = 9.0, 73, 5
 """Factors in front of an activation are sought up to exp(9), on so many points, refined so often."""
 
@@ -20,17 +21,17 @@ class Fit(NamedTuple):
     error: float
 
 
-def fit_activation(torch: Any, x: Any, drawn: Sequence[Any], accuracy: float) -> Fit | None:
+def fit_activation(x: Tensor, drawn: Sequence[Tensor], accuracy: float) -> Fit | None:
     """Return c and s with x = s f(c h), or with a gate s f(c g) h, of drawn h and g; None if no activation fits."""
     readings = list(_readings(drawn, x))
     if not readings or not x.numel():
         return None
     places = torch.linspace(0, x.numel() - 1, min(x.numel(), MOST), dtype=torch.float64).long().to(x.device)
-    target, functions = x.double().flatten()[places], _activations(torch)
+    target, functions = x.double().flatten()[places], _activations()
     pairs = [tuple(each.double().flatten()[places] for each in reading) for reading in readings]
 
-    def best(grid: Any, some: Sequence[Callable[[Any], Any]]) -> Fit:
-        fits = (_fit(torch, target, each, pair, grid) for each in some for pair in pairs)
+    def best(grid: Tensor, some: Sequence[Callable[[Tensor], Tensor]]) -> Fit:
+        fits = (_fit(target, each, pair, grid) for each in some for pair in pairs)
         return min(fits, key=lambda fit: fit.error)
 
     found = best(torch.zeros(1, dtype=torch.float64, device=x.device), functions)
@@ -39,7 +40,7 @@ def fit_activation(torch: Any, x: Any, drawn: Sequence[Any], accuracy: float) ->
     return found if found.error <= accuracy else None
 
 
-def _fit(torch: Any, target: Any, function: Callable[[Any], Any], pair: tuple[Any, ...], grid: Any) -> Fit:
+def _fit(target: Tensor, function: Callable[[Tensor], Tensor], pair: tuple[Tensor, ...], grid: Tensor) -> Fit:
     """Return the best factor in front of an activation on a logarithmic grid, which is refined if it has a width."""
     for _ in range(ROUNDS if len(grid) > 1 else 1):
         values = function(grid.exp()[:, None] * pair[0]) * (pair[1] if len(pair) > 1 else 1.0)
@@ -53,7 +54,7 @@ def _fit(torch: Any, target: Any, function: Callable[[Any], Any], pair: tuple[An
     return found
 
 
-def _readings(drawn: Sequence[Any], x: Any) -> Iterator[tuple[Any, ...]]:
+def _readings(drawn: Sequence[Tensor], x: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield what may go into an activation, alone or with what its output is multiplied by."""
     alike = [each for each in drawn if each.numel() == x.numel()]
     for each in drawn:
@@ -64,7 +65,7 @@ def _readings(drawn: Sequence[Any], x: Any) -> Iterator[tuple[Any, ...]]:
     yield from permutations(alike, 2)
 
 
-def _activations(torch: Any) -> list[Callable[[Any], Any]]:
+def _activations() -> list[Callable[[Tensor], Tensor]]:
     """Return the activations in use; not those with parameters of their own."""
     f = torch.nn.functional
     names = ("gelu", "silu", "relu", "tanh", "sigmoid", "elu", "selu", "softplus", "mish", "leaky_relu", "hardswish")

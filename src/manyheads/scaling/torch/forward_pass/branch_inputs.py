@@ -14,14 +14,13 @@ All numbers are one in a usual model, at every shape.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from manyheads.models.torch.lazy_torch import Module, Tensor, torch
+from manyheads.models.torch.model import TorchModel
 from manyheads.models.torch.modules import with_norms
 from manyheads.scaling.torch.forward_pass.activations import fit_activation
 from manyheads.scaling.torch.forward_pass.hooks import LARGE, Block, Hooks, Measured
-
-if TYPE_CHECKING:
-    from manyheads.models.torch.model import TorchModel
 
 READS = {
     **dict.fromkeys(("query", "key", "query_up"), "logit"),
@@ -34,13 +33,12 @@ NORMS = {"attention_gain", "mlp_gain", "inner_gain"}
 WRITES = {"output", "mlp_out", "attention_post_gain", "mlp_post_gain"}
 COMPARED = {"output": "value", "mlp_out": "hidden", **dict.fromkeys(READS.values(), "input")}
 """What the weights of a part make → the multiplier that is measured at their input."""
-WIDE = 2.0
-"""Size of the replaced outputs of the MLP's first matrix: beyond the bend of an activation."""
+WIDE = 2.0  # size of the replaced outputs of the MLP's first matrix: beyond the bend of an activation
 
 
-def measure_branches(torch: Any, model: Any, read: TorchModel, example: Any) -> dict[str, Measured]:
+def measure_branches(model: Module, read: TorchModel, example: Any) -> dict[str, Measured]:
     """Measure what a model multiplies between the weights of its branches; the names are those of `ForwardPass`."""
-    first, second = (_BranchProbe(torch, model, read, level) for level in (1.0, 2.0))
+    first, second = (_BranchProbe(model, read, level) for level in (1.0, 2.0))
     for probe in (first, second):
         probe.run(example)
         probe.finish()
@@ -57,8 +55,8 @@ class _BranchProbe(Hooks):
 
     table_size = 1.0  # a tied table makes the stream, which is to be far above any epsilon of a norm
 
-    def __init__(self, torch: Any, model: Any, read: TorchModel, level: float) -> None:
-        super().__init__(torch, model, read)
+    def __init__(self, model: Module, read: TorchModel, level: float) -> None:
+        super().__init__(model, read)
         self.level = level
         self.found = {name: Measured() for name in ("input", "value", "hidden")}
         self.outside = Block()  # what stands in no block
@@ -80,7 +78,7 @@ class _BranchProbe(Hooks):
             if kind in COMPARED:
                 self.found[COMPARED[kind]].unknown.append(f"no product with the weights of {name} was seen")
 
-    def draw(self, name: str, kind: str, x: Any, output: Any, own: float | None = 1.0) -> Any:
+    def draw(self, name: str, kind: str, x: Tensor | None, output: Tensor, own: float | None = 1.0) -> Any:
         """Compare the input of a weight; return what replaces its output."""
         block = self.blocks[-1] if self.blocks else self.outside
         if kind in COMPARED and not (kind == "logit" and self.normed):  # the norm takes a factor away
@@ -92,7 +90,7 @@ class _BranchProbe(Hooks):
             return None
         if kind in ("logit", "value"):
             block.level = self.level / own if kind == "value" else block.level
-            return self.torch.full_like(output, self.level)
+            return torch.full_like(output, self.level)
         drawn = self.random(output, {"hidden": WIDE, "norm": 1.0, "latent": 1.0}.get(kind, LARGE))
         if kind in WRITES:
             block.written.append((name, drawn))
@@ -100,10 +98,10 @@ class _BranchProbe(Hooks):
             (block.hidden if kind == "hidden" else block.sources).append(drawn / own)
         return drawn
 
-    def attend(self, module: Any, inputs: Any, output: Any) -> Any:
+    def attend(self, module: Module, inputs: Any, output: Tensor) -> Any:
         """Replace the outputs of an `nn.MultiheadAttention`, which multiplies its values by one."""
         block, name = self.blocks[-1] if self.blocks else self.outside, self.names[module]
-        for x in {id(each): each for each in inputs[:3]}.values():
+        for x in {id(each): each for each in inputs[:3] or [None]}.values():
             self._compare(name, "logit", x, block)
         self.found["value"].values[name] = 1.0
         block.written.append((name, self.random(output[0], LARGE)))
@@ -122,9 +120,9 @@ class _BranchProbe(Hooks):
         self._explain(block, streams)
         return adds
 
-    def _explain(self, block: Block, streams: list[Any]) -> None:
+    def _explain(self, block: Block, streams: list[Tensor]) -> None:
         """Compare inputs with the stream, as it is and normalized, after each branch."""
-        candidates = [each for stream in reversed(streams) for each in with_norms(self.torch, stream)]
+        candidates = [each for stream in reversed(streams) for each in with_norms(stream)]
         for name, x in block.reads:
             fits = (found[0] for each in candidates if (found := self.fit(x.double(), [each])))
             self._keep("input", name, next(fits, None), "the norm before it, or the stream")
@@ -137,16 +135,16 @@ class _BranchProbe(Hooks):
         elif abs(number - 1) >= abs(values.get(name, 1.0) - 1):
             values[name] = number
 
-    def _compare(self, name: str, kind: str, x: Any, block: Block) -> None:
+    def _compare(self, name: str, kind: str, x: Tensor | None, block: Block) -> None:
         """Compare the input of a weight with replaced norms, values or hidden units, or leave it to the stream."""
-        sources = () if x is None else reversed(block.sources)
-        number = next((found[0] for each in sources if (found := self.fit(x.double(), [each]))), None)
+        fits = (self.fit(x.double(), [each]) for each in reversed(block.sources) if x is not None)
+        number = next((found[0] for found in fits if found), None)
         if kind == "output":
             number = self._level(x, block) if number is None else number
             self._keep("value", name, number, "its values")
         elif kind == "mlp_out" and self.level == 1.0:  # once is enough
             accuracy = max(self.accuracy, 2 * self.rounding)
-            fit = fit_activation(self.torch, x, block.hidden, accuracy) if number is None and x is not None else None
+            fit = fit_activation(x, block.hidden, accuracy) if number is None and x is not None else None
             self._keep("hidden", name, fit.behind if fit else number, "a known activation")
             if fit:
                 self._keep("hidden", f"{name}, in front of its activation,", fit.before, "")
@@ -157,7 +155,7 @@ class _BranchProbe(Hooks):
         block.level = None if kind == "output" else block.level
         block.hidden = [] if kind == "mlp_out" else block.hidden
 
-    def _level(self, x: Any, block: Block) -> float | None:
+    def _level(self, x: Tensor | None, block: Block) -> float | None:
         """Return the level of an input over that of the values; None if it has none."""
         if x is None or block.level is None:
             return None

@@ -6,24 +6,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from manyheads.models.torch.lazy_torch import Module, Tensor, torch
+from manyheads.models.torch.model import TorchModel
 from manyheads.models.torch.modules import (
     ACCURACY,
     find_blocks,
     first_tensor,
     fit_sum,
+    inference,
     listen_to_logits,
     own_multiplier,
 )
 
-if TYPE_CHECKING:
-    from manyheads.models.torch.model import TorchModel
-
-TOKENS = 5
-"""Length of the two sequences that are tried where no example is given."""
-LARGE = 4.0
-"""Size of the replaced outputs of branches: not lost in the rounding of a stream of size one."""
+TOKENS = 5  # length of the two sequences that are tried where no example is given
+LARGE = 4.0  # size of the replaced outputs of branches: not lost in the rounding of a stream of size one
 
 
 @dataclass
@@ -40,11 +38,11 @@ class Block:
     """A block that is being run."""
 
     before: Any = None  # the stream below it
-    written: list[tuple[str, Any]] = field(default_factory=list)  # name of a projection → its replaced outputs
-    sources: list[Any] = field(default_factory=list)  # replaced outputs of norms
+    written: list[tuple[str, Tensor]] = field(default_factory=list)  # name of a projection → its replaced outputs
+    sources: list[Tensor] = field(default_factory=list)  # replaced outputs of norms
     level: float | None = None  # that of all replaced values
-    hidden: list[Any] = field(default_factory=list)  # replaced outputs of the MLP's first matrices
-    reads: list[tuple[str, Any]] = field(default_factory=list)  # inputs not explained by them
+    hidden: list[Tensor] = field(default_factory=list)  # replaced outputs of the MLP's first matrices
+    reads: list[tuple[str, Tensor]] = field(default_factory=list)  # inputs not explained by them
 
 
 class Hooks:
@@ -52,8 +50,8 @@ class Hooks:
 
     table_size = 0.01  # of the random unembedding: outputs far below any cap
 
-    def __init__(self, torch: Any, model: Any, read: TorchModel) -> None:
-        self.torch, self.model, self.read = torch, model, read
+    def __init__(self, model: Module, read: TorchModel) -> None:
+        self.model, self.read = model, read
         self.names = {module: name for name, module in model.named_modules()}
         tensors = {**read.frozen, **read.tensors}
         parameters = (*read.architecture.parameters, *read.architecture.frozen)
@@ -61,13 +59,13 @@ class Hooks:
         tied = next((tensors[parameter.name] for parameter in parameters if parameter.tied), None)
         heads = (tensors[parameter.name] for parameter in parameters if parameter.parts == ("unembedding",))
         self.table = next(heads, tied)
-        self.swapped: Any = None  # what the table was exchanged for
-        self.positions: dict[str, Any] = {}  # name of an exchanged table → its numbers, (positions, D)
+        self.swapped: Tensor | None = None  # what the table was exchanged for
+        self.positions: dict[str, Tensor] = {}  # name of an exchanged table → its numbers, (positions, D)
         self.raw: dict[int, tuple[str, str]] = {}  # storage of a parameter that its block multiplies → name, kind
         self.expected: set[tuple[str, str]] = set()  # modules and what their weights make
         self.called: set[tuple[str, str]] = set()
         self.blocks: list[Block] = []
-        self.stream: list[Any] = []  # below and above every block
+        self.stream: list[Tensor] = []  # below and above every block
         self.busy = False
         self.generator = torch.Generator().manual_seed(0)
         self.rounding = max(torch.finfo(t.dtype).eps for t in read.tensors.values() if t.is_floating_point())
@@ -77,7 +75,7 @@ class Hooks:
         """Run the model once; return its result."""
         with self._attached() as swapped:
             arguments, named = self._example(example)
-            return self.torch.func.functional_call(self.model, swapped, arguments, named)
+            return torch.func.functional_call(self.model, swapped, arguments, named)
 
     # What a pass replaces and measures
 
@@ -85,15 +83,15 @@ class Hooks:
         """Return what the weights of these parts make; empty for others."""
         raise NotImplementedError
 
-    def draw(self, name: str, kind: str, x: Any, output: Any, own: float | None = 1.0) -> Any:
+    def draw(self, name: str, kind: str, x: Tensor | None, output: Tensor, own: float | None = 1.0) -> Any:
         """Return what replaces the output of a weight with an input x, or None; `own` is its own multiplier."""
         raise NotImplementedError
 
-    def attend(self, module: Any, inputs: Any, output: Any) -> Any:
+    def attend(self, module: Module, inputs: Any, output: Any) -> Any:
         """Replace the outputs of an `nn.MultiheadAttention`."""
         raise NotImplementedError
 
-    def other(self, module: Any, own: set[str]) -> Callable[..., Any] | None:
+    def other(self, module: Module, own: set[str]) -> Callable[..., Any] | None:
         """Return the hook of a module of other parts."""
         return None
 
@@ -101,37 +99,26 @@ class Hooks:
         """Measure a block that has been run; return whether it adds to a stream."""
         raise NotImplementedError
 
-    def see_logits(self, readings: list[Any]) -> None:
+    def see_logits(self, readings: list[Tensor]) -> None:
         """See the logits of a softmax."""
 
     # Attached
 
     @contextmanager
     def _attached(self) -> Iterator[dict[str, Any]]:
-        """Attach all hooks, without dropout and gradients; yield the parameters that are exchanged."""
-        torch = self.torch
-        modes = {module: module.training for module in self.names}
-        fast = torch.backends.mha.get_fastpath_enabled()
-        with ExitStack() as stack:
-            for module, mode in modes.items():
-                stack.callback(setattr, module, "training", mode)
-            stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
-            self.model.eval()
-            torch.backends.mha.set_fastpath_enabled(False)
-            stack.enter_context(torch.no_grad())
+        """Attach all hooks; yield the parameters that are exchanged."""
+        with inference(self.model) as stack:
             for module, hook in list(self._hooks()):
                 stack.callback(module.register_forward_hook(hook).remove)
             for block in find_blocks(self.model, self.parts):
                 stack.callback(block.register_forward_pre_hook(self.enter, with_kwargs=True).remove)
                 stack.callback(block.register_forward_hook(self._leave).remove)
-            if any(type(module).__name__ == "OptimizedModule" for module in self.names):
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(listen_to_logits(torch, self.see_logits, self._replace_product))
+            stack.enter_context(listen_to_logits(self.see_logits, self._replace_product))
             yield self._exchange(stack)
 
     def _hooks(self) -> Iterator[tuple[Any, Callable[..., Any]]]:
         """Choose the hook of every module by what its own parameters are."""
-        whole = self.torch.nn.MultiheadAttention
+        whole = torch.nn.MultiheadAttention
         inside = {module.out_proj for module in self.names if isinstance(module, whole)}
         for module, name in self.names.items():
             own = {part for t in module.parameters(recurse=False) for part in self.parts.get(id(t), ("unknown",))}
@@ -155,7 +142,7 @@ class Hooks:
 
     def _example(self, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments of a forward pass."""
-        torch, device = self.torch, next(iter(self.read.tensors.values())).device
+        device = next(iter(self.read.tensors.values())).device
         if isinstance(given, Mapping):
             return (), dict(given)
         if given is not None:
@@ -180,35 +167,35 @@ class Hooks:
                 self.positions[name] = drawn.flatten(0, -2)
             else:
                 continue
-            if hasattr(tensor, "placements"):  # a DTensor, which its module gathers itself
+            if hasattr(tensor, "placements") and hasattr(tensor, "device_mesh"):  # a DTensor
                 stack.callback(tensor.copy_, tensor.detach().clone())
-                distribute = self.torch.distributed.tensor.distribute_tensor
+                distribute = torch.distributed.tensor.distribute_tensor
                 tensor.copy_(distribute(drawn, tensor.device_mesh, tensor.placements))
             else:
                 found[name] = drawn
         return found
 
-    def random(self, like: Any, size: float = 1.0) -> Any:
+    def random(self, like: Tensor, size: float = 1.0) -> Tensor:
         """Return Gaussian numbers of the shape and type of a tensor."""
-        drawn = self.torch.randn(like.shape, generator=self.generator) * size
+        drawn = torch.randn(like.shape, generator=self.generator) * size
         return drawn.to(device=like.device, dtype=like.dtype)
 
-    def fit(self, target: Any, columns: list[Any], largest: float | None = None) -> list[float] | None:
+    def fit(self, target: Tensor, columns: list[Tensor], largest: float | None = None) -> list[float] | None:
         """Return the coefficients of a sum; `largest` is the largest number that was rounded, the target's if None."""
         largest = float(target.abs().max()) if largest is None else largest
-        return fit_sum(self.torch, target, columns, 8 * self.rounding * largest)
+        return fit_sum(target, columns, 8 * self.rounding * largest)
 
     # Hooks
 
-    def own(self, module: Any, inputs: Any, output: Any) -> float | None:
+    def own(self, module: Module, inputs: Any, output: Any) -> float | None:
         """Return a module's own multiplier; while it is called for that, hooks do nothing."""
         self.busy = True
         try:
-            return own_multiplier(self.torch, module, inputs, output, self.generator)
+            return own_multiplier(module, inputs, output, self.generator)
         finally:
             self.busy = False
 
-    def _project(self, name: str, kind: str, module: Any, inputs: Any, output: Any) -> Any:
+    def _project(self, name: str, kind: str, module: Module, inputs: Any, output: Any) -> Any:
         """Replace the outputs of a projection, or of a norm."""
         if self.busy:  # called to measure its own multiplier
             return None
@@ -224,13 +211,13 @@ class Hooks:
                 return output if drawn is None else drawn
         return output
 
-    def enter(self, module: Any, arguments: Any, named: Any) -> None:
+    def enter(self, module: Module, arguments: Any, named: Any) -> None:
         """Keep what goes into a block."""
-        self.blocks.append(Block(first_tensor(self.torch, (arguments, named))))
+        self.blocks.append(Block(first_tensor((arguments, named))))
 
-    def _leave(self, module: Any, _: Any, output: Any) -> Any:
+    def _leave(self, module: Module, _: Any, output: Any) -> Any:
         """Measure a block; pass on its input, so that nothing piles up."""
-        block, after = self.blocks.pop(), first_tensor(self.torch, output)
+        block, after = self.blocks.pop(), first_tensor(output)
         if not self.close(self.names[module], block, after):
             return None
         passed = None

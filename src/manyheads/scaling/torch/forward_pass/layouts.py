@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import Any
 
+from manyheads.models.torch.lazy_torch import Tensor
 from manyheads.transformer.shape import Shape
 
 
 def find_scale(
-    logits: list[Any], queries: list[Any], keys: list[Any], key_dim: int, accuracy: float, normed: bool
+    logits: list[Tensor], queries: list[Tensor], keys: list[Tensor], key_dim: int, accuracy: float, normed: bool
 ) -> float | None:
     """Return s with A_ii = s q_i . k_i for one reading of each, normalized or as they are; None where there is none."""
     alike = len(queries) == len(keys)
@@ -25,7 +25,7 @@ def find_scale(
     return None
 
 
-def token_products(query: Any, key: Any, tokens: int, key_dim: int) -> Iterator[Any]:
+def token_products(query: Tensor, key: Tensor, tokens: int, key_dim: int) -> Iterator[Tensor]:
     """Yield q_i . k_i summed over heads and sequences, for every token, in every reading of the axes that fits."""
     query, key = (each.reshape(-1, tokens, each.shape[-1]) if each.dim() == 2 else each for each in (query, key))
     if query.dim() > key.dim():  # (..., groups, heads of a group, ...) beside (..., groups, ...)
@@ -38,7 +38,7 @@ def token_products(query: Any, key: Any, tokens: int, key_dim: int) -> Iterator[
                 yield from _sums(one.double().movedim(axis, 0), other.double().movedim(axis, 0), key_dim)
 
 
-def _sums(query: Any, key: Any, key_dim: int) -> Iterator[Any]:
+def _sums(query: Tensor, key: Tensor, key_dim: int) -> Iterator[Tensor]:
     """Yield the sums for arrays whose tokens come first; a key may serve several queries, in either order."""
     if query.shape != key.shape and query.shape[-1] % key_dim == key.shape[-1] % key_dim == 0:
         query, key = (each.unflatten(-1, (-1, key_dim)) for each in (query, key))
@@ -53,7 +53,7 @@ def _sums(query: Any, key: Any, key_dim: int) -> Iterator[Any]:
             yield (query * repeated).flatten(1).sum(1)
 
 
-def split_fused(found: Any, kind: str, shape: Shape) -> list[tuple[Any, ...]]:
+def split_fused(found: Tensor, kind: str, shape: Shape) -> list[tuple[Tensor, ...]]:
     """Return the queries and keys that the outputs of one projection may hold, in the orders that are in use.
 
     `kind` names what it makes, such as `"query+key+value"`; one alone, or values apart, is returned as it is.
@@ -63,7 +63,7 @@ def split_fused(found: Any, kind: str, shape: Shape) -> list[tuple[Any, ...]]:
         return [(found,)]
     wanted, count, last = range(len(kinds) - ("value" in kinds)), len(kinds), found.shape[-1]
     own = [axis for axis in range(found.dim()) if found.shape[axis] == count]
-    pairs: list[tuple[Any, ...]] = [tuple(found.select(axis, place) for place in wanted) for axis in own]
+    pairs: list[tuple[Tensor, ...]] = [tuple(found.select(axis, place) for place in wanted) for axis in own]
     if count == 3 and last > width:  # all queries, all keys, all values
         pairs.append((found[..., :width], found[..., width:].chunk(2, -1)[0]))
         groups, left = divmod(last - width, 2 * n)
@@ -79,7 +79,7 @@ def split_fused(found: Any, kind: str, shape: Shape) -> list[tuple[Any, ...]]:
     return pairs
 
 
-def normalized(array: Any, key_dim: int) -> Iterator[Any]:
+def normalized(array: Tensor, key_dim: int) -> Iterator[Tensor]:
     """Yield an array as norms without gains leave it, of mean square one: of each head, of all heads together."""
     heads = array.double().unflatten(-1, (-1, key_dim)) if array.shape[-1] % key_dim == 0 else array.double()
     yield (heads / heads.square().mean(-1, keepdim=True).sqrt()).reshape(array.shape)

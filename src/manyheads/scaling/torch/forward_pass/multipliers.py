@@ -19,21 +19,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from manyheads._extras import require
+from manyheads.models.torch.lazy_torch import Module, Tensor, torch
+from manyheads.models.torch.model import TorchModel
 from manyheads.models.torch.modules import ACCURACY, first_tensor, fit_rows, with_norms
 from manyheads.scaling.torch.forward_pass.branch_inputs import measure_branches
 from manyheads.scaling.torch.forward_pass.hooks import LARGE, Block, Hooks, Measured
 from manyheads.scaling.torch.forward_pass.layouts import find_scale, split_fused
 
-if TYPE_CHECKING:
-    from manyheads.models.torch.model import TorchModel
-
-SMALL = 0.03
-"""Size of the replaced queries and keys: far below any cap on logits."""
-ABOVE_EPSILON = 30.0
-"""Size of the replaced queries and keys where a norm follows: far above any epsilon in it."""
+SMALL = 0.03  # size of the replaced queries and keys: far below any cap on logits
+ABOVE_EPSILON = 30.0  # size of the replaced queries and keys where a norm follows: far above any epsilon in it
 
 
 @dataclass
@@ -52,18 +48,17 @@ class ForwardPass:
     accuracy: float = ACCURACY
 
 
-def measure_forward(model: Any, read: TorchModel, example: Any = None) -> ForwardPass:
+def measure_forward(model: Module, read: TorchModel, example: Any = None) -> ForwardPass:
     """Measure what a model multiplies in its forward pass."""
-    torch = require("torch")
-    probe = _Probe(torch, model, read)
+    probe = _Probe(model, read)
     try:
         result = probe.run(example)
         if probe.found.logit.unknown:
-            again = _Probe(torch, model, read, ABOVE_EPSILON)
+            again = _Probe(model, read, ABOVE_EPSILON)
             again.run(example)
             if again.found.logit.normed and not again.found.logit.unknown:
                 probe.found.logit = again.found.logit
-        within = measure_branches(torch, model, read, example)
+        within = measure_branches(model, read, example)
     except Exception as error:  # whatever a model raises for a batch that it does not take
         said = str(error).partition("\n")[0][:150]
         found, unknown = ForwardPass(), Measured(unknown=[f"the batch did not pass ({type(error).__name__}: {said})"])
@@ -89,8 +84,8 @@ def measure_forward(model: Any, read: TorchModel, example: Any = None) -> Forwar
 class _Probe(Hooks):
     """Hooks that measure logits, branches, outputs and the stream."""
 
-    def __init__(self, torch: Any, model: Any, read: TorchModel, size: float = SMALL) -> None:
-        super().__init__(torch, model, read)
+    def __init__(self, model: Module, read: TorchModel, size: float = SMALL) -> None:
+        super().__init__(model, read)
         self.found, self.size = ForwardPass(accuracy=self.accuracy), size
         # A norm behind queries, keys or a branch eats what stands before it: its own output is replaced.
         held = {part for each in self.parts.values() for part in each}
@@ -99,10 +94,10 @@ class _Probe(Hooks):
         self.written |= held & {"attention_post_gain", "mlp_post_gain"}
         self.shift = next((t for t in model.parameters() if self.parts.get(id(t)) == ("unembedding_bias",)), None)
         self.softmax = False
-        self.queries: list[tuple[str, list[Any]]] = []  # in every reading of their layout
-        self.keys: list[list[Any]] = []
-        self.last: list[Any] = []  # outputs of the last norm
-        self.embedded: list[Any] = []
+        self.queries: list[tuple[str, list[Tensor]]] = []  # in every reading of their layout
+        self.keys: list[list[Tensor]] = []
+        self.last: list[Tensor] = []  # outputs of the last norm
+        self.embedded: list[Tensor] = []
 
     def kind(self, parts: set[str]) -> str:
         """Return which outputs the weights of these parts make that are replaced; empty for others."""
@@ -114,29 +109,29 @@ class _Probe(Hooks):
             return "+".join(sorted(parts, key=("query", "key", "value").index))
         return "write" if len(parts) == 1 and parts <= self.written else ""
 
-    def other(self, module: Any, own: set[str]) -> Callable[..., Any] | None:
+    def other(self, module: Module, own: set[str]) -> Callable[..., Any] | None:
         """Return the hook of the last norm, and that of the embeddings."""
         if own in ({"final_gain"}, {"final_gain", "final_shift"}):
             return self._normalize
         # Of a tied table, the module that reads out is the one that is no `nn.Embedding`.
         tied = any(t is self.table for t in module.parameters(recurse=False))
-        reads_out = tied and not isinstance(module, self.torch.nn.Embedding)
+        reads_out = tied and not isinstance(module, torch.nn.Embedding)
         if own in ({"embedding"}, {"patch"}, {"patch", "embedding_bias"}) and not reads_out:
             return self._embed
         return None
 
-    def _uneven(self, like: Any, positive: bool = False) -> Any:
+    def _uneven(self, like: Tensor, positive: bool = False) -> Tensor:
         """Return numbers of another size for every token, as no norm leaves them; positive ones do not cancel."""
-        draw = self.torch.rand if positive else self.torch.randn
+        draw = torch.rand if positive else torch.randn
         drawn = draw(like.shape, generator=self.generator)
         drawn = self.size * (0.5 + drawn) if positive else LARGE * drawn
         if like.dim() > 1:
-            drawn *= self.torch.linspace(0.25, 1, like.shape[-2])[:, None]
+            drawn *= torch.linspace(0.25, 1, like.shape[-2])[:, None]
         return drawn.to(device=like.device, dtype=like.dtype)
 
     # Hooks
 
-    def draw(self, name: str, kind: str, x: Any, output: Any, own: float | None = 1.0) -> Any:
+    def draw(self, name: str, kind: str, x: Tensor | None, output: Tensor, own: float | None = 1.0) -> Any:
         """Return random numbers in the place of a projection's outputs, and keep them over its own multiplier."""
         if own is None:
             measured = self.found.branch if kind == "write" else self.found.logit
@@ -161,7 +156,7 @@ class _Probe(Hooks):
         self.found.logit.values[self.names[module]] = float(module.head_dim) ** -0.5
         return (self.draw(self.names[module], "write", None, output[0]), *output[1:])
 
-    def _normalize(self, module: Any, inputs: Any, output: Any) -> Any:
+    def _normalize(self, module: Module, inputs: Any, output: Any) -> Any:
         if self.busy:
             return None
         own, drawn = self.own(module, inputs, output), self.random(output)
@@ -171,13 +166,13 @@ class _Probe(Hooks):
         self.last.append(drawn / (own or 1.0))
         return drawn
 
-    def _embed(self, module: Any, inputs: Any, output: Any) -> Any:
+    def _embed(self, module: Module, inputs: Any, output: Any) -> Any:
         table = next(iter(module.parameters(recurse=False)))  # the exchanged one
         looked_up = inputs and not inputs[0].is_floating_point() and table.dim() == 2
         self.embedded.append(table[inputs[0]] if looked_up else self.random(output))
         return None if looked_up else self.embedded[-1]
 
-    def enter(self, module: Any, arguments: Any, named: Any) -> None:
+    def enter(self, module: Module, arguments: Any, named: Any) -> None:
         """Compare what goes into a block with what the block before it passed on."""
         super().enter(module, arguments, named)
         before, name = self.blocks[-1].before, self.names[module]
@@ -201,7 +196,7 @@ class _Probe(Hooks):
             branch.values |= {each: number for (each, _), number in zip(written, numbers, strict=True)}
         return True
 
-    def see_logits(self, readings: list[Any]) -> None:
+    def see_logits(self, readings: list[Tensor]) -> None:
         """Compare the diagonal of a layer's logits with the products of its queries and keys."""
         self.softmax = True
         if not self.queries or not self.keys:
@@ -228,8 +223,8 @@ class _Probe(Hooks):
             return
         table = self.swapped.double()
         outputs = getattr(result, "logits", None)
-        outputs = first_tensor(self.torch, result, len(table)) if outputs is None else outputs
-        states = self.last or with_norms(self.torch, self.stream[-1] if self.stream else None)
+        outputs = first_tensor(result, len(table)) if outputs is None else outputs
+        states = self.last or with_norms(self.stream[-1] if self.stream else None)
         for state in states if outputs is not None else ():
             pooled = (state, state[:, -1:], *((state.mean(1), state[:, 0], state[:, -1]) if state.dim() > 2 else ()))
             for plain in [each.double() @ table.T for each in pooled if each.shape[-1] == table.shape[-1]]:
@@ -252,7 +247,7 @@ class _Probe(Hooks):
             measured.unknown.append("no stream of two sequences below a first block was seen")
             return
         largest, (_, longest, width) = float(below.abs().max()), below.shape
-        for variant in zip(*(with_norms(self.torch, each) for each in batched), strict=True):
+        for variant in zip(*(with_norms(each) for each in batched), strict=True):
             rows = [each for each in variant if len(each) == len(below) and each.shape[1] <= longest]
             if rows := [each for each in rows if each.shape[-1] == width]:
                 ends = below[:, -rows[0].shape[1] :].double()
@@ -268,7 +263,7 @@ class _Probe(Hooks):
         measured, rounded = self.found.position, 8 * self.rounding * largest
         fixed = {name: each for name, each in self.model.named_buffers() if each.dim() > 1 and each.is_floating_point()}
         for name, table in (self.positions | {name: each.flatten(0, -2) for name, each in fixed.items()}).items():
-            if (value := fit_rows(self.torch, shared, table.double(), rounded)) is not None:
+            if (value := fit_rows(shared, table.double(), rounded)) is not None:
                 measured.values[name] = value
         if not measured.values and (missing := list(self.positions)):
             measured.unknown.append(f"{missing[0]} is not added to the stream below the first block")

@@ -14,12 +14,7 @@ import manyheads.study as st
 from manyheads.theory.bigram.searches import GRAIN, geometric_mean, search
 from manyheads.theory.bigram.setups import balanced_steps, replicate_seed, share_of_right_positions, signal_system
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task, draw_correlated
-from manyheads.theory.bigram.theorems.frequencies import (
-    ShiftedTask,
-    effective_vocabulary,
-    increasing_frequencies,
-    place_equally,
-)
+from manyheads.theory.bigram.theorems import frequencies as theorem
 from manyheads.theory.bigram.theorems.signal import predict_escape
 from manyheads.theory.bigram.training.initial_states import uniform_values
 from manyheads.theory.bigram.training.plateau_escape import median_escape, sgd_escape
@@ -72,14 +67,13 @@ class Frequencies(st.Study):
         return tuple(st.Cell(training=training, kind=kind) for training, kind in pairs)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the probability of flipped signs and the escape, and the samples at correlation one."""
         rng, systems = np.random.default_rng(0), {}
         for kind in KINDS:
             task = self._task(kind, rng)
             mean = _initial(task, kind).value @ task.stationary
             systems[kind] = replace(
                 signal_system(task, balanced_steps(task, GROWTH, self.noise)),
-                vocabulary=effective_vocabulary(task, mean),  # type: ignore[arg-type]
+                vocabulary=theorem.effective_vocabulary(task, mean),  # type: ignore[arg-type]
             )
         times = [predict_escape(system) * np.log1p(system.growth) for system in systems.values()]
         target = self._task("equal", rng)
@@ -218,17 +212,9 @@ class Frequencies(st.Study):
                 values.sel(kind=list(kinds)).assign_coords(kind=range(len(kinds)))
                 for values in (trained[name].sel(training=training), predicted)
             )
-            yield st.lines(
-                f"{LABELS[name][0].capitalize()}, by {label}",
-                "kind",
-                LABELS[name][0],
-                {"measured": measured},
-                {"predicted": expected},
-                x_label=label,
-                x_ticks=kinds,
-                note="Bars range over replicates.",
-                shows=(shows,),
-            )
+            what, curves = LABELS[name][0], ({"measured": measured}, {"predicted": expected})
+            title, note = f"{what.capitalize()}, by {label}", "Bars range over replicates."
+            yield st.lines(title, "kind", what, *curves, x_label=label, x_ticks=kinds, note=note, shows=(shows,))
 
     def _drawn(self, uniform: bool) -> BigramTask:
         rng = np.random.default_rng(self.task)
@@ -237,20 +223,19 @@ class Frequencies(st.Study):
     def _task(self, kind: str, rng: np.random.Generator) -> BigramTask:
         """Return the task of a kind with equal weights at positions drawn anew."""
         drawn = self._drawn(kind in ("equal", "shifted"))
-        mu = increasing_frequencies(self.vocabulary) if kind == "shifted" else drawn.stationary
-        shifted = ShiftedTask if kind == "shifted" else BigramTask
-        return place_equally(shifted, drawn.transition, mu, self.length, self.sparsity, rng)
+        mu = theorem.increasing_frequencies(self.vocabulary) if kind == "shifted" else drawn.stationary
+        shifted = theorem.ShiftedTask if kind == "shifted" else BigramTask
+        return theorem.place_equally(shifted, drawn.transition, mu, self.length, self.sparsity, rng)
 
     def _source(self, kind: str, rng: np.random.Generator) -> BigramTask:
-        """Return the task of the pretraining: short, one position a query."""
         drawn = self._drawn(True)
         transition, mu = drawn.transition, drawn.stationary
         if kind == "transition":
             away = draw_correlated(np.random.default_rng(self.task), drawn, self.correlation)
             transition = mu[:, None] + away * 0.9 * min(mu.min() / -away.min(), (1 - mu.max()) / away.max())
         if kind != "structure":
-            mu = increasing_frequencies(self.vocabulary)
-        return place_equally(ShiftedTask, transition, mu, self.source_length, 1, rng)
+            mu = theorem.increasing_frequencies(self.vocabulary)
+        return theorem.place_equally(theorem.ShiftedTask, transition, mu, self.source_length, 1, rng)
 
     def _pretrain(self, task: BigramTask, seed: list[int]) -> np.ndarray:
         """Train to the escape and somewhat on; return values of the right sign."""

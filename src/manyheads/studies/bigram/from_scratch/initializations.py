@@ -63,7 +63,6 @@ class Initializations(st.Study):
         return tuple(st.Cell(engine=engine, init=kind) for engine, kind in pairs)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the probability of flipped signs and the escape time of linear attention, and those of softmax."""
         shares, times = [], []
         for engine, init in (map(str, cell.values()) for cell in self.cells()):
             task = self._task(np.random.default_rng(0), engine)
@@ -88,11 +87,7 @@ class Initializations(st.Study):
         seed, number = setups.replicate_seed(key), self.cells().index(st.Cell(engine=engine, init=init))
         rng = np.random.default_rng([*seed, number])
         task = self._task(np.random.default_rng([*seed, 3]), engine)
-        settings, exact, support = (
-            self._settings(task),
-            np.full(len(self.wrong), np.nan),
-            np.nan,
-        )
+        settings, exact, support = (self._settings(task), np.full(len(self.wrong), np.nan), np.nan)
         steps, flipped = np.full(1, np.nan), np.zeros(1, bool)
         if engine == "exact":
             starts = [-c * self._system(task).drift * task.centred for c in self.wrong]

@@ -49,7 +49,6 @@ class LargeVocabulary(st.Study):
         return st.grid(vocabulary=self.vocabularies)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Solve the signal system with its noise."""
         rows, escapes = [], []
         for vocabulary in self.vocabularies:
             task = self._task(np.random.default_rng(0), vocabulary)
@@ -122,16 +121,12 @@ class LargeVocabulary(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         shows = ("signal of the values peaks", "signal of the attention overshoots", "The signal system predicts")
+        note = "Dashed: the signal system with noise. One is the solution."
         for (name, label), claim in zip(CURVES.items(), shows, strict=True):
-            yield st.lines(
-                label.capitalize(),
-                "time",
-                label,
-                {f"N = {each}": trained[name].sel(vocabulary=each) for each in self.vocabularies},
-                {f"N = {each}": theory[name].sel(vocabulary=each) for each in self.vocabularies},
-                note="Dashed: the signal system with noise. One is the solution.",
-                shows=(claim,),
-            )
+            curves = [
+                {f"N = {n}": data[name].sel(vocabulary=n) for n in self.vocabularies} for data in (trained, theory)
+            ]
+            yield st.lines(label.capitalize(), "time", label, *curves, note=note, shows=(claim,))
 
     def _task(self, rng: np.random.Generator, vocabulary: int) -> BigramTask:
         drawn = draw_bigram_task(rng, vocabulary, self.length, 2)

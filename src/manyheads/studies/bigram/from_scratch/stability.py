@@ -58,7 +58,6 @@ class Stability(st.Study):
         return tuple(st.Cell(part=p, penalty=name, batch=b, length=t) for p, name, b, t in rows)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the threshold of every batch and length, and the noise that the authors' penalty leaves."""
         growths = []
         for cell in self.cells():
             task = self._task(np.random.default_rng(0), int(cell["length"]))
@@ -77,7 +76,6 @@ class Stability(st.Study):
         }
 
     def train(self, key: jax.Array, part: str, penalty: str, batch: int, length: int) -> st.Record:
-        """Find the smallest growth that diverges, or train stage two and return its smallest loss."""
         seed = setups.replicate_seed(key)
         task = self._task(np.random.default_rng([*seed, 3]), length)
         growth, lowest, noise = np.nan, np.nan, np.nan
@@ -110,22 +108,11 @@ class Stability(st.Study):
             f"the growth per step, up to a fifth, shifts the ends by a tenth; the search by {math.log2(GRAIN):.2f}",
             "exponent of the batch",
         )
-        yield st.Claim(
-            "The largest stable learning rate does not depend on the batch (exponent)",
-            by_batch,
-            st.near(0, 0.1),
-            "as above",
-            "exponent of the batch",
-            "refuted",
-        )
-        yield st.Claim(
-            f"The largest stable learning rate falls as the root of the length, {self.lengths[0]} to "
-            f"{self.lengths[-1]} tokens (exponent)",
-            by_length,
-            st.near(-0.5, 0.1),
-            "as above",
-            "exponent of the length",
-        )
+        text = "The largest stable learning rate does not depend on the batch (exponent)"
+        yield st.Claim(text, by_batch, st.near(0, 0.1), "as above", "exponent of the batch", "refuted")
+        ends = f"{self.lengths[0]} to {self.lengths[-1]} tokens"
+        text = f"The largest stable learning rate falls as the root of the length, {ends} (exponent)"
+        yield st.Claim(text, by_length, st.near(-0.5, 0.1), "as above", "exponent of the length")
         yield st.Claim(
             "The mean squares of signals and noise predict the threshold (ratio)",
             st.ratio(found, law),
@@ -170,19 +157,16 @@ class Stability(st.Study):
         task = self._task(np.random.default_rng(0), self.penalty_length)
         excess = trained["excess"].sel(part="stage-two").mean(["replicate", "batch", "length"])
         penalties = {name: self._penalty(task, name) for name in PENALTIES}
-        yield st.table(
-            "Stage two by penalty",
-            (
-                {
-                    "penalty": label,
-                    "lambda": f"{penalties[name]:.2g}",
-                    "standard deviations": f"{penalty_ratio(task, penalties[name], self.penalty_batch):.3g}",
-                    "smallest excess loss": f"{float(excess.sel(penalty=name)):.3f}",
-                }
-                for name, label in PENALTIES.items()
-            ),
-            "Means over replicates, raw iterates.",
+        rows = (
+            {
+                "penalty": label,
+                "lambda": f"{penalties[name]:.2g}",
+                "standard deviations": f"{penalty_ratio(task, penalties[name], self.penalty_batch):.3g}",
+                "smallest excess loss": f"{float(excess.sel(penalty=name)):.3f}",
+            }
+            for name, label in PENALTIES.items()
         )
+        yield st.table("Stage two by penalty", rows, "Means over replicates, raw iterates.")
 
     def _penalty(self, task: BigramTask, name: str) -> float:
         if name == "theory":

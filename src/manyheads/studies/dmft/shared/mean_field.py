@@ -212,7 +212,6 @@ def projection(found: xr.DataArray, wanted: xr.DataArray, over: Sequence[str]) -
 
 
 def _chunk(problem: Problem, network: Network, count: int) -> int:
-    """Return how many networks are trained at once."""
     layers = 4 if network.activation is None else 6
     outside = problem.inputs.shape[-1] + problem.classes
     weights = network.width * (problem.depth * layers * network.width + outside)

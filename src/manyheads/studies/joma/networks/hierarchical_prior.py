@@ -35,7 +35,6 @@ class HierarchicalPrior(st.Study):
     name = "joma/hierarchical-prior"
     claim = "A pattern that c labels share is won c times sooner in the layer of theorem 2"
     source = TIAN.at("theorem 2 and the authors' reply to reviewers; the reading, that labels share a, is this study's")
-    revision = 1
 
     learning_rate: float = st.setting(0.02, "of SGD in the layer", above=0, most=0.2, small=0.1, full=0.005)
     batch: int = st.setting(16, "contexts of an update of the layer", least=1)
@@ -58,7 +57,6 @@ class HierarchicalPrior(st.Study):
         return (*st.grid(system=("layer",), shared=SHARED), *(st.Cell(system=prior, shared=0) for prior in PRIORS))
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the time of theorem 2 for shared and for own patterns."""
         shared = [reaching_time(np.array([count / (2 * LABELS)]), LEVEL) for count in SHARED]
         return {
             "shared": ("shared", list(SHARED), "labels that share a pattern"),
@@ -67,7 +65,6 @@ class HierarchicalPrior(st.Study):
         }
 
     def train(self, key: jax.Array, system: str, shared: int) -> st.Record:
-        """Train one layer or one transformer; NaN for what the other measures."""
         accuracy, own, common, bayes = np.full(self.snapshots + 1, np.nan), np.nan, np.nan, np.nan
         if system == "layer":
             steps = round(1.5 * reaching_time(np.array([1 / (2 * LABELS)]), LEVEL) / self.learning_rate)
@@ -109,9 +106,7 @@ class HierarchicalPrior(st.Study):
         own = theory["own_time"] + 0 * theory["shared_time"]
         yield st.Claim(
             "In a layer a pattern that c labels share is won after a time that scales as 1/c",
-            st.exponent(
-                layer["shared_time"].rename("shared pattern"), "shared", what=time, predicted=theory["shared_time"]
-            ),
+            st.exponent(layer["shared_time"].rename("shared pattern"), "shared", "", time, theory["shared_time"]),
             st.near(-1, 0.1),
             "gains are probabilities; finite steps of SGD and contexts that are sampled leave a few percent",
             "exponent of the time in c",
@@ -153,14 +148,11 @@ class HierarchicalPrior(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         transformers = trained.sel(shared=0)
-        yield st.lines(
-            "Accuracy of a transformer over that of Bayes' rule",
-            "step",
-            "share of what Bayes' rule reaches",
-            {words: _share(transformers.sel(system=prior)) for prior, words in PRIORS.items()},
-            note="New sequences. Bands range over replicates.",
-            shows=("A transformer learns labels",),
-        )
+        title = "Accuracy of a transformer over that of Bayes' rule"
+        note = "New sequences. Bands range over replicates."
+        shares = {words: _share(transformers.sel(system=prior)) for prior, words in PRIORS.items()}
+        what, shows = "share of what Bayes' rule reaches", ("A transformer learns labels",)
+        yield st.lines(title, "step", what, shares, note=note, shows=shows)
 
 
 @eqx.filter_jit

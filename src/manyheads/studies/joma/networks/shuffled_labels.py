@@ -35,7 +35,6 @@ class ShuffledLabels(st.Study):
     name = "joma/shuffled-labels"
     claim = "Images that class means decide are learned first, with shuffled labels too"
     source = TIAN.at("the authors' reply to reviewers; the statistics are this study's")
-    revision = 1
 
     samples: int = st.setting(256, "images", least=4 * images.CLASSES, most=1797, small=40, full=1024)
     width: int = st.setting(32, "width of the transformer", multiple="heads", small=8, full=64)
@@ -50,7 +49,6 @@ class ShuffledLabels(st.Study):
         return st.grid(labels=LABELS)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the margin of each image under the means of its classes, and the levels of entropy and rank."""
         data = (images.labelled_digits(self.samples, kind == "shuffled") for kind in LABELS)
         margins = [images.class_mean_margins(*each) for each in data]
         uniform = float(np.log(images.digit_config(self.width, self.heads, 1).length))
@@ -63,7 +61,6 @@ class ShuffledLabels(st.Study):
         }
 
     def train(self, key: jax.Array, labels: str) -> st.Record:
-        """Train one network and record what it classifies rightly, entropy and ranks."""
         data = tuple(map(jnp.asarray, images.labelled_digits(self.samples, labels == "shuffled")))
         config = images.digit_config(self.width, self.heads, self.depth)
         source = images.LabelledImages(data[0], data[1], self.batch)
@@ -96,24 +93,15 @@ class ShuffledLabels(st.Study):
                 bounds=(0.0, 1.0),
                 resolution=1 / self.samples,
             )
-        yield st.Claim(
-            "Real labels are fit to nine tenths in less than half the updates of shuffled ones",
-            _reach(shuffled) / _reach(real),
-            st.above(2),
-            "an inequality, paired by seed",
-            "ratio of updates",
-            resolution=0.1,
-        )
+        text = "Real labels are fit to nine tenths in less than half the updates of shuffled ones"
+        basis = "an inequality, paired by seed"
+        yield st.Claim(text, _reach(shuffled) / _reach(real), st.above(2), basis, "ratio of updates", resolution=0.1)
         clear, negligible = st.above(CLEAR), st.near(0, NEGLIGIBLE)
         margins, up_to = theory["margin"], f"correlations up to {NEGLIGIBLE} are negligible"
         rank: dict[str, Any] = {"quantity": "rank correlation", "bounds": (-1.0, 1.0), "resolution": 1e-3}
-        yield st.Claim(
-            "With real labels images of a large margin under the class means are learned first",
-            -_correlations(real, margins.sel(labels="real")),
-            clear,
-            f"an inequality: from {CLEAR} on the order is clearly there. Sign: early with a large margin",
-            **rank,
-        )
+        text = "With real labels images of a large margin under the class means are learned first"
+        basis = f"an inequality: from {CLEAR} on the order is clearly there. Sign: early with a large margin"
+        yield st.Claim(text, -_correlations(real, margins.sel(labels="real")), clear, basis, **rank)
         yield st.Claim(
             "With shuffled labels the margin does not tell when an image is learned",
             -_correlations(shuffled, margins.sel(labels="shuffled")),
@@ -122,21 +110,11 @@ class ShuffledLabels(st.Study):
             expected="refuted",
             **rank,
         )
-        yield st.Claim(
-            "With real labels independent networks learn the images in one order",
-            _correlations(real),
-            clear,
-            "an inequality; each network beside the mean of the others",
-            **rank,
-        )
-        yield st.Claim(
-            "With shuffled labels independent networks share no order",
-            _correlations(shuffled),
-            negligible,
-            f"the same; {up_to}",
-            expected="refuted",
-            **rank,
-        )
+        text = "With real labels independent networks learn the images in one order"
+        basis = "an inequality; each network beside the mean of the others"
+        yield st.Claim(text, _correlations(real), clear, basis, **rank)
+        text = "With shuffled labels independent networks share no order"
+        yield st.Claim(text, _correlations(shuffled), negligible, f"the same; {up_to}", expected="refuted", **rank)
         ranks, level = trained[list(RANKS)].mean("layer"), float(theory["random_rank"])
         ends = ranks["lower_rank"].isel(step=-1)
         yield st.Claim(
@@ -177,36 +155,29 @@ class ShuffledLabels(st.Study):
         note = "Bands range over replicates."
         accuracy = {f"{kind} labels": trained["accuracy"].sel(labels=kind) for kind in LABELS}
         yield st.lines("Accuracy on the images", "step", "accuracy", accuracy, note=note, shows=("Real labels are",))
+        times = {f"{kind} labels": _by_quarter(trained["time"].sel(labels=kind), theory["margin"]) for kind in LABELS}
         yield st.lines(
             "Updates until an image is learned, by its margin under the class means",
             "quarter",
             "updates classified wrongly",
-            {f"{kind} labels": _by_quarter(trained["time"].sel(labels=kind), theory["margin"]) for kind in LABELS},
+            times,
             x_label="images, a quarter each",
             note=note,
             shows=("large margin under the class means are learned first",),
             x_ticks=GROUPS,
         )
-        for name, label, level, claim in (
-            ("entropy", "attention entropy [nat]", "uniform", "of the bottom layer drops"),
-            ("lower_rank", RANKS["lower_rank"], "random_rank", "Shuffled labels end"),
-            ("upper_rank", RANKS["upper_rank"], "random_rank", "half the stable rank of the upper"),
+        for name, label, level, words, claim in (
+            ("entropy", "attention entropy [nat]", "uniform", "uniform attention", "of the bottom layer drops"),
+            ("lower_rank", RANKS["lower_rank"], "random_rank", "random matrix", "Shuffled labels end"),
+            ("upper_rank", RANKS["upper_rank"], "random_rank", "random matrix", "half the stable rank of the upper"),
         ):
             layers = {
                 f"{kind}, layer {layer}": trained[name].sel(labels=kind, layer=layer)
                 for kind in LABELS
                 for layer in range(self.depth)
             }
-            flat = theory[level] + 0.0 * trained["step"]
-            yield st.lines(
-                label[0].upper() + label[1:],
-                "step",
-                label,
-                layers,
-                reference={"uniform attention" if name == "entropy" else "random matrix": flat},
-                note=note,
-                shows=(claim,),
-            )
+            title, flat = label[0].upper() + label[1:], {words: theory[level] + 0.0 * trained["step"]}
+            yield st.lines(title, "step", label, layers, reference=flat, note=note, shows=(claim,))
 
 
 def _reach(part: st.Data) -> xr.DataArray:

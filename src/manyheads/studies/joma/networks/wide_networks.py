@@ -20,6 +20,12 @@ ALONE = {  # attention at the start, under a constant gain
     "uniform": "uniform attention",
     "small": "uniform attention, small weights",
 }
+FIGURES = {
+    "first_time": "mean time until the first neuron is won",
+    "weaker": "share of neurons that the weaker token wins",
+    "some": "share of layers in which the weaker token wins a neuron",
+    "luckiest": "share of the luckiest neuron in a shared output",
+}
 NEURONS = "neurons of the layer"
 SMALL = 0.05  # standard deviation of small weights; 1 otherwise
 HORIZON = 4.0  # of time, over the inverse of the larger gain
@@ -32,7 +38,6 @@ class WideNetworks(st.Study):
     name = "joma/wide-networks"
     claim = "The first of n neurons is won after a time ~ 1/(n + 1), if attention is aligned"
     source = TIAN.at("theorem 2; lucky neurons as reviews ask, derived here from it")
-    revision = 1
 
     widths: tuple[int, ...] = st.sweep((4, 16, 64), "neurons of a layer", small=(2, 8), full=(4, 16, 64, 256))
     # Of smaller widths there are more layers, with as many neurons in all.
@@ -63,14 +68,13 @@ class WideNetworks(st.Study):
         return {
             "setting": ("setting", list(ALONE), "setting", None),
             "width": ("width", np.asarray(self.widths), "neurons"),
-            "first_time": (both, times, "mean time until the first neuron is won"),
-            "weaker": ("setting", shares, "share of neurons that the weaker token wins"),
-            "some": (both, some, "share of layers in which the weaker token wins a neuron"),
-            "luckiest": ("width", luckiest, "share of the luckiest neuron in a shared output"),
+            "first_time": (both, times, FIGURES["first_time"]),
+            "weaker": ("setting", shares, FIGURES["weaker"]),
+            "some": (both, some, FIGURES["some"]),
+            "luckiest": ("width", luckiest, FIGURES["luckiest"]),
         }
 
     def train(self, key: jax.Array, setting: str, width: int) -> st.Record:
-        """Train the layers of one setting and width; NaN for what the setting does not measure."""
         for_init, for_batches = jax.random.split(key)
         steps = round(HORIZON / self.learning_rate)
         training = WideTraining(self.learning_rate, steps, self.batch, self.level)
@@ -87,12 +91,8 @@ class WideNetworks(st.Study):
             first = np.minimum(times[..., 0].min(1), HORIZON).mean()
             won = times[..., 1] < times[..., 0]
             weaker, some = won.mean(), won.any(1).mean()
-        return {
-            "first_time": ((), first, "mean time until the first neuron is won"),
-            "weaker": ((), weaker, "share of neurons that the weaker token wins"),
-            "some": ((), some, "share of layers in which the weaker token wins a neuron"),
-            "luckiest": ((), luckiest, "share of the luckiest neuron in a shared output"),
-        }
+        values = first, weaker, some, luckiest
+        return {name: ((), value, FIGURES[name]) for name, value in zip(FIGURES, values, strict=True)}
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         narrow, middle, widest = self.widths[0], self.widths[1], self.widths[-1]
@@ -100,19 +100,11 @@ class WideNetworks(st.Study):
         times, laws = (data["first_time"].assign_coords(width=more) for data in (trained, theory))
         weaker, share = trained["weaker"].mean("width"), "share of neurons"
         luckiest = trained["luckiest"].sel(setting="shared")
+        equality = "an equality up to the level, whose tail is below a hundredth, and the finite steps of SGD"
+        falls = "as for aligned attention; Mills' ratio of the largest of n numbers falls as a logarithm"
         for setting, words, expected, basis in (
-            (
-                "aligned",
-                "aligned attention",
-                "holds",
-                "an equality up to the level, whose tail is below a hundredth, and the finite steps of SGD",
-            ),
-            (
-                "uniform",
-                "uniform attention at the start",
-                "refuted",
-                "as for aligned attention; Mills' ratio of the largest of n numbers falls as a logarithm",
-            ),
+            ("aligned", "aligned attention", "holds", equality),
+            ("uniform", "uniform attention at the start", "refuted", falls),
         ):
             yield st.Claim(
                 f"With {words} the time until the first of n neurons is won scales as 1/(n + 1)",
@@ -157,15 +149,9 @@ class WideNetworks(st.Study):
             bounds=(0.0, 1.0),
             resolution=middle / (self.networks * widest),
         )
-        yield st.Claim(
-            "From small weights the weaker token wins no neuron",
-            weaker.sel(setting="small"),
-            st.near(0, 0.001),
-            "the control: without spread at the start there are no lucky neurons",
-            share,
-            bounds=(0.0, 1.0),
-            resolution=1e-9,
-        )
+        text, region = "From small weights the weaker token wins no neuron", st.near(0, 0.001)
+        basis, whole = "the control: without spread at the start there are no lucky neurons", (0.0, 1.0)
+        yield st.Claim(text, weaker.sel(setting="small"), region, basis, share, bounds=whole, resolution=1e-9)
         yield st.Claim(
             f"From small weights the first neuron of {widest} is won as late as that of {narrow}",
             times.sel(setting="small").isel(width=-1) / times.sel(setting="small").isel(width=0),
@@ -200,17 +186,10 @@ class WideNetworks(st.Study):
             found, law = ({words: data.sel(setting=one) for one, words in ALONE.items()} for data in both)
             log, note = "xy" if name == "first_time" else "x", "Dashed: predicted. Bands range over replicates."
             yield st.lines(title, "width", label, found, law, log=log, x_label=NEURONS, note=note, shows=(claim,))
-        yield st.lines(
-            "Share of the luckiest neuron in a shared output",
-            "width",
-            "share",
-            {"one loss for all neurons": trained["luckiest"].sel(setting="shared")},
-            {"one loss for all neurons": theory["luckiest"]},
-            log="xy",
-            x_label=NEURONS,
-            note="Dashed: predicted. Bands range over replicates.",
-            shows=("adds half",),
-        )
+        shares = trained["luckiest"].sel(setting="shared"), theory["luckiest"]
+        found, law = ({"one loss for all neurons": each} for each in shares)
+        labels, shows = ("Share of the luckiest neuron in a shared output", "width", "share"), ("adds half",)
+        yield st.lines(*labels, found, law, log="xy", x_label=NEURONS, note=note, shows=shows)
 
 
 def _start(setting: str) -> tuple[str, float]:

@@ -62,29 +62,14 @@ class RealText(st.Study):
     def check(self) -> None:
         Shape(self.key_dim, self.heads, self.depths[0])
 
-    def inputs(self) -> dict[str, str]:
-        """Return the digest of the text, the default one included, which differs between releases of Python.
-
-        Raises
-        ------
-        UsageError
-            The text cannot be read, or is too short for the windows.
-        """
-        return digest_text(self.text, self.length)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(depth=self.depths, learning_rate=self.learning_rates)
-
-    def flops(self, cell: st.Cell) -> int:
-        shape = Shape(self.key_dim, self.heads, int(cell["depth"]))
-        return self.steps * step_flops(shape, len(read_characters(self.text)[0]), self.length, self.batch)
 
     def predict(self, key: jax.Array) -> st.Data:
         """Return the entropy of uniform causal attention and the stable rank of a random matrix of the MLP's shape."""
         return reference_levels(self.length, self.key_dim * self.heads)
 
     def train(self, key: jax.Array, depth: int, learning_rate: float) -> st.Data:
-        """Train once at a constant learning rate, and record the statistics at equal distances."""
         vocabulary, text = read_characters(self.text)
         for_model, for_batches = jax.random.split(key)
         config = character_config(Shape(self.key_dim, self.heads, depth), len(vocabulary), self.length)
@@ -133,41 +118,24 @@ class RealText(st.Study):
         )
 
     def _correlations(self, runs: RunSummary, holds: str | None, refuted: str | None) -> Iterator[st.Claim]:
-        """Test the statement of the paper on rebound and loss."""
         rise, middle = runs.rise.mean("layer"), EARLY[len(EARLY) // 2]
         # The change of a coefficient when two neighbours of the order are exchanged, over all cells and within one
         # learning rate.
         depths, rates = len(self.depths), len(self.learning_rates)
         grain, grain_within = _grain(depths * rates), _grain(depths) / rates
         correlation: dict[str, Any] = {"quantity": "rank correlation", "bounds": (-1.0, 1.0)}
-        yield st.Claim(
-            "The rebound of attention entropy is highly correlated with low validation loss",
-            runs.correlation(rise),
-            st.near(-1, (np.inf, 1 - HIGH)),
-            f"rank correlation over depths and learning rates of a seed; from {HIGH} on it is called high",
-            expected=refuted,
-            resolution=grain,
-            **correlation,
-        )
-        yield st.Claim(
-            "Within a learning rate the rebound of attention entropy is highly correlated with low validation loss",
-            runs.correlation(rise, within=True),
-            st.near(-1, (np.inf, 1 - HIGH)),
-            "the same with ranks within each learning rate, so that its choice does not contribute",
-            expected=refuted,
-            resolution=grain_within,
-            **correlation,
-        )
+        high, options = st.near(-1, (np.inf, 1 - HIGH)), correlation | {"expected": refuted}
+        text = "rebound of attention entropy is highly correlated with low validation loss"
+        basis = f"rank correlation over depths and learning rates of a seed; from {HIGH} on it is called high"
+        yield st.Claim(f"The {text}", runs.correlation(rise), high, basis, resolution=grain, **options)
+        text, figure = f"Within a learning rate the {text}", runs.correlation(rise, within=True)
+        basis = "the same with ranks within each learning rate, so that its choice does not contribute"
+        yield st.Claim(text, figure, high, basis, resolution=grain_within, **options)
         between = runs.between_seeds(rise)
         widened = mean_interval(between).widened(_grain(rise.sizes["replicate"]) / len(between))
-        yield st.Claim(
-            "Between seeds of one depth and learning rate the rebound is uncorrelated with the validation loss",
-            (between.mean(), widened),
-            st.near(0, NEGLIGIBLE),
-            f"correlations up to {NEGLIGIBLE} are called negligible; mean over cells",
-            expected=holds,
-            **correlation,
-        )
+        text = "Between seeds of one depth and learning rate the rebound is uncorrelated with the validation loss"
+        basis = f"correlations up to {NEGLIGIBLE} are called negligible; mean over cells"
+        yield st.Claim(text, (between.mean(), widened), st.near(0, NEGLIGIBLE), basis, expected=holds, **correlation)
         yield st.Claim(
             f"After {middle:.0%} of a run the validation loss ranks the final losses better than the rebound does",
             np.abs(runs.early_loss(middle)) - np.abs(runs.early_rise(middle)),
@@ -181,6 +149,20 @@ class RealText(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         yield from pictures(theory, trained, RunSummary(trained, float(theory["random_rank"])))
+
+    def inputs(self) -> dict[str, str]:
+        """Return the digest of the text, the default one included, which differs between releases of Python.
+
+        Raises
+        ------
+        UsageError
+            The text cannot be read, or is too short for the windows.
+        """
+        return digest_text(self.text, self.length)
+
+    def flops(self, cell: st.Cell) -> int:
+        shape = Shape(self.key_dim, self.heads, int(cell["depth"]))
+        return self.steps * step_flops(shape, len(read_characters(self.text)[0]), self.length, self.batch)
 
 
 _draw = eqx.filter_jit(draw_weights)  # one program instead of one per array

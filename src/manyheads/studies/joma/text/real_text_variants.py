@@ -39,7 +39,6 @@ class RealTextVariants(st.Study):
     name = "joma/real-text-variants"
     claim = "On words the bottom layer's entropy drops first; it rebounds in post-norm blocks"
     source = TIAN.at("figures 6 to 8 and B.2; the control and statistics are added here")
-    revision = 1
 
     text: Path | None = st.setting(None, "a UTF-8 file; by default Python's own documentation")
     width: int = st.setting(64, "width, which one variant doubles", least=4, multiple=4, small=16, full=192)
@@ -50,16 +49,6 @@ class RealTextVariants(st.Study):
     steps: int = st.setting(240, "updates of Adam", least="snapshots", multiple="snapshots", small=6, full=4800)
     snapshots: int = st.setting(24, "how often the statistics are recorded", least=2, small=3, full=48)
     learning_rate: float = st.setting(3e-3, "learning rate of Adam", above=0, small=0.02, full=1e-3)
-
-    def inputs(self) -> dict[str, str]:
-        """Return the digest of the text, the default one included, which differs between releases of Python."""
-        text, shortest = load_text(self.text), len(variants.read_tokens("words", self.text, self.vocabulary)[1][1])
-        if shortest <= self.length + 1:
-            raise st.UsageError(
-                f"{text.name} leaves {shortest} held-out words, too few for a window of {self.length}: give a text of "
-                f"more than {10 * (self.length + 2)} words, or a shorter --length"
-            )
-        return {"text": text.sha256}
 
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(variant=tuple(variants.VARIANTS))
@@ -79,7 +68,6 @@ class RealTextVariants(st.Study):
         }
 
     def train(self, key: jax.Array, variant: str) -> st.Record:
-        """Train one variant and record loss, entropy and ranks on held-out text."""
         kind = variants.VARIANTS[variant]
         vocabulary, texts = variants.read_tokens(kind.tokens, self.text, self.vocabulary)
         mask = vocabulary if kind.masked else None
@@ -127,22 +115,19 @@ class RealTextVariants(st.Study):
                 holds,
                 resolution=ROUNDING,
             )
-        for change, matrix, expected in (
-            ("drops", "lower", holds),
-            ("drops", "upper", holds),
-            ("rebounds", "lower", refuted),
-            ("rebounds", "upper", holds),
-        ):
-            yield st.Claim(
-                f"The stable rank of the {matrix} MLP matrix {change} in decoders and encoder, pre-norm and post-norm",
-                self._mean_rank_change(theory, trained, f"{matrix}_rank", "drop" if change == "drops" else "rise"),
-                st.above(0.02),
-                "an inequality; a fiftieth of the level of a random matrix, by choice. Mean over layers and four "
-                "variants, located on the other seeds",
-                "drop or rise (of the random level)",
-                expected,
-                resolution=ROUNDING,
-            )
+        for change, part in (("drops", "drop"), ("rebounds", "rise")):
+            for matrix in ("lower", "upper"):
+                yield st.Claim(
+                    f"The stable rank of the {matrix} MLP matrix {change} in decoders and encoder, pre-norm and "
+                    "post-norm",
+                    self._mean_rank_change(theory, trained, f"{matrix}_rank", part),
+                    st.above(0.02),
+                    "an inequality; a fiftieth of the level of a random matrix, by choice. Mean over layers and four "
+                    "variants, located on the other seeds",
+                    "drop or rise (of the random level)",
+                    refuted if (change, matrix) == ("rebounds", "lower") else holds,
+                    resolution=ROUNDING,
+                )
         for variant in ("words", "encoder"):
             bottom, top = (_half(trained["entropy"].sel(variant=variant).isel(layer=place)) for place in (0, -1))
             yield st.Claim(
@@ -174,7 +159,6 @@ class RealTextVariants(st.Study):
         return np.mean(changes, axis=0)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        """Show entropy and ranks of four variants by layer, entropy of the other variants, and a table of all."""
         others = [name for name in variants.VARIANTS if name not in REBOUNDING]
         shown = [(name, words, list(REBOUNDING)) for name in RECORDED for words in PLACES]
         for name, words, drawn in (*shown, ("entropy", "bottom layer", others)):
@@ -192,28 +176,30 @@ class RealTextVariants(st.Study):
 
         def row(variant: str) -> dict[str, str]:
             bottom, top = (_change(trained, variant, "entropy", place) for place in PLACES.values())
-            return {
-                "variant": variant,
-                "loss": f"{float(trained['validation_loss'].sel(variant=variant).min('step').mean()):.2f}",
-                "uniform": f"{float(theory['uniform'].sel(variant=variant)):.2f}",
-                "bottom drops": f"{bottom.drop.mean():.2f}",
-                "rises": f"{bottom.rise.mean():.2f}",
-                "top drops": f"{top.drop.mean():.2f}",
-                "top rises": f"{top.rise.mean():.2f}",
-            }
+            loss = trained["validation_loss"].sel(variant=variant).min("step").mean()
+            figures = {"loss": loss, "uniform": theory["uniform"].sel(variant=variant)}
+            figures |= {"bottom drops": bottom.drop.mean(), "rises": bottom.rise.mean()}
+            figures |= {"top drops": top.drop.mean(), "top rises": top.rise.mean()}
+            return {"variant": variant} | {name: f"{float(value):.2f}" for name, value in figures.items()}
 
-        yield st.table(
-            "Drop and rise by variant",
-            map(row, variants.VARIANTS),
-            "Loss: lowest on held-out text, nat a token that is asked for. Entropies in nat; means over replicates.",
-        )
+        note = "Loss: lowest on held-out text, nat a token that is asked for. Entropies in nat; means over replicates."
+        yield st.table("Drop and rise by variant", map(row, variants.VARIANTS), note)
+
+    def inputs(self) -> dict[str, str]:
+        """Return the digest of the text, the default one included, which differs between releases of Python."""
+        text, shortest = load_text(self.text), len(variants.read_tokens("words", self.text, self.vocabulary)[1][1])
+        if shortest <= self.length + 1:
+            raise st.UsageError(
+                f"{text.name} leaves {shortest} held-out words, too few for a window of {self.length}: give a text of "
+                f"more than {10 * (self.length + 2)} words, or a shorter --length"
+            )
+        return {"text": text.sha256}
 
 
 _loss = eqx.filter_jit(variants.asked_loss)
 
 
 def _change(trained: st.Data, variant: str, name: str, layer: int) -> DropAndRise:
-    """Return drop and rise of the curves of one layer."""
     return replicated_drop_and_rise(trained[name].sel(variant=variant).isel(layer=layer).values)
 
 

@@ -102,7 +102,6 @@ def _multiples(
 
 
 def _heads(trained: st.Data, runs: RunSummary, uniform: float) -> Multiples:
-    """Draw the heads of lowest and highest entropy of each layer: heads of two seeds do not correspond."""
     depth, rate = max(runs.best_rates.items())
     values = trained["entropy"].sel(depth=depth, learning_rate=rate).transpose("layer", "head", "replicate", "step")
     order, steps = np.sort(values.values, axis=1), values["step"].values  # (L, H, R, S), at each moment

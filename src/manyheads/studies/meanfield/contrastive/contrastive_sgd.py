@@ -62,7 +62,6 @@ class ContrastiveSgd(st.Study):
         }
 
     def train(self, key: jax.Array, dimension: int) -> st.Record:
-        """Train by SGD from exact initial overlaps, and from random weights until a feature is found."""
         task = ContrastiveTask()
         rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel().tolist(), dimension])
         path = train_overlaps(task, np.tile(START, (self.runs, 1)), dimension, self._times(), rng)
@@ -114,22 +113,11 @@ class ContrastiveSgd(st.Study):
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         first = trained["trajectory"].isel(replicate=0, run=0)
         small, large = (first.sel(dimension=size) for size in (self.dimensions[0], self.dimensions[-1]))
-        yield st.lines(
-            "Overlaps and squared norm: ODE and one run of SGD",
-            "time",
-            "overlaps Q1, Q2 and squared norm q",
-            {f"n = {self.dimensions[-1]}": large},
-            {"ODE": theory["trajectory"]},
-            {f"n = {self.dimensions[0]}": small},
-        )
-        logs = st.log(trained["dimension"])
-        yield st.lines(
-            "Time to find a feature from random weights",
-            "dimension",
-            f"median time [{UNIT}]",
-            {"SGD": trained["escape"]},
-            {"ln(n) / (2 rate)": theory["escape_slope"] * (logs - logs.mean()) + trained["escape"].mean()},
-            log="x",
-            note="Band: replicates. Dashed: the predicted slope, through the mean.",
-            shows=("From random weights",),
-        )
+        curves = {f"n = {self.dimensions[-1]}": large}, {"ODE": theory["trajectory"]}
+        title, what = "Overlaps and squared norm: ODE and one run of SGD", "overlaps Q1, Q2 and squared norm q"
+        yield st.lines(title, "time", what, *curves, {f"n = {self.dimensions[0]}": small})
+        logs, escape = st.log(trained["dimension"]), trained["escape"]
+        law = {"ln(n) / (2 rate)": theory["escape_slope"] * (logs - logs.mean()) + escape.mean()}
+        what, note = f"median time [{UNIT}]", "Band: replicates. Dashed: the predicted slope, through the mean."
+        title, shows = "Time to find a feature from random weights", ("From random weights",)
+        yield st.lines(title, "dimension", what, {"SGD": escape}, law, log="x", note=note, shows=shows)

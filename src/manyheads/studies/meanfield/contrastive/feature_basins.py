@@ -7,16 +7,10 @@ import numpy as np
 import xarray as xr
 
 import manyheads.study as st
+from manyheads.theory.meanfield.contrastive import stationary_states as stationary
 from manyheads.theory.meanfield.contrastive.ode import overlap_trajectory
 from manyheads.theory.meanfield.contrastive.quadrature import Nodes
 from manyheads.theory.meanfield.contrastive.sgd import train_overlaps
-from manyheads.theory.meanfield.contrastive.stationary_states import (
-    StationaryState,
-    basin_boundary,
-    growth_rates,
-    norms_without_features,
-    stationary_states,
-)
 from manyheads.theory.meanfield.contrastive.task import ContrastiveTask, sparse_feature
 from manyheads.theory.papers import MENG
 
@@ -26,17 +20,6 @@ SECOND = (0.0, 0.7, 0.7)  # start of Newton's method for the state that has lear
 NODES = Nodes(32, 10, 32)
 PATHS = 1e-4  # largest change of a plotted trajectory between two node counts
 WINDOW = 3.0  # time over which growth is measured
-
-
-def two_features(probability: float) -> ContrastiveTask:
-    """Return the task of a sign and of a feature that is present with the given probability, equal second moments."""
-    return ContrastiveTask(features=(sparse_feature(), sparse_feature(probability)))
-
-
-def second_feature_state(task: ContrastiveTask) -> StationaryState:
-    """Return the stationary state that has learned feature 2 alone."""
-    found = stationary_states(task, [SECOND], NODES)
-    return next(state for state in found if abs(state.overlaps[1]) > 0.1)
 
 
 class FeatureBasins(st.Study):
@@ -70,14 +53,13 @@ class FeatureBasins(st.Study):
         return st.grid(probability=self.probabilities)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return growth rates at Q = 0, the boundary, the rate at the state of feature 2, and a phase portrait."""
         growth, boundary, transverse = [], [], []
         for probability in self.probabilities:
             task = two_features(probability)
-            norm = norms_without_features(task, NODES)[-1]
-            growth.append(growth_rates(task, (0.0, 0.0, norm), NODES))
-            boundary.append(basin_boundary(task, RADIUS, self.horizon, self.rounds, NODES))
-            transverse.append(growth_rates(task, second_feature_state(task).state, NODES)[0])
+            norm = stationary.norms_without_features(task, NODES)[-1]
+            growth.append(stationary.growth_rates(task, (0.0, 0.0, norm), NODES))
+            boundary.append(stationary.basin_boundary(task, RADIUS, self.horizon, self.rounds, NODES))
+            transverse.append(stationary.growth_rates(task, second_feature_state(task).state, NODES)[0])
         return {
             "growth": (("probability", "feature"), growth, "growth rate at Q = 0", "1/time"),
             "boundary": ("probability", boundary, "boundary angle of the basins", "degrees"),
@@ -92,14 +74,16 @@ class FeatureBasins(st.Study):
     def _portrait(self) -> st.Record:
         """Return trajectories from a circle of starts, and stationary states, for the second probability."""
         task, times = two_features(self.probabilities[1]), np.linspace(0, self.horizon, 61)
-        norm = norms_without_features(task, NODES)[-1]
+        norm = stationary.norms_without_features(task, NODES)[-1]
         starts = _circle(np.deg2rad(np.linspace(0, 90, self.angles)), norm)
         paths = overlap_trajectory(task, starts, times, NODES, PATHS)
-        states = stationary_states(task, [SECOND, (0.7, 0.0, 0.8), (0.45, 0.65, 0.8), (0.3, 0.3, 0.6)], NODES)
+        states = stationary.stationary_states(
+            task, [SECOND, (0.7, 0.0, 0.8), (0.45, 0.65, 0.8), (0.3, 0.3, 0.6)], NODES
+        )
         unstable = [sum(v.real > 0 for v in state.eigenvalues) for state in states]
         rounds = min(2, self.rounds)  # a degree is as fine as the eye sees
         edges = [
-            basin_boundary(task, radius, self.horizon, rounds, NODES, added_norm=radius**2 - RADIUS**2)
+            stationary.basin_boundary(task, radius, self.horizon, rounds, NODES, added_norm=radius**2 - RADIUS**2)
             for radius in self._radii()
         ]
         return {
@@ -114,9 +98,8 @@ class FeatureBasins(st.Study):
         return np.linspace(RADIUS, 1.0, 2 * self.rounds)
 
     def train(self, key: jax.Array, probability: float) -> st.Record:
-        """Measure growth rates, the selected features, and the rate at the state of feature 2, by SGD."""
         task, rng = two_features(probability), st.generator(key)
-        norm = norms_without_features(task, NODES)[-1]
+        norm = stationary.norms_without_features(task, NODES)[-1]
         growth = self._rates(task, (SMALL, SMALL, norm), rng)
         learned = np.array(second_feature_state(task).state)
         transverse = self._rates(task, (SMALL, learned[1], learned[2] + SMALL**2), rng)[0]
@@ -168,36 +151,25 @@ class FeatureBasins(st.Study):
             "change of the growth rate",
             expected="refuted",
         )
-        yield st.Claim(
-            "The growth rate of feature 1 where 2 is learned is the eigenvalue of the ODE (mean difference)",
-            (rate - theory["transverse"]).mean("probability"),
-            st.near(0, 0.02),
-            "second order in the overlap of 0.05 and 1/n in the state, below a tenth of the rate at Q = 0",
-            "growth rate, measured minus predicted",
-        )
-        yield st.Claim(
-            f"The state of feature 2 is unstable for kurtosis {1 / last:g} (growth rate of feature 1)",
-            rate.isel(probability=-1),
-            st.above(0),
-            "an inequality: a positive rate; it is negative for kurtosis 1, where both features are alike",
-            "growth rate",
-        )
+        text = "The growth rate of feature 1 where 2 is learned is the eigenvalue of the ODE (mean difference)"
+        basis = "second order in the overlap of 0.05 and 1/n in the state, below a tenth of the rate at Q = 0"
+        quantity = "growth rate, measured minus predicted"
+        yield st.Claim(text, (rate - theory["transverse"]).mean("probability"), st.near(0, 0.02), basis, quantity)
+        text = f"The state of feature 2 is unstable for kurtosis {1 / last:g} (growth rate of feature 1)"
+        basis = "an inequality: a positive rate; it is negative for kurtosis 1, where both features are alike"
+        yield st.Claim(text, rate.isel(probability=-1), st.above(0), basis, "growth rate")
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         yield self._phase_portrait(theory)
         edges, selected = theory["boundary"], trained["selected"].mean("replicate")
         names = {probability: f"kurtosis {1 / probability:g}" for probability in self.probabilities}
         step = xr.DataArray([0.0, 1.0], dims="angle")
-        yield st.lines(
-            f"Runs that learn feature 1: boundary at {float(edges[0]):.0f} to {float(edges[-1]):.0f} degrees by "
-            "kurtosis of feature 2",
-            "angle",
-            "share of runs",
-            {name: selected.sel(probability=at) for at, name in names.items()},
-            {name: step.assign_coords(angle=2 * [float(edges.sel(probability=at))]) for at, name in names.items()},
-            x_label="initial angle of (Q1, Q2) [degrees]",
-            note=f"SGD, n = {self.dimension}. Dashed: the boundary of the ODE.",
-        )
+        runs = {name: selected.sel(probability=at) for at, name in names.items()}
+        law = {name: step.assign_coords(angle=2 * [float(edges.sel(probability=at))]) for at, name in names.items()}
+        ends = f"{float(edges[0]):.0f} to {float(edges[-1]):.0f} degrees by kurtosis of feature 2"
+        title, label = f"Runs that learn feature 1: boundary at {ends}", "initial angle of (Q1, Q2) [degrees]"
+        note = f"SGD, n = {self.dimension}. Dashed: the boundary of the ODE."
+        yield st.lines(title, "angle", "share of runs", runs, law, x_label=label, note=note)
 
     def _phase_portrait(self, theory: st.Data) -> st.Lines:
         """Draw trajectories by the feature with the larger overlap at the end, and states by their stability."""
@@ -245,3 +217,14 @@ def _filled_basins(radii: np.ndarray, edges: np.ndarray) -> tuple[st.Curve, st.C
 def _circle(turned: np.ndarray, norm: float) -> np.ndarray:
     """Return states at the radius of the starts by angle, (angles, 3)."""
     return np.stack([RADIUS * np.cos(turned), RADIUS * np.sin(turned), np.full(len(turned), norm)], 1)
+
+
+def two_features(probability: float) -> ContrastiveTask:
+    """Return the task of a sign and of a feature of this probability, of equal second moments."""
+    return ContrastiveTask(features=(sparse_feature(), sparse_feature(probability)))
+
+
+def second_feature_state(task: ContrastiveTask) -> stationary.StationaryState:
+    """Return the stationary state that has learned feature 2 alone."""
+    found = stationary.stationary_states(task, [SECOND], NODES)
+    return next(state for state in found if abs(state.overlaps[1]) > 0.1)

@@ -20,21 +20,6 @@ from manyheads.theory.papers import MENG
 START, NODES = (0.6, 0.6), Nodes(32, 12, 32)  # Q and q at the start
 
 
-def one_feature(noise: float, learning_rate: float, correlation: float) -> ContrastiveTask:
-    """Return the task of one feature, a sign."""
-    feature = (sparse_feature(),)
-    return ContrastiveTask(feature, augmentation_std=noise, correlation=correlation, learning_rate=learning_rate)
-
-
-def stationary_cosine(task: ContrastiveTask, nodes: Nodes = NODES) -> float:
-    """Return the cosine of the stable stationary state that has learned the feature; 0 if there is none."""
-    for start in ((0.9, 0.95), START, (0.4, 0.3)):
-        found = stationary_states(task, [start], nodes)
-        if learned := [abs(state.cosines[0]) for state in found if state.stable and abs(state.overlaps[0]) > 0.01]:
-            return max(learned)
-    return 0.0
-
-
 class NoiseCorrelation(st.Study):
     """Stationary cosine of weights and feature by the correlation of the augmentation noise, in two regimes."""
 
@@ -58,7 +43,6 @@ class NoiseCorrelation(st.Study):
         return tuple(st.Cell(noise=noise, learning_rate=rate, correlation=rho) for noise, rate, rho in settings)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the stationary cosine of the ODE in every cell, and for smaller learning rates."""
         cosines = [stationary_cosine(one_feature(*map(float, cell.values()))) for cell in self.cells()]
         std, rate = self.moderate
         scales = np.array([0.25, 0.5, 1.0])
@@ -79,73 +63,56 @@ class NoiseCorrelation(st.Study):
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         (std, rate), (large, slow) = self.moderate, self.strong
-        moderate, strong = (
-            trained["cosine"].sel(noise=noise, learning_rate=step) for noise, step in (self.moderate, self.strong)
-        )
-        clean = trained["cosine"].sel(noise=0.0, learning_rate=rate, correlation=0.0)
+        regimes, cosine = (self.moderate, self.strong), trained["cosine"]
+        moderate, strong = (cosine.sel(noise=noise, learning_rate=step) for noise, step in regimes)
+        clean = cosine.sel(noise=0.0, learning_rate=rate, correlation=0.0)
         helped, hurt = (each.sel(correlation=-0.9) - each.sel(correlation=0.0) for each in (moderate, strong))
-        gain, loss = (
-            float(self._predicted(theory, *regime, -0.9) - self._predicted(theory, *regime, 0.0))
-            for regime in (self.moderate, self.strong)
-        )
+        both = ([self._predicted(theory, *regime, rho) for rho in (-0.9, 0.0)] for regime in regimes)
+        gain, loss = (float(one - other) for one, other in both)
         better = "Negatively correlated augmentation noise gives a larger cosine than independent noise"
-        basis = "half the predicted effect: corrections of order 1/n cancel in the difference of paired runs"
-        yield st.Claim(
-            f"Independent augmentation noise of {std:g} lowers the stationary cosine (decrease)",
-            clean - moderate.sel(correlation=0.0),
-            st.above(0),
-            "an inequality: the decrease is positive",
-            "decrease of the cosine",
-        )
-        yield st.Claim(
-            f"{better}: gain by rho = -0.9 at noise {std:g}, learning rate {rate:g}",
-            helped,
-            st.near(gain, abs(gain) / 2),
-            basis,
-            "gain of the cosine",
-        )
-        yield st.Claim(
-            f"{better}: gain by rho = -0.9 at noise {large:g}, learning rate {slow:g}",
-            hurt,
-            st.above(0),
-            "the abstract's statement: the gain is positive",
-            "gain of the cosine",
-            expected="refuted",
-        )
-        yield st.Claim(
-            f"At noise {large:g} and learning rate {slow:g} negative correlation lowers the cosine by as much as "
-            "the ODE says",
-            hurt,
-            st.near(loss, abs(loss) / 2),
-            basis,
-            "gain of the cosine",
-        )
+        half = "half the predicted effect: corrections of order 1/n cancel in the difference of paired runs"
+        abstract, quantity = "the abstract's statement: the gain is positive", "gain of the cosine"
+        text = f"Independent augmentation noise of {std:g} lowers the stationary cosine (decrease)"
+        basis, decrease = "an inequality: the decrease is positive", clean - moderate.sel(correlation=0.0)
+        yield st.Claim(text, decrease, st.above(0), basis, "decrease of the cosine")
+        text = f"{better}: gain by rho = -0.9 at noise {std:g}, learning rate {rate:g}"
+        yield st.Claim(text, helped, st.near(gain, abs(gain) / 2), half, quantity)
+        text = f"{better}: gain by rho = -0.9 at noise {large:g}, learning rate {slow:g}"
+        yield st.Claim(text, hurt, st.above(0), abstract, quantity, "refuted")
+        text = f"At noise {large:g} and learning rate {slow:g} negative correlation lowers the cosine by as much as"
+        yield st.Claim(f"{text} the ODE says", hurt, st.near(loss, abs(loss) / 2), half, quantity)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         std, rate = self.moderate
         rho = sorted(trained["correlation"].values.tolist())
         ode = xr.concat([self._predicted(theory, std, rate, each) for each in rho], "correlation")
-        yield st.lines(
-            f"Stationary cosine of weights and feature, noise {std:g}, learning rate {rate:g}",
-            "correlation",
-            "stationary cosine",
-            {f"SGD, n = {self.dimension}": trained["cosine"].sel(noise=std, learning_rate=rate, correlation=rho)},
-            {"ODE": ode.assign_coords(correlation=rho)},
-            x_label="correlation rho of the augmentation noise",
-            note="Band: replicates.",
-        )
+        found = {f"SGD, n = {self.dimension}": trained["cosine"].sel(noise=std, learning_rate=rate, correlation=rho)}
+        law, label = {"ODE": ode.assign_coords(correlation=rho)}, "correlation rho of the augmentation noise"
+        title = f"Stationary cosine of weights and feature, noise {std:g}, learning rate {rate:g}"
+        what, note = "stationary cosine", "Band: replicates."
+        yield st.lines(title, "correlation", what, found, law, x_label=label, note=note)
         benefit = theory["benefit"]
-        yield st.lines(
-            f"Gain by rho = -0.9 instead of 0: {float(benefit[-1]):.4f} at learning rate {rate:g}",
-            "learning_rate",
-            "gain in cosine",
-            {},
-            {"ODE": benefit},
-            {"square": benefit[-1] * (benefit["learning_rate"] / rate) ** 2},
-            log="xy" if (benefit > 0).all() else "x",
-            note="Grey: the law of the variance of a step, through the last point.",
-        )
+        curves = {"ODE": benefit}, {"square": benefit[-1] * (benefit["learning_rate"] / rate) ** 2}
+        title = f"Gain by rho = -0.9 instead of 0: {float(benefit[-1]):.4f} at learning rate {rate:g}"
+        log = "xy" if (benefit > 0).all() else "x"
+        note = "Grey: the law of the variance of a step, through the last point."
+        yield st.lines(title, "learning_rate", "gain in cosine", {}, *curves, log=log, note=note)
 
     def _predicted(self, theory: st.Data, noise: float, learning_rate: float, correlation: float) -> xr.DataArray:
         cell = st.Cell(noise=noise, learning_rate=learning_rate, correlation=correlation)
         return theory["cosine"].sel(setting=cell.slug, drop=True)
+
+
+def one_feature(noise: float, learning_rate: float, correlation: float) -> ContrastiveTask:
+    """Return the task of one feature, a sign."""
+    feature = (sparse_feature(),)
+    return ContrastiveTask(feature, augmentation_std=noise, correlation=correlation, learning_rate=learning_rate)
+
+
+def stationary_cosine(task: ContrastiveTask, nodes: Nodes = NODES) -> float:
+    """Return the cosine of the stable stationary state that has learned the feature; 0 if there is none."""
+    for start in ((0.9, 0.95), START, (0.4, 0.3)):
+        found = stationary_states(task, [start], nodes)
+        if learned := [abs(state.cosines[0]) for state in found if state.stable and abs(state.overlaps[0]) > 0.01]:
+            return max(learned)
+    return 0.0

@@ -21,23 +21,6 @@ ORDER = ("Q1", "Q2", "q")
 DISCRETIZATION = 2e-3  # of the particles: an eighth of the smallest error that SGD is found to have
 
 
-def sign_penalty(weights: Array) -> Array:
-    """Return phi of an L1 penalty, a subgradient at zero."""
-    return STRENGTH * jnp.sign(weights)
-
-
-def draw_coordinates(size: int, runs: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Return features (2, size), a tenth of the first one not zero, and weights (runs, size) with the state START."""
-    sparse = np.zeros(BLOCK)
-    sparse[[0, BLOCK // 2]] = np.sqrt(BLOCK / 2)
-    dense = np.repeat([1.0, -1.0], BLOCK // 2)
-    features = np.stack([np.tile(sparse, size // BLOCK), np.tile(dense, size // BLOCK)])
-    rest = rng.standard_normal((runs, size))
-    rest -= rest @ features.T / size @ features
-    rest *= np.sqrt((START[2] - START[0] ** 2 - START[1] ** 2) / (rest**2).mean(1, keepdims=True))
-    return features, np.array(START[:2]) @ features + rest
-
-
 class SparsePenalty(st.Study):
     """Distance of SGD with an L1 penalty from the particles by dimension, and its cosine beside that of weight decay.
 
@@ -63,17 +46,8 @@ class SparsePenalty(st.Study):
     def predict(self, key: jax.Array) -> st.Record:
         """Return overlaps and squared norm of the particles; their random numbers are fixed, their error is small."""
         features, weights = draw_coordinates(self.particles, 1, np.random.default_rng(0))
-        path = simulate_particles(
-            ContrastiveTask(weight_decay=0.0),
-            weights[0],
-            features,
-            self.horizon,
-            jax.random.key(0),
-            sign_penalty,
-            self.steps,
-            self.records,
-            tolerance=DISCRETIZATION,
-        )
+        system = ContrastiveTask(weight_decay=0.0), weights[0], features, self.horizon, jax.random.key(0), sign_penalty
+        path = simulate_particles(*system, self.steps, self.records, tolerance=DISCRETIZATION)
         return {
             "trajectory": (("time", "order"), path.states[1:], "overlaps and squared norm"),
             "discrepancy": ((), path.discrepancy, "change with steps of twice the length"),
@@ -83,7 +57,6 @@ class SparsePenalty(st.Study):
         }
 
     def train(self, key: jax.Array, dimension: int) -> st.Record:
-        """Train several times with the L1 penalty, and with weight decay, from weights of the same overlaps."""
         rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel().tolist(), dimension])
         times = np.linspace(0, self.horizon, self.records + 1)[1:]
         runs = self.runs * self.dimensions[-1] // dimension
@@ -128,10 +101,23 @@ class SparsePenalty(st.Study):
         )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        yield st.lines(
-            f"L1 penalty: particles and one run of SGD, n = {self.dimensions[-1]}",
-            "time",
-            "overlaps Q1, Q2 and squared norm q",
-            {"SGD": trained["trajectory"].isel(dimension=-1, replicate=0)},
-            {"particles": theory["trajectory"]},
-        )
+        title = f"L1 penalty: particles and one run of SGD, n = {self.dimensions[-1]}"
+        run, law = trained["trajectory"].isel(dimension=-1, replicate=0), theory["trajectory"]
+        yield st.lines(title, "time", "overlaps Q1, Q2 and squared norm q", {"SGD": run}, {"particles": law})
+
+
+def sign_penalty(weights: Array) -> Array:
+    """Return phi of an L1 penalty, a subgradient at zero."""
+    return STRENGTH * jnp.sign(weights)
+
+
+def draw_coordinates(size: int, runs: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Return features (2, size), a tenth of the first one not zero, and weights (runs, size) with the state START."""
+    sparse = np.zeros(BLOCK)
+    sparse[[0, BLOCK // 2]] = np.sqrt(BLOCK / 2)
+    dense = np.repeat([1.0, -1.0], BLOCK // 2)
+    features = np.stack([np.tile(sparse, size // BLOCK), np.tile(dense, size // BLOCK)])
+    rest = rng.standard_normal((runs, size))
+    rest -= rest @ features.T / size @ features
+    rest *= np.sqrt((START[2] - START[0] ** 2 - START[1] ** 2) / (rest**2).mean(1, keepdims=True))
+    return features, np.array(START[:2]) @ features + rest

@@ -67,15 +67,10 @@ class AttractorStudy(st.Study):
         full=600,
     )
     phase: tuple[int, int] = st.setting(
-        (48, 64),
-        "gains and temperatures of the phase diagram",
-        least=2,
-        small=(3, len(TABLE) // 3),
-        full=(100, 100),
+        (48, 64), "gains and temperatures of the phase diagram", least=2, small=(3, len(TABLE) // 3), full=(100, 100)
     )
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return exponents and attractors of the table, of three scans of beta, and of a phase diagram."""
         network, (gains, temperatures) = OneBitNetwork.published(), self.phase
         networks = {"published": network, "no positions": replace(network, positional_weight=0.0)}
         table = [self._spectrum(each, np.array(TABLE), 1) for each in networks.values()]
@@ -109,7 +104,6 @@ class AttractorStudy(st.Study):
         }
 
     def train(self, key: jax.Array) -> st.Record:
-        """Measure distances of pairs of finite networks, and follow the mean field from random first tokens."""
         network, sizes = OneBitNetwork.published(), np.asarray(self.neurons)
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
         apart = []

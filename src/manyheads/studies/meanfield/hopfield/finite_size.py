@@ -55,7 +55,6 @@ class FiniteSize(st.Study):
         }
 
     def train(self, key: jax.Array, beta: float, neurons: int) -> st.Record:
-        """Run finite networks and measure their rms deviation over runs, tokens and features."""
         network = OneBitNetwork.published()
         rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel(), neurons])
         exact = mean_field_trajectory(network, beta, self.steps)
@@ -65,33 +64,18 @@ class FiniteSize(st.Study):
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         weak, strong = (trained["error"].sel(beta=beta) for beta in (self.weak, self.strong))
         response = theory["constant"] / trained["neurons"] ** 0.5
-        law = "noise of independent bits has exponent -1/2; a tenth of it is allowed"
-        yield st.Claim(
-            f"At beta = {self.weak:g} overlaps deviate from the mean-field map by N^(-1/2)",
-            st.exponent(weak, "neurons", "N", predicted=response.sel(beta=self.weak)),
-            st.near(-0.5, SLOPE),
-            law,
-        )
-        yield st.Claim(
-            f"At beta = {self.strong:g} overlaps deviate by N^(-1/2) from N = {self.asymptotic:,} on",
-            st.exponent(
-                strong.sel(neurons=self._sizes(below=False)),
-                "neurons",
-                "N",
-                predicted=response.sel(beta=self.strong),
-            ),
-            st.near(-0.5, SLOPE),
-            law,
-        )
-        network = OneBitNetwork.published()
-        yield st.Claim(
-            f"At beta = {self.strong:g} overlaps deviate by N^(-1/2) already below N = {self.asymptotic:,}",
-            st.exponent(strong.sel(neurons=self._sizes(below=True)), "neurons", "N"),
-            st.near(-0.5, SLOPE),
-            f"{law}; attention multiplies noise, and gamma^2/M = {network.gain**2 / network.features:,.0f} neurons "
-            "are needed",
-            expected="refuted",
-        )
+        below, above = (self._sizes(below=which) for which in (True, False))
+        law, root = "noise of independent bits has exponent -1/2; a tenth of it is allowed", st.near(-0.5, SLOPE)
+        text = f"At beta = {self.weak:g} overlaps deviate from the mean-field map by N^(-1/2)"
+        figure = st.exponent(weak, "neurons", "N", predicted=response.sel(beta=self.weak))
+        yield st.Claim(text, figure, root, law)
+        text = f"At beta = {self.strong:g} overlaps deviate by N^(-1/2)"
+        figure = st.exponent(strong.sel(neurons=above), "neurons", "N", predicted=response.sel(beta=self.strong))
+        yield st.Claim(f"{text} from N = {self.asymptotic:,} on", figure, root, law)
+        network, figure = OneBitNetwork.published(), st.exponent(strong.sel(neurons=below), "neurons", "N")
+        needed = f"attention multiplies noise, and gamma^2/M = {network.gain**2 / network.features:,.0f} neurons"
+        text, basis = f"{text} already below N = {self.asymptotic:,}", f"{law}; {needed} are needed"
+        yield st.Claim(text, figure, root, basis, expected="refuted")
         for beta in (self.weak, self.strong):
             constant = float(theory["constant"].sel(beta=beta))
             yield st.Claim(

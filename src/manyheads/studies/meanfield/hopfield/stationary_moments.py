@@ -50,15 +50,7 @@ class StationaryMoments(st.Study):
                 "attractors are zero without meaning; expected a number above 0 and up to 1"
             )
 
-    @property
-    def betas(self) -> tuple[float, ...]:
-        return self.regular + self.chaotic
-
-    def network(self) -> OneBitNetwork:
-        return replace(OneBitNetwork.published(), positional_weight=self.positional_weight)
-
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the moments of the mean field, the error of a time average, and the first tokens of its orbit."""
         network, rng, moments, early = self.network(), np.random.default_rng(0), [], []
         for begin in range(0, self.orbits, CHUNK):
             first = rng.uniform(-1, 1, (len(self.betas), CHUNK, network.types))
@@ -78,7 +70,6 @@ class StationaryMoments(st.Study):
         }
 
     def train(self, key: jax.Array) -> st.Record:
-        """Run finite networks and measure their time averages."""
         network, rng = self.network(), np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
         sizes = np.repeat(np.asarray(self.neurons)[:, None], self.runs, 1)
         moments, early = [], []
@@ -157,6 +148,13 @@ class StationaryMoments(st.Study):
             ),
             f"Mean over all runs and {self.orbits} orbits.",
         )
+
+    @property
+    def betas(self) -> tuple[float, ...]:
+        return self.regular + self.chaotic
+
+    def network(self) -> OneBitNetwork:
+        return replace(OneBitNetwork.published(), positional_weight=self.positional_weight)
 
 
 def deviations(theory: st.Data, trained: st.Data, name: str) -> xr.DataArray:

@@ -36,14 +36,6 @@ class AttentionSpeed(st.Study):
         if min(len(self._fast), len(self._slow)) < 2:
             raise st.UsageError(f"speeds={self.speeds}: expected two up to {SLOW:g} and two from {FAST:g} on")
 
-    @property
-    def _fast(self) -> list[float]:
-        return [speed for speed in self.speeds if speed >= FAST]
-
-    @property
-    def _slow(self) -> list[float]:
-        return [speed for speed in self.speeds if speed <= SLOW]
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(speed=self.speeds)
 
@@ -54,7 +46,6 @@ class AttentionSpeed(st.Study):
         }
 
     def train(self, key: jax.Array, speed: float) -> st.Record:
-        """Draw a start, integrate the joint flow and the limit, and compare the losses."""
         times = np.linspace(0.0, self.duration, self.records + 1)[1:]
         drawn = SCATTER * np.asarray(jax.random.normal(key, (2, 2, 2), jnp.float64))
         start = SIGNAL + drawn[0], FOREIGN + drawn[1]
@@ -85,11 +76,14 @@ class AttentionSpeed(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         first = trained.isel(replicate=0)
-        yield st.lines(
-            "Loss at finite attention speed r",
-            "moment",
-            "loss",
-            {f"r = {speed:g}": first["loss"].sel(speed=speed) for speed in self.speeds},
-            reference={"limit": first["limit"].isel(speed=0)},
-            note="One start.",
-        )
+        curves = {f"r = {speed:g}": first["loss"].sel(speed=speed) for speed in self.speeds}
+        limit, title = {"limit": first["limit"].isel(speed=0)}, "Loss at finite attention speed r"
+        yield st.lines(title, "moment", "loss", curves, reference=limit, note="One start.")
+
+    @property
+    def _fast(self) -> list[float]:
+        return [speed for speed in self.speeds if speed >= FAST]
+
+    @property
+    def _slow(self) -> list[float]:
+        return [speed for speed in self.speeds if speed <= SLOW]

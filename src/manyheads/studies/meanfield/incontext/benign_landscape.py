@@ -44,7 +44,6 @@ class BenignLandscape(st.Study):
         return {"level": ("saddle", saddle_levels(self._task().covariance), "loss of the saddles")}
 
     def train(self, key: jax.Array) -> st.Record:
-        """Measure random saddles, and train an MLP from a Gaussian start."""
         rng, task = st.generator(key), self._task()
         found = np.array([_measure_saddle(task, rng) for _ in range(self.saddles)])
         times = np.linspace(0.0, self.duration, self.records + 1)[1:]

@@ -8,16 +8,8 @@ import numpy as np
 
 import manyheads.study as st
 from manyheads.errors import CertificateError
+from manyheads.theory.meanfield.incontext import head_particles as system
 from manyheads.theory.meanfield.incontext.gaussian_points import gaussian_points
-from manyheads.theory.meanfield.incontext.head_particles import (
-    PARAMETERS,
-    HeadParticles,
-    LabelledPrompts,
-    cross_entropy,
-    draw_labelled_prompts,
-    initial_variance,
-    train_head_particles,
-)
 
 OUTPUTS = ("averaged", "summed")
 
@@ -54,10 +46,9 @@ class HeadParticlesStudy(st.Study):
         return st.grid(output=OUTPUTS, heads=self.heads)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Compute Var f at initialization and the limit, from two sets of points that must agree."""
         prompts = self._prompts()
-        variance = initial_variance(prompts)
-        points = [gaussian_points(PARAMETERS, self.reference, np.random.default_rng(seed)) for seed in (0, 1)]
+        variance = system.initial_variance(prompts)
+        points = [gaussian_points(system.PARAMETERS, self.reference, np.random.default_rng(seed)) for seed in (0, 1)]
         pair = self._train(np.stack(points), prompts)
         error = float(np.sqrt(np.mean((pair[0] - pair[1]) ** 2)) / 2)  # of the mean of two
         threshold = float(np.sqrt(variance.mean() / self.heads[-1])) / 8
@@ -73,18 +64,17 @@ class HeadParticlesStudy(st.Study):
             "variance": ("prompt", variance, "variance of f at initialization"),
             "error": ((), error, "rms error of the reference"),
             "logit": (("step", "prompt"), logits, "logit of the reference"),
-            "loss": ("step", np.asarray(cross_entropy(jnp.asarray(logits), prompts.answer)), "loss", "nat"),
+            "loss": ("step", np.asarray(system.cross_entropy(jnp.asarray(logits), prompts.answer)), "loss", "nat"),
             "step": ("step", np.arange(self.steps + 1), "updates"),
             "heads": ("heads", list(self.heads), "heads H"),
         }
 
     def train(self, key: jax.Array, output: str, heads: int) -> st.Record:
-        """Train systems of one size; keep mean and variance over systems of the logits at both ends and of the loss."""
         prompts, seeds = self._prompts(), np.asarray(jax.random.key_data(key)).ravel().tolist()
         rng = np.random.default_rng([*seeds, heads, int(output == "summed")])
-        points = rng.standard_normal((self.drawn // heads, heads, PARAMETERS))
+        points = rng.standard_normal((self.drawn // heads, heads, system.PARAMETERS))
         logits = self._train(points, prompts, output == "summed")
-        loss = np.asarray(cross_entropy(jnp.asarray(logits[:, -1]), prompts.answer))
+        loss = np.asarray(system.cross_entropy(jnp.asarray(logits[:, -1]), prompts.answer))
         return {
             "initial_square": ("prompt", (logits[:, 0] ** 2).mean(0), "mean square of the logit at initialization"),
             "mean": ("prompt", logits[:, -1].mean(0), "mean logit after training"),
@@ -114,12 +104,9 @@ class HeadParticlesStudy(st.Study):
             f"the squared error has corrections of relative order 1/H: of relative size 4/H at H = {first} "
             "they move the exponent by 0.04; the reference moves it by less than 0.01",
         )
-        yield st.Claim(
-            "After training the loss fluctuates over systems by H^(-1/2)",
-            st.exponent(heads["loss_spread"], "heads", "H"),
-            st.near(-0.5, 0.05),
-            f"corrections of relative order 1/H to the variance, as above at H = {first}",
-        )
+        text = "After training the loss fluctuates over systems by H^(-1/2)"
+        basis = f"corrections of relative order 1/H to the variance, as above at H = {first}"
+        yield st.Claim(text, st.exponent(heads["loss_spread"], "heads", "H"), st.near(-0.5, 0.05), basis)
         yield st.Claim(
             f"The bias of the loss falls as 1/H (relative change of H times the bias, H = {first} to {second})",
             (nearer - near) / abs(near.mean()),
@@ -138,25 +125,17 @@ class HeadParticlesStudy(st.Study):
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         heads = trained.sel(output="averaged")
         bias = abs((heads["loss_mean"] - theory["loss"].isel(step=-1, drop=True)).mean("replicate"))
-        sizes = heads["heads"] / self.heads[0]
-        yield st.lines(
-            "Loss of H averaged heads: fluctuation and bias",
-            "heads",
-            "deviation of the loss [nat]",
-            {"standard deviation over systems": heads["loss_spread"], "bias, absolute value": bias},
-            reference={"1/H": float(bias[0]) / sizes},
-            log="xy",
-            note=f"H times the bias: {', '.join(f'{each:.3g}' for each in (bias * heads['heads']).values)}.",
-            shows=("The bias of the loss",),
-        )
+        found = {"standard deviation over systems": heads["loss_spread"], "bias, absolute value": bias}
+        law = {"1/H": float(bias[0]) * self.heads[0] / heads["heads"]}
+        title, what = "Loss of H averaged heads: fluctuation and bias", "deviation of the loss [nat]"
+        note = f"H times the bias: {', '.join(f'{each:.3g}' for each in (bias * heads['heads']).values)}."
+        shows = ("The bias of the loss",)
+        yield st.lines(title, "heads", what, found, reference=law, log="xy", note=note, shows=shows)
 
-    def _prompts(self) -> LabelledPrompts:
-        """Draw the prompts, the same for all systems."""
-        return draw_labelled_prompts(np.random.default_rng(0), self.prompts, self.length)
+    def _prompts(self) -> system.LabelledPrompts:
+        return system.draw_labelled_prompts(np.random.default_rng(0), self.prompts, self.length)
 
-    def _train(self, points: np.ndarray, prompts: LabelledPrompts, summed: bool = False) -> np.ndarray:
-        return np.asarray(
-            train_head_particles(
-                HeadParticles.of(points), prompts, learning_rate=self.learning_rate, steps=self.steps, summed=summed
-            )
-        )
+    def _train(self, points: np.ndarray, prompts: system.LabelledPrompts, summed: bool = False) -> np.ndarray:
+        heads, rate = system.HeadParticles.of(points), self.learning_rate
+        logits = system.train_head_particles(heads, prompts, learning_rate=rate, steps=self.steps, summed=summed)
+        return np.asarray(logits)

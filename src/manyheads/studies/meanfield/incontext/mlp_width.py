@@ -59,10 +59,6 @@ class MLPWidth(st.Study):
     outer_duration: float = st.setting(80.0, "last time where the second layer is trained", small=8.0)
     both_duration: float = st.setting(4.0, "last time where both layers are trained", small=0.1)
 
-    @property
-    def _widths(self) -> dict[str, tuple[int, ...]]:
-        return {"outer": self.outer_widths, "both": self.both_widths}
-
     def cells(self) -> tuple[st.Cell, ...]:
         return tuple(st.Cell(layers=layers, width=width) for layers in STARTS for width in self._widths[layers])
 
@@ -94,7 +90,6 @@ class MLPWidth(st.Study):
         }
 
     def train(self, key: jax.Array, layers: str, width: int) -> st.Record:
-        """Draw first-layer weights and integrate the two-timescale flow."""
         rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).tolist(), width])
         losses = np.full((self.networks, RECORDS), np.nan)
         for place in range(self.networks if layers == "outer" else 1):
@@ -114,47 +109,32 @@ class MLPWidth(st.Study):
             "0.8 N^(-1/2) over the amplitude, a quarter at N = 256, changes the exponent by 0.05; scatter of "
             "48 networks: 0.07",
         )
-        yield st.Claim(
-            "With both layers trained the RMS error falls to less than 0.3 from the smallest to the largest width",
-            float(typical[-1] / typical[0]),
-            st.below(0.3),
-            "stated without a power law: networks leave the symmetric start at different times",
-            "error at the largest over that at the smallest N",
-        )
-        yield st.Claim(
-            "With both layers trained the RMS error falls at every step of the width (largest ratio)",
-            float((typical[1:] / typical[:-1]).max()),
-            st.below(1),
-            "a decrease at every step",
-            "largest ratio of errors at neighbouring N",
-        )
+        text = "With both layers trained the RMS error falls to less than 0.3 from the smallest to the largest width"
+        basis = "stated without a power law: networks leave the symmetric start at different times"
+        quantity = "error at the largest over that at the smallest N"
+        yield st.Claim(text, float(typical[-1] / typical[0]), st.below(0.3), basis, quantity)
+        text = "With both layers trained the RMS error falls at every step of the width (largest ratio)"
+        basis, quantity = "a decrease at every step", "largest ratio of errors at neighbouring N"
+        yield st.Claim(text, float((typical[1:] / typical[:-1]).max()), st.below(1), basis, quantity)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         for layers, widths in self._widths.items():
-            loss = trained["loss"].sel(layers=layers).isel(network=0)
+            loss, law = (data["loss"].sel(layers=layers) for data in (trained, theory))
             shown = dict.fromkeys((widths[0], widths[len(widths) // 2], widths[-1]))
-            yield st.lines(
-                f"Loss, {LAYERS[layers]} trained",
-                "share",
-                "loss",
-                {f"N = {width:,}": loss.sel(width=width) for width in shown},
-                reference={"limit": theory["loss"].sel(layers=layers)},
-                note="Bands: replicates. Two references of the limit differ by "
-                f"{float(theory['difference'].sel(layers=layers)):.1e} at most.",
-            )
+            losses = {f"N = {width:,}": loss.isel(network=0).sel(width=width) for width in shown}
+            apart, title = float(theory["difference"].sel(layers=layers)), f"Loss, {LAYERS[layers]} trained"
+            note = f"Bands: replicates. Two references of the limit differ by {apart:.1e} at most."
+            yield st.lines(title, "share", "loss", losses, reference={"limit": law}, note=note)
         found = self._errors(theory, trained)
-        yield st.lines(
-            "RMS error of the loss trajectory",
-            "width",
-            "RMS error of the loss",
-            {f"{label} trained": found[layers] for layers, label in LAYERS.items()},
-            log="xy",
-            note="Bands: replicates.",
-            shows=("both layers trained",),
-        )
+        errors = {f"{label} trained": found[layers] for layers, label in LAYERS.items()}
+        labels, shows = ("RMS error of the loss trajectory", "width", "RMS error of the loss"), ("both layers trained",)
+        yield st.lines(*labels, errors, log="xy", note="Bands: replicates.", shows=shows)
+
+    @property
+    def _widths(self) -> dict[str, tuple[int, ...]]:
+        return {"outer": self.outer_widths, "both": self.both_widths}
 
     def _errors(self, theory: st.Data, trained: st.Data) -> dict[str, xr.DataArray]:
-        """Return the RMS errors of the loss trajectories of replicates, (replicate, width)."""
         found = st.distance(trained["loss"], theory["loss"], over=("network", "share"))
         return {layers: found.sel(layers=layers, width=list(widths)) for layers, widths in self._widths.items()}
 

@@ -36,7 +36,6 @@ class PromptLength(st.Study):
         return st.grid(length=self.lengths)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the exact loss at every length, at this attention and at the best one, and the paper's bound."""
         task, h = representation()
         attention = solve_attention(task, h)
         exact = [prompt_loss(task, h, attention.weights, length) for length in self.lengths]
@@ -54,7 +53,6 @@ class PromptLength(st.Study):
         }
 
     def train(self, key: jax.Array, length: int) -> st.Record:
-        """Draw prompts, and average the loss on one query, and over tasks and queries."""
         task, h = representation()
         attention = solve_attention(task, h).weights
         key = jax.random.fold_in(key, length)
@@ -69,13 +67,10 @@ class PromptLength(st.Study):
         excess = trained["averaged"] - theory["limit"]
         error = 2.0 / np.sqrt(FEWEST)  # of a chi-squared variable's mean, with one degree of freedom
         power = st.exponent(excess, "length", "n", "excess of the loss", theory["loss"] - theory["limit"])
-        yield st.Claim(
-            "The loss on drawn tasks, prompts and queries is the exact L + c/n (ratio, averaged over n)",
-            (trained["raw"] / theory["loss"]).mean("length"),
-            st.near(1, 3 * error),
-            f"three standard errors of {FEWEST} squared errors, twice those of a normal error's square",
-            "loss, measured over predicted",
-        )
+        text = "The loss on drawn tasks, prompts and queries is the exact L + c/n (ratio, averaged over n)"
+        basis = f"three standard errors of {FEWEST} squared errors, twice those of a normal error's square"
+        quantity = "loss, measured over predicted"
+        yield st.Claim(text, (trained["raw"] / theory["loss"]).mean("length"), st.near(1, 3 * error), basis, quantity)
         yield st.Claim(
             "The excess over infinite prompts is c/n with c in closed form (ratio, averaged over n)",
             (excess * trained["length"] / float(theory["coefficient"])).mean("length"),
@@ -89,12 +84,9 @@ class PromptLength(st.Study):
             st.near(-1, 3 * error / np.log(self.lengths[-1] / self.lengths[0]) * np.sqrt(2)),
             "the same error of the logarithms at both ends, over the logarithm of their ratio",
         )
-        yield st.Claim(
-            "|L_n - L| decreases at least as fast in n as the paper's bound sqrt(log k / n) (exponent at most -1/2)",
-            power,
-            st.below(-0.5),
-            "the bound's dependence on n, which is not tight; its dependence on k is not tested",
-        )
+        text = "|L_n - L| decreases at least as fast in n as the paper's bound sqrt(log k / n) (exponent at most -1/2)"
+        basis = "the bound's dependence on n, which is not tight; its dependence on k is not tested"
+        yield st.Claim(text, power, st.below(-0.5), basis)
         yield st.Claim(
             "At the attention of infinite prompts the excess is at most k max|f|^2 / 2n (share of it)",
             (excess * trained["length"]).max("length") / float(theory["largest"]),
@@ -105,15 +97,10 @@ class PromptLength(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         fixed, best = (theory[name] - theory["limit"] for name in ("loss", "best"))
-        yield st.lines(
-            "Exact excess over the loss of infinite prompts, and the rate of the paper's bound",
-            "length",
-            "loss minus that of infinite prompts",
-            {},
-            {"attention of infinite prompts": fixed, "attention optimized for n": best},
-            {"bound sqrt(log k / n), through the first point": theory["paper"] * float(fixed[0] / theory["paper"][0])},
-            log="xy",
-        )
+        exact, paper = {"attention of infinite prompts": fixed, "attention optimized for n": best}, theory["paper"]
+        bound = {"bound sqrt(log k / n), through the first point": paper * float(fixed[0] / paper[0])}
+        title = "Exact excess over the loss of infinite prompts, and the rate of the paper's bound"
+        yield st.lines(title, "length", "loss minus that of infinite prompts", {}, exact, bound, log="xy")
 
 
 def representation() -> tuple[FeatureTask, np.ndarray]:

@@ -7,18 +7,11 @@ import numpy as np
 
 import manyheads.study as st
 from manyheads.errors import CertificateError
+from manyheads.theory.meanfield.incontext import prompt_training as system
 from manyheads.theory.meanfield.incontext.crossings import first_crossing, half_times, plateau_level
 from manyheads.theory.meanfield.incontext.gaussian_points import gaussian_points
 from manyheads.theory.meanfield.incontext.particles import particle_flow
 from manyheads.theory.meanfield.incontext.prompt_length import length_coefficient
-from manyheads.theory.meanfield.incontext.prompt_training import (
-    ACTIVATION,
-    draw_prompts,
-    joint_flow,
-    missed_growth_rates,
-    saddle_start,
-    train_on_prompts,
-)
 from manyheads.theory.meanfield.incontext.task import FeatureTask, ridge_task
 from manyheads.theory.papers import KIM
 
@@ -73,16 +66,17 @@ class PromptTraining(st.Study):
         flows, limits, rates = [], [], []
         for seed in (0, 1):
             points = gaussian_points(self.dim, self.reference, np.random.default_rng(seed))
-            start = saddle_start(task, points / self.dim**0.5, FOREIGN, SIGNAL)
-            rates.append(missed_growth_rates(task, start))
-            flow = joint_flow(
-                task, start, times, length=self.length, attention_speed=self.attention_speed, step=self.step
+            start = system.saddle_start(task, points / self.dim**0.5, FOREIGN, SIGNAL)
+            rates.append(system.missed_growth_rates(task, start))
+            flows.append(
+                system.joint_flow(
+                    task, start, times, length=self.length, attention_speed=self.attention_speed, step=self.step
+                )
             )
-            limit = particle_flow(
-                task, start[:2], times, activation=ACTIVATION, layers="both", length=self.length, step=self.step
+            neurons = particle_flow(
+                task, start[:2], times, activation=system.ACTIVATION, layers="both", length=self.length, step=self.step
             )
-            flows.append(flow)
-            limits.append(limit.loss)
+            limits.append(neurons.loss)
         first, second = (flow.loss for flow in flows)
         discrepancy = float(np.abs(first - second).max() / first[0])
         final = float(abs(first[-1] - second[-1]) / min(first[-1], second[-1]))
@@ -108,22 +102,12 @@ class PromptTraining(st.Study):
         }
 
     def train(self, key: jax.Array) -> st.Record:
-        """Train on drawn prompts from drawn neurons."""
         rng, task = st.generator(key), self._task()
         inner = rng.standard_normal((self.width, self.dim)) / self.dim**0.5
-        start = saddle_start(task, inner, FOREIGN, SIGNAL)
-        found = train_on_prompts(
-            task,
-            start,
-            draw_prompts(task, self.prompts, self.length, rng),
-            rng,
-            length=self.length,
-            attention_speed=self.attention_speed,
-            learning_rate=self.learning_rate,
-            batch=self.batch,
-            records=self.records,
-            record_every=self.record_every,
-        )
+        start = system.saddle_start(task, inner, FOREIGN, SIGNAL)
+        drawn = system.draw_prompts(task, self.prompts, self.length, rng)
+        names = "length", "attention_speed", "learning_rate", "batch", "records", "record_every"
+        found = system.train_on_prompts(task, start, drawn, rng, **{name: getattr(self, name) for name in names})
         return {
             "loss": ("time", found.loss, "loss over all tasks, prompts and queries"),
             "limit_loss": ("time", found.limit_loss, "loss of the same weights at infinite prompts"),
@@ -153,13 +137,10 @@ class PromptTraining(st.Study):
         law = theory["overlap"].values[:, leading]
         last = trained.isel(time=-1)
         width = f"relative fluctuations N^(-1/2) of the growth rates of {self.width} drawn neurons"
-        yield st.Claim(
-            "The loss pauses at the level of the saddle that knows the leading features (distance over the level)",
-            np.array(plateaus, losses.dtype) / level - 1,
-            st.near(0, 0.1),
-            "a hundredth of the learned features is not linear and learned late; the others grow meanwhile",
-            "relative distance from the level",
-        )
+        text = "The loss pauses at the level of the saddle that knows the leading features (distance over the level)"
+        basis = "a hundredth of the learned features is not linear and learned late; the others grow meanwhile"
+        quantity = "relative distance from the level"
+        yield st.Claim(text, np.array(plateaus, losses.dtype) / level - 1, st.near(0, 0.1), basis, quantity)
         yield st.Claim(
             "Features are learned in the order of the eigenvalues (share of trainings)",
             (half[:, leading].max(1) < half[:, ~leading].min(1)).astype(float),
@@ -169,27 +150,17 @@ class PromptTraining(st.Study):
             bounds=(0.0, 1.0),
             resolution=0.1,
         )
-        yield st.Claim(
-            "Missed features grow at first as in the mean-field flow (ratio of logarithms, leading features)",
-            (growth / np.log(law[1] / law[0])).mean(1),
-            st.near(1, 0.1),
-            f"steps of finite size lower a rate by half of its product with the step, 0.02; {width}",
-            "growth (ln), measured over predicted",
-        )
-        yield st.Claim(
-            "Both groups are learned when the mean-field flow says (ratio of times, mean)",
-            (escapes / predicted).mean(1),
-            st.near(1, 0.15),
-            f"{width}, and the weakest of the drawn features, which sets the time; noise of batches",
-            "time, measured over predicted",
-        )
-        yield st.Claim(
-            "The final loss is that of the mean-field flow (ratio)",
-            last["loss"] / float(theory["loss"][-1]),
-            st.near(1, 0.15),
-            f"{width}; noise of the attention under SGD; two flows differ by a third of it at most",
-            "loss, measured over predicted",
-        )
+        text = "Missed features grow at first as in the mean-field flow (ratio of logarithms, leading features)"
+        basis = f"steps of finite size lower a rate by half of its product with the step, 0.02; {width}"
+        quantity = "growth (ln), measured over predicted"
+        yield st.Claim(text, (growth / np.log(law[1] / law[0])).mean(1), st.near(1, 0.1), basis, quantity)
+        text = "Both groups are learned when the mean-field flow says (ratio of times, mean)"
+        basis = f"{width}, and the weakest of the drawn features, which sets the time; noise of batches"
+        yield st.Claim(text, (escapes / predicted).mean(1), st.near(1, 0.15), basis, "time, measured over predicted")
+        text = "The final loss is that of the mean-field flow (ratio)"
+        basis = f"{width}; noise of the attention under SGD; two flows differ by a third of it at most"
+        quantity = "loss, measured over predicted"
+        yield st.Claim(text, last["loss"] / float(theory["loss"][-1]), st.near(1, 0.15), basis, quantity)
         yield st.Claim(
             f"The final excess of prompts of {self.length} pairs over infinite ones is c/n with c of the target "
             "features (ratio)",
@@ -213,13 +184,14 @@ class PromptTraining(st.Study):
             f"the {self.prompts} prompts trained on": trained["sample_loss"],
             "infinite prompts, same weights": trained["limit_loss"],
         }
+        saddles = {f"saddle, {level:g}": level + 0 * theory["fast"] for level in self._levels()}
         yield st.lines(
             f"Loss on prompts of {self.length} pairs, and cost of finite prompts",
             "time",
             "loss",
             losses,
             {"two-timescale flow": theory["fast"]},
-            {f"saddle, {level:g}": level + 0 * theory["fast"] for level in self._levels()},
+            saddles,
             log="y",
             note=f"Bands: replicates. The cost c/n is {float(theory['coefficient']) / self.length:.3g}. Flows of "
             f"{self.reference} neurons differ by {float(theory['discrepancy']):.2g} of the initial loss, at the end by "

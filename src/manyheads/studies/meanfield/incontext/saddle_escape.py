@@ -53,7 +53,6 @@ class SaddleEscape(st.Study):
         return st.grid(size=self.sizes)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the escape times and the loss of the closed equations, and the saddle levels."""
         times, rate = self._times(), escape_rate(FOREIGN**2)
         flows = [circle_flow(np.diag([LEARNED, size]), FOREIGN * np.eye(2), times).loss for size in self.sizes]
         found = [rate * first_crossing(times, loss, LEVEL) for loss in flows]
@@ -66,7 +65,6 @@ class SaddleEscape(st.Study):
         }
 
     def train(self, key: jax.Array, size: float) -> st.Record:
-        """Draw the foreign amplitude, let particles escape, and measure where finite prompts make the loss flat."""
         foreign = float(FOREIGN * jax.random.uniform(key, (), jnp.float64, 0.9, 1.1))
         times, rate = self._times(), escape_rate(foreign**2)
         start = circle_particles(np.diag([LEARNED, size]), foreign * np.eye(2), self.width)
@@ -100,12 +98,9 @@ class SaddleEscape(st.Study):
             "the paper's bound on basins; here the loss falls as h^4 from h = 0, and the figure is the exponent of "
             "the radius at which the growth is a quarter of that of infinite prompts",
         )
-        yield st.Claim(
-            "The radius at which finite prompts quarter the growth of a missed feature scales as n^(-1/2)",
-            radius,
-            st.near(-0.5, 0.02),
-            "the growth depends on h^2 n / g^2 alone, up to corrections of order 1/n",
-        )
+        text = "The radius at which finite prompts quarter the growth of a missed feature scales as n^(-1/2)"
+        basis = "the growth depends on h^2 n / g^2 alone, up to corrections of order 1/n"
+        yield st.Claim(text, radius, st.near(-0.5, 0.02), basis)
         yield st.Claim(
             "At finite n the loss has no curvature along the amplitude h of a missed feature at h = 0 (growth "
             "rate at h = 1e-6 g over that of infinite n, largest over n)",
@@ -119,26 +114,15 @@ class SaddleEscape(st.Study):
         levels = np.unique(theory["levels"].values)
         # Nothing happens after an escape.
         left = theory["loss"].where(theory["moment"] <= 1.15 * theory["time"] / escape_rate(FOREIGN**2))
-        yield st.lines(
-            f"Staircase of the loss: saddles at {', '.join(f'{level:g}' for level in levels)}",
-            "moment",
-            "loss",
-            {},
-            {f"eps = {size:g}": left.sel(size=size) for size in self.sizes},
-            {f"level {level:g}": level + 0 * left.isel(size=-1) for level in levels},
-            x_label="mean-field time",
-            note="Closed equations.",
-        )
-        yield st.lines(
-            "Escape time in units of g^2/kappa: ln(1/eps) + constant",
-            "size",
-            "escape time times the predicted rate",
-            {"particles": trained["time"]},
-            {"closed equations": theory["time"]},
-            log="x",
-            note="Band: replicates, each with a g of its own.",
-            shows=("The escape time grows",),
-        )
+        law = {f"eps = {size:g}": left.sel(size=size) for size in self.sizes}
+        known = {f"level {level:g}": level + 0 * left.isel(size=-1) for level in levels}
+        title = f"Staircase of the loss: saddles at {', '.join(f'{level:g}' for level in levels)}"
+        label, note = "mean-field time", "Closed equations."
+        yield st.lines(title, "moment", "loss", {}, law, known, x_label=label, note=note)
+        curves = {"particles": trained["time"]}, {"closed equations": theory["time"]}
+        title, what = "Escape time in units of g^2/kappa: ln(1/eps) + constant", "escape time times the predicted rate"
+        note, shows = "Band: replicates, each with a g of its own.", ("The escape time grows",)
+        yield st.lines(title, "size", what, *curves, log="x", note=note, shows=shows)
 
     def _times(self) -> np.ndarray:
         return np.linspace(0.0, ESCAPES + 1.25 * np.log(1 / self.sizes[-1]), self.records) / escape_rate(FOREIGN**2)
@@ -157,9 +141,8 @@ def _slope_of(signal: jax.Array, foreign: jax.Array, length: jax.Array) -> jax.A
 
 def _growth(relative: float, foreign: float, length: int) -> float:
     """Return the growth rate of a missed target at a size in units of g, over that of infinite prompts at zero."""
-    return (
-        float(_slope_of(jnp.asarray(relative * foreign), jnp.asarray(foreign), jnp.asarray(float(length)))) * foreign**2
-    )
+    slope = _slope_of(*map(jnp.asarray, (relative * foreign, foreign, float(length))))
+    return float(slope) * foreign**2
 
 
 def _flat_radius(foreign: float, length: int) -> float:

@@ -54,10 +54,6 @@ class SaddleToSaddle(st.Study):
         if not 2 <= self.task.dim <= self.heads:
             raise st.UsageError(f"heads={self.heads}: give two eigenvalues or more, and as many heads of rank one")
 
-    @property
-    def task(self) -> InContextRegression:
-        return InContextRegression(self.eigenvalues, self.prompt_length)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(attention=KINDS, std=self.stds)
 
@@ -82,14 +78,9 @@ class SaddleToSaddle(st.Study):
             theory, expected = None, np.full(task.dim, np.nan)
         slowest = task.optimum[-1] ** (-1 / 3) / task.spectrum[-1] ** 2
         last = 3 * slowest / std if theory is None else float(expected.max())
+        duration, rate = 1.5 * last + TAIL * slowest, self.learning_rate
         found = train_heads(
-            task,
-            heads,
-            second,
-            duration=1.5 * last + TAIL * slowest,
-            learning_rate=self.learning_rate,
-            batch=self.batch,
-            records=self.records,
+            task, heads, second, duration=duration, learning_rate=rate, batch=self.batch, records=self.records
         )
         learned = np.einsum("tdd->td", found.circuits) / task.optimum
         courses = np.full_like(learned, np.nan) if theory is None else theory.learned(found.times)
@@ -110,7 +101,7 @@ class SaddleToSaddle(st.Study):
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         smallest, dims, logs = self.stds[-1], len(self.eigenvalues), np.log(1 / np.asarray(self.stds))
         separate, merged = (trained.sel(attention=kind) for kind in KINDS)
-        width, optimum = theory["width"], theory["optimum"]
+        width, optimum, delay = theory["width"], theory["optimum"], separate["half"] - separate["expected"]
 
         # Root mean square errors of the loss over that of a staircase delayed by the widths of its drops.
         delayed = float((np.diff(theory["level"]) ** 2 * np.cumsum(width.values)).sum())
@@ -118,22 +109,14 @@ class SaddleToSaddle(st.Study):
         course = ((last["loss"] - last["theory"]) ** 2).mean("record") ** 0.5
         course = course / (delayed / last["time"].max("record")) ** 0.5
 
-        yield st.Claim(
-            f"With separate rank-one keys and queries the loss falls in {dims} drops, std {smallest:g}",
-            last["drops"].sel(attention="separate"),
-            st.near(dims, 0.5),
-            "a count: half a drop on average; two drops merge where a plateau happens to be short",
-            "number of drops",
-            resolution=0.25,
-        )
-        yield st.Claim(
-            f"With merged key-query weights the loss falls in one drop, std {smallest:g}",
-            last["drops"].sel(attention="merged"),
-            st.near(1, 0.5),
-            "a count: half a drop",
-            "number of drops",
-            resolution=0.25,
-        )
+        drops, quantity = last["drops"], "number of drops"
+        text = f"With separate rank-one keys and queries the loss falls in {dims} drops, std {smallest:g}"
+        basis = "a count: half a drop on average; two drops merge where a plateau happens to be short"
+        found = drops.sel(attention="separate")
+        yield st.Claim(text, found, st.near(dims, 0.5), basis, quantity, resolution=0.25)
+        text = f"With merged key-query weights the loss falls in one drop, std {smallest:g}"
+        basis, found = "a count: half a drop", drops.sel(attention="merged")
+        yield st.Claim(text, found, st.near(1, 0.5), basis, quantity, resolution=0.25)
         yield st.Claim(
             "Separate heads learn the eigenvectors in the order of decreasing eigenvalues (share of trainings)",
             (separate["half"].diff("direction") > 0).all("direction").mean("std"),
@@ -154,9 +137,7 @@ class SaddleToSaddle(st.Study):
         )
         yield st.Claim(
             "The first drop is when the scalar equation says (difference in widths of the drop, mean over std)",
-            ((separate["half"] - separate["expected"])[..., 0].mean("std", skipna=False) / width[0]).dropna(
-                "replicate"
-            ),
+            (delay[..., 0].mean("std", skipna=False) / width[0]).dropna("replicate"),
             st.near(0, 0.5),
             "the prediction is matched up to terms smaller than the width; half a width for steps of finite length, "
             "which delay a drop by learning rate x ln(1/std), and for the noise of the batch",
@@ -208,18 +189,16 @@ class SaddleToSaddle(st.Study):
         )
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+        note = "Dashed: predicted from the same initial weights. Grey: d largest eigenvectors known."
         for kind in KINDS:
             part = trained.sel(attention=kind, std=self.stds[-1])
             drops = part["drops"].values.astype(int)
-            yield st.trajectories(
-                f"Loss with {kind} key-query weights, std {self.stds[-1]:g}: {drops.min()} to {drops.max()} drops",
-                part,
-                x="time",
-                y="loss",
-                predicted="theory",
-                levels=theory["level"],
-                note="Dashed: predicted from the same initial weights. Grey: d largest eigenvectors known.",
-            )
+            title = f"{kind} key-query weights, std {self.stds[-1]:g}: {drops.min()} to {drops.max()} drops"
+            yield st.trajectories(f"Loss with {title}", part, "time", "loss", "theory", theory["level"], note=note)
+
+    @property
+    def task(self) -> InContextRegression:
+        return InContextRegression(self.eigenvalues, self.prompt_length)
 
 
 def _plateau_gaps(theory: st.Data, part: st.Data) -> xr.DataArray:

@@ -11,11 +11,7 @@ import jax
 import numpy as np
 
 import manyheads.study as st
-from manyheads.recovery.planted.boolean_logits import (
-    edgeworth_distance_to_normal,
-    lattice_distance_to_normal,
-    measure_gap,
-)
+from manyheads.recovery.planted import boolean_logits as logits
 from manyheads.recovery.planted.task import normal_matrix
 from manyheads.theory.papers import CHEN_LI
 
@@ -35,12 +31,7 @@ class BooleanTokens(st.Study):
     source = CHEN_LI.at("Boolean tokens and lattices, as told in the talk; laws derived here")
 
     dims: tuple[int, ...] = st.sweep(
-        (16, 32, 64, 128),
-        "dimensions d, even",
-        least=2,
-        multiple=2,
-        small=(4, 8),
-        full=(16, 32, 64, 128, 256, 512),
+        (16, 32, 64, 128), "dimensions d, even", least=2, multiple=2, small=(4, 8), full=(16, 32, 64, 128, 256, 512)
     )
     queries: int = st.setting(8, "queries for each attention matrix; figures are means over them", least=1, small=1)
 
@@ -48,12 +39,10 @@ class BooleanTokens(st.Study):
         return st.grid(kind=KINDS, dim=self.dims)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the distance on a lattice, and the powers of the dimension far from lattices."""
-        floor = [lattice_distance_to_normal(dim) for dim in self.dims]
+        floor = [logits.lattice_distance_to_normal(dim) for dim in self.dims]
         return {"floor": ("dim", floor, FIGURES["leading"]), "power": ("kind", [-0.5, -1.0, -1.0], "power of d")}
 
     def train(self, key: jax.Array, kind: str, dim: int) -> st.Record:
-        """Compare the logits of some queries of one attention matrix with normal ones."""
         rng = st.generator(key)
         if kind == "dense":
             theta = normal_matrix(rng, dim, 1.0)
@@ -65,8 +54,9 @@ class BooleanTokens(st.Study):
         found = []
         for query in 2.0 * rng.integers(0, 2, (self.queries, dim)) - 1:
             weights = query @ theta
-            leading = lattice_distance_to_normal(dim) if kind == "lattice" else edgeworth_distance_to_normal(weights)
-            found.append((*measure_gap(weights, 1 / dim), leading))
+            lattice, other = logits.lattice_distance_to_normal, logits.edgeworth_distance_to_normal
+            leading = lattice(dim) if kind == "lattice" else other(weights)
+            found.append((*logits.measure_gap(weights, 1 / dim), leading))
         means = np.mean(found, axis=0)
         return {name: ((), float(value), FIGURES[name]) for name, value in zip(FIGURES, means, strict=True)}
 
@@ -96,20 +86,13 @@ class BooleanTokens(st.Study):
                 half,
                 power,
             )
-        yield st.Claim(
-            "For a dense matrix the distance is the fourth-cumulant term of Edgeworth's expansion",
-            last["distance"] / last["leading"],
-            st.near(1, 9 / most),
-            "the terms of sixth order are at most 9/d of it for normal weights",
-            "distance over the closed form, largest dimension",
-        )
-        yield st.Claim(
-            "On a lattice a logit lies within 1/d of zero sqrt(d) times as often as the Gaussian estimate says",
-            st.exponent(lattice["near"], "dim"),
-            st.near(0.5, 1 / least),
-            "one atom, sqrt(2/(pi d)), over 2/(d sqrt(2 pi)); corrections of relative order 1/d",
-            power,
-        )
+        text = "For a dense matrix the distance is the fourth-cumulant term of Edgeworth's expansion"
+        basis = "the terms of sixth order are at most 9/d of it for normal weights"
+        quantity = "distance over the closed form, largest dimension"
+        yield st.Claim(text, last["distance"] / last["leading"], st.near(1, 9 / most), basis, quantity)
+        text = "On a lattice a logit lies within 1/d of zero sqrt(d) times as often as the Gaussian estimate says"
+        basis = "one atom, sqrt(2/(pi d)), over 2/(d sqrt(2 pi)); corrections of relative order 1/d"
+        yield st.Claim(text, st.exponent(lattice["near"], "dim"), st.near(0.5, 1 / least), basis, power)
         yield st.Claim(
             "For a dense matrix the Gaussian estimate of logits within 1/d of zero is right below the floor of "
             "1/sqrt(d)",

@@ -55,7 +55,6 @@ class Concentration(st.Study):
         return tuple(st.Cell(series=series, size=size) for series, sizes in ladders.items() for size in sizes)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return both variances of every cell to leading order in the size of the logits."""
         series, size = zip(*(cell.values() for cell in self.cells()), strict=True)
         length, dim = np.array([self._sizes(*place) for place in zip(series, size, strict=True)]).T
         diagonal = self.scale**2 / np.where(np.array(series) == "diagonal", 1, dim)
@@ -67,68 +66,37 @@ class Concentration(st.Study):
     def train(self, key: jax.Array, series: str, size: int) -> st.Record:
         """Measure both variances over all entries of the pattern, for several attention matrices."""
         rngs = st.generator(key).spawn(self.layers)
-        pattern, given, diagonal = np.mean([self._measure(rng, series, size) for rng in rngs], axis=0)
-        return {
-            "pattern": ((), float(pattern), FIGURES["pattern"]),
-            "given": ((), float(given), FIGURES["given"]),
-            "diagonal": ((), float(diagonal), "squared norm of the diagonal, over that in general position"),
-        }
+        means = np.mean([self._measure(rng, series, size) for rng in rngs], axis=0)
+        labels = FIGURES | {"diagonal": "squared norm of the diagonal, over that in general position"}
+        return {name: ((), float(mean), labels[name]) for name, mean in zip(labels, means, strict=True)}
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         tokens, dims, diagonal = (trained.sel(series=series) for series in SERIES)
         apart = "half of the distance of the two laws' powers"
-        yield st.Claim(
-            "The variance of a softmax pattern does not fall with the number of tokens",
-            st.exponent(tokens["pattern"], "size"),
-            st.near(0, (0.25, math.inf)),
-            "an inequality: beta^2 (1 - 1/k) rises; a quarter for the error of the slope",
-            "power of the length k",
-        )
-        yield st.Claim(
-            "The variance of a softmax pattern does not fall with the dimension",
-            st.exponent(dims["pattern"], "size"),
-            st.near(0, 0.25),
-            "logits keep their size; a quarter, for corrections of order 1/d",
-            "power of the dimension d",
-        )
-        yield st.Claim(
-            f"{GIVEN} falls as k^-3",  # one matrix at all lengths: its diagonal is a common factor
-            st.exponent_of_mean(
-                tokens["given"] / tokens["diagonal"], "size", what="variance over the squared diagonal"
-            ),
-            st.near(-3, 0.5),
-            "neither k^-2 nor k^-4: half of the distance to them",
-            "power of the length k",
-        )
-        yield st.Claim(
-            f"{GIVEN} falls as 1/d",
-            st.exponent_of_mean(dims["given"], "size"),
-            st.near(-1, 0.5),
-            apart,
-            "power of the dimension d",
-        )
+        text = "The variance of a softmax pattern does not fall with the number of tokens"
+        basis = "an inequality: beta^2 (1 - 1/k) rises; a quarter for the error of the slope"
+        quantity = "power of the length k"
+        yield st.Claim(text, st.exponent(tokens["pattern"], "size"), st.near(0, (0.25, math.inf)), basis, quantity)
+        text = "The variance of a softmax pattern does not fall with the dimension"
+        basis = "logits keep their size; a quarter, for corrections of order 1/d"
+        yield st.Claim(text, st.exponent(dims["pattern"], "size"), st.near(0, 0.25), basis, "power of the dimension d")
+        scaled = tokens["given"] / tokens["diagonal"]  # one matrix at all lengths: its diagonal is a common factor
+        figure = st.exponent_of_mean(scaled, "size", what="variance over the squared diagonal")
+        basis, power = "neither k^-2 nor k^-4: half of the distance to them", "power of the dimension d"
+        yield st.Claim(f"{GIVEN} falls as k^-3", figure, st.near(-3, 0.5), basis, "power of the length k")
+        figure = st.exponent_of_mean(dims["given"], "size")
+        yield st.Claim(f"{GIVEN} falls as 1/d", figure, st.near(-1, 0.5), apart, power)
         last, law = dims.sel(size=self.dims[-1]), theory["given"][len(self.tokens) + len(self.dims) - 1]
-        yield st.Claim(
-            "At the largest dimension the variance of the conditional expectation is 2 |diag Theta|^2 / k^3",
-            last["given"] / (law * last["diagonal"]),
-            st.near(1, 2 * self.scale**2),
-            "the next order is scale^2 relative to it, doubled",
-            "variance over that of the closed form",
-        )
-        yield st.Claim(
-            "Control: for a diagonal attention matrix the variance does not fall with the dimension",
-            st.exponent_of_mean(diagonal["given"], "size"),
-            st.near(0, 0.5),
-            apart,
-            "power of the dimension d",
-        )
+        text = "At the largest dimension the variance of the conditional expectation is 2 |diag Theta|^2 / k^3"
+        basis, quantity = "the next order is scale^2 relative to it, doubled", "variance over that of the closed form"
+        yield st.Claim(text, last["given"] / (law * last["diagonal"]), st.near(1, 2 * self.scale**2), basis, quantity)
+        text = "Control: for a diagonal attention matrix the variance does not fall with the dimension"
+        yield st.Claim(text, st.exponent_of_mean(diagonal["given"], "size"), st.near(0, 0.5), apart, power)
 
     def _sizes(self, series: str, size: int) -> tuple[int, int]:
-        """Return length and dimension of a cell."""
         return (size, self.dims[0]) if series == "tokens" else (self.tokens[0], size)
 
     def _measure(self, rng: np.random.Generator, series: str, size: int) -> tuple[float, float, float]:
-        """Return both variances for one attention matrix, and the squared norm of its diagonal."""
         for_layer, for_data = rng.spawn(2)
         length, dim = self._sizes(series, size)
         if series == "diagonal":

@@ -43,10 +43,7 @@ class CrudeHull(st.Study):
         (3, 6, 12), "stable ranks of the attention matrices", most="dim", small=(3, 6), full=(4, 8, 16)
     )
     counts: tuple[int, ...] = st.sweep(
-        (4000, 16_000, 64_000),
-        "sequences of two tokens",
-        small=(1500, 6000),
-        full=(8000, 32_000, 128_000, 256_000),
+        (4000, 16_000, 64_000), "sequences of two tokens", small=(1500, 6000), full=(8000, 32_000, 128_000, 256_000)
     )
     dim: int = st.setting(12, "token dimension d", small=6, full=16)
     scale: float = st.setting(2.0, "standard deviation of the logits", above=0)
@@ -66,7 +63,6 @@ class CrudeHull(st.Study):
         }
 
     def train(self, key: jax.Array, rank: int, count: int) -> st.Record:
-        """Fit the hull with every sum of projections, and measure the span's error and the sum's."""
         for_layer, for_data = st.generator(key).spawn(2)
         layer = equal_spectrum_layer(for_layer, self.dim, HEADS, rank, scale=self.scale)
         x = sequences(for_data, count, 2, self.dim)
@@ -114,32 +110,17 @@ class CrudeHull(st.Study):
             "half of the power 1/2 of the crude sum's error in operator norm",
             "power of the stable rank",
         )
-        yield st.Claim(
-            f"{falls}, at full stable rank",
-            gain("margin"),
-            st.above(math.log(2)),
-            "an inequality: the logarithm of the ratio of errors is above ln 2",
-        )
-        yield st.Claim(
-            "With the rows of the largest margin the error falls with the number of examples",
-            with_examples("margin"),
-            st.below(-0.25),
-            apart,
-            "power of the number of examples",
-        )
-        yield st.Claim(
-            "With the true sum the error falls as the inverse of the number of examples",
-            with_examples("true"),
-            st.near(power.sel(sum="true"), 0.25),
-            apart,
-            "power of the number of examples",
-        )
-        yield st.Claim(
-            "Control: the same regression on all rows does not halve the error",
-            gain("all"),
-            st.below(math.log(2)),
-            "an inequality: the logarithm of the ratio of errors is below ln 2",
-        )
+        text = f"{falls}, at full stable rank"
+        basis = "an inequality: the logarithm of the ratio of errors is above ln 2"
+        yield st.Claim(text, gain("margin"), st.above(math.log(2)), basis)
+        region, quantity = st.near(power.sel(sum="true"), 0.25), "power of the number of examples"
+        text = "With the rows of the largest margin the error falls with the number of examples"
+        yield st.Claim(text, with_examples("margin"), st.below(-0.25), apart, quantity)
+        text = "With the true sum the error falls as the inverse of the number of examples"
+        yield st.Claim(text, with_examples("true"), region, apart, quantity)
+        text = "Control: the same regression on all rows does not halve the error"
+        basis = "an inequality: the logarithm of the ratio of errors is below ln 2"
+        yield st.Claim(text, gain("all"), st.below(math.log(2)), basis)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         most = trained.isel(count=-1, drop=True)

@@ -11,15 +11,13 @@ from collections.abc import Iterator
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
 import manyheads.study as st
+from manyheads.recovery._types import Array
 from manyheads.recovery.examples.stages.crude_sum import measure_moments, predict_bias
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.planted.task import equal_spectrum_layer, sequences
 from manyheads.theory.papers import CHEN_LI
-
-Array = NDArray[np.float64]
 
 BLOCK = 5000  # sequences that are drawn at a time
 FEW = 8  # examples for each dimension, of the step from few
@@ -49,14 +47,12 @@ class OneStep(st.Study):
         return st.grid(family=FAMILIES, rank=self.ranks)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the power of the stable rank in both norms, where the dimension is fixed and logits are."""
         return {
             "norm": ("norm", ["operator", "frobenius"], "norm of the error", None),
             "power": ("norm", [-0.5, 0.0], "power of the rank"),
         }
 
     def train(self, key: jax.Array, family: str, rank: int) -> st.Record:
-        """Take the step on a layer of one stable rank."""
         for_layer, for_data, for_prediction = st.generator(key).spawn(3)
         dim = WIDTH * (max(self.ranks) if family == "fixed" else rank)
         layer = equal_spectrum_layer(for_layer, dim, self.heads, rank, scale=self.scale)
@@ -110,19 +106,13 @@ class OneStep(st.Study):
             "corrections are of relative order scale^2/r, doubled",
             "error over that of the closed form, Frobenius norms",
         )
-        for text, figure, basis in (
-            (
-                "Control: for tokens whose mean is not zero the error does not fall with the stable rank",
-                shifted["operator"],
-                "k |mean|^2 of the projection along the mean is left whatever the rank; half of the power 1/2",
-            ),
-            (
-                f"Control: from {FEW} examples a dimension the error does not fall with the stable rank",
-                growing["few"],
-                "the covariance of so few inputs is off by a constant in operator norm; half of the power 1/2",
-            ),
-        ):
-            yield st.Claim(text, st.exponent(figure, "rank"), st.near(0, 0.25), basis, "power of the stable rank")
+        flat, quantity = st.near(0, 0.25), "power of the stable rank"
+        text = "Control: for tokens whose mean is not zero the error does not fall with the stable rank"
+        basis = "k |mean|^2 of the projection along the mean is left whatever the rank; half of the power 1/2"
+        yield st.Claim(text, st.exponent(shifted["operator"], "rank"), flat, basis, quantity)
+        text = f"Control: from {FEW} examples a dimension the error does not fall with the stable rank"
+        basis = "the covariance of so few inputs is off by a constant in operator norm; half of the power 1/2"
+        yield st.Claim(text, st.exponent(growing["few"], "rank"), flat, basis, quantity)
 
 
 def _operator_norm(one: Array, other: Array) -> float:

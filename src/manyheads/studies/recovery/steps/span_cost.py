@@ -76,7 +76,6 @@ class SpanCost(st.Study):
         }
 
     def train(self, key: jax.Array, labels: str, dim: int, tokens: int, heads: int) -> st.Record:
-        """Find the span from ever more of the same examples."""
         rng = st.generator(key)
         layer = planted_layer(rng, dim, heads)
         x = sequences(rng, self.counts[-1], tokens, dim, distribution="gaussian")
@@ -136,7 +135,6 @@ class SpanCost(st.Study):
 
 
 def _pairs(trained: st.Data) -> xr.DataArray:
-    """Return the errors for two tokens and two heads."""
     return trained["error"].sel(labels="planted", tokens=2, heads=2, drop=True)
 
 

@@ -17,10 +17,7 @@ POWERS = {"batch": 0.5, "steps": -0.32}
 """Power of each size in the optimal learning rate, by the rules that are tested."""
 TOLERANCE = 0.16  # half of the smaller power: nearer to the rule than to no dependence
 NAMES = {"batch": "batch size", "steps": "number of steps"}
-CHANGES = {
-    "batch": "grows as the root of the batch size",
-    "steps": "falls as the number of steps to the power -0.32",
-}
+CHANGES = {"batch": "grows as the root of the batch size", "steps": "falls as the number of steps to the power -0.32"}
 RULES = {
     "batch": "the square-root rule of Malladi et al., 2022, whose momenta are adapted as well; here they are kept",
     "steps": "measured on language models by Bjorck et al., 2025",
@@ -58,26 +55,17 @@ class BatchAndHorizon(st.Study):
         Shape.of(self.shape, "shape")
         task_of(self.task, self.batches[0])
 
-    def along(self, axis: str) -> tuple[st.Cell, ...]:
-        """Return the trainings along an axis, in the order of the sizes."""
-        batch, steps = (each[len(each) // 2] for each in (self.batches, self.steps))
-        if axis == "batch":
-            return tuple(st.Cell(batch=size, steps=steps) for size in self.batches)
-        return tuple(st.Cell(batch=batch, steps=size) for size in self.steps)
-
     def cells(self) -> tuple[st.Cell, ...]:
         """Return every training once."""
         return tuple(dict.fromkeys(cell for axis in POWERS for cell in self.along(axis)))
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the powers of the batch size and of the number of steps, by the rules that are tested."""
         return {
             "power": ("axis", list(POWERS.values()), "power in the optimal learning rate"),
             "axis": ("axis", list(POWERS), "axis", None),
         }
 
     def train(self, key: jax.Array, batch: int, steps: int) -> st.Record:
-        """Train a network for each learning rate, from the same start on the same batches, and find the optimum."""
         shape = Shape(*self.shape)
         parametrization = parametrization_of("limits", shape, "adam")
         task, recipe = task_of(self.task, batch), Recipe(steps, EPSILON)
@@ -107,18 +95,18 @@ class BatchAndHorizon(st.Study):
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         for axis, words in NAMES.items():
-            loss = self._along(trained, axis)["loss"]
-            yield st.lines(
-                f"Final loss against the learning rate, by {words}",
-                "learning_rate",
-                "final training loss [nat]",
-                {f"{size:,}": loss.sel({axis: size}).dropna("learning_rate") for size in loss[axis].values},
-                log="xy",
-                note="Means over replicates; bands range over all.",
-            )
+            loss, title = self._along(trained, axis)["loss"], f"Final loss against the learning rate, by {words}"
+            found = {f"{size:,}": loss.sel({axis: size}).dropna("learning_rate") for size in loss[axis].values}
+            what, note = "final training loss [nat]", "Means over replicates; bands range over all."
+            yield st.lines(title, "learning_rate", what, found, log="xy", note=note)
+
+    def along(self, axis: str) -> tuple[st.Cell, ...]:
+        batch, steps = (each[len(each) // 2] for each in (self.batches, self.steps))
+        if axis == "batch":
+            return tuple(st.Cell(batch=size, steps=steps) for size in self.batches)
+        return tuple(st.Cell(batch=batch, steps=size) for size in self.steps)
 
     def _along(self, trained: st.Data, axis: str) -> st.Data:
-        """Return the trainings along an axis."""
         (other,) = set(POWERS) - {axis}
         first = self.along(axis)[0]
         sizes = [cell[axis] for cell in self.along(axis)]

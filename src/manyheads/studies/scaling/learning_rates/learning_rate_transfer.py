@@ -9,18 +9,7 @@ import manyheads.study as st
 from manyheads.scaling.axes import LETTERS, Axis
 from manyheads.scaling.checks.transfer_check import ALLOWED_DECADES, final_losses
 from manyheads.scaling.trained.transformers import Recipe
-from manyheads.studies.scaling.shared.optimal_rates import (
-    BATCHES,
-    DRIFTS,
-    EPSILON,
-    NAMES,
-    all_rates,
-    falls,
-    losses_picture,
-    plan_drift,
-    search_rates,
-    transfers,
-)
+from manyheads.studies.scaling.shared import optimal_rates as optima
 from manyheads.studies.scaling.shared.parametrizations import CONSISTENT, Plan, choose_sizes, task_of
 from manyheads.theory.papers import BORDELON
 from manyheads.transformer.shape import Shape
@@ -58,17 +47,8 @@ class LearningRateTransfer(st.Study):
         task_of(self.task, 1)
         self.plan()
 
-    def plan(self) -> Plan:
-        """Return the networks."""
-        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
-        return Plan(Shape(*self.base), sizes, self.parametrizations, "adam", epsilon=False)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
-
-    def learning_rates(self) -> np.ndarray:
-        """Return all learning rates that a search may try, in rising order."""
-        return all_rates(self.lowest, self.ratio, self.points)
 
     def predict(self, key: jax.Array) -> st.Record:
         """Return the exponent of the size in the optimal learning rate: zero where a parametrization is consistent."""
@@ -81,10 +61,9 @@ class LearningRateTransfer(st.Study):
         }
 
     def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
-        """Train a network for each learning rate, from the same init on the same batches, and find the optimum."""
-        task, recipe = task_of(self.task, BATCHES[self.task]), Recipe(self.steps, EPSILON)
+        task, recipe = task_of(self.task, optima.BATCHES[self.task]), Recipe(self.steps, optima.EPSILON)
         network = self.plan().train_with(parametrization, **sizes)
-        return search_rates(
+        return optima.search_rates(
             self.learning_rates(), self.points, lambda rates: final_losses(task, *network, recipe, rates, key)
         )
 
@@ -92,17 +71,23 @@ class LearningRateTransfer(st.Study):
         plan = self.plan()
         basis = f"half way from {ALLOWED_DECADES:g} to a learning rate proportional to 1/size, 0.90 decades"
         for name, axis in plan.pairs():
-            power, who = _power(name, axis), f"{NAMES[name]} parametrization"
-            figure = plan_drift(plan, trained, name, axis, power)
+            power, who = _power(name, axis), f"{optima.NAMES[name]} parametrization"
+            figure = optima.plan_drift(plan, trained, name, axis, power)
             if not power:
-                yield transfers(who, axis, figure)
+                yield optima.transfers(who, axis, figure)
             elif self.task != "text" or axis != "depth":  # no law is known for short runs of a shallow task
-                yield falls(who, axis, figure, DRIFTS, basis)
+                yield optima.falls(who, axis, figure, optima.DRIFTS, basis)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        yield losses_picture(self.plan(), trained)
+        yield optima.losses_picture(self.plan(), trained)
+
+    def plan(self) -> Plan:
+        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
+        return Plan(Shape(*self.base), sizes, self.parametrizations, "adam", epsilon=False)
+
+    def learning_rates(self) -> np.ndarray:
+        return optima.all_rates(self.lowest, self.ratio, self.points)
 
 
 def _power(parametrization: str, axis: Axis) -> float:
-    """Return the exponent of the size in the optimal learning rate."""
     return 0.0 if parametrization in CONSISTENT or (parametrization == "mup" and axis != "depth") else -1.0

@@ -9,20 +9,13 @@ import manyheads.study as st
 from manyheads.scaling.axes import LETTERS, Axis
 from manyheads.scaling.checks.transfer_check import ALLOWED_DECADES, final_losses
 from manyheads.scaling.trained.transformers import Recipe
-from manyheads.studies.scaling.shared.optimal_rates import (
-    BATCHES,
-    NAMES,
-    all_rates,
-    falls,
-    losses_picture,
-    plan_drift,
-    search_rates,
-    transfers,
-)
-from manyheads.studies.scaling.shared.parametrizations import MUON_EPSILON, RECIPES, Plan, choose_sizes, task_of
+from manyheads.studies.scaling.shared import optimal_rates as optima
+from manyheads.studies.scaling.shared.parametrizations import MUON_EPSILON, Plan, axes_of, choose_sizes, task_of
 from manyheads.theory.papers import JORDAN
 from manyheads.transformer.shape import Shape
 
+TABLES = ("muon", "muon-half-logit", "muon-half-depth", "muon-heads")
+RECIPES_SWEPT = ("moonlight", "keller", "heads-none", "heads-keller")
 DRIFTS: dict[tuple[str, Axis], float] = {
     ("moonlight", "key_dim"): -0.5,
     ("moonlight", "heads"): -0.5,
@@ -52,18 +45,7 @@ class MuonTransfer(st.Study):
     task: str = st.setting("digits", "digits or text")
     axes: tuple[str, ...] = st.setting(("key_dim", "heads", "depth"), "which axes", small=("heads",))
     parametrizations: tuple[str, ...] = st.setting(
-        (
-            "muon",
-            "muon-half-logit",
-            "muon-half-depth",
-            "muon-heads",
-            "moonlight",
-            "keller",
-            "heads-none",
-            "heads-keller",
-        ),
-        "which scalings of Muon, mup or standard",
-        small=("muon", "moonlight"),
+        (*TABLES, *RECIPES_SWEPT), "which scalings of Muon, mup or standard", small=("muon", "moonlight")
     )
     base: tuple[int, int, int] = st.setting((8, 4, 2), "N, H, L at which recipes of a split are one", small=(4, 2, 2))
     key_dims: tuple[int, ...] = st.setting((4, 8, 32), "key dimensions N")
@@ -80,17 +62,6 @@ class MuonTransfer(st.Study):
         task_of(self.task, 1)
         self.plan()
 
-    def plan(self) -> Plan:
-        """Return the networks."""
-        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
-        own: dict[str, tuple[Axis, ...]] = {
-            "muon-half-logit": ("key_dim",),
-            "muon-half-depth": ("depth",),
-            "muon-heads": ("heads",),
-            **{name: tuple(axis for other, axis in DRIFTS if other == name) for name in RECIPES},
-        }
-        return Plan(Shape(*self.base), sizes, self.parametrizations, "muon", epsilon=False, axes_of=own)
-
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
 
@@ -98,34 +69,33 @@ class MuonTransfer(st.Study):
         """Return the exponent of the size in the optimal learning rate: zero where the table is followed."""
         pairs = list(self.plan().pairs())
         powers = np.asarray([DRIFTS.get(pair, 0.0) for pair in pairs])
+        names = [f"{recipe} along {LETTERS[axis]}" for recipe, axis in pairs]
         return {
             "power": ("parametrization", powers, "exponent of the size in the optimal learning rate"),
-            "parametrization": (
-                "parametrization",
-                [f"{recipe} along {LETTERS[axis]}" for recipe, axis in pairs],
-                "recipe and axis",
-                None,
-            ),
+            "parametrization": ("parametrization", names, "recipe and axis", None),
         }
 
     def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
-        """Train a network for each learning rate, from the same init on the same batches, and find the optimum."""
-        task = task_of(self.task, BATCHES[self.task])
+        task = task_of(self.task, optima.BATCHES[self.task])
         recipe = Recipe(self.steps, MUON_EPSILON, self.adam_learning_rate)
         network = self.plan().train_with(parametrization, **sizes)
-        rates = all_rates(self.lowest, self.ratio, self.points)
-        return search_rates(rates, self.points, lambda rates: final_losses(task, *network, recipe, rates, key))
+        rates = optima.all_rates(self.lowest, self.ratio, self.points)
+        return optima.search_rates(rates, self.points, lambda rates: final_losses(task, *network, recipe, rates, key))
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
         plan = self.plan()
         for name, axis in plan.pairs():
-            power, who = DRIFTS.get((name, axis), 0.0), f"{NAMES[name]} parametrization"
-            figure = plan_drift(plan, trained, name, axis, power)
+            power, who = DRIFTS.get((name, axis), 0.0), f"{optima.NAMES[name]} parametrization"
+            figure = optima.plan_drift(plan, trained, name, axis, power)
             if power:
                 basis = f"what still counts as transfer; {-power * np.log10(8):.2f} decades are derived"
-                yield falls(who, axis, figure, ALLOWED_DECADES, basis)
+                yield optima.falls(who, axis, figure, ALLOWED_DECADES, basis)
             else:
-                yield transfers(who, axis, figure)
+                yield optima.transfers(who, axis, figure)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
-        yield losses_picture(self.plan(), trained)
+        yield optima.losses_picture(self.plan(), trained)
+
+    def plan(self) -> Plan:
+        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
+        return Plan(Shape(*self.base), sizes, self.parametrizations, "muon", epsilon=False, axes_of=axes_of(DRIFTS))

@@ -11,16 +11,7 @@ import manyheads.study as st
 from manyheads.scaling.checks.transfer_check import ALLOWED_DECADES, LAST, PIECE
 from manyheads.scaling.trained.transformers import Recipe
 from manyheads.scaling.trained.weight_decay import train_with_decay
-from manyheads.studies.scaling.shared.optimal_rates import (
-    DRIFTS,
-    EPSILON,
-    all_rates,
-    drift,
-    falls,
-    places_of,
-    search_rates,
-    transfers,
-)
+from manyheads.studies.scaling.shared import optimal_rates as optimal
 from manyheads.studies.scaling.shared.parametrizations import parametrization_of, task_of
 from manyheads.transformer.shape import Shape
 
@@ -79,21 +70,10 @@ class WeightDecay(st.Study):
         Shape.of(self.base, "base")
         task_of(self.task, self.batch)
 
-    def settings(self) -> tuple[tuple[str, float], ...]:
-        """Return every setting of AdamW with its T s."""
-        decays = [(name, total) for total in self.total_decays for name in LABELS if name not in ("table", "one-rate")]
-        return (("table", 0.0), ("one-rate", 0.0), *decays)
-
     def cells(self) -> tuple[st.Cell, ...]:
         """Return every network once, small ones first: at the base all settings with one T s are one."""
         cells = {self.cell(*setting, heads) for heads in self.heads_counts for setting in self.settings()}
         return tuple(sorted(cells, key=lambda cell: (cell["heads"], cell["total_decay"], cell["setting"])))
-
-    def cell(self, setting: str, total: float, heads: int) -> st.Cell:
-        """Return the cell in which a network is trained."""
-        if heads == self.base[1]:
-            setting = "table-independent" if total else "table"
-        return st.Cell(setting=setting, total_decay=total, heads=heads)
 
     def predict(self, key: jax.Array) -> st.Record:
         """Return the exponents of H that are derived: of the optimal rate, and of relative updates early and late."""
@@ -112,8 +92,8 @@ class WeightDecay(st.Study):
         """Train a network for each learning rate, from the same start on the same batches, and find the optimum."""
         shape = Shape(self.base[0], heads, self.base[2])
         parametrization = parametrization_of("limits", Shape(*self.base), "adam")
-        task, recipe = task_of(self.task, self.batch), Recipe(self.steps, EPSILON)
-        grid = all_rates(self.lowest, self.ratio, self.points)
+        task, recipe = task_of(self.task, self.batch), Recipe(self.steps, optimal.EPSILON)
+        grid = optimal.all_rates(self.lowest, self.ratio, self.points)
         middle = (len(grid) - self.points) // 2 + (self.points - 1) // 2
         early, late = (np.full(len(grid), np.nan) for _ in range(2))
         last, one = max(1, self.steps // LAST), setting.startswith("one-rate")
@@ -122,68 +102,55 @@ class WeightDecay(st.Study):
         def train(learning_rates: np.ndarray) -> np.ndarray:
             share = total_decay / self.steps
             shares = share * (learning_rates / grid[middle] if self.scan == "decay" else np.ones(len(learning_rates)))
-            places, losses = places_of(learning_rates, grid), np.full(len(learning_rates), np.nan)
+            places, losses = optimal.places_of(learning_rates, grid), np.full(len(learning_rates), np.nan)
             for part in range(0, len(places), PIECE):  # one compiled program serves all grids
                 chosen = np.arange(part, part + PIECE).clip(max=len(places) - 1)
                 rates, coupled = learning_rates[chosen], setting == "table-coupled"
-                found = train_with_decay(
-                    task, parametrization, shape, recipe, rates, shares[chosen], key, one_rate=one, coupled=coupled
-                )
+                network = task, parametrization, shape, recipe, rates, shares[chosen], key
+                found = train_with_decay(*network, one_rate=one, coupled=coupled)
                 losses[chosen] = found.losses[:, -last:].mean(1)
                 late[places[chosen]] = found.relative_updates[:, -last:].mean(1)
                 early[places[chosen]] = found.relative_updates[:, around].mean(1)
             return losses
 
-        return search_rates(grid, self.points, train) | {
+        return optimal.search_rates(grid, self.points, train) | {
             "early": ((), early[middle], f"relative update after 1/{EARLY} of the steps"),
             "late": ((), late[middle], "relative update at the end"),
         }
 
     def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
-        yield self._optimum(trained, "table", 0.0)
-        yield self._optimum(trained, "one-rate", 0.0)
-        for setting in ("table", "one-rate"):
-            yield self._updates(trained, "early", setting, 0.0)
+        yield from (self._optimum(trained, setting, 0.0) for setting in ("table", "one-rate"))
+        yield from (self._updates(trained, "early", setting, 0.0) for setting in ("table", "one-rate"))
+        decays = "table-independent", "one-rate-decay"
         for total in self.total_decays:
-            for setting in ("table-independent", "one-rate-decay"):
-                yield self._optimum(trained, setting, total)
-            for setting in ("table-independent", "one-rate-decay"):
-                yield self._updates(trained, "late", setting, total)
+            yield from (self._optimum(trained, setting, total) for setting in decays)
+            yield from (self._updates(trained, "late", setting, total) for setting in decays)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
         optima, late, loss = (
             {_named(*setting): self._along(trained, name, *setting) for setting in self.settings()}
             for name in ("optimal_learning_rate", "late", "loss")
         )
-        yield st.lines(
-            "Optimal learning rate along H",
-            "heads",
-            "optimal learning rate of the base shape",
-            optima,
-            log="xy",
-            note="Means over replicates; bands range over all. A horizontal line is transfer.",
-            shows=("the optimal learning rate",),
-        )
-        yield st.lines(
-            f"Final loss against the learning rate at H = {self.heads_counts[-1]}",
-            "learning_rate",
-            "final training loss [nat]",
-            {name: values.isel(heads=-1).dropna("learning_rate") for name, values in loss.items()},
-            log="xy",
-            note="Means over replicates; bands range over all.",
-        )
-        yield st.lines(
-            "Relative update of the values' weights at the end",
-            "heads",
-            "relative update at the end",
-            late,
-            log="xy",
-            note="Norm of an update over that of the weight, at the middle of the first grid of learning rates.",
-            shows=("at the end",),
-        )
+        note, what = "Means over replicates; bands range over all.", "optimal learning rate of the base shape"
+        transfer, shows = f"{note} A horizontal line is transfer.", ("the optimal learning rate",)
+        yield st.lines("Optimal learning rate along H", "heads", what, optima, log="xy", note=transfer, shows=shows)
+        title = f"Final loss against the learning rate at H = {self.heads_counts[-1]}"
+        largest = {name: values.isel(heads=-1).dropna("learning_rate") for name, values in loss.items()}
+        yield st.lines(title, "learning_rate", "final training loss [nat]", largest, log="xy", note=note)
+        title, what = "Relative update of the values' weights at the end", "relative update at the end"
+        note = "Norm of an update over that of the weight, at the middle of the first grid of learning rates."
+        yield st.lines(title, "heads", what, late, log="xy", note=note, shows=("at the end",))
+
+    def settings(self) -> tuple[tuple[str, float], ...]:
+        decays = [(name, total) for total in self.total_decays for name in LABELS if name not in ("table", "one-rate")]
+        return (("table", 0.0), ("one-rate", 0.0), *decays)
+
+    def cell(self, setting: str, total: float, heads: int) -> st.Cell:
+        if heads == self.base[1]:
+            setting = "table-independent" if total else "table"
+        return st.Cell(setting=setting, total_decay=total, heads=heads)
 
     def _along(self, trained: st.Data, name: str, setting: str, total: float) -> xr.DataArray:
-        """Return a variable over H."""
         cells = [self.cell(setting, total, heads) for heads in self.heads_counts]
         picked = [trained[name].sel(cell, drop=True) for cell in cells]
         return xr.concat(picked, xr.Variable("heads", list(self.heads_counts)))
@@ -192,11 +159,11 @@ class WeightDecay(st.Study):
         """Claim that the optimum stays, or, under one rate without decay, that it falls."""
         optima, outcomes = (self._along(trained, name, setting, total) for name in ("optimal_learning_rate", "outcome"))
         who = _named(setting, total)
-        figure = drift(who, optima, "heads", -1.0 if setting.startswith("one-rate") else 0.0, outcomes)
+        figure = optimal.drift(who, optima, "heads", -1.0 if setting.startswith("one-rate") else 0.0, outcomes)
         if setting == "one-rate":
             basis = f"half way from {ALLOWED_DECADES:g} to a learning rate proportional to 1/H, 0.90 decades"
-            return falls(who, "heads", figure, DRIFTS, basis)
-        return transfers(who, "heads", figure, "refuted" if setting == "one-rate-decay" else "holds")
+            return optimal.falls(who, "heads", figure, optimal.DRIFTS, basis)
+        return optimal.transfers(who, "heads", figure, "refuted" if setting == "one-rate-decay" else "holds")
 
     def _updates(self, trained: st.Data, when: str, setting: str, total: float) -> st.Claim:
         """Claim the exponent of H in relative updates, at the middle of the first grid."""

@@ -8,14 +8,7 @@ import xarray as xr
 
 import manyheads.study as st
 from manyheads.scaling.axes import LETTERS, Axis
-from manyheads.scaling.checks.transfer_check import (
-    ALLOWED_DECADES,
-    PIECE,
-    WIDENINGS,
-    TransferCheck,
-    decide_drift,
-    search_optimum,
-)
+from manyheads.scaling.checks import transfer_check as check
 from manyheads.statistics import Interval
 from manyheads.studies.scaling.shared.parametrizations import LABELS, MUON_LABELS, Plan
 from manyheads.study.claims import Series
@@ -30,7 +23,7 @@ DRIFTS = 0.6  # decades over a factor of eight: half way from what still is tran
 
 def all_rates(lowest: float, ratio: float, points: int) -> np.ndarray:
     """Return all learning rates that a search may try, in rising order."""
-    beyond = WIDENINGS * PIECE
+    beyond = check.WIDENINGS * check.PIECE
     return lowest * ratio ** np.arange(-beyond, points + beyond)
 
 
@@ -44,7 +37,7 @@ def search_rates(grid: np.ndarray, points: int, losses: Callable[[np.ndarray], n
         return found
 
     first = (len(grid) - points) // 2
-    found = search_optimum(grid[first : first + points], train)
+    found = check.search_optimum(grid[first : first + points], train)
     return {
         "loss": ("learning_rate", tried, "final training loss", "nat"),
         "optimal_learning_rate": ((), found.best, "optimal learning rate of the base shape"),
@@ -58,13 +51,13 @@ def places_of(learning_rates: np.ndarray, grid: np.ndarray) -> np.ndarray:
     return np.argmin(np.abs(np.log(learning_rates[:, None] / grid)), axis=1)
 
 
-def drift_of(optima: xr.DataArray, axis: Axis) -> TransferCheck:
+def drift_of(optima: xr.DataArray, axis: Axis) -> check.TransferCheck:
     """Return the drift of the optimal learning rate along an axis.
 
     An optimum beyond the widest grid counts as its end, so that the drift comes out too small; no claim of transfer is
     decided by it.
     """
-    return decide_drift(axis, tuple(optima[axis].values.tolist()), optima.transpose("replicate", axis).values)
+    return check.decide_drift(axis, tuple(optima[axis].values.tolist()), optima.transpose("replicate", axis).values)
 
 
 def drift(who: str, optima: xr.DataArray, axis: Axis, power: float, outcomes: xr.DataArray | None = None) -> st.Figure:
@@ -87,10 +80,10 @@ def drift(who: str, optima: xr.DataArray, axis: Axis, power: float, outcomes: xr
 def transfers(who: str, axis: Axis, figure: st.Figure, expected: Expected = "holds") -> st.Claim:
     """Claim that the optimal learning rate stays along an axis."""
     return st.Claim(
-        f"{who}: the optimal learning rate changes by at most {ALLOWED_DECADES:g} decades over a factor of eight in "
-        f"{LETTERS[axis]}",
+        f"{who}: the optimal learning rate changes by at most {check.ALLOWED_DECADES:g} decades over a factor of eight "
+        f"in {LETTERS[axis]}",
         figure,
-        st.near(0, ALLOWED_DECADES),
+        st.near(0, check.ALLOWED_DECADES),
         "half way from no drift to the root of the size, 0.45 decades, rounded up",
         expected=expected,
     )

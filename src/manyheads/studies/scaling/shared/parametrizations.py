@@ -101,6 +101,13 @@ def parametrization_of(name: str, base: Shape, optimizer: Optimizer) -> Parametr
     return Parametrization(*exponents[name], optimizer=optimizer, base=base)
 
 
+def axes_of(recipes: Iterable[tuple[str, Axis]]) -> dict[str, tuple[Axis, ...]]:
+    """Return the axes of scalings under Muon that differ along some alone: of the table, and of recipes as given."""
+    own: dict[str, tuple[Axis, ...]] = {"muon-half-logit": ("key_dim",), "muon-half-depth": ("depth",)}
+    given = {name: tuple(axis for other, axis in recipes if other == name) for name in RECIPES}
+    return own | {"muon-heads": ("heads",)} | given
+
+
 @lru_cache(maxsize=8)
 def task_of(task: str, batch: int) -> Task:
     """Return the digits or the text, read once."""
@@ -153,7 +160,6 @@ class Plan:
             parametrization_of(name, self.base, self.optimizer)
 
     def shapes(self, axis: Axis) -> tuple[Shape, ...]:
-        """Return the shapes along one axis."""
         return shapes_along(axis, self.base, dict(self.sizes)[axis])
 
     def networks(self) -> dict[tuple[str, Shape], Cell]:
@@ -180,12 +186,10 @@ class Plan:
 
     def cells(self) -> tuple[Cell, ...]:
         """Return every network once, small ones first."""
-        return tuple(
-            sorted(set(self.networks().values()), key=lambda cell: (*_shape(cell), str(cell["parametrization"])))
-        )
+        cells = set(self.networks().values())
+        return tuple(sorted(cells, key=lambda cell: (*_shape(cell), str(cell["parametrization"]))))
 
     def train_with(self, parametrization: str, **sizes: int) -> tuple[Parametrization, Shape]:
-        """Return what a cell stands for."""
         return parametrization_of(parametrization, self.base, self.optimizer), Shape(**sizes)
 
     def along(self, trained: xr.Dataset, name: str, parametrization: str, axis: Axis) -> xr.DataArray:

@@ -49,24 +49,13 @@ class LogitExponent(st.Study):
 
     def check(self) -> None:
         if self.bought(self.key_dims[-1]) < 2:
-            raise st.UsageError(
-                f"steps={self.steps}: the compute of N={self.key_dims[0]} buys less than two at N={self.key_dims[-1]}; "
-                "give more steps or smaller key_dims"
-            )
-
-    def flops(self, cell: st.Cell) -> int:
-        """Return the matrix-multiply FLOPs of a training."""
-        return self.steps * self._step(int(cell["key_dim"]))
-
-    def bought(self, key_dim: int) -> int:
-        """Return the steps at one N that cost as much as all steps at the smallest."""
-        return self.steps * self._step(self.key_dims[0]) // self._step(key_dim)
+            buys = f"the compute of N={self.key_dims[0]} buys less than two at N={self.key_dims[-1]}"
+            raise st.UsageError(f"steps={self.steps}: {buys}; give more steps or smaller key_dims")
 
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(logit_exponent=tuple(EXPONENTS), key_dim=self.key_dims)
 
     def predict(self, key: jax.Array) -> st.Record:
-        """Return the steps that one compute buys."""
         return {"bought": ("key_dim", [self.bought(size) for size in self.key_dims], "steps at fixed compute")}
 
     def train(self, key: jax.Array, logit_exponent: float, key_dim: int) -> st.Record:
@@ -88,13 +77,9 @@ class LogitExponent(st.Study):
         losses = st.log(trained["loss"])
         apart = losses.sel(logit_exponent=0.5) - losses.sel(logit_exponent=1.0)
         quantity = "loss at 1/2 over loss at 1 (ln)"
-        yield st.Claim(
-            f"At N={first} both logit exponents train one network (largest log ratio)",
-            abs(apart.sel(key_dim=first)).max(),
-            st.near(0, SAME),
-            "the base, at which all factors are one; rounding",
-            quantity,
-        )
+        text = f"At N={first} both logit exponents train one network (largest log ratio)"
+        basis = "the base, at which all factors are one; rounding"
+        yield st.Claim(text, abs(apart.sel(key_dim=first)).max(), st.near(0, SAME), basis, quantity)
         for what, last, word, region in (
             ("steps", self.steps, "below", st.below(0)),
             ("compute", int(theory["bought"][-1]), "above", st.above(0)),
@@ -122,19 +107,13 @@ class LogitExponent(st.Study):
         smooth = loss.rolling(step=tenth, min_periods=1).mean()
         by_size = {size: smooth.sel(key_dim=size) for size in self.key_dims}
         costs = {size: values.assign_coords(step=self._step(size) * updates) for size, values in by_size.items()}
-        yield st.lines(
-            "Loss against compute",
-            "step",
-            "loss (nat)",
-            {
-                f"exponent {name}, N={size}": costs[size].sel(logit_exponent=exponent)
-                for exponent, name in EXPONENTS.items()
-                for size in self.key_dims
-            },
-            log="x",
-            x_label="FLOPs",
-            note="Means over a tenth of the steps; bands range over replicates.",
-        )
+        curves = {
+            f"exponent {name}, N={size}": costs[size].sel(logit_exponent=exponent)
+            for exponent, name in EXPONENTS.items()
+            for size in self.key_dims
+        }
+        note = "Means over a tenth of the steps; bands range over replicates."
+        yield st.lines("Loss against compute", "step", "loss (nat)", curves, log="x", x_label="FLOPs", note=note)
         apart = st.log(loss.sel(logit_exponent=0.5) / loss.sel(logit_exponent=1.0)).assign_coords(step=updates)
         apart = apart.rolling(step=tenth, min_periods=1).mean()
         yield st.lines(
@@ -148,6 +127,13 @@ class LogitExponent(st.Study):
             shows=(f"At N={self.key_dims[-1]}",),
         )
 
+    def flops(self, cell: st.Cell) -> int:
+        return self.steps * self._step(int(cell["key_dim"]))
+
+    def bought(self, key_dim: int) -> int:
+        """Return the steps at one N that cost as much as all steps at the smallest."""
+        return self.steps * self._step(self.key_dims[0]) // self._step(key_dim)
+
     def _step(self, key_dim: int) -> int:
         """Matrix-multiply FLOPs of one step."""
         config = task_of("text", self.batch).config(Shape(key_dim, self.heads, self.depth))
@@ -158,5 +144,4 @@ class LogitExponent(st.Study):
 
 
 def _window(last: int) -> slice:
-    """Return the last quarter of the steps up to one."""
     return slice(last - max(1, last // WINDOW), last)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
+from manyheads._trees import T
 from manyheads.study.store.disk import StoreDamaged, no_link
 from manyheads.study.store.equality import differences
 from manyheads.study.store.records.schema import Schema
 from manyheads.study.store.records.segments import DAMAGED, SEALED, SUFFIX, Entry, SegmentReader
 from manyheads.study.store.records.table import Pack, Table, write_table
 
-T = TypeVar("T")
 ATTEMPTS = 20  # to read a folder that others are compacting
 TABLE = re.compile(r"table-[0-9a-f]{16}\.zarr\.zip")
 
@@ -31,7 +31,7 @@ class Index:
         self.units: dict[int, Entry] = {}
         self.twice: list[tuple[int, Entry, Entry]] = []
         self.schemas: dict[str, Schema] = {}
-        self.environments: dict[str, dict[str, Any]] = {}
+        self.environments: dict[str, dict[str, object]] = {}
         self.tables: dict[str, Table] = {}
         self.segments: dict[str, SegmentReader] = {}
 

@@ -7,8 +7,8 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
+from manyheads._json import Json
 from manyheads.study.store.disk import StoreDamaged, open_bounded, trusting_nothing
 from manyheads.study.store.records import segments as lines
 from manyheads.study.store.records.schema import Schema, digest_of, identify
@@ -30,7 +30,7 @@ class Known:
     def __init__(self, files: Iterable[Path], run: str):
         self.run = run
         self.schemas: dict[str, Schema] = {}
-        self.environments: dict[str, dict[str, Any]] = {}
+        self.environments: dict[str, dict[str, Json]] = {}
         for file in files:
             if is_table(file):
                 with contextlib.suppress(StoreDamaged):
@@ -102,7 +102,7 @@ def is_damaged(file: Path, run: str) -> bool:
     return False
 
 
-def _records(file: Path) -> Iterator[dict[str, Any]]:
+def _records(file: Path) -> Iterator[dict[str, Json]]:
     """Yield the lines of a segment; of one that is no record, what it still says of its unit."""
     with contextlib.suppress(StoreDamaged), open_bounded(file, lines.LARGEST_SEGMENT) as opened:
         while text := opened.readline(lines.LARGEST_LINE):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads._json import Json
 from manyheads.errors import ManyheadsError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Field(NamedTuple):
     dims: tuple[str, ...]
     kind: str
     shape: tuple[int, ...]
-    attrs: dict[str, Any]
+    attrs: dict[str, Json]
     values: NDArray[Any] | None
     start: int
     size: int
@@ -60,7 +61,7 @@ class Schema:
     ValueError, TypeError or KeyError if that does not describe plain arrays.
     """
 
-    def __init__(self, data: dict[str, Any]):
+    def __init__(self, data: dict[str, Json]):
         self.data = data
         self.id = identify(data)
         self.attrs = _plain_attributes(data["attrs"])
@@ -82,7 +83,7 @@ class Schema:
                 column = np.ascontiguousarray(matrix[:, field.start : field.start + field.size])
                 yield field, _decoded(column, field.kind, (len(matrix), *field.shape))
 
-    def coordinates(self) -> dict[str, tuple[tuple[str, ...], NDArray[Any], dict[str, Any]]]:
+    def coordinates(self) -> dict[str, tuple[tuple[str, ...], NDArray[Any], dict[str, Json]]]:
         """Return the coordinates as `xarray.Dataset` takes them."""
         stated = ((each, each.values) for each in self.fields)
         return {each.name: (each.dims, values, each.attrs) for each, values in stated if values is not None}
@@ -96,12 +97,12 @@ class Schema:
         return xr.Dataset(variables, coords=self.coordinates(), attrs=self.attrs)
 
 
-def pack(dataset: xr.Dataset) -> tuple[dict[str, Any], bytes]:
+def pack(dataset: xr.Dataset) -> tuple[dict[str, Json], bytes]:
     """Return the schema of a unit, as JSON can hold it, and its block of bytes."""
     variables, blocks, coordinates = [], [], set(dataset.coords)
     for name, variable in dataset.variables.items():
         kind, values = _encoded(np.asarray(variable.values), str(name))
-        about: dict[str, Any] = {"name": str(name), "dims": list(variable.dims), "type": kind}
+        about: dict[str, Json] = {"name": str(name), "dims": list(variable.dims), "type": kind}
         about |= {"shape": list(values.shape), "attrs": variable.attrs}
         if name in coordinates:
             about["values"] = base64.b64encode(values.tobytes()).decode()
@@ -180,7 +181,7 @@ def _decoded(column: NDArray[np.uint8], kind: str, shape: tuple[int, ...]) -> ND
     return np.asarray(np.char.decode(stored, "utf-8", "surrogatepass"))
 
 
-def _field(about: dict[str, Any], start: int) -> Field:
+def _field(about: dict[str, Json], start: int) -> Field:
     name, dims, shape, kind = about["name"], about["dims"], about["shape"], about["type"]
     if not all(isinstance(text, str) and is_plain_name(text) for text in (name, *dims)):
         raise ValueError(f"the name {name!r} or one of its dimensions {dims!r}")
@@ -198,7 +199,7 @@ def _field(about: dict[str, Any], start: int) -> Field:
     return Field(name, tuple(dims), kind, tuple(shape), _plain_attributes(about["attrs"]), values, start, size)
 
 
-def _plain_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
+def _plain_attributes(attributes: dict[str, Json]) -> dict[str, Json]:
     for name, value in attributes.items():
         if name in CODED or not name.isprintable() or not isinstance(value, str | int | float | bool):
             raise ValueError(f"the attribute {name!r}")

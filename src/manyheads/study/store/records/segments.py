@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manyheads._json import parse_bounded
+from manyheads._json import Json, parse_bounded
 from manyheads._overview import printable
 from manyheads.errors import FileRefused
 from manyheads.study.store.disk import StoreDamaged, no_link, open_bounded, room_on_disk, trusting_nothing
@@ -46,8 +46,8 @@ class Frame(NamedTuple):
     """A unit ready to be written."""
 
     unit: int
-    environment: dict[str, Any]
-    schema: dict[str, Any]
+    environment: dict[str, Json]
+    schema: dict[str, Json]
     block: bytes
 
 
@@ -156,7 +156,7 @@ class SegmentWriter:
             os.close(file)
 
 
-def _line(**data: Any) -> bytes:
+def _line(**data: Json) -> bytes:
     return json.dumps(data, separators=(",", ":")).encode() + b"\n"
 
 
@@ -168,7 +168,7 @@ class SegmentReader:
         self.folder = path.parent
         self.position, self.line = 0, 0
         self.schemas: dict[str, Schema] = {}
-        self.environments: dict[str, dict[str, Any]] = {}
+        self.environments: dict[str, dict[str, Json]] = {}
 
     def scan(self) -> list[tuple[int, Entry]]:
         """Return the units that were appended since the last call; the values of none are decoded."""
@@ -223,7 +223,7 @@ class SegmentReader:
             where = f"{self._path()}, line {self.line + 1}"
             raise StoreDamaged(f"{where} does not hold what this library writes ({what}); {REMEDY}") from error
 
-    def _entry(self, record: dict[str, Any], length: int) -> Entry:
+    def _entry(self, record: dict[str, Json], length: int) -> Entry:
         unit, schema, environment = record["unit"], record["schema"], record["environment"]
         if not (type(unit) is int and type(record["time"]) is int and type(record["digest"]) is str):
             raise TypeError("a unit of other types")
@@ -235,7 +235,7 @@ class SegmentReader:
             raise ValueError(f"unit {unit}: a line of {length:,} bytes cannot hold values of {size:,} bytes")
         return Entry(self.key, self.position, length, schema, environment, record["digest"], record["time"])
 
-    def _take(self, record: dict[str, Any]) -> None:
+    def _take(self, record: dict[str, Json]) -> None:
         kind = record["kind"]
         if (kind == "start") != (self.line == 0):
             raise ValueError(f"a line of kind {kind!r} here")
@@ -255,7 +255,7 @@ class SegmentReader:
             self.environments[record["id"]] = record["environment"]
 
 
-def refuse_other_format(version: Any, path: Path, remedy: str = REMEDY) -> None:
+def refuse_other_format(version: Json, path: Path, remedy: str = REMEDY) -> None:
     """Refuse a format that this version does not read."""
     if type(version) is not int:  # True == 1
         raise StoreDamaged(f"{path}: the format {printable(repr(version))} is no integer; {remedy}")
@@ -268,7 +268,7 @@ def refuse_other_format(version: Any, path: Path, remedy: str = REMEDY) -> None:
         raise FileRefused(f"{path}: written in format {version}, which is no longer read: run the study again")
 
 
-def parse(text: bytes) -> dict[str, Any]:
+def parse(text: bytes) -> dict[str, Json]:
     """Return the record of a line; ValueError or TypeError if there is none."""
     try:
         record = parse_bounded(text)

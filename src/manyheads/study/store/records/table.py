@@ -27,7 +27,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads._json import parse_bounded
+from manyheads._json import Json, parse_bounded
 from manyheads.study.store.disk import StoreDamaged, open_bounded, room_on_disk, temporary_beside, trusting_nothing
 from manyheads.study.store.records.schema import Schema, digest_of, dtype_of, encode_texts, identify, is_unit_number
 from manyheads.study.store.records.segments import FORMAT, Entry, refuse_other_format
@@ -41,7 +41,7 @@ OWN = {"unit_number": "int64", "unit_digest": "uint8", "unit_environment": "int3
 REMEDY = "'manyheads runs repair' keeps its good units"
 
 
-Environments = dict[str, dict[str, Any]]
+Environments = dict[str, dict[str, Json]]
 
 
 class Pack(NamedTuple):
@@ -189,7 +189,7 @@ class _Array(NamedTuple):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     dims: tuple[str, ...]
-    attrs: dict[str, Any]
+    attrs: dict[str, Json]
     text: bool
 
     @property
@@ -210,7 +210,7 @@ class _Array(NamedTuple):
         rest = "/0" * (len(self.shape) - 1)
         return [f"c/{number}{rest}" for number in range(-(-self.shape[0] // self.rows))]
 
-    def metadata(self, labels: list[str] | None = None) -> dict[str, Any]:
+    def metadata(self, labels: list[str] | None = None) -> dict[str, Json]:
         shape = list(self.shape)
         chunk = [self.rows, *(max(1, size) for size in shape[1:])] if shape else []
         fill: Any = self.dtype.type(0).item()
@@ -288,11 +288,11 @@ def _write_group(file: zipfile.ZipFile, group: str, pack: Pack, entries: list[En
         arrays[field.name].write(file, f"{group}/{field.name}", values, labels)
 
 
-def _attributes(schema: Schema, count: int) -> dict[str, Any]:
+def _attributes(schema: Schema, count: int) -> dict[str, Json]:
     return schema.attrs | {"manyheads_schema": schema.data, "manyheads_units": count}
 
 
-def _group(attributes: dict[str, Any]) -> dict[str, Any]:
+def _group(attributes: dict[str, Json]) -> dict[str, Json]:
     return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
 
 
@@ -309,7 +309,7 @@ def _members(file: zipfile.ZipFile, size: int) -> dict[str, int]:
     return sizes
 
 
-def _stated(file: zipfile.ZipFile, sizes: dict[str, int] | None, name: str) -> dict[str, Any]:
+def _stated(file: zipfile.ZipFile, sizes: dict[str, int] | None, name: str) -> dict[str, Json]:
     if sizes is not None and sizes[name] > LARGEST_METADATA:
         raise ValueError(f"{name}: {sizes[name]:,} bytes of metadata")
     data = parse_bounded(file.read(name))
@@ -318,12 +318,12 @@ def _stated(file: zipfile.ZipFile, sizes: dict[str, int] | None, name: str) -> d
     return data
 
 
-def _require_metadata(file: zipfile.ZipFile, sizes: dict[str, int], name: str, expected: dict[str, Any]) -> None:
+def _require_metadata(file: zipfile.ZipFile, sizes: dict[str, int], name: str, expected: dict[str, Json]) -> None:
     if file.read(name) != _json(expected):
         raise ValueError(f"{name} says something else than this library writes")
 
 
-def _json(data: dict[str, Any]) -> bytes:
+def _json(data: dict[str, Json]) -> bytes:
     return json.dumps(data, indent=1).encode()
 
 

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from manyheads._extras import require
@@ -43,7 +44,7 @@ def compile_kernel(entry: Callable[..., Any], fast: tuple[Callable[..., Any], ..
 
 
 @contextlib.contextmanager
-def _cache_of(numba: Any, entry: Callable[..., Any], fast: tuple[Callable[..., Any], ...]) -> Iterator[bool]:
+def _cache_of(numba: ModuleType, entry: Callable[..., Any], fast: tuple[Callable[..., Any], ...]) -> Iterator[bool]:
     """Point numba to a folder of the user's cache while it decides where to store a function; True if there is one."""
     modules = {inspect.getmodule(function) for function in (entry, *fast)}
     sources = sorted(inspect.getsource(module) for module in modules if module is not None)

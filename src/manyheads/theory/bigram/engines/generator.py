@@ -21,10 +21,10 @@ the key between the two rounds is added here.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from manyheads._namespaces import Array
 from manyheads.errors import UsageError
 from manyheads.theory.bigram.task import Batch, BigramTask
 
@@ -38,7 +38,7 @@ LAST_STEP = 1 << 32
 Seed = int | Sequence[int]
 
 
-def mix(counter: Any, first: Any, second: Any, multiplier: np.uint32 = WEYL) -> Any:
+def mix(counter: Array, first: Array, second: Array, multiplier: np.uint32 = WEYL) -> Array:
     """Return the words of `counter` under the key (`first`, `second`): uint32 arrays of NumPy or JAX that broadcast."""
     h = counter * multiplier + first
     h = ((h ^ (h >> np.uint32(16))) * FIRST) ^ second
@@ -54,7 +54,7 @@ def scramble(seed: Seed) -> np.ndarray:
         raise UsageError(f"seed={seed!r}: give a non-negative integer, or several") from error
 
 
-def sample_keys(roots: Any, step: Any, samples: Any) -> tuple[Any, Any]:
+def sample_keys(roots: Array, step: Array, samples: Array) -> tuple[Array, Array]:
     """Return the two key words, uint32 (B,) each, of samples (B,) of a step (1,), for the four words of `scramble`."""
     one = mix(step, roots[0:1], roots[1:2])
     two = mix(step, roots[2:3], roots[3:4], OTHER)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from manyheads._trees import PyTree, T
 from manyheads.theory.bigram.engines.generator import QUERY, SLOT, TARGET, mix, pick, sample_keys
 
 Pair: TypeAlias = tuple[Array, Array]
@@ -128,7 +129,7 @@ def descend_in_jax(
     Returns value, attention, the first step that was not made, and the largest entry of the value.
     """
 
-    def step(carry: Any) -> Any:
+    def step(carry: PyTree) -> PyTree:
         value, attention, number, _ = carry
         by_value, by_attention = mean_gradients(value, attention, tables, roots, number.astype(jnp.uint32), batch=batch)
         value = value - rates.value * by_value
@@ -137,12 +138,12 @@ def descend_in_jax(
             attention = shrink(attention, rates.threshold.astype(jnp.float32))
         return value, attention, number + 1, jnp.abs(value).max()
 
-    def more(carry: Any) -> Array:
+    def more(carry: PyTree) -> Array:
         return (carry[2] < span[1]) & (carry[3] <= rates.limit)  # false for NaN
 
     return jax.lax.while_loop(more, step, (*state, span[0], jnp.zeros(())))
 
 
-def as_jax(tree: Any) -> Any:
+def as_jax(tree: T) -> T:
     """Move NumPy arrays and numbers to JAX: integers as int64, numbers as float64, inside `jax.enable_x64`."""
     return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), tree)

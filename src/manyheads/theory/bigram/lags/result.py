@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -154,7 +154,7 @@ class LagFit(Shown):
         """Whether the held-out squared error is below that of the frequencies; lags may be right where it is not."""
         return self.loss.fitted < self.loss.unigram
 
-    def lags_of(self, symbol: Any) -> list[tuple[int, float]]:
+    def lags_of(self, symbol: object) -> list[tuple[int, float]]:
         """Return the lags that a symbol looks at with their weights, the largest first."""
         row = self.weights[self._number([symbol])[0]]
         return [(int(lag), float(row[lag])) for lag in np.argsort(-row, kind="stable") if row[lag] > 0]
@@ -188,7 +188,7 @@ class LagFit(Shown):
         weights = self.attention[seen[:, 0]]
         return self.mean + np.einsum("ml,mln->mn", weights, self.value.T[seen])
 
-    def _number(self, labels: list[Any]) -> np.ndarray:
+    def _number(self, labels: list[object]) -> np.ndarray:
         """Return the rows of labels."""
         numbers = {label: number for number, label in enumerate(self.labels.tolist())}
         try:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from manyheads._trees import PyTree
 from manyheads.theory.bigram.engines.generator import Seed
 from manyheads.theory.bigram.task import BigramTask
 from manyheads.theory.bigram.theorems.population import measure_overlaps
@@ -22,13 +23,13 @@ class SgdEscape(NamedTuple):
 
     steps: float
     flipped: bool
-    state: Any
+    state: PyTree
 
 
 def train_to_escape(
     task: BigramTask,
-    train: Callable[[Any, int], Any],
-    init: Any,
+    train: Callable[[Any, int], PyTree],
+    init: PyTree,
     every: int,
     most_steps: int,
     linear: Callable[[Any], State] = lambda state: state,

@@ -35,15 +35,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import Array
 
 from manyheads._constraints import check_fields, constrained
 from manyheads._settings import double_precision
+from manyheads._trees import PyTree
 from manyheads.errors import UsageError
 from manyheads.theory.bigram.engines.generator import Seed, draw_step_batch, sample_keys, scramble
 from manyheads.theory.bigram.engines.reference import Tables, as_jax, draw_block, histogram
@@ -66,7 +68,7 @@ class SoftmaxState(NamedTuple):
     value: np.ndarray
     positions: np.ndarray
     tokens: np.ndarray
-    memory: Any = ()
+    memory: PyTree = ()
 
 
 @dataclass(frozen=True)
@@ -199,9 +201,9 @@ def _gradients(
 
 @partial(jax.jit, static_argnames=("batch", "rule", "token_logits"))
 def _descend(
-    tables: Tables, roots: Any, span: Any, rates: Any, carry: Any, *, batch: int, rule: str, token_logits: bool
-) -> Any:
-    def step(number: Any, carry: Any) -> Any:
+    tables: Tables, roots: Array, span: Array, rates: Array, carry: PyTree, *, batch: int, rule: str, token_logits: bool
+) -> PyTree:
+    def step(number: Array, carry: PyTree) -> PyTree:
         value, logits, memory = carry
         keys = sample_keys(roots, number.astype(jnp.uint32)[None], jnp.arange(batch, dtype=jnp.uint32))
         samples = draw_block(tables, keys, logits[0].shape[1])

@@ -6,7 +6,7 @@ cross-entropy, embeddings of tokens and positions included.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -32,7 +32,7 @@ class BigramSource(eqx.Module):
     length: int = eqx.field(static=True)
     size: int = eqx.field(static=True)
 
-    def __call__(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, key: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Draw a batch."""
         for_tokens, for_places, for_targets = jax.random.split(key, 3)
         tokens = jax.random.randint(for_tokens, (self.size, self.length + 1), 0, len(self.transition))
@@ -103,6 +103,6 @@ def measure(task: BigramTask, model: Transformer, probe: Probe) -> tuple[float, 
 
 
 @jax.jit
-def _forward(model: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _forward(model: Transformer, tokens: jax.Array) -> tuple[jax.Array, jax.Array | None]:
     record = model.record(tokens, patterns=True)
     return jax.nn.log_softmax(record.outputs), record.layers.patterns

@@ -7,7 +7,7 @@ seeds are trained in one program (Bordelon, Chaudhry, Pehlevan, arXiv 2405.15712
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,9 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jax import Array
 
 from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads._settings import double_precision
+from manyheads._trees import PyTree
 from manyheads.data.draws import draw_vectors
 from manyheads.errors import UsageError, check_integer
 from manyheads.theory.dmft.branches.attention_infinite_heads import LOGIT_EXPONENT
@@ -148,23 +150,23 @@ _RATES = {"readout": "outside", "embedding": "embedding", "query": "attended", "
 
 
 @lru_cache(maxsize=32)
-def _trainer(frame: _Frame, network: Network, every_head: bool, movement: bool) -> Any:
+def _trainer(frame: _Frame, network: Network, every_head: bool, movement: bool) -> Callable[..., tuple[Array, ...]]:
     """Return a compiled function of keys, inputs, targets, weights in the loss, and numbers."""
 
-    def train(key: Any, inputs: Any, targets: Any, shares: Any, numbers: dict[str, Any]) -> Any:
+    def train(key: Array, inputs: Array, targets: Array, shares: Array, numbers: dict[str, Array]) -> tuple[Array, ...]:
         weights = _draw(key, inputs.shape[-1], targets.shape[-1], frame, network)
         count = frame.depth * (1 if network.activation is None else 2) + 1
         levels = jnp.zeros((count, *inputs.shape[:2], network.width), inputs.dtype)
         start = _apply(weights, levels, inputs, numbers, frame, network)[0]
         learning_rates = {name: numbers[_RATES.get(name, "inside")] for name in weights}
 
-        def loss(weights: Any, levels: Any, share: Any) -> Any:
+        def loss(weights: dict[str, Array], levels: Array, share: Array) -> tuple[Array, tuple[Array, ...]]:
             output, seen = _apply(weights, levels, inputs, numbers, frame, network)
             output = output - start
             total = jnp.sum(share * _LOSSES[frame.loss](targets, output))
             return total, (output, total, *seen)
 
-        def step(state: Any, share: Any) -> Any:
+        def step(state: PyTree, share: Array) -> tuple[PyTree, tuple[Array, ...]]:
             weights, velocity = state
             (gradient, slopes), seen = jax.grad(loss, argnums=(0, 1), has_aux=True)(weights, levels, share)
             velocity = jax.tree.map(lambda old, new: numbers["momentum"] * old + new, velocity, gradient)
@@ -184,7 +186,7 @@ MATRICES = ("query", "key", "value", "output")
 """Matrices of attention."""
 
 
-def _distances(weights: dict[str, Any], first: dict[str, Any]) -> tuple[Any, ...]:
+def _distances(weights: dict[str, Array], first: dict[str, Array]) -> tuple[Array, ...]:
     """Relative distances |W - W_0| / |W_0| in Frobenius norms, (matrix,); nothing where no init is given."""
     ratios = [
         jnp.linalg.norm((weights[name] - old).ravel()) / jnp.linalg.norm(old.ravel()) for name, old in first.items()
@@ -198,7 +200,7 @@ _LOSSES = {
 }
 
 
-def _draw(key: Any, features: int, classes: int, frame: _Frame, network: Network) -> dict[str, Any]:
+def _draw(key: Array, features: int, classes: int, frame: _Frame, network: Network) -> dict[str, Array]:
     depth, heads, key_dim, width = frame.depth, network.heads, network.key_dim, network.width
     shapes: dict[str, tuple[int, ...]] = {"embedding": (width, features), "readout": (classes, width)}
     shapes |= dict.fromkeys(("query", "key", "value"), (depth, heads, key_dim, width))
@@ -210,15 +212,15 @@ def _draw(key: Any, features: int, classes: int, frame: _Frame, network: Network
     return {name: vector.reshape(shape) for (name, shape), vector in zip(shapes.items(), drawn, strict=True)}
 
 
-def _kernel(stream: Any) -> Any:
+def _kernel(stream: Array) -> Array:
     """Products of all tokens (PT, PT) of a stream (P, T, d), over its width."""
     flat = stream.reshape(-1, stream.shape[-1])
     return flat @ flat.T / flat.shape[1]
 
 
 def _apply(
-    weights: dict[str, Any], levels: Any, inputs: Any, numbers: dict[str, Any], frame: _Frame, network: Network
-) -> Any:
+    weights: dict[str, Array], levels: Array, inputs: Array, numbers: dict[str, Array], frame: _Frame, network: Network
+) -> tuple[Array, tuple[Array, ...]]:
     """Return outputs (O, C), not centred, and what is recorded.
 
     `levels` (1 + branches of all blocks, P, T, d) are added to the stream, below the first branch and after each.
@@ -227,10 +229,10 @@ def _apply(
     rows, tokens = inputs.shape[0] * inputs.shape[1], inputs.shape[1]
     allowed = jnp.tril(jnp.ones((tokens, tokens), bool)) if frame.causal else jnp.ones((tokens, tokens), bool)
 
-    def normalize(stream: Any) -> Any:
+    def normalize(stream: Array) -> Array:
         return stream / jnp.sqrt(jnp.mean(stream**2, -1, keepdims=True)) if frame.norm else stream
 
-    def block(stream: Any, layer: Any) -> Any:
+    def block(stream: Array, layer: PyTree) -> PyTree:
         weight, added = layer
         seen = normalize(stream) / np.sqrt(width)
         query, key, value = (jnp.einsum("hnd,ptd->phtn", weight[name], seen) for name in ("query", "key", "value"))

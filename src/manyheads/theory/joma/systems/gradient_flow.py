@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 
 from manyheads._arrays import follows_caller
 from manyheads._constraints import Constraint, check_fields, constrained
+from manyheads._trees import PyTree
 from manyheads.errors import CertificateError, UsageError
 from manyheads.theory.joma.systems.layer import LayerParameters, Loss, forward, objective, token_weights, vector_field
 from manyheads.theory.joma.systems.recording import record_states
@@ -123,7 +124,7 @@ def gradient_descent(
     loss: Loss,
     rule: UpdateRule,
     steps: FixedSteps = FixedSteps(),
-    batch: Any = None,
+    batch: PyTree = None,
 ) -> FlowTrajectory:
     """Run gradient descent with learning rate `steps.step`; times are learning rate times steps.
 
@@ -142,7 +143,7 @@ def gradient_descent(
 class _Seed(eqx.Module):
     """A key on the host."""
 
-    data: Any
+    data: PyTree
     generator: Any = eqx.field(static=True)
 
 
@@ -243,7 +244,7 @@ def _adaptive(problem: Problem, clock: dict[str, jax.Array], counts: tuple[int, 
 class _Halving(optimistix.Bisection):
     """Bisection that stops by time alone: close to a blow-up the condition never becomes small."""
 
-    def terminate(self, fn: Any, y: Any, args: Any, options: Any, state: Any, tags: Any) -> Any:
+    def terminate(self, fn: object, y: PyTree, args: PyTree, options: object, state: PyTree, tags: object) -> Any:
         width = jnp.abs(state.upper - state.lower)
         return width <= 4 * jnp.finfo(width.dtype).eps * jnp.abs(y), optimistix.RESULTS.successful
 
@@ -269,7 +270,7 @@ def _segment(
         """Distance of the largest |v| from the limit."""
         return clock["limit"] - jnp.abs(token_weights(task, state.weights)).max()
 
-    def condition(t: jax.Array, y: LayerParameters, args: Any, **unused: Any) -> jax.Array:
+    def condition(t: jax.Array, y: LayerParameters, args: PyTree, **unused: object) -> jax.Array:
         return jnp.minimum(inside(y), below(y))  # one condition: of several, diffrax takes the first, not the earliest
 
     root = _Halving(rtol=0.0, atol=0.0, flip=True)  # type: ignore[call-arg]  # its norm has a default

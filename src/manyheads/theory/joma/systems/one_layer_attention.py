@@ -13,7 +13,7 @@ Transformer", sections 3 and 4 (arXiv 2305.16380). The solution of the flow is i
 `manyheads.theory.joma.theorems.scan_and_snap`.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -126,7 +126,7 @@ def _slopes(table: jax.Array, decoder: jax.Array, logits: jax.Array) -> tuple[ja
 def _follow(table: jax.Array, moments: jax.Array, learning_rates: jax.Array) -> tuple[jax.Array, ...]:
     classes, tokens = table.shape
 
-    def field(moment: Any, state: tuple[jax.Array, jax.Array], _: Any) -> tuple[jax.Array, jax.Array]:
+    def field(moment: jax.Array, state: tuple[jax.Array, jax.Array], _: object) -> tuple[jax.Array, jax.Array]:
         slopes = _slopes(table, *state)
         return jnp.exp(moment) * learning_rates[0] * slopes[0], jnp.exp(moment) * learning_rates[1] * slopes[1]
 

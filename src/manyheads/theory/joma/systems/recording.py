@@ -7,6 +7,8 @@ import diffrax
 import jax
 import jax.numpy as jnp
 
+from manyheads._namespaces import Array
+from manyheads._trees import PyTree, T
 from manyheads.errors import CertificateError, UsageError
 
 STEPS = 100_000  # largest number of integrator steps
@@ -30,14 +32,14 @@ class SGDOptions(NamedTuple):
 
 
 def integrate(
-    field: Callable[[Any, Any, Any], Any],
-    init: Any,
+    field: Callable[[Any, Any, Any], PyTree],
+    init: PyTree,
     times: jax.Array,
     rtol: float,
     atol: float,
     *,
     solver: Any = None,
-    end: Any = None,
+    end: Array | None = None,
     first: float | None = None,
     **settings: Any,
 ) -> Any:
@@ -59,8 +61,8 @@ def integrate(
 
 
 def integrate_to_end(
-    field: Callable[[Any, Any, Any], Any], init: Any, times: jax.Array, precision: float, end: Any
-) -> tuple[Any, jax.Array]:
+    field: Callable[[Any, Any, Any], PyTree], init: PyTree, times: jax.Array, precision: float, end: Array
+) -> tuple[PyTree, PyTree]:
     """Integrate in at most `STEPS` steps, the first of 1e-3; return the states, and whether it reached the end."""
     limits = {"max_steps": STEPS, "throw": False}
     found = integrate(field, init, times, precision, precision, end=end, first=1e-3, **limits)
@@ -73,7 +75,7 @@ def refuse_unfinished(ended: jax.Array, end: str, remedy: str) -> None:
         raise CertificateError(f"{STEPS:,} steps do not reach {end}: {remedy}", measured=0.0, threshold=1.0)
 
 
-def record_states(advance: Callable[[Any, Any], Any], init: Any, inputs: Any) -> Any:
+def record_states(advance: Callable[[Any, Any], T], init: T, inputs: PyTree) -> T:
     """Advance a pytree of arrays by each of the inputs and return all states, initialization first; traceable.
 
     Examples
@@ -82,7 +84,7 @@ def record_states(advance: Callable[[Any, Any], Any], init: Any, inputs: Any) ->
     [0.0, 0.0, 1.0, 3.0]
     """
 
-    def step(state: Any, each: Any) -> tuple[Any, Any]:
+    def step(state: T, each: PyTree) -> tuple[T, T]:
         state = advance(state, each)
         return state, state
 

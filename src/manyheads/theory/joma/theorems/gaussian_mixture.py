@@ -31,6 +31,7 @@ from scipy.special import gammaln
 
 from manyheads._arrays import check_times, follows_caller, on_host, takes_arrays, to_numpy
 from manyheads._settings import double_precision
+from manyheads._trees import PyTree
 from manyheads.errors import CertificateError, UsageError
 from manyheads.theory.joma.systems.activations import Nonlinearity
 from manyheads.theory.joma.systems.gaussian_mixture import Mixture
@@ -41,7 +42,7 @@ PANELS = 18
 ORDER = 16  # Gauss-Legendre points of a panel
 TOLERANCE = 1e-10
 
-Function: TypeAlias = Callable[[Any], Any]
+Function: TypeAlias = Callable[[Array], Array]
 
 
 class Coefficients(NamedTuple):
@@ -173,11 +174,11 @@ def linear_noise_approximation(
 
 
 @partial(jax.jit, static_argnames="activation")
-def _solve(mixture: Mixture, init: Any, times: Any, weight_decay: Any, activation: Nonlinearity) -> Any:
-    def field(v: Any) -> Any:
+def _solve(mixture: Mixture, init: Array, times: Array, weight_decay: Array, activation: Nonlinearity) -> Any:
+    def field(v: Array) -> Array:
         return expected_gradient(mixture, v, activation) - weight_decay * v
 
-    def rates(t: Any, state: Any, args: Any) -> Any:
+    def rates(t: Array, state: PyTree, args: object) -> PyTree:
         v, sigma, bias = state
         jacobian = jax.jacfwd(field)(v)
         half = jacobian @ sigma
@@ -202,7 +203,7 @@ def _coefficients(mixture: Mixture, v: Any, activation: Nonlinearity, panels: in
 _host_coefficients = follows_caller(jax.jit(_coefficients, static_argnums=(2, 3)))  # one program, not forty small ones
 
 
-def _moments(mixture: Mixture, v: Any, function: Function, kinks: tuple[float, ...], panels: int) -> Any:
+def _moments(mixture: Mixture, v: Array, function: Function, kinks: tuple[float, ...], panels: int) -> Array:
     """Return E[f(r + |v| u) u^k] for k = 0, 1, 2, shape (3, C)."""
     size = jnp.linalg.norm(v)
     means = jnp.asarray(mixture.means) @ v + mixture.offset  # (C,)
@@ -210,8 +211,8 @@ def _moments(mixture: Mixture, v: Any, function: Function, kinks: tuple[float, .
 
 
 def _component_moments(
-    mixture: Mixture, line: tuple[Any, Any], function: Function, kinks: tuple[float, ...], panels: int
-) -> Any:
+    mixture: Mixture, line: tuple[Array, Array], function: Function, kinks: tuple[float, ...], panels: int
+) -> Array:
     r, size = line
     # The variable of integration is one coordinate of xi for Gaussian components, and the angle to v on spheres: the
     # density of a coordinate on the sphere is singular at its ends, that of the angle is not.
@@ -232,7 +233,7 @@ def _component_moments(
     return jnp.stack([values.sum(), (values * u).sum(), (values * u**2).sum()])
 
 
-def _angle_density(angle: Any, dim: int) -> Any:
+def _angle_density(angle: Any, dim: int) -> Array:
     """Density of the angle between a fixed direction and a uniform one in `dim` dimensions."""
     scale = np.exp(gammaln(dim / 2) - gammaln((dim - 1) / 2)) / np.sqrt(np.pi)
     return scale * jnp.sin(angle) ** (dim - 2)

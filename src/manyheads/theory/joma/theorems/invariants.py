@@ -27,7 +27,6 @@ sum of the softmax logits and the exact softmax identity are derived here.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +34,7 @@ import numpy as np
 from jaxtyping import ArrayLike, Float
 
 from manyheads._arrays import takes_arrays
+from manyheads._namespaces import Array
 from manyheads.errors import ShapeError, UsageError
 from manyheads.theory.joma.task import UpdateRule
 
@@ -46,7 +46,7 @@ def conserved_quantity(
     rule: UpdateRule,
     logits: Float[ArrayLike, "... queries tokens"],
     token_weights: Float[ArrayLike, "... tokens neurons"],
-) -> Any:
+) -> Array:
     r"""Compute the quantity that gradient flow conserves.
 
     ================== ================================================ ==========================================
@@ -93,7 +93,7 @@ def conserved_quantity(
     return _relation(rule, logits, token_weights)
 
 
-def _relation(rule: UpdateRule, logits: Any, token_weights: Any) -> Any:
+def _relation(rule: UpdateRule, logits: Array, token_weights: Array) -> Array:
     z, v = _arrays(logits, token_weights)
     _check_shapes(rule, z, v)
     sides = logit_side(rule, z)
@@ -107,7 +107,7 @@ def _relation(rule: UpdateRule, logits: Any, token_weights: Any) -> Any:
 
 
 @takes_arrays
-def logit_side(rule: UpdateRule, logits: Float[ArrayLike, "*shape"]) -> Any:
+def logit_side(rule: UpdateRule, logits: Float[ArrayLike, "*shape"]) -> Array:
     """Compute the side of the logits in the conserved quantity, of the same shape: z^2, z, or F(z)."""
     (z,) = _arrays(logits)
     if rule.attention == "linear":
@@ -120,12 +120,12 @@ def logit_side(rule: UpdateRule, logits: Float[ArrayLike, "*shape"]) -> Any:
     return rule.temperature**2 * (scaled + np.e**scaled)
 
 
-def _arrays(*given: Any) -> tuple[Any, ...]:
+def _arrays(*given: ArrayLike) -> tuple[Array, ...]:
     """Convert to JAX arrays if one of them is, to NumPy arrays otherwise."""
     return tuple(map(jnp.asarray if any(isinstance(one, jax.Array) for one in given) else np.asarray, given))
 
 
-def _check_shapes(rule: UpdateRule, z: Any, v: Any) -> None:
+def _check_shapes(rule: UpdateRule, z: Array, v: Array) -> None:
     expected = (*z.shape, v.shape[-1]) if rule.per_query_weights else (*z.shape[:-2], z.shape[-1], v.shape[-1])
     if z.ndim < 2 or v.shape != expected:
         kind = "(..., Q, M, K)" if rule.per_query_weights else "(..., M, K)"
@@ -137,7 +137,7 @@ def per_query_quantity(
     rule: UpdateRule,
     logits: Float[ArrayLike, "... queries tokens"],
     token_weights: Float[ArrayLike, "... tokens neurons"],
-) -> Any:
+) -> Array:
     """Compute the quantity of each query alone, (..., Q, M), which shared weights do not conserve: a negative control.
 
     Raises
@@ -152,7 +152,7 @@ def per_query_quantity(
 
 
 @takes_arrays
-def decayed_quantity(rule: UpdateRule, initial: Float[ArrayLike, "*shape"], times: Float[ArrayLike, " times"]) -> Any:
+def decayed_quantity(rule: UpdateRule, initial: Float[ArrayLike, "*shape"], times: Float[ArrayLike, " times"]) -> Array:
     r"""Compute the quantity of linear attention under weight decay, :math:`e^{-2 \lambda t}` times its initial value.
 
     Both sides are quadratic, so decay shrinks them at the same rate. Returns (S, ...). Derived here.
@@ -180,7 +180,7 @@ def drift(
     times: Float[ArrayLike, " states"],
     logits: Float[ArrayLike, "states queries tokens"],
     token_weights: Float[ArrayLike, "states ... tokens neurons"],
-) -> Any:
+) -> Array:
     """Compute the drift of the conserved quantity along a trajectory, (S, ...): zero in theory, at every time.
 
     Raises

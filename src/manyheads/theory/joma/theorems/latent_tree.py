@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from manyheads.theory.joma.systems.latent_tree_task import LatentTree, check_sto
 if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Float, Int
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Array = np.ndarray
 
 
 @takes_arrays

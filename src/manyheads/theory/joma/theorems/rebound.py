@@ -28,8 +28,6 @@ figure 4.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,6 +35,7 @@ from jaxtyping import ArrayLike, Float
 from scipy.special import erfinv
 
 from manyheads._arrays import follows_caller, takes_arrays
+from manyheads._namespaces import Array
 from manyheads.errors import ShapeError, UsageError
 from manyheads.theory.joma.theorems.salient_first import EXP, RateLaw, find_log_deficit
 
@@ -44,7 +43,7 @@ REBOUND = 1e-3  # nat: the smallest rise of the entropy that counts as a rebound
 
 
 @follows_caller
-def entropy_of(logits: Float[ArrayLike, "... tokens"], present: Any = True) -> Any:
+def entropy_of(logits: Float[ArrayLike, "... tokens"], present: Array = True) -> Array:
     """Compute the entropy of softmax(logits) over the `present` entries of the last axis, in nat."""
     s = jnp.asarray(logits)
     here = jnp.broadcast_to(jnp.asarray(present), s.shape)

@@ -34,7 +34,7 @@ overshoot its limit.
 Source: Tian, Wang, Chen, Du, "Scan and Snap" (arXiv 2305.16380), theorems 2 to 4.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -43,6 +43,7 @@ import numpy as np
 from jaxtyping import ArrayLike, Float
 
 from manyheads._arrays import takes_arrays
+from manyheads._namespaces import Array
 from manyheads._settings import double_precision
 from manyheads.errors import ShapeError, UsageError
 from manyheads.theory.joma.systems.one_layer_attention import check_learning_rates
@@ -144,7 +145,7 @@ def relative_gain_law(start: Distinct, logits: Logits, first: int, second: int) 
     return relative_gain(start, np.zeros_like(z), first, second) * np.exp(2 * z[..., first])
 
 
-def _check(distinct: Any, common: Any, classes: int, progress: Any) -> tuple[Any, Any, Any]:
+def _check(distinct: Array, common: Array, classes: int, progress: Array) -> tuple[Array, Array, Array]:
     own, shared, moments = (np.asarray(each, np.float64) for each in (distinct, common, progress))
     if own.ndim != 1 or shared.ndim != 1 or moments.ndim != 1:
         raise ShapeError(f"arrays of shapes {own.shape}, {shared.shape}, {moments.shape}: expected (D,), (C,) and (n,)")
@@ -157,7 +158,7 @@ def _check(distinct: Any, common: Any, classes: int, progress: Any) -> tuple[Any
     return own, shared, moments
 
 
-def _arrays_of(state: tuple[jax.Array, ...], moments: Any) -> tuple[np.ndarray, ...]:
+def _arrays_of(state: tuple[jax.Array, ...], moments: Array) -> tuple[np.ndarray, ...]:
     remedy = "the flow becomes stiff beyond some hundreds, ask for less progress"
     refuse_unfinished(state[-1], f"a progress of {float(moments[-1]):g}", remedy)
     return tuple(np.asarray(part) for part in state[:-1])
@@ -178,10 +179,10 @@ def _follow(own: jax.Array, shared: jax.Array, moments: jax.Array, numbers: jax.
         raised = start * jnp.exp(z - z.max())
         return raised / jnp.linalg.norm(raised)
 
-    def memory(y: jax.Array, f: jax.Array, progress: Any) -> jax.Array:
+    def memory(y: jax.Array, f: jax.Array, progress: Array) -> jax.Array:
         return jnp.where(aligned > 0, progress * f[:count], y)
 
-    def field(progress: Any, state: tuple[jax.Array, ...], _: Any) -> tuple[jax.Array, ...]:
+    def field(progress: Array, state: tuple[jax.Array, ...], _: object) -> tuple[jax.Array, ...]:
         y, z, logarithm = state
         f = features(z)
         held = memory(y, f, progress)

@@ -11,12 +11,13 @@ independent systems.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from manyheads._arrays import as_floats
+from manyheads._namespaces import Array
 from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
@@ -26,18 +27,18 @@ if TYPE_CHECKING:
 class Weights(NamedTuple):
     """Weights as the step uses them."""
 
-    output: Any  # (M, C)
-    readers: Any  # (3 M, C): query, key and value, with the shares of the types and 1 - eps
-    overlap: Any  # (M, C): output weights with the shares of the types
-    positions: Any  # (L, 3, M)
+    output: Array  # (M, C)
+    readers: Array  # (3 M, C): query, key and value, with the shares of the types and 1 - eps
+    overlap: Array  # (M, C): output weights with the shares of the types
+    positions: Array  # (L, 3, M)
 
 
 class State(NamedTuple):
     """State after a token: the part of the past that later tokens read; the last axis counts systems."""
 
-    attended: Any  # (M, B)
-    keys: Any  # (tokens, M, B), newest first
-    values: Any  # (tokens, M, B)
+    attended: Array  # (M, B)
+    keys: Array  # (tokens, M, B), newest first
+    values: Array  # (tokens, M, B)
 
 
 class Sweep(NamedTuple):
@@ -89,13 +90,13 @@ def first_state(weights: Weights, spins: np.ndarray, sweep: Sweep) -> State:
     return append_token(weights, weights.positions[0], nothing, nothing, means, sweep.gain)
 
 
-def mean_spins(weights: Weights, attended: Any, beta: Any) -> Any:
+def mean_spins(weights: Weights, attended: Array, beta: Array) -> Array:
     """Return the mean spins of the next token by type, shape (C, B)."""
     xp = attended.__array_namespace__()
     return xp.tanh(beta * xp.tensordot(weights.output.T, attended, 1))
 
 
-def append_token(weights: Weights, position: Any, keys: Any, values: Any, means: Any, gain: Any) -> State:
+def append_token(weights: Weights, position: Array, keys: Array, values: Array, means: Array, gain: Array) -> State:
     """Append a token with mean spins (C, B) at a position (3, M) to the window and attend from it."""
     xp, features = means.__array_namespace__(), weights.output.shape[0]
     overlaps = xp.tensordot(weights.readers, means, 1).reshape(3, features, -1) + position[:, :, None]
@@ -108,7 +109,7 @@ def append_token(weights: Weights, position: Any, keys: Any, values: Any, means:
     return State(attended, keys[:kept], values[:kept])
 
 
-def step(weights: Weights, position: Any, state: State, beta: Any, gain: Any) -> tuple[State, Any]:
+def step(weights: Weights, position: Array, state: State, beta: Array, gain: Array) -> tuple[State, Array]:
     """Take one mean-field step; return the state and the overlaps of the new token with the output weights, (M, B)."""
     means = mean_spins(weights, state.attended, beta)
     overlaps = means.__array_namespace__().tensordot(weights.overlap, means, 1)

@@ -11,13 +11,16 @@ mean logarithms of the lengths, in nats per step.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from manyheads._arrays import takes_arrays
+from manyheads._namespaces import Array
 from manyheads._settings import double_precision
+from manyheads._trees import PyTree
 from manyheads.errors import UsageError, check_integer
 from manyheads.theory.meanfield.hopfield.dynamics import (
     State,
@@ -162,7 +165,7 @@ def draw_tangents(network: OneBitNetwork, exponents: int) -> np.ndarray:
 
 def run_orbits(
     recorded: int, weights: Weights, state: State, tangents: Any, beta: Any, gain: Any, transient: Any, periods: Any
-) -> Any:
+) -> tuple[State, Array, Array]:
     """Run the transient, measure mean logarithms by block of some periods, and record overlaps. Traced by JAX.
 
     Returns
@@ -174,13 +177,13 @@ def run_orbits(
 
     context, features = weights.positions.shape[:1] + weights.output.shape[:1]
 
-    def measured_step(carry: Any, position: Any) -> Any:
+    def measured_step(carry: PyTree, position: Array) -> tuple[PyTree, None]:
         state, vectors, logs = carry
         state, push = jax.linearize(lambda state: step(weights, position, state, beta, gain)[0], state)
         vectors, lengths = orthonormalize(flatten(jax.vmap(push)(unflatten(vectors, context, features))))
         return (state, vectors, logs + lengths), None
 
-    def block(carry: Any, _: Any) -> Any:
+    def block(carry: PyTree, _: None) -> tuple[PyTree, Array]:
         nothing = jnp.zeros((len(tangents), beta.size))
         period = lambda _, carry: jax.lax.scan(measured_step, carry, weights.positions)[0]  # noqa: E731
         state, vectors, logs = jax.lax.fori_loop(0, periods, period, (*carry, nothing))
@@ -196,35 +199,35 @@ def run_orbits(
 
 
 @functools.cache
-def _compiled_orbits() -> Any:
+def _compiled_orbits() -> Callable[..., tuple[State, Array, Array]]:
     """Return `run_orbits`, compiled; JAX is imported when it is first called."""
     import jax
 
     return jax.jit(run_orbits, static_argnums=0)
 
 
-def flatten(tangent: State) -> Any:
+def flatten(tangent: State) -> Array:
     """Join the parts of tangent vectors, shape (exponents, M (2 L - 1), B)."""
     count, systems = tangent.attended.shape[0], tangent.attended.shape[-1]
     parts = [part.reshape(count, -1, systems) for part in tangent]
     return tangent.attended.__array_namespace__().concatenate(parts, axis=1)
 
 
-def unflatten(vectors: Any, context: int, features: int) -> State:
+def unflatten(vectors: Array, context: int, features: int) -> State:
     """Split tangent vectors as `flatten` joined them."""
     count, _, systems = vectors.shape
     blocks = vectors.reshape(count, 2 * context - 1, features, systems)
     return State(blocks[:, 0], blocks[:, 1:context], blocks[:, context:])
 
 
-def orthonormalize(vectors: Any) -> tuple[Any, Any]:
+def orthonormalize(vectors: Array) -> tuple[Array, Array]:
     """Orthonormalize (exponents, D, B) one after the other; return them and the logarithms of their lengths.
 
     For a few short vectors and many systems this is far cheaper than a QR decomposition of each system.
     """
     import jax.numpy as jnp
 
-    done: list[Any] = []
+    done: list[Array] = []
     logs = []
     for vector in vectors:
         for other in done:

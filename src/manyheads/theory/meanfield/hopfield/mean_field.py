@@ -16,11 +16,13 @@ pair correlations for M <= 2, and products of three output weights from M = 3 on
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from manyheads._arrays import takes_arrays
+from manyheads._namespaces import Array
 from manyheads._settings import double_precision
 from manyheads.errors import check_integer
 from manyheads.theory.meanfield.hopfield.dynamics import (
@@ -83,7 +85,7 @@ def mean_field_trajectory(
     return np.moveaxis(overlaps, 2, 0).reshape(*sweep.shape, steps, network.features)
 
 
-def run_period(weights: Weights, state: State, beta: Any, gain: Any) -> tuple[State, Any]:
+def run_period(weights: Weights, state: State, beta: Array, gain: Array) -> tuple[State, Array]:
     """Take L steps, from position 0; return the state and the overlaps of the L tokens, (L, M, B). Traced by JAX."""
     import jax
 
@@ -91,11 +93,11 @@ def run_period(weights: Weights, state: State, beta: Any, gain: Any) -> tuple[St
 
 
 @functools.cache
-def _compiled_record() -> Any:
+def _compiled_record() -> Callable[..., Array]:
     """Return the compiled loop over periods; JAX is imported when it is first called."""
     import jax
 
-    def record(periods: int, weights: Weights, state: State, beta: Any, gain: Any) -> Any:
+    def record(periods: int, weights: Weights, state: State, beta: Array, gain: Array) -> Array:
         period = lambda state, _: run_period(weights, state, beta, gain)  # noqa: E731
         _, overlaps = jax.lax.scan(period, state, None, length=periods)
         return overlaps.reshape(-1, *overlaps.shape[2:])

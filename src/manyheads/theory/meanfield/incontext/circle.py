@@ -25,7 +25,7 @@ Derived here; the paper (Kim and Suzuki, arXiv 2402.01258) has no such example.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -102,12 +102,12 @@ def circle_loss(state: CircleState, length: Float[ArrayLike, ""] | None = None) 
     return joint_loss(circle_moments(state), state.attention, length)
 
 
-def _derivative(state: CircleState, args: tuple[CircleState, Any]) -> CircleState:
+def _derivative(state: CircleState, args: tuple[CircleState, Array]) -> CircleState:
     """Return the velocity for the learning rates of the parts of a state and the length of prompts."""
     return jax.tree.map(lambda rate, slope: -rate * slope, args[0], jax.grad(circle_loss)(state, args[1]))
 
 
-def _observe(state: CircleState, args: tuple[CircleState, Any]) -> tuple[jax.Array, CircleState]:
+def _observe(state: CircleState, args: tuple[CircleState, Array]) -> tuple[jax.Array, CircleState]:
     return circle_loss(state, args[1]), state
 
 

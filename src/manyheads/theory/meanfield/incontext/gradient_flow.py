@@ -13,14 +13,15 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
 
 from manyheads._constraints import Constraint
+from manyheads._trees import PyTree
 from manyheads.errors import CertificateError
 from manyheads.theory.meanfield.initial_value import solve_initial_value
 from manyheads.theory.runge_kutta import runge_kutta_step
 
-Derivative = Callable[[Any, Any], Any]
+Derivative = Callable[[Any, Any], PyTree]
 
 
-def _flat_derivative(derivative: Derivative, flat: jax.Array, like: Any, args: Any) -> jax.Array:
+def _flat_derivative(derivative: Derivative, flat: jax.Array, like: PyTree, args: PyTree) -> jax.Array:
     """Return the derivative of a state that is given as one vector."""
     return ravel_pytree(derivative(ravel_pytree(like)[1](flat), args))[0]
 
@@ -30,19 +31,19 @@ _jacobian = jax.jit(jax.jacfwd(_flat_derivative, argnums=1), static_argnums=0)
 
 
 @partial(jax.jit, static_argnums=0)
-def _observation(observe: Derivative, flat: jax.Array, like: Any, args: Any) -> Any:
+def _observation(observe: Derivative, flat: jax.Array, like: PyTree, args: PyTree) -> PyTree:
     return observe(ravel_pytree(like)[1](flat), args)
 
 
 def integrate(
     derivative: Derivative,
     observe: Derivative,
-    state: Any,
-    args: Any,
+    state: PyTree,
+    args: PyTree,
     times: Float[np.ndarray, " times"],
     tolerance: float,
     stiff: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[PyTree, PyTree]:
     """Integrate ``derivative(state, args)`` from time 0; return ``observe(state, args)`` at rising times, and the end.
 
     Called in double precision. `derivative` and `observe` are functions of a module, so that they compile once. The
@@ -65,11 +66,11 @@ def integrate(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _steps(
-    derivative: Derivative, observe: Derivative, state: Any, args: Any, plan: tuple[jax.Array, jax.Array]
-) -> Any:
+    derivative: Derivative, observe: Derivative, state: PyTree, args: PyTree, plan: tuple[jax.Array, jax.Array]
+) -> PyTree:
     """Scan over the intervals between records, each of a number of steps of one size."""
 
-    def interval(state: Any, counted: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
+    def interval(state: PyTree, counted: tuple[jax.Array, jax.Array]) -> tuple[PyTree, PyTree]:
         count, size = counted
         step = lambda _, now: runge_kutta_step(lambda each: derivative(each, args), now, size)  # noqa: E731
         state = jax.lax.fori_loop(0, count, step, state)
@@ -80,7 +81,7 @@ def _steps(
 
 def integrate_in_steps(
     derivative: Derivative, observe: Derivative, state: Any, args: Any, times: Float[np.ndarray, " times"], step: float
-) -> tuple[Any, Any]:
+) -> tuple[PyTree, PyTree]:
     """Integrate as `integrate` does, by the classical Runge-Kutta method with steps of at most `step`.
 
     For flows that are not smooth, where steps of controlled error vanish: ReLU neurons have a kink whenever one of

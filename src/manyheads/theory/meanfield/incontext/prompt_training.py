@@ -35,6 +35,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 from manyheads._arrays import check_generator, check_times
 from manyheads._constraints import Constraint
 from manyheads._settings import double_precision
+from manyheads._trees import PyTree
 from manyheads.errors import ShapeError, UsageError, check_integer
 from manyheads.theory.meanfield.incontext.circle import activation_of
 from manyheads.theory.meanfield.incontext.gradient_flow import integrate_in_steps
@@ -273,7 +274,7 @@ def prompt_losses(h: Float[Array, "nodes k"], attention: Float[Array, "k k"], pr
 @jax.jit
 def _train(
     weights: TransformerWeights, problem: _Problem, prompts: NodePrompts, plan: Array, learning_rate: float
-) -> Any:
+) -> PyTree:
     """Return the observations before training and after every row of the plan, and the weights at the end."""
 
     def loss(weights: TransformerWeights, chosen: NodePrompts) -> Array:

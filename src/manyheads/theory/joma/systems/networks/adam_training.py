@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import jax
 import numpy as np
 import optax
 
+from manyheads._trees import PyTree
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.training import Snapshot, train
@@ -21,7 +21,7 @@ _adam = lru_cache(maxsize=4)(optax.adam)  # one object a learning rate, so that 
 def train_by_adam(
     config: TransformerConfig,
     loss: Callable[..., jax.Array],
-    batches: Callable[[jax.Array], Any],
+    batches: Callable[[jax.Array], PyTree],
     measure: Callable[[Transformer], dict[str, jax.Array]],
     learning_rate: float,
     steps: int,

@@ -11,7 +11,6 @@ for which it is classified wrongly.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -63,7 +62,7 @@ class LabelledImages(eqx.Module):
 
 
 @eqx.filter_jit
-def image_statistics(model: Transformer, images: jax.Array, labels: jax.Array) -> dict[str, Any]:
+def image_statistics(model: Transformer, images: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
     """Measure which images are classified rightly, entropy and stable ranks."""
     return {"right": model(images).argmax(-1) == labels, **layer_statistics(model, images)}
 

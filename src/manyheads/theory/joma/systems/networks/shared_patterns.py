@@ -9,7 +9,6 @@ only the latents that labels share are gone.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -18,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool
 
 from manyheads._arrays import takes_arrays
+from manyheads._trees import PyTree
 from manyheads.theory.joma.systems.networks.wide_layer import WideTraining
 from manyheads.theory.joma.systems.token_hierarchy import (
     HierarchyBatch,
@@ -35,7 +35,7 @@ def winning_times(labels: int, shared: int, training: WideTraining, key: jax.Arr
     """
     groups = -(-labels // shared)
 
-    def step(state: Any, number: jax.Array) -> tuple[Any, None]:
+    def step(state: PyTree, number: jax.Array) -> tuple[PyTree, None]:
         v, z, times = state
         for_label, for_kind = jax.random.split(jax.random.fold_in(key, number))
         label = jax.random.randint(for_label, (training.batch,), 0, labels)

@@ -8,13 +8,14 @@ neuron is :math:`h_{kl} = v_{kl} e^{z_{kl}}`. With a constant gain the loss is :
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manyheads._arrays import takes_arrays
+from manyheads._trees import PyTree
 
 Networks = Float[Array, "networks neurons tokens"]
 
@@ -36,7 +37,7 @@ def train_alone(
     """Train with constant gains and return the time at which each weight reaches the level, inf if it does not."""
     tokens = weights.shape[-1]
 
-    def step(state: Any, number: jax.Array) -> tuple[Any, None]:
+    def step(state: PyTree, number: jax.Array) -> tuple[PyTree, None]:
         v, z, times = state
         seen = jax.random.randint(jax.random.fold_in(key, number), (training.batch,), 0, tokens)
         counts = (seen[:, None] == jnp.arange(tokens)).mean(0) * tokens  # (M,), of mean one
@@ -56,7 +57,7 @@ def train_together(
 ) -> Float[Array, "networks neurons"]:
     """Train on a shared squared loss from uniform attention and return the change of each neuron's output."""
 
-    def step(state: Any, number: jax.Array) -> tuple[Any, None]:
+    def step(state: PyTree, number: jax.Array) -> tuple[PyTree, None]:
         v, z = state
         seen = jax.random.bernoulli(jax.random.fold_in(key, number), 0.5, (training.batch,)).mean() * 2
         missing = target - (v * jnp.exp(z) - weights).sum(-1, keepdims=True)

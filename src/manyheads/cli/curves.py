@@ -1,4 +1,4 @@
-"""`manyheads joma judge`: what the curves of anybody's trainings say of drop, rebound and loss."""
+"""`manyheads curves judge`: what the curves of anybody's trainings say of drop, rebound and loss."""
 
 from __future__ import annotations
 
