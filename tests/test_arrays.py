@@ -130,8 +130,8 @@ def result_of(name, arrays):
     def stop(*given):
         raise Entered(entrance(*given))
 
-    entrance = _arrays._checked
-    with patch.object(_arrays, "_checked", stop), pytest.raises(Entered) as caught:
+    entrance = _arrays._check_all
+    with patch.object(_arrays, "_check_all", stop), pytest.raises(Entered) as caught:
         call(name, arrays)
     return caught.value.args[0]
 

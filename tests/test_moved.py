@@ -1,6 +1,8 @@
 """Old addresses name their successors in one line."""
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 
@@ -39,6 +41,12 @@ def test_a_name_that_a_package_does_not_list_has_an_address(address, successor):
     with pytest.raises(ImportError, match=f"from {successor} import {name}$"):
         exec(f"from {package} import {name}")
     assert hasattr(importlib.import_module(successor), name)
+
+
+@pytest.mark.parametrize("name", ["attention", "curves", "data", "models", "spectra", "statistics", "study", "theory"])
+def test_a_package_is_an_attribute(name):
+    code = f"import manyheads as mh; assert mh.{name}.__name__ == 'manyheads.{name}'"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_what_is_nowhere_has_none():

@@ -60,21 +60,9 @@ REMEDIES = {
 def as_native(value: Any, name: str = "an array", kinds: str = REAL, *, tensors: bool = False) -> Any:
     """Return an array that NumPy and JAX compute with as it stands; anything that is no array is returned unchanged.
 
-    Parameters
-    ----------
-    value
-        Anything. Arrays are what has `__array__` or `__array_interface__`, and memory views.
-    name
-        What it is called in errors.
-    kinds
-        The kinds of NumPy dtypes that are admitted.
-    tensors
-        Whether tensors of PyTorch stay tensors, but for floats of 8 bits and less.
-
-    Raises
-    ------
-    ShapeError
-        A masked array, a dtype of another kind, or a tensor that requires a gradient.
+    Arrays are what has `__array__` or `__array_interface__`, and memory views; `kinds` of NumPy dtypes are admitted.
+    With `tensors` those of PyTorch stay tensors, but for floats of 8 bits and less. `ShapeError` if a mask, a dtype of
+    another kind, or a gradient would be lost.
     """
     if type(value) in PLAIN or isinstance(value, type):
         return value
@@ -82,21 +70,13 @@ def as_native(value: Any, name: str = "an array", kinds: str = REAL, *, tensors:
         raise ShapeError(f"{name} is complex: {REMEDIES['c']}")
     if not hasattr(value, "__array__") and not hasattr(value, "__array_interface__"):
         return as_native(np.asarray(value), name, kinds) if isinstance(value, memoryview) else value
-    if is_jax(value):
+    if is_jax(value) or isinstance(value, np.generic):
         _check_kind(value.dtype, name, kinds)
         return value
-    if isinstance(value, np.ma.MaskedArray) and kinds == LABELS:
-        filled = value.data.astype(object)
-        filled[np.ma.getmaskarray(value)] = None
-        return filled
     if isinstance(value, np.ma.MaskedArray):
-        raise ShapeError(
-            f"{name} is a masked array, whose mask would be ignored: drop the masked entries, or replace them "
-            "with `.filled(value)`"
-        )
-    if isinstance(value, np.generic):
-        _check_kind(value.dtype, name, kinds)
-        return value
+        if kinds == LABELS:
+            return np.where(np.ma.getmaskarray(value), np.array(None), value.data.astype(object))
+        raise ShapeError(f"{name} is a masked array: drop the masked entries, or replace them by `.filled(value)`")
     if is_torch(value):
         _check_tensor(value, name, kinds)
         if tensors and (value.dtype.itemsize > 1 or not value.is_floating_point()):
@@ -110,15 +90,7 @@ def as_native(value: Any, name: str = "an array", kinds: str = REAL, *, tensors:
 
 
 def as_integers(value: object, name: str) -> np.ndarray:
-    """Return an array of integers as it is, and one of whole floating-point numbers as int64.
-
-    Raises
-    ------
-    ShapeError
-        Neither integers nor floating-point numbers.
-    UsageError
-        NaN, infinity or a fraction: as an integer, each would be a number that nobody gave.
-    """
+    """Return an array of integers as it is, one of whole floating-point numbers as int64, and refuse others."""
     array = np.asarray(as_native(value, name))
     if array.dtype.kind in "iu":
         return array
@@ -133,13 +105,7 @@ def as_integers(value: object, name: str) -> np.ndarray:
 
 
 def as_floats(value: object, name: str) -> Floats:
-    """Return real numbers, also in lists, as a float64 array on the host.
-
-    Raises
-    ------
-    ShapeError
-        Text, complex numbers, objects, or lists of unequal lengths.
-    """
+    """Return real numbers, also in lists, as a float64 array on the host; `ShapeError` for anything else."""
     value = as_native(value, name)
     try:
         array = np.asarray(value)
@@ -150,15 +116,7 @@ def as_floats(value: object, name: str) -> Floats:
 
 
 def check_times(times: object, name: str = "times") -> Floats:
-    """Return times as a float64 array, finite and increasing from 0 on.
-
-    Raises
-    ------
-    ShapeError
-        No vector, or an empty one.
-    UsageError
-        Numbers that are not finite, negative, or not in increasing order.
-    """
+    """Return times as a float64 array, finite and increasing from 0 on, and refuse others."""
     array = as_floats(times, name)
     if array.ndim != 1 or not array.size:
         raise ShapeError(f"{name} of shape {array.shape}: expected a vector of one time or more")
@@ -168,13 +126,7 @@ def check_times(times: object, name: str = "times") -> Floats:
 
 
 def check_generator(rng: object) -> np.random.Generator:
-    """Return a generator of NumPy, or refuse anything else.
-
-    Raises
-    ------
-    UsageError
-        None, a seed, or a key of JAX.
-    """
+    """Return a generator of NumPy, or refuse anything else."""
     if not isinstance(rng, np.random.Generator):
         raise UsageError(f"rng={rng!r}: expected a generator, such as numpy.random.default_rng(0)")
     return rng
@@ -205,24 +157,21 @@ def check_arrays(value: Any, name: str = "an array", kinds: str = REAL, *, tenso
     return as_native(value, name, kinds, tensors=tensors)
 
 
-def takes_arrays(function: Callable[P, R]) -> Callable[P, R]:
+def takes_arrays(function: Callable[P, R], kinds: str = REAL) -> Callable[P, R]:
     """Check the arrays among the arguments of a function written in NumPy, and compute under NumPy's defaults."""
-    return _takes_arrays(function, REAL)
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        args, kwargs = _check_all(function, args, kwargs, kinds)
+        with default_numpy_errors(), _name_ragged(function, args, kwargs):
+            return function(*args, **kwargs)
+
+    return wrapper
 
 
 def takes_labels(function: Callable[P, R]) -> Callable[P, R]:
     """Do the same for a function whose arrays may also hold text or objects, as labels."""
-    return _takes_arrays(function, LABELS)
-
-
-def _takes_arrays(function: Callable[P, R], kinds: str) -> Callable[P, R]:
-    @functools.wraps(function)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        args, kwargs = _checked(function, args, kwargs, kinds)
-        with default_numpy_errors(), _ragged_lists_named(function, args, kwargs):
-            return function(*args, **kwargs)
-
-    return wrapper
+    return takes_arrays(function, LABELS)
 
 
 def follows_arrays(function: Callable[P, R]) -> Callable[P, R]:
@@ -231,12 +180,12 @@ def follows_arrays(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         register_trees()
-        args, kwargs = _checked(function, args, kwargs, REAL, tensors=True)
+        args, kwargs = _check_all(function, args, kwargs, REAL, tensors=True)
         arrays = list(leaves_of((args, kwargs)))
         if tensors := list(filter(is_torch, arrays)):
             move = as_native if any(map(is_jax, arrays)) else functools.partial(like, tensors[0])
             args, kwargs = map_leaves(move, (args, kwargs))
-        with np.errstate(all="ignore"), _ragged_lists_named(function, args, kwargs):
+        with np.errstate(all="ignore"), _name_ragged(function, args, kwargs):
             return function(*args, **kwargs)
 
     return wrapper
@@ -250,8 +199,8 @@ def follows_caller(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        args, kwargs = _checked(function, args, kwargs, REAL)
-        with _ragged_lists_named(function, args, kwargs):
+        args, kwargs = _check_all(function, args, kwargs, REAL)
+        with _name_ragged(function, args, kwargs):
             if not on_host(args, kwargs):
                 return function(*args, **kwargs)
             import jax
@@ -278,7 +227,7 @@ def to_numpy(tree: R) -> R:
     return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
 
 
-def _checked(function: Callable[P, R], args: Any, kwargs: Any, kinds: str, tensors: bool = False) -> tuple[Any, Any]:
+def _check_all(function: Callable[P, R], args: Any, kwargs: Any, kinds: str, tensors: bool = False) -> tuple[Any, Any]:
     args = tuple(check_arrays(value, name, kinds, tensors=tensors) for name, value in _named(function, args))
     return args, {name: check_arrays(value, name, kinds, tensors=tensors) for name, value in kwargs.items()}
 
@@ -291,9 +240,7 @@ def _named(function: Callable[P, R], args: Sequence[object]) -> list[tuple[str, 
 
 
 @contextmanager
-def _ragged_lists_named(
-    function: Callable[P, R], args: Sequence[object], kwargs: Mapping[str, object]
-) -> Iterator[None]:
+def _name_ragged(function: Callable[P, R], args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[None]:
     """Name the argument if NumPy fails to make an array of a list whose items differ in length."""
     try:
         yield
@@ -301,17 +248,12 @@ def _ragged_lists_named(
         if isinstance(error, UsageError) or "inhomogeneous shape" not in str(error):
             raise
         for name, value in (*_named(function, args), *kwargs.items()):
-            if isinstance(value, list | tuple) and _is_ragged(value):
-                raise ShapeError(f"{name} holds lists of unequal lengths: {RAGGED}") from error
+            if isinstance(value, list | tuple):
+                try:
+                    np.asarray(value)
+                except ValueError:
+                    raise ShapeError(f"{name} holds lists of unequal lengths: {RAGGED}") from error
         raise
-
-
-def _is_ragged(value: Sequence[object]) -> bool:
-    try:
-        np.asarray(value)
-    except ValueError:
-        return True
-    return False
 
 
 def _check_kind(dtype: DType, name: str, kinds: str) -> None:
@@ -349,6 +291,5 @@ def _from_torch(tensor: Array, name: str) -> np.ndarray:
             tensor = tensor.float()
         return tensor.cpu().resolve_conj().resolve_neg().numpy()
     except (TypeError, RuntimeError) as error:  # dtypes that NumPy lacks
-        raise ShapeError(
-            f"{name} is a tensor of {tensor.dtype}, which is no NumPy array: give its values as floats or integers"
-        ) from error
+        given = f"{name} is a tensor of {tensor.dtype}, which is no NumPy array"
+        raise ShapeError(f"{given}: give its values as floats or integers") from error

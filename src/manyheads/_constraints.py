@@ -17,7 +17,7 @@ from manyheads.errors import UsageError
 
 Bound = float | str | None
 Order = Literal["", "rising", "falling", "distinct"]
-BOUNDS = ("least", "most", "above", "below", "multiple")
+WORDS = {"least": "at least", "above": "above", "most": "at most", "below": "below", "multiple": "a multiple of"}
 COUNTS = ("no", "one", "two", "three", "four", "five", "six")
 
 
@@ -25,54 +25,32 @@ COUNTS = ("no", "one", "two", "three", "four", "five", "six")
 class Constraint:
     """What a value may be; of a tuple, what each of its entries may be.
 
-    Parameters
-    ----------
-    least, most, above, below
-        Bounds of a number, the last two excluded: numbers, or names of other fields.
-    multiple
-        What a number is a multiple of: a number, or the name of another field.
-    choices
-        Values among which to choose.
-    count, order
-        Least number of entries of a tuple, and their order.
-
     Examples
     --------
     >>> Constraint(least=2, count=2, order="rising").kept("sizes", [2, 4], "tuple[int, ...]")
     (2, 4)
-    >>> Constraint().kept("shapes", [(2, 3)], "tuple[tuple[int, int], ...]")
-    ((2, 3),)
     >>> Constraint(above=0).kept("rate", 0.0, "float")
     Traceback (most recent call last):
     manyheads.errors.UsageError: rate=0.0: expected a positive number
     """
 
-    least: Bound = None
+    least: Bound = None  # a number, or the name of another field; so are the next four
     most: Bound = None
-    above: Bound = None
-    below: Bound = None
+    above: Bound = None  # excluded
+    below: Bound = None  # excluded
     multiple: Bound = None
     choices: tuple[object, ...] = ()
-    count: int = 1
+    count: int = 1  # least number of entries of a tuple
     order: Order = ""
 
     def kept(self, name: str, value: Any, annotation: object = "", owner: object = None) -> Any:
-        """Return a value with Python's own numbers, several of them as a tuple, or refuse it.
-
-        Raises
-        ------
-        UsageError
-            The message says what was given and what was expected.
-        """
+        """Return a value with Python's own numbers, several of them as a tuple, or refuse it."""
         kind = _kind_of(annotation.__name__ if type(annotation) is type else str(annotation))
         if value is None and kind.optional:
             return None
-        named = {bound: other for bound in BOUNDS if isinstance(other := getattr(self, bound), str)}
-        rule = replace(
-            self,
-            choices=self.choices or kind.choices,
-            **{bound: getattr(owner, other) for bound, other in named.items()},
-        )
+        named = {bound: other for bound in WORDS if isinstance(other := getattr(self, bound), str)}
+        bounds = {bound: getattr(owner, other) for bound, other in named.items()}
+        rule = replace(self, choices=self.choices or kind.choices, **bounds)
         several = isinstance(value, tuple | list)
         entries = tuple(kind.plain(each) for each in (value if several else (value,)))
         if not (several == kind.several and all(map(rule._admits, entries)) and rule._fits(entries, kind)):
@@ -117,17 +95,8 @@ class Constraint:
             return f"choose from {', '.join(map(str, self.choices))}{more}{once}"
         positive = self.above == 0
         noun = f"{'positive ' if positive else ''}{kind.noun}"
-        words = {
-            "least": "at least",
-            "above": "above",
-            "most": "at most",
-            "below": "below",
-            "multiple": "a multiple of",
-        }
-        if positive:
-            del words["above"]
-        within = [f"{words[bound]} {limit(bound)}" for bound in words if getattr(self, bound) is not None]
-        bounds = " and ".join(within)
+        within = [name for name in WORDS if getattr(self, name) is not None and not (positive and name == "above")]
+        bounds = " and ".join(f"{WORDS[name]} {limit(name)}" for name in within)
         if not kind.several:
             lead = " of " if bounds.startswith("at") else ", " if bounds.startswith("a ") else " "
             return f"expected {'an' if noun[0] == 'i' else 'a'} {noun}{lead if bounds else ''}{bounds}"
@@ -147,13 +116,7 @@ CHECKED = {"constraint": Constraint()}
 
 
 def check_fields(owner: Any, prefix: str = "") -> None:
-    """Check all constrained fields of a dataclass, and keep their numbers as Python's own.
-
-    Raises
-    ------
-    UsageError
-        For the first value that its constraint excludes.
-    """
+    """Check all constrained fields of a dataclass, and keep their numbers as Python's own."""
     for each in fields(owner):
         if rule := each.metadata.get("constraint"):
             value = rule.kept(f"{prefix}{each.name}", getattr(owner, each.name), each.type, owner)

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import lazy_loader
@@ -21,13 +22,7 @@ EXTRA_OF = {
 
 
 def require(module: str) -> ModuleType:
-    """Import an optional module, or raise an error that says which extra brings it.
-
-    Raises
-    ------
-    ExtraMissing
-        `module` is not installed.
-    """
+    """Import an optional module, or raise `ExtraMissing`, which says which extra brings it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -46,6 +41,8 @@ def attach_stub(package: str, filename: str) -> tuple[Callable[[str], object], C
         except ModuleNotFoundError as error:
             raise name_extra(error, f"{package}.{name}") from error
         except AttributeError:
+            if (Path(filename).parent / name / "__init__.py").exists():
+                return importlib.import_module(f"{package}.{name}")
             if address := find_address(package, filename, name):
                 raise ImportError(f"{package} lists no {name}: from {address} import {name}", name=package) from None
             raise

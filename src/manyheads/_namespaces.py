@@ -19,6 +19,7 @@ from manyheads._trees import leaves_of, map_leaves
 Array: TypeAlias = Any  # of NumPy, PyTorch or JAX
 DType: TypeAlias = Any  # of one of the three
 Floats = NDArray[np.float64]
+KINDS = {"float": "f", "int": "i", "bool": "b", "complex": "c"}
 
 
 def is_a(value: object, module: str, name: str) -> bool:
@@ -66,13 +67,10 @@ def like(reference: Array, value: Any) -> Array:
 def kind(array: Array) -> str:
     """Return NumPy's letter for the dtype of an array: b, i, u, f or c; f also for bfloat16 and narrower floats."""
     dtype = array.dtype
-    if is_torch(array):
-        return (
-            "c" if dtype.is_complex else "f" if dtype.is_floating_point else "b" if str(dtype) == "torch.bool" else "i"
-        )
-    if dtype.kind != "V":
+    if not is_torch(array) and dtype.kind != "V":
         return dtype.kind
-    return "f" if "float" in dtype.name else "i" if "int" in dtype.name else "V"
+    name = str(dtype)  # such as bfloat16, torch.float32
+    return next((letter for word, letter in KINDS.items() if word in name), "V")
 
 
 def lowest(dtype: DType) -> float:

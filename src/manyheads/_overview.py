@@ -19,22 +19,12 @@ WIDEST_CELL = 56
 
 @dataclass(frozen=True)
 class Overview:
-    """A headline, a table of plain values and remarks.
+    """A headline, a table of plain values and remarks."""
 
-    Parameters
-    ----------
-    title
-        What it is, and the figure that matters most.
-    columns, rows
-        The table; numbers stay numbers, None is an empty cell.
-    notes
-        What a reader must know beside the figures.
-    """
-
-    title: str
+    title: str  # what it is, and the figure that matters most
     columns: tuple[str, ...] = ()
-    rows: Sequence[tuple[Any, ...]] = ()
-    notes: tuple[str, ...] = ()
+    rows: Sequence[tuple[Any, ...]] = ()  # numbers stay numbers, None is an empty cell
+    notes: tuple[str, ...] = ()  # what a reader must know beside the figures
 
     def text(self) -> str:
         """Return at most 1000 characters: the first rows, as many as fit, and how many there are besides."""
@@ -113,12 +103,8 @@ def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Align rows of text: the first column left, the others right."""
     lines = [tuple(header), *(tuple(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    texts = [
-        "  ".join(
-            [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
-        )
-        for line in lines
-    ]
+    rest = ([cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)] for line in lines)
+    texts = ["  ".join([line[0].ljust(widths[0]), *cells]) for line, cells in zip(lines, rest, strict=True)]
     return "\n".join([texts[0].rstrip(), "-" * max(map(len, texts)), *(text.rstrip() for text in texts[1:])])
 
 

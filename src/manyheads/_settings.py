@@ -47,13 +47,10 @@ def default_rules() -> Iterator[None]:
     """Compute in any precision under JAX's and NumPy's default rules for promotion, transfers, NaN and overflow."""
     import jax
 
+    checks = jax.transfer_guard("allow"), jax.debug_nans(False), jax.debug_infs(False), default_numpy_errors()
     with ExitStack() as stack:
-        stack.enter_context(jax.numpy_rank_promotion("allow"))
-        stack.enter_context(jax.numpy_dtype_promotion("standard"))
-        stack.enter_context(jax.transfer_guard("allow"))
-        stack.enter_context(jax.debug_nans(False))
-        stack.enter_context(jax.debug_infs(False))
-        stack.enter_context(default_numpy_errors())
+        for each in (jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"), *checks):
+            stack.enter_context(each)
         yield
 
 
@@ -76,41 +73,35 @@ def reproducible() -> Iterator[None]:
     import jax
 
     with double_precision(), ExitStack() as stack:
-        stack.enter_context(jax.threefry_partitionable(NUMBERS["jax_threefry_partitionable"]))
-        stack.enter_context(jax.default_prng_impl(NUMBERS["jax_default_prng_impl"]))
-        stack.enter_context(jax.default_matmul_precision(NUMBERS["jax_default_matmul_precision"]))
+        for name in ("threefry_partitionable", "default_prng_impl", "default_matmul_precision"):
+            stack.enter_context(getattr(jax, name)(NUMBERS[f"jax_{name}"]))
         stack.enter_context(jax.disable_jit(False))
-        stack.enter_context(_SEED_OFFSET.pinned())
+        stack.enter_context(_zero_seed_offset())
         yield
 
 
-class _SeedOffset:
-    """The setting `jax_random_seed_offset`, which JAX adds to every seed and for which it has no public context.
+_LOCK = Lock()
+_OFFSET = {"given": 0, "threads": 0}
+
+
+@contextmanager
+def _zero_seed_offset() -> Iterator[None]:
+    """Set `jax_random_seed_offset`, which JAX adds to every seed and for which it has no public context, to zero.
 
     It is zero in all threads while one of them is inside; the last one to leave restores what the user had set.
     """
+    import jax
 
-    def __init__(self) -> None:
-        self.lock, self.inside, self.given = Lock(), 0, 0
-
-    @contextmanager
-    def pinned(self) -> Iterator[None]:
-        """Keep the offset at zero."""
-        import jax
-
-        with self.lock:
-            if not self.inside:
-                self.given = jax.config.values["jax_random_seed_offset"]
-            if self.given:
-                jax.config.update("jax_random_seed_offset", 0)
-            self.inside += 1
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.inside -= 1
-                if self.given and not self.inside:
-                    jax.config.update("jax_random_seed_offset", self.given)
-
-
-_SEED_OFFSET = _SeedOffset()
+    with _LOCK:
+        if not _OFFSET["threads"]:
+            _OFFSET["given"] = jax.config.values["jax_random_seed_offset"]
+        if _OFFSET["given"]:
+            jax.config.update("jax_random_seed_offset", 0)
+        _OFFSET["threads"] += 1
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _OFFSET["threads"] -= 1
+            if _OFFSET["given"] and not _OFFSET["threads"]:
+                jax.config.update("jax_random_seed_offset", _OFFSET["given"])

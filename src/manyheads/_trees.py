@@ -41,10 +41,8 @@ class Tree:
         return super().__new__(cls)
 
     def __repr__(self) -> str:
-        fields = ", ".join(
-            f"{name}={_summary(getattr(self, name))}" for name in (*leaf_names(self), *_static_names(self))
-        )
-        return f"{type(self).__name__}({fields})"
+        names = *leaf_names(self), *_static_names(self)
+        return f"{type(self).__name__}({', '.join(f'{name}={_summary(getattr(self, name))}' for name in names)})"
 
 
 def register_trees() -> None:

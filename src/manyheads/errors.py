@@ -5,6 +5,7 @@ built-in it resembles, so a caller who does not know manyheads is not surprised.
 into exit status 2 and every other one into 3.
 """
 
+import functools
 import inspect
 import operator
 from collections.abc import Sequence
@@ -23,17 +24,7 @@ class ShapeError(UsageError):
 
 
 def check_call(name: str, function: object, *arguments: str, returns: str = "") -> None:
-    """Refuse a user's function that cannot be called with these arguments, given by name.
-
-    Raises
-    ------
-    UsageError
-        It is not callable, or takes other arguments.
-
-    Examples
-    --------
-    >>> check_call("make", lambda shape, seed: None, "shape", "seed")
-    """
+    """Refuse a user's function that cannot be called with these arguments, given by name."""
     taken = f"of ({', '.join(arguments)})" if arguments else "without arguments"
     expected = f"expected a function {taken}{returns}"
     if not callable(function):
@@ -49,18 +40,7 @@ def check_call(name: str, function: object, *arguments: str, returns: str = "") 
 
 
 def check_integer(name: str, value: object, least: int = 1, most: int | None = None) -> int:
-    """Return an integer argument of any integer type as Python's.
-
-    Raises
-    ------
-    UsageError
-        A bool, another type, or a number outside the range.
-
-    Examples
-    --------
-    >>> check_integer("heads", 3)
-    3
-    """
+    """Return an integer argument of any integer type but bool as Python's, and refuse one outside the range."""
     allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
     try:
         number = operator.index(value) if not isinstance(value, bool) else None  # type: ignore[arg-type]
@@ -74,30 +54,14 @@ def check_integer(name: str, value: object, least: int = 1, most: int | None = N
 
 
 def check_integers(owner: object, *names: str, least: int = 1, most: int | None = None) -> None:
-    """Check fields of a frozen dataclass as `check_integer` does, and keep them as Python's integers.
-
-    Raises
-    ------
-    UsageError
-        A field is no integer, or outside the range.
-    """
+    """Check fields of a frozen dataclass as `check_integer` does, and keep them as Python's integers."""
     for name in names:
         value = check_integer(f"{type(owner).__name__}: {name}", getattr(owner, name), least, most)
         object.__setattr__(owner, name, value)
 
 
 def check_rising(name: str, values: Sequence[float], least: float = 1, count: int = 2) -> None:
-    """Check the values along an axis: at least `count`, in rising order, from `least` on.
-
-    Raises
-    ------
-    UsageError
-        Fewer values, one below `least`, or another order.
-
-    Examples
-    --------
-    >>> check_rising("lengths", (4, 16, 64))
-    """
+    """Check the values along an axis: at least `count`, in rising order, from `least` on."""
     if len(values) < count or list(values) != sorted(set(values)) or any(value < least for value in values):
         raise UsageError(f"{name}={tuple(values)}: expected at least {count}, in rising order, from {least} on")
 
@@ -111,31 +75,16 @@ class FileRefused(ManyheadsError, ValueError):
 
 
 class CertificateError(ManyheadsError, ArithmeticError):
-    """A solver ended without a valid certificate.
+    """A solver ended without a valid certificate: it reached `measured` and had to reach `threshold`.
 
-    Parameters
-    ----------
-    message
-        What failed and the remedy.
-    measured, threshold
-        The figure that the certificate reached and the one it had to reach.
-    partial
-        What was solved before, where a solver keeps it: of the type that it returns.
+    `partial` is what was solved before, where a solver keeps it: of the type that it returns.
     """
 
     def __init__(self, message: str, *, measured: float, threshold: float, partial: object = None):
         super().__init__(f"{message} (measured {measured:.3g}, threshold {threshold:.3g})")
-        self.message = message
-        self.measured = measured
-        self.threshold = threshold
-        self.partial = partial
+        self.message, self.measured, self.threshold, self.partial = message, measured, threshold, partial
 
     def __reduce__(self) -> tuple[object, ...]:
         """Keep the figures when the error travels back from another process."""
-        return (_certificate_error, (type(self), self.message, self.measured, self.threshold, self.partial))
-
-
-def _certificate_error(
-    kind: type[CertificateError], message: str, measured: float, threshold: float, partial: object
-) -> CertificateError:
-    return kind(message, measured=measured, threshold=threshold, partial=partial)
+        build = functools.partial(type(self), measured=self.measured, threshold=self.threshold, partial=self.partial)
+        return build, (self.message,)

@@ -21,20 +21,13 @@ class RankTooSmall(CertificateError):
     """
 
     def __init__(self, rank: int, *, measured: float, threshold: float, smallest_rank: int):
-        super().__init__(
-            f"rank {rank} does not hold the layer's matrices: factor at rank {smallest_rank} or more",
-            measured=measured,
-            threshold=threshold,
-        )
-        self.rank = rank
-        self.smallest_rank = smallest_rank
+        message = f"rank {rank} does not hold the layer's matrices: factor at rank {smallest_rank} or more"
+        super().__init__(message, measured=measured, threshold=threshold)
+        self.rank, self.smallest_rank = rank, smallest_rank
 
     def __reduce__(self) -> tuple[object, tuple[int]]:
-        # Python rebuilds an exception from its positional arguments alone, on the way back from a worker process too.
-        rebuild = functools.partial(
-            RankTooSmall, measured=self.measured, threshold=self.threshold, smallest_rank=self.smallest_rank
-        )
-        return rebuild, (self.rank,)
+        build = functools.partial(RankTooSmall, measured=self.measured, threshold=self.threshold)
+        return functools.partial(build, smallest_rank=self.smallest_rank), (self.rank,)
 
 
 def factor_weights(
@@ -59,22 +52,16 @@ def factor_stacks(stacks: tuple[Array, ...], rank: int, tolerance: float | None)
 
     The singular values of stacks (m, a, b) go half to the left and half to the right factor, (m, a, rank) and
     (m, b, rank), in the dtype of the stack, at least float32; columns beyond the size of a matrix are zero. The
-    tolerance is relative to the largest singular value of a matrix; None means 16 max(a, b) eps, a few times the
-    rounding error of the product of two such factors.
+    tolerance is relative to the largest singular value of a matrix; None means 16 max(a, b) eps.
     """
     rank = check_integer("rank", rank)
-    stacks = tuple(_for_lapack(stack) for stack in stacks)
+    # LAPACK does not know half precision.
+    stacks = tuple(np.asarray(stack, np.promote_types(stack.dtype, np.float32)) for stack in stacks)
     if not all(np.isfinite(stack).all() for stack in stacks):
         raise UsageError("the layer holds NaN or infinite weights: it has no factors")
     decomposed = [np.linalg.svd(stack, full_matrices=False) for stack in stacks]
     _certify(decomposed, rank, tolerance)
     return [_split(*parts, rank) for parts in decomposed]
-
-
-def _for_lapack(stack: Array) -> Array:
-    """Widen half precision, which LAPACK does not know, to float32."""
-    stack = np.asarray(stack)
-    return stack if stack.dtype in (np.float32, np.float64) else stack.astype(np.float32)
 
 
 def _certify(decomposed: Sequence[tuple[Array, ...]], rank: int, tolerance: float | None) -> None:
@@ -95,6 +82,5 @@ def _certify(decomposed: Sequence[tuple[Array, ...]], rank: int, tolerance: floa
 def _split(left: Array, values: Array, right: Array, rank: int) -> tuple[Array, Array]:
     root = np.sqrt(values[:, None, :rank])
     factors = left[..., :rank] * root, np.swapaxes(right, -1, -2)[..., :rank] * root
-    missing = max(0, rank - values.shape[-1])
-    padded = [np.pad(factor, ((0, 0), (0, 0), (0, missing))) for factor in factors]
-    return padded[0], padded[1]
+    padding = (0, 0), (0, 0), (0, max(0, rank - values.shape[-1]))
+    return np.pad(factors[0], padding), np.pad(factors[1], padding)

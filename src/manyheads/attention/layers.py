@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from manyheads.attention.masks import MaskLike
 
 
+AT_ONCE = 2**16  # entries of patterns that NumPy computes at once: they stay in a processor's cache
+
+
 class Layer(Tree, abc.ABC):
     """Attention on sequences (..., k, d): logits, a softmax over the allowed keys, and what is read with it.
-
-    Self-attention unless keys are given: then queries, keys and values come from sequences of their own
-    (cross-attention).
 
     NumPy in, NumPy out, in the precision of the arrays, a few sequences at a time. With a tensor of PyTorch among
     tokens and weights the result is a tensor on its device, with derivatives. With a JAX array on either side, and
@@ -123,30 +123,22 @@ class Layer(Tree, abc.ABC):
         x, keys, values = (as_array(tokens, "tokens") for tokens in (x, keys, values))
         for tokens in (x, keys, values):
             if tokens is not None and (tokens.ndim < 2 or tokens.shape[-1] != self.dim or kind(tokens) == "c"):
-                raise ShapeError(
-                    f"tokens of shape {tuple(tokens.shape)} and dtype {tokens.dtype}: this layer takes real sequences "
-                    f"(..., k, {self.dim})"
-                )
+                given = f"tokens of shape {tuple(tokens.shape)} and dtype {tokens.dtype}"
+                raise ShapeError(f"{given}: this layer takes real sequences (..., k, {self.dim})")
         of_keys = x if keys is None else keys
         for name, tokens, shape in (("keys", keys, x.shape[:-2]), ("values", values, of_keys.shape[:-1])):
             if tokens is not None and tokens.shape[: len(shape)] != shape:
-                raise ShapeError(
-                    f"{name} of shape {tuple(tokens.shape)} with queries {tuple(x.shape)} and keys "
-                    f"{tuple(of_keys.shape)}: give equal leading axes, and a value for every key"
-                )
+                given = f"{name} {tuple(tokens.shape)} with queries {tuple(x.shape)} and keys {tuple(of_keys.shape)}"
+                raise ShapeError(f"{given}: give equal leading axes, and a value for every key")
         rule = as_rule(mask)
         if rule is not None:
             evaluate(rule, (x.shape[-2], of_keys.shape[-2]), np.arange(1))  # refuses a mask that does not fit
             try:
                 np.broadcast_shapes(x.shape[:-2], rule.batch_shape)
             except ValueError as error:
-                raise ShapeError(
-                    f"leading axes {rule.batch_shape} of the mask do not broadcast with {tuple(x.shape[:-2])} of the "
-                    "tokens; a layer's mask has no axis for the heads"
-                ) from error
-        if getattr(self, "causal", False):
-            rule = causal if rule is None else causal & rule
-        return x, keys, values, rule
+                given = f"leading axes {rule.batch_shape} of the mask and {tuple(x.shape[:-2])} of the tokens"
+                raise ShapeError(f"{given} do not broadcast; a layer's mask has no axis for the heads") from error
+        return x, keys, values, causal & rule if getattr(self, "causal", False) else rule
 
 
 def _run(
@@ -162,16 +154,10 @@ def _run(
     if xp is not np or x.ndim < 3 or depth > x.ndim - 2 or together >= len(x):
         return cast(function(layer, x, keys, values, rule), dtype)
     rule = None if rule is None else rule.align(x.ndim - 2)
-    found = []
-    for first in range(0, len(x), together):
-        part = (slice(first, first + together),)
-        tokens = (None if each is None else cut(each, part) for each in (x, keys, values))
-        found.append(cast(function(layer, *tokens, part_of(rule, part)), dtype))
-    return np.concat(found)
-
-
-AT_ONCE = 2**16
-"""Entries of patterns that NumPy computes at once: they stay in a processor's cache."""
+    parts = [(slice(first, first + together),) for first in range(0, len(x), together)]
+    operands = ([None if each is None else cut(each, part) for each in (x, keys, values)] for part in parts)
+    rules = (part_of(rule, part) for part in parts)
+    return np.concat([cast(function(layer, *each, own), dtype) for each, own in zip(operands, rules, strict=True)])
 
 
 @functools.cache
@@ -181,10 +167,8 @@ def _compiled(function: Callable[..., Array]) -> Callable[..., Array]:
 
 def _apply(layer: Any, x: Array, keys: Array, values: Array, rule: Mask | None) -> Array:
     pattern, allowed = _pattern(layer, x, keys, rule)
-    read_from = next(tokens for tokens in (values, keys, x) if tokens is not None)
-    y = layer.read(pattern, read_from)
-    if layer.bias is not None:
-        y = y + layer.bias
+    y = layer.read(pattern, next(tokens for tokens in (values, keys, x) if tokens is not None))
+    y = y if layer.bias is None else y + layer.bias
     xp = namespace(y)
     return y if allowed is None else xp.where(xp.any(allowed, axis=-1, keepdims=True), y, 0)
 
@@ -222,11 +206,9 @@ def check_weights(layer: Layer, expected: dict[str, tuple[int, ...]]) -> None:
     """Refuse weights whose shape is not the expected one, or which are not real floating-point numbers."""
     for name, shape in expected.items():
         weight = getattr(layer, name)
-        if weight is None:
-            continue
-        if tuple(weight.shape) != shape:
+        if weight is not None and tuple(weight.shape) != shape:
             raise ShapeError(f"{name} of shape {tuple(weight.shape)}: {shape} would fit the other weights")
-        if kind(weight) != "f":
+        if weight is not None and kind(weight) != "f":
             raise ShapeError(f"{name} of dtype {weight.dtype}: give real floating-point weights")
 
 
@@ -244,15 +226,16 @@ def keep_arrays(layer: Layer) -> None:
         object.__setattr__(layer, name, as_array(getattr(layer, name)))
 
 
-def per_head(x: Array, weight: Array) -> Array:
-    """Multiply tokens (..., k, d) by a matrix a head (H, d, n), all tokens in one product: (..., H, k, n)."""
+def per_head(x: Array, weight: Array, bias: Array | None) -> Array:
+    """Multiply tokens (..., k, d) by (H, d, n), all in one product, and add (H, n) or nothing: (..., H, k, n)."""
     heads, dim, size = weight.shape
     flat = x.reshape(-1, dim) @ weight.swapaxes(0, 1).reshape(dim, heads * size)
-    return flat.reshape(*x.shape[:-1], heads, size).swapaxes(-2, -3)
+    y = flat.reshape(*x.shape[:-1], heads, size).swapaxes(-2, -3)
+    return y if bias is None else y + bias[:, None, :]
 
 
 def over_heads(x: Array, weight: Array) -> Array:
     """Sum over heads of x (..., H, k, n) times weight (H, n, d), all tokens in one product: (..., k, d)."""
-    side_by_side = x.swapaxes(-2, -3).reshape(-1, weight.shape[0] * weight.shape[1])
-    product = side_by_side @ weight.reshape(-1, weight.shape[-1])
+    flat = weight.reshape(-1, weight.shape[-1])
+    product = x.swapaxes(-2, -3).reshape(-1, len(flat)) @ flat
     return product.reshape(*x.shape[:-3], x.shape[-2], weight.shape[-1])

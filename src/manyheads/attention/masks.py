@@ -15,7 +15,7 @@ aligns the first query with the first key instead; the two agree for n = m.)
 """
 
 import abc
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 import numpy as np
 
@@ -36,8 +36,7 @@ ALL = slice(None)
 class Mask(Tree, abc.ABC):
     """A rule that says which key positions a query may attend to.
 
-    Rules are pytrees: they pass through `jax.jit`, and the arrays that they hold may be traced, or tensors. An array
-    inside a rule may carry leading batch axes, which broadcast against those of the logits.
+    Rules are pytrees, whose arrays may be traced, or tensors, and may carry leading batch axes.
     """
 
     # NumPy then leaves `array & rule` to the rule.
@@ -69,21 +68,19 @@ class Mask(Tree, abc.ABC):
         return range(0)
 
     def __and__(self, other: "MaskLike") -> "Mask":
-        """Allow what both allow."""
-        return _Both(self, _rule(other))
+        """Allow what both allow; None allows everything."""
+        return self if (rule := as_rule(other)) is None else _Both(self, rule)
 
     def __rand__(self, other: "MaskLike") -> "Mask":
-        return _Both(_rule(other), self)
+        return self if (rule := as_rule(other)) is None else _Both(rule, self)
 
 
 def _positions(rows: Array, shape: tuple[int, int], keys: slice) -> tuple[Array, Array]:
     """Return the positions of queries (r, 1) and of keys on the common axis of length m."""
     n, m = shape
     if n > m:
-        raise ShapeError(
-            f"{n} queries and {m} keys: a rule about positions takes the queries for the last n of the m keys, so it "
-            "needs n <= m; for queries and keys on different axes, give a boolean array"
-        )
+        remedy = "a rule about positions takes the queries for the last n of the m keys; else give a boolean array"
+        raise ShapeError(f"{n} queries and {m} keys: {remedy}")
     rows = np.arange(n, dtype=np.int32) if rows is None else rows
     return rows[:, None] + (m - n), np.arange(m, dtype=np.int32)[keys]
 
@@ -95,12 +92,10 @@ class _Causal(Mask):
         return key <= query
 
     def reach(self, rows: range, shape: tuple[int, int]) -> range:
-        n, m = shape
-        return range(rows.stop + m - n)
+        return range(rows.stop + shape[1] - shape[0])
 
     def free(self, rows: range, shape: tuple[int, int]) -> range:
-        n, m = shape
-        return range(rows.start + m - n + 1)
+        return range(rows.start + shape[1] - shape[0] + 1)
 
 
 @final
@@ -148,8 +143,7 @@ class _Table(Mask):
     def allowed(self, rows: Array, shape: tuple[int, int], keys: slice = ALL) -> Array:
         table = self.table
         if any(have not in (1, want) for have, want in zip(table.shape[-2:], shape, strict=True)):
-            given = tuple(table.shape)
-            raise ShapeError(f"a mask of shape {given} does not broadcast to (..., {shape[0]}, {shape[1]})")
+            raise ShapeError(f"a mask of shape {(*table.shape,)} does not broadcast to (..., {shape[0]}, {shape[1]})")
         if rows is not None and table.shape[-2] > 1:
             table = like(rows, table)[..., rows, :]
         return table[..., keys] if table.shape[-1] > 1 else table
@@ -182,8 +176,10 @@ class _Both(Mask):
         return like(second, first) & like(first, second)
 
     def bias(self, rows: Array, shape: tuple[int, int], keys: slice = ALL) -> Array:
-        found = [bias for each in (self.first, self.second) if (bias := each.bias(rows, shape, keys)) is not None]
-        return sum((like(found[-1], bias) for bias in found[1:]), start=like(found[-1], found[0])) if found else None
+        first, second = self.first.bias(rows, shape, keys), self.second.bias(rows, shape, keys)
+        if first is None or second is None:
+            return second if first is None else first
+        return like(second, first) + second
 
     def reach(self, rows: range, shape: tuple[int, int]) -> range:
         return _both_ranges(self.first.reach(rows, shape), self.second.reach(rows, shape))
@@ -204,11 +200,7 @@ def sliding_window(width: int) -> Mask:
     """Let a query attend to positions nearer than `width`: |query - key| < width.
 
     `causal & sliding_window(w)` is the window of decoder models: the last w positions, the query's own included.
-
-    Raises
-    ------
-    UsageError
-        `width` is not an integer, or below 1.
+    `UsageError` if `width` is not an integer, or below 1.
 
     Examples
     --------
@@ -247,7 +239,22 @@ def padding(lengths: "Int[ArrayLike, '...']") -> Mask:
 
 def as_rule(mask: "MaskLike") -> Mask | None:
     """Turn a boolean or an additive array into a rule; leave rules and None as they are."""
-    return None if mask is None else _rule(mask)
+    if mask is None or isinstance(mask, Mask):
+        return mask
+    given = as_array(mask, "mask")
+    additive = kind(given) == "f"
+    if kind(given) != "b" and not additive:
+        raise ShapeError(
+            f"a mask of dtype {given.dtype}: give booleans, True where allowed, or floats to add to logits"
+        )
+    if given.ndim < 2:
+        raise ShapeError(f"a mask of shape {tuple(given.shape)}: give (..., n, m), queries by keys")
+    if additive and not is_traced(given) and not getattr(given, "requires_grad", False):
+        numbers = np.asarray(given) if is_jax(given) else given
+        forbidden = _forbids(numbers)
+        if (forbidden | (numbers == 0)).all():
+            return _Table(~forbidden)
+    return _Additive(given) if additive else _Table(given)
 
 
 def evaluate(mask: "MaskLike", shape: tuple[int, int], rows: Array = None) -> Array:
@@ -257,26 +264,6 @@ def evaluate(mask: "MaskLike", shape: tuple[int, int], rows: Array = None) -> Ar
     """
     rule = as_rule(mask)
     return None if rule is None else rule.allowed(rows, shape)
-
-
-def _rule(mask: Any) -> Mask:
-    if isinstance(mask, Mask):
-        return mask
-    mask = as_array(mask, "mask")
-    additive = kind(mask) == "f"
-    if kind(mask) != "b" and not additive:
-        raise ShapeError(
-            f"a mask of dtype {mask.dtype}: give booleans, True where a query may attend to a key, or floats that are "
-            "added to the logits"
-        )
-    if mask.ndim < 2:
-        raise ShapeError(f"a mask of shape {tuple(mask.shape)}: give (..., n, m), queries by keys")
-    if additive and not is_traced(mask) and not getattr(mask, "requires_grad", False):
-        given = np.asarray(mask) if is_jax(mask) else mask
-        forbidden = _forbids(given)
-        if (forbidden | (given == 0)).all():
-            return _Table(~forbidden)
-    return _Additive(mask) if additive else _Table(mask)
 
 
 def _forbids(bias: Array) -> Array:
@@ -301,5 +288,4 @@ def part_of(rule: Mask | None, index: tuple[slice, ...]) -> Mask | None:
 
 def cut(array: Array, index: tuple[slice, ...]) -> Array:
     """Take slices of the leading axes, but for those of size 1."""
-    whole = slice(None)
-    return array[tuple(part if size > 1 else whole for part, size in zip(index, array.shape, strict=False))]
+    return array[tuple(part if size > 1 else ALL for part, size in zip(index, array.shape, strict=False))]

@@ -44,8 +44,6 @@ class MultiHeadAttention(Layer):
     causal
         Whether a token attends to itself and to earlier ones only.
 
-    Precision, compilation and memory are those of `AttentionLayer`.
-
     Raises
     ------
     ShapeError
@@ -89,17 +87,9 @@ class MultiHeadAttention(Layer):
         value_dim = check_axes("value", self.value, "(H_kv, d, N_v)")[-1]
         if heads % groups:
             raise ShapeError(f"{heads} query heads and {groups} key heads: the first must be a multiple of the second")
-        expected = {
-            "query": (heads, dim, key_dim),
-            "key": (groups, dim, key_dim),
-            "value": (groups, dim, value_dim),
-            "output": (heads, value_dim, dim),
-            "query_bias": (heads, key_dim),
-            "key_bias": (groups, key_dim),
-            "value_bias": (groups, value_dim),
-            "bias": (dim,),
-        }
-        check_weights(self, expected)
+        biases = {"query_bias": (heads, key_dim), "key_bias": (groups, key_dim), "value_bias": (groups, value_dim)}
+        matrices = {"query": (heads, dim, key_dim), "key": (groups, dim, key_dim), "value": (groups, dim, value_dim)}
+        check_weights(self, {**matrices, "output": (heads, value_dim, dim), **biases, "bias": (dim,)})
 
     @classmethod
     def from_matrices(
@@ -123,8 +113,6 @@ class MultiHeadAttention(Layer):
             H and H_kv; `groups=None` means as many as heads.
         biases
             b_Q (H N,), b_K (H_kv N,), b_V (H_kv N_v,), b_O (d,), each may be None.
-        scale, causal
-            As for the layer.
 
         Raises
         ------
@@ -134,27 +122,16 @@ class MultiHeadAttention(Layer):
         Examples
         --------
         >>> import numpy as np
-        >>> from manyheads.attention import MultiHeadAttention
         >>> square = np.eye(6)
         >>> MultiHeadAttention.from_matrices((square, square, square, square), heads=2).query.shape
         (2, 6, 3)
         """
         groups = heads if groups is None else groups
-        counts = {"query": heads, "key": groups, "value": groups}
-        parts = zip(counts.items(), matrices[:3], biases[:3], strict=True)
-        split = {name: (_split(name, matrix, n), _split(f"{name}_bias", bias, n)) for (name, n), matrix, bias in parts}
-        return cls(
-            query=split["query"][0],
-            key=split["key"][0],
-            value=split["value"][0],
-            output=_split("output", as_array(matrices[3]).T, heads).swapaxes(-1, -2),  # (d, H N_v) -> (H, N_v, d)
-            query_bias=split["query"][1],
-            key_bias=split["key"][1],
-            value_bias=split["value"][1],
-            bias=biases[3],
-            scale=scale,
-            causal=causal,
-        )
+        weights = {"output": _split("output", as_array(matrices[3]).T, heads).swapaxes(-1, -2)}  # (H, N_v, d)
+        parts = zip(("query", "key", "value"), (heads, groups, groups), matrices[:3], biases[:3], strict=True)
+        for name, count, matrix, bias in parts:
+            weights |= {name: _split(name, matrix, count), f"{name}_bias": _split(f"{name}_bias", bias, count)}
+        return cls(**weights, bias=biases[3], scale=scale, causal=causal)
 
     @property
     def heads(self) -> int:
@@ -184,8 +161,7 @@ class MultiHeadAttention(Layer):
         return map_leaves(lambda weight: cast(weight, dtype), same._multiply())
 
     def _multiply(self) -> "AttentionLayer":
-        weights = self.query, self.key, self.value, self.output
-        query, key, value, output = map(self._by_group, weights)
+        query, key, value, output = map(self._by_group, (self.query, self.key, self.value, self.output))
         key_bias, bias, size = None, self.bias, (self.heads, self.dim)
         if self.query_bias is not None:
             key_bias = self.scale * (key @ self._by_group(self.query_bias)[..., None]).reshape(size)
@@ -204,20 +180,15 @@ class MultiHeadAttention(Layer):
         self, x: "Float[Array, '... k d']", keys: "Float[Array, '... m d'] | None" = None
     ) -> "Float[Array, '... heads k m']":
         """Logits scale (x W_Q + b_Q) (x W_K + b_K)^T, (..., H, k, m), the second x being `keys` if given."""
-        queries, keys = per_head(x, self.query), per_head(x if keys is None else keys, self.key)
-        if self.query_bias is not None:
-            queries = queries + self.query_bias[:, None, :]
-        if self.key_bias is not None:
-            keys = keys + self.key_bias[:, None, :]
+        queries = per_head(x, self.query, self.query_bias)
+        keys = per_head(x if keys is None else keys, self.key, self.key_bias)
         grouped = queries.reshape(*queries.shape[:-3], self.groups, -1, *queries.shape[-2:])
         logits = self.scale * (grouped @ keys[..., None, :, :].swapaxes(-1, -2))
         return logits.reshape(*queries.shape[:-1], keys.shape[-2])
 
     def read(self, pattern: "Float[Array, '... heads k m']", x: "Float[Array, '... m d']") -> "Float[Array, '... k d']":
         """Sum over heads of pattern_h (x W_V + b_V) W_O,h, (..., k, d)."""
-        values = per_head(x, self.value)
-        if self.value_bias is not None:
-            values = values + self.value_bias[:, None, :]
+        values = per_head(x, self.value, self.value_bias)
         grouped = pattern.reshape(*pattern.shape[:-3], self.groups, -1, *pattern.shape[-2:])
         mixed = grouped @ values[..., None, :, :]
         return over_heads(mixed.reshape(*pattern.shape[:-1], values.shape[-1]), self.output)
@@ -246,9 +217,6 @@ class AttentionLayer(Layer):
     causal
         Whether a token attends to itself and to earlier ones only.
 
-    Arrays are kept as given; precision, compilation and memory are those of every `Layer`: NumPy float64 in, NumPy
-    float64 out, whatever JAX's configuration.
-
     Raises
     ------
     ShapeError
@@ -256,8 +224,6 @@ class AttentionLayer(Layer):
 
     Examples
     --------
-    A head that ignores the tokens averages them:
-
     >>> import numpy as np
     >>> from manyheads.attention import AttentionLayer
     >>> average = AttentionLayer(theta=np.zeros((1, 2, 2)), projection=np.eye(2)[None], causal=True)
@@ -323,14 +289,8 @@ class AttentionLayer(Layer):
         Examples
         --------
         >>> import numpy as np
-        >>> from manyheads.attention import AttentionLayer
-        >>> layer = AttentionLayer(theta=np.ones((1, 2, 2)), projection=np.ones((1, 2, 2)))
-        >>> layer.factored(rank=1).query.shape
+        >>> AttentionLayer(theta=np.ones((1, 2, 2)), projection=np.ones((1, 2, 2))).factored(rank=1).query.shape
         (1, 2, 1)
-        >>> AttentionLayer(theta=np.eye(2)[None], projection=np.ones((1, 2, 2))).factored(rank=1)  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        manyheads.attention.conversion.RankTooSmall: rank 1 does not hold the layer's matrices: ...
         """
         scale = logit_scale(scale, check_integer("rank", rank))
         merged: tuple[Array, ...] = (self.theta, self.projection, self.key_bias)
@@ -343,10 +303,7 @@ class AttentionLayer(Layer):
         self, x: "Float[Array, '... k d']", keys: "Float[Array, '... m d'] | None" = None
     ) -> "Float[Array, '... heads k m']":
         """Logits x Theta_i x^T + 1 (x beta_i)^T, (..., heads, k, m), the second x being `keys` where they are given."""
-        reads = per_head(x, self.theta)
-        if self.key_bias is not None:
-            reads = reads + self.key_bias[:, None, :]
-        return reads @ (x if keys is None else keys)[..., None, :, :].swapaxes(-1, -2)
+        return per_head(x, self.theta, self.key_bias) @ (x if keys is None else keys)[..., None, :, :].swapaxes(-1, -2)
 
     def read(self, pattern: "Float[Array, '... heads k m']", x: "Float[Array, '... m d']") -> "Float[Array, '... k d']":
         """Sum over heads of pattern_i x W_i, (..., k, d)."""

@@ -30,9 +30,9 @@ def align(q: Array, k: Array, rule: Mask | None, dtype: DType) -> tuple[Array, A
 
 
 def reduce_rows(logits: Array, allowed: Array, bias: Array, room: Array = None) -> tuple[Array, Array]:
-    """Return entropy and log-sum-exp of rows from their logits (..., m) and what is added to them.
+    """Return entropy and log-sum-exp of rows from logits (..., m), which NumPy overwrites, and their bias.
 
-    NumPy overwrites the logits, and puts exponentials into `room`.
+    NumPy puts exponentials into `room`.
     """
     logits, level = add_bias(logits, bias, allowed)
     row = shift_rows(logits, True if allowed is None else allowed, room)

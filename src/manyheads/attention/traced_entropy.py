@@ -16,11 +16,8 @@ from manyheads._trees import PyTree
 from manyheads.attention.masks import Mask
 from manyheads.attention.row_entropy import align, batch_of, reduce_rows
 
-BANDS = 7
-"""Most bands of rows, each with the keys that a rule lets it see; each is compiled on its own."""
-
-PIECES = 4
-"""Fewest blocks of rows in a band."""
+BANDS = 7  # at most, of rows, each with the keys that a rule lets it see; each is compiled on its own
+PIECES = 4  # at least, blocks of rows in a band
 
 
 @partial(jax.jit, static_argnames="block")
@@ -52,8 +49,7 @@ def traced_entropy(
 def _over_leading(function: Callable[..., PyTree], operands: PyTree, batch: tuple[int, ...], together: int) -> PyTree:
     """Apply `function` over leading axes that broadcast, at most `together` members at a time.
 
-    Every leaf of `operands` carries one axis per entry of `batch`, of that size or of size 1. What has size 1 is
-    shared by the loop and not copied.
+    Every leaf of `operands` has one axis per entry of `batch`, of that size or of size 1, which is shared, not copied.
     """
     if not batch:
         return function(operands)
@@ -86,10 +82,7 @@ def _bands(rule: Mask | None, shape: tuple[int, int], block: int) -> list[tuple[
 
 
 def _over_rows(function: Callable[..., PyTree], q: jax.Array, band: range, block: int) -> PyTree:
-    """Apply `function(q rows, row numbers)` to equal pieces of at most `block` rows of a band of q (n, N).
-
-    Equal pieces waste fewer rows on padding than full ones and a remainder: less than one row per piece.
-    """
+    """Apply `function(q rows, row numbers)` to equal pieces of at most `block` rows of a band of q (n, N)."""
     # The checkpoint makes the backward pass compute a piece again instead of keeping all n x m exponentials.
     function = jax.checkpoint(_tie_rows(function))
     n, q = len(band), q[band.start : band.stop]
@@ -106,8 +99,5 @@ def _over_rows(function: Callable[..., PyTree], q: jax.Array, band: range, block
 
 
 def _tie_rows(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Let the row numbers depend on the queries, as differentiation sees it.
-
-    It would otherwise compute the mask of all rows once for the backward pass of all heads: n x m booleans.
-    """
+    """Let the row numbers depend on the queries: the backward pass would otherwise hold the mask of all rows."""
     return lambda q, rows: function(*jax.lax.optimization_barrier((q, rows)))

@@ -17,15 +17,9 @@ UNKNOWN = "\ufffd"  # Unicode's replacement character, always token 0
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Characters and the tokens that stand for them.
+    """Characters and the tokens that stand for them."""
 
-    Attributes
-    ----------
-    symbols
-        `symbols[token]` is the character; `symbols[0]` is the replacement character and stands for every other one.
-    """
-
-    symbols: tuple[str, ...]
+    symbols: tuple[str, ...]  # by token; the first is the replacement character and stands for every other one
 
     def __len__(self) -> int:
         return len(self.symbols)
@@ -45,19 +39,13 @@ class Vocabulary:
         >>> Vocabulary(("\ufffd", "a", "b")).encode("abba?").tolist()
         [1, 2, 2, 1, 0]
         """
-        points = np.frombuffer(content.encode("utf-32-le", "surrogatepass"), "<u4")
-        table = self._token_of
+        points, table = np.frombuffer(content.encode("utf-32-le", "surrogatepass"), "<u4"), self._token_of
         known = points < len(table)
         return np.where(known, table[np.where(known, points, 0)], np.int32(0))
 
     @takes_arrays
     def decode(self, tokens: np.ndarray) -> str:
         """Turn tokens into characters.
-
-        Raises
-        ------
-        ShapeError, UsageError
-            A token that is no integer, or lies outside the vocabulary.
 
         Examples
         --------
@@ -71,15 +59,7 @@ class Vocabulary:
 
 
 def build_vocabulary(content: str, size: int | None = None) -> Vocabulary:
-    """Order the characters of a text by falling frequency, ties by code point, and keep the first ones.
-
-    Parameters
-    ----------
-    content
-        The text.
-    size
-        The most tokens to have, the unknown one included; `None` keeps every character.
-    """
+    """Order the characters of a text by falling frequency, ties by code point, and keep `size` - 1, or all of them."""
     if size is not None and size < 2:
         raise UsageError(f"size={size}: a vocabulary holds the unknown symbol and at least one more")
     counts = Counter(content)
@@ -110,14 +90,7 @@ def split_tokens(tokens: np.ndarray, fraction: float = 0.1) -> Split:
 def read_characters(path: Path | None = None, most: int = 96) -> tuple[Vocabulary, Split]:
     """Read a text as tokens, once in a process: nine tenths to train on, the last tenth to be tested on.
 
-    The vocabulary is that of the part that is trained on, so that nothing is learned from the other.
-
-    Parameters
-    ----------
-    path
-        As for `load_text`.
-    most
-        Most tokens of the vocabulary; rarer characters become the unknown one.
+    The vocabulary is that of the part that is trained on; beyond `most` tokens characters become the unknown one.
 
     Examples
     --------

@@ -21,18 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Digits(ArraysAsShapes):
-    """Images and what they show.
+    """Images and what they show."""
 
-    Attributes
-    ----------
-    images
-        (samples, 8, 8); as loaded uint8 from 0 (paper) to 16 (ink).
-    labels
-        (samples,), int32.
-    """
-
-    images: np.ndarray
-    labels: np.ndarray
+    images: np.ndarray  # (samples, 8, 8); as loaded uint8 from 0 (paper) to 16 (ink)
+    labels: np.ndarray  # (samples,), int32
 
 
 def load_digits() -> Digits:
@@ -51,11 +43,6 @@ def load_digits() -> Digits:
 
 def select_pair(digits: Digits, negative: int, positive: int) -> Digits:
     """Keep two of the ten digits and label them -1 and +1.
-
-    Raises
-    ------
-    UsageError
-        The two are equal or not in the data.
 
     Examples
     --------
@@ -84,19 +71,7 @@ def normalize(images: np.ndarray, dtype: np.typing.DTypeLike = np.float64) -> np
 def cut_patches(
     images: "Num[np.ndarray, 'samples side side']", size: int = 4
 ) -> "Num[np.ndarray, 'samples patches pixels']":
-    """Cut square images into square patches, row by row: one token a patch.
-
-    Parameters
-    ----------
-    images
-        (samples, side, side).
-    size
-        Side of a patch: 4 gives 4 tokens of 16 pixels out of an 8 x 8 image, 2 gives 16 tokens of 4 pixels.
-
-    Returns
-    -------
-    ndarray
-        (samples, (side/size)^2, size^2), the dtype of `images`.
+    """Cut images (samples, side, side) into patches (samples, (side/size)^2, size^2), row by row: one token a patch.
 
     Raises
     ------
@@ -105,14 +80,11 @@ def cut_patches(
 
     Examples
     --------
-    >>> cut_patches(load_digits().images, 4).shape, cut_patches(load_digits().images, 2).shape
-    ((1797, 4, 16), (1797, 16, 4))
+    >>> cut_patches(load_digits().images, 4).shape
+    (1797, 4, 16)
     """
     if images.ndim != 3 or images.shape[1] != images.shape[2] or size < 1 or images.shape[1] % size:
-        raise ShapeError(
-            f"images of shape {images.shape} in patches of side {size}: give (samples, side, side), size | side"
-        )
-    samples, side, _ = images.shape
-    count = side // size
+        raise ShapeError(f"images {images.shape} in patches of side {size}: give (samples, side, side), size | side")
+    samples, count = len(images), images.shape[1] // size
     grid = images.reshape(samples, count, size, count, size).transpose(0, 1, 3, 2, 4)
     return grid.reshape(samples, count**2, size**2)

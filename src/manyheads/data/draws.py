@@ -24,29 +24,13 @@ def draw_integers(key: "Array", shape: tuple[int, ...], bound: int, bits: int = 
 
     .. math:: \lfloor u\,\text{bound} / 2^b \rfloor,
 
-    so a value owns either the floor or the ceiling of :math:`2^b/\text{bound}` words. The total variation from the
-    uniform distribution is below :math:`\text{bound}\,2^{-b-1}`, and it is zero when `bound` is a power of two.
-
-    Parameters
-    ----------
-    key
-        A JAX random key.
-    shape
-        Shape of the result.
-    bound
-        A Python integer between 1 and :math:`2^{31}-1`, at most :math:`2^{16}` for 16 bits.
-    bits
-        32, or 16 for half the cost where the larger bias does no harm.
-
-    Returns
-    -------
-    Array
-        int32.
+    as int32. The total variation from the uniform distribution is below :math:`\text{bound}\,2^{-b-1}`, and it is zero
+    when `bound` is a power of two. 16 bits cost half as much as 32.
 
     Raises
     ------
     UsageError
-        `bits` is neither 16 nor 32, or `bound` does not fit.
+        `bits` is neither 16 nor 32, or `bound` is not in 1 to :math:`2^{31}-1`, or :math:`2^{16}` for 16 bits.
 
     Examples
     --------
@@ -80,18 +64,8 @@ def draw_vectors(
 
     Every generator of random numbers takes long to compile. JAX's own counts the numbers of a key from the first one
     on, so a vector is the beginning of any longer one, and one generator draws all short vectors, one after the other,
-    at the length of the longest.
-
-    Parameters
-    ----------
-    sampler
-        `jax.random.normal` or `jax.random.uniform`.
-    keys
-        (vectors,) JAX random keys of the default generator; of another one the draws are as good, but not those above.
-    sizes
-        The length of each vector.
-    dtype
-        Type of the numbers.
+    at the length of the longest. The equality holds for keys of the default generator and `jax.random.normal` or
+    `uniform`.
 
     Examples
     --------

@@ -26,19 +26,8 @@ def ngram_losses(
     down to the uniform distribution (Witten and Bell, *The zero-frequency problem*, IEEE Transactions on Information
     Theory 37, 1991, method C).
 
-    Parameters
-    ----------
-    train, validation
-        Tokens, shape (n,) and (m,), integers below `vocabulary`; m above `context`.
-    vocabulary
-        Number of tokens.
-    context
-        Tokens that the prediction sees: 0 gives frequencies only.
-
-    Returns
-    -------
-    numpy.ndarray
-        (m - context,): the loss of every token of `validation` that has a whole context before it.
+    The prediction sees `context` tokens: 0 gives frequencies only. The losses are those of every token of `validation`
+    (m,) that has a whole context before it, (m - context,).
 
     Raises
     ------
@@ -58,8 +47,7 @@ def ngram_losses(
             raise UsageError(f"{name} holds tokens outside 0 to {vocabulary - 1}")
     if vocabulary ** (context + 1) > np.iinfo(np.int64).max:
         raise UsageError(f"{vocabulary} tokens in contexts of {context} are too many to number: shorten the context")
-    targets = len(validation) - context
-    probability = np.full(targets, 1 / vocabulary)
+    probability = np.full(len(validation) - context, 1 / vocabulary)
     for order in range(context + 1):
         seen, wanted = (_codes(tokens, order, vocabulary) for tokens in (train, validation[context - order :]))
         pairs, pair_counts = np.unique(seen, return_counts=True)
@@ -75,11 +63,8 @@ def ngram_losses(
 
 def _codes(tokens: np.ndarray, order: int, vocabulary: int) -> np.ndarray:
     """Turn every run of `order` + 1 tokens into a number, the last token in the lowest place."""
-    runs = len(tokens) - order
-    codes = np.zeros(runs, np.int64)
-    for position in range(order + 1):
-        codes = codes * vocabulary + tokens[position : position + runs]
-    return codes
+    powers = vocabulary ** np.arange(order, -1, -1, dtype=np.int64)
+    return np.lib.stride_tricks.sliding_window_view(tokens, order + 1) @ powers
 
 
 def _lookup(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:

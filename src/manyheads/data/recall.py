@@ -20,8 +20,9 @@ from functools import lru_cache
 from math import comb
 from typing import TYPE_CHECKING, NamedTuple
 
+from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.data.draws import draw_integers
-from manyheads.errors import UsageError, check_integer
+from manyheads.errors import check_integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,27 +40,13 @@ class RecallBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Recall:
-    """The task at one length.
+    """The task at one length; `UsageError` if length or number of symbols are below 2."""
 
-    Attributes
-    ----------
-    length
-        Number of tokens n, the marker included, at least 2.
-    symbols
-        Number of symbols V, at least 2. Token `symbols` is the marker, so the vocabulary has `symbols + 1` tokens.
-
-    Raises
-    ------
-    UsageError
-        Length or number of symbols below 2.
-    """
-
-    length: int
-    symbols: int = 16
+    length: int = constrained(rule=Constraint(least=2))  # number of tokens n, the marker included
+    symbols: int = constrained(16, Constraint(least=2))  # V; token `symbols` is the marker
 
     def __post_init__(self) -> None:
-        if self.length < 2 or self.symbols < 2:
-            raise UsageError(f"recall with length={self.length}, symbols={self.symbols}: both must be at least 2")
+        check_fields(self, "Recall: ")
 
     @property
     def vocabulary(self) -> int:
@@ -72,10 +59,7 @@ class Recall:
         return order_blind_ceiling(self.length - 1, self.symbols)
 
     def draw(self, key: "Array", size: int) -> RecallBatch:
-        """Draw a batch.
-
-        The marker's place is uniform up to a bias below :math:`2^{-32}`; the symbols are uniform exactly when their
-        number is a power of two and up to :math:`2^{-16}` otherwise.
+        """Draw a batch: uniform up to a bias of :math:`2^{-32}` for the place, :math:`2^{-16}` for symbols.
 
         Examples
         --------
@@ -129,26 +113,12 @@ def order_blind_ceiling(candidates: int, symbols: int) -> Fraction:
     .. math:: a_V(k+1) = V\,\Big(a_V(k) - \binom{k}{m}\, a_{V-1}(k-m)\Big), \qquad a_V(0) = 1,
 
     which is the differential equation of the generating function :math:`(\sum_{j\le m} z^j/j!)^V`, term by term.
-    Integers throughout; :math:`O(k^2 V)` of them.
-
-    Parameters
-    ----------
-    candidates
-        Number of symbols among which the answer hides, :math:`k = n-1` in a sequence of n tokens.
-    symbols
-        Size :math:`V` of the alphabet.
-
-    Raises
-    ------
-    UsageError
-        One of them is below 1.
+    Integers throughout; :math:`O(k^2 V)` of them. :math:`k = n-1` in a sequence of n tokens.
 
     Examples
     --------
     >>> order_blind_ceiling(2, 2)
     Fraction(3, 4)
-    >>> round(float(order_blind_ceiling(7, 16)), 4), round(float(order_blind_ceiling(31, 16)), 4)
-    (0.2721, 0.1525)
     """
     candidates, symbols = check_integer("candidates", candidates), check_integer("symbols", symbols)
     words = symbols**candidates

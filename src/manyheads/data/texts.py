@@ -12,21 +12,11 @@ DEFAULT_NAME = "pydoc_data.topics"
 
 @dataclass(frozen=True, repr=False)
 class Text(ArraysAsShapes):
-    """A text with the name and the digest by which a run records what it was trained on.
+    """A text with the name and the digest by which a run records what it was trained on."""
 
-    Attributes
-    ----------
-    name
-        Where it comes from: the module for the default text, the file's name for any other.
-    content
-        The characters.
-    sha256
-        Hexadecimal SHA-256 of `content` in UTF-8.
-    """
-
-    name: str
+    name: str  # of the module for the default text, of the file for any other
     content: str
-    sha256: str
+    sha256: str  # hexadecimal, of the content in UTF-8
 
 
 def load_text(path: str | Path | None = None) -> Text:
@@ -34,11 +24,6 @@ def load_text(path: str | Path | None = None) -> Text:
 
     The default is the concatenation of the pages of `pydoc_data.topics` (the language reference behind `help()`) in
     the order of their sorted keys. It changes slightly from one Python release to the next, which its digest shows.
-
-    Parameters
-    ----------
-    path
-        A file in UTF-8; `None` takes the default text. Line ends are read as they are.
 
     Raises
     ------
@@ -54,7 +39,6 @@ def load_text(path: str | Path | None = None) -> Text:
     ('pydoc_data.topics', True, 64)
     """
     if path is None:
-        # Imported here: half a megabyte of strings that only a training run needs.
         from pydoc_data.topics import topics
 
         return make_text(DEFAULT_NAME, "".join(topics[key] for key in sorted(topics)))
@@ -67,13 +51,10 @@ def load_text(path: str | Path | None = None) -> Text:
     try:
         content = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise FileRefused(
-            f"the text {str(path)!r} is not UTF-8 (byte {error.start} of {len(raw)}): convert it to UTF-8 first"
-        ) from error
+        given = f"the text {str(path)!r} is not UTF-8 (byte {error.start} of {len(raw)})"
+        raise FileRefused(f"{given}: convert it to UTF-8 first") from error
     if "\0" in content:
-        raise FileRefused(
-            f"the text {str(path)!r} holds a null character at {content.index(chr(0))}, so it is no text: give a text"
-        )
+        raise FileRefused(f"the text {str(path)!r} holds a null character at {content.index(chr(0))}: give a text")
     return make_text(Path(path).name, content)
 
 

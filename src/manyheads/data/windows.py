@@ -21,15 +21,6 @@ class TextWindows(eqx.Module):
     The start of a window is uniform over all that fit, up to a bias below :math:`2^{-32}` a position. A pytree whose
     only leaf is the text, so that two texts of one length share one compilation.
 
-    Parameters
-    ----------
-    tokens
-        (n,), integers.
-    length
-        Tokens of a window, below n.
-    size
-        Windows of a batch.
-
     Raises
     ------
     ShapeError
@@ -42,9 +33,9 @@ class TextWindows(eqx.Module):
     ((3, 8), True)
     """
 
-    tokens: jax.Array
-    length: int = eqx.field(static=True)
-    size: int = eqx.field(static=True)
+    tokens: jax.Array  # (n,)
+    length: int = eqx.field(static=True)  # tokens of a window, below n
+    size: int = eqx.field(static=True)  # windows of a batch
 
     def __init__(self, tokens: "Integer[np.ndarray, ' n'] | Integer[jax.Array, ' n']", length: int, size: int):
         tokens = as_native(tokens, "tokens")
@@ -52,14 +43,11 @@ class TextWindows(eqx.Module):
             raise ShapeError(f"a text of shape {np.shape(tokens)} and type {tokens.dtype}: give (n,) integers")
         if length < 1 or size < 1 or len(tokens) <= length:
             raise ShapeError(f"{len(tokens)} tokens hold no {size} windows of {length} and their targets: shorten them")
-        self.tokens = jnp.asarray(tokens, jnp.int32)
-        self.length = length
-        self.size = size
+        self.tokens, self.length, self.size = jnp.asarray(tokens, jnp.int32), length, size
 
     def __call__(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Draw (inputs, targets), both (size, length), int32."""
-        starts = draw_integers(key, (self.size,), len(self.tokens) - self.length)
-        return self.cut(starts)
+        return self.cut(draw_integers(key, (self.size,), len(self.tokens) - self.length))
 
     @takes_arrays
     def cut(

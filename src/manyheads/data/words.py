@@ -29,12 +29,7 @@ def cut_words(content: str) -> list[str]:
 def read_words(path: Path | None = None, most: int = 512) -> tuple[tuple[str, ...], Split]:
     """Read a text as words, once in a process: nine tenths to train on, the last tenth to be tested on.
 
-    Parameters
-    ----------
-    path
-        As for `load_text`.
-    most
-        Most tokens of the vocabulary, that of the part that is trained on; token 0 stands for all rarer words.
+    The vocabulary is that of the part that is trained on; beyond `most` tokens words become token 0.
 
     Examples
     --------

@@ -16,11 +16,8 @@ if TYPE_CHECKING:
 
 Matrix: TypeAlias = Any  # an array, a sparse one, one on a disk, or an object with `shape`, `matvec` and `rmatvec`
 
-BLOCK_BYTES = 2**23
-"""A matrix that is not float64 is converted in blocks of about this size, so that no second copy of it is made."""
-
-BREAKDOWN = 1e-13
-"""Off-diagonal entries below this share of the norm found so far are rounding: the Krylov space is exhausted."""
+BLOCK_BYTES = 2**23  # of a block in which a matrix that is not float64 is converted
+BREAKDOWN = 1e-13  # off-diagonal entries below this share of the norm are rounding: the Krylov space is exhausted
 
 
 @dataclass(frozen=True)
@@ -76,30 +73,18 @@ class Bidiagonal:
 
     Attributes
     ----------
-    ritz
-        Singular values of B, descending, shape (k,): the largest never exceeds the largest of W (up to rounding).
     residuals
         ‖Wᵀ u - ritz · v‖ of each Ritz triple, shape (k,): *some* singular value of W lies within it of the Ritz value.
         That is no bound on how far the largest Ritz value is from the largest singular value.
-    vector
-        Right Ritz vector of the largest Ritz value, unit length: a warm start for a matrix close to this one.
-    captured
-        ‖W V‖_F²: the part of ‖W‖_F² that the Krylov space holds; the rest bounds all that it does not see.
-    coupling
-        ‖(1 - V Vᵀ) Wᵀ W V‖: how far the Krylov space is from being invariant.
-    steps
-        Number of steps k taken.
-    exhausted
-        Whether the Krylov space became invariant, so that further steps would add nothing.
     """
 
-    ritz: Floats
+    ritz: Floats  # (k,) singular values of B, descending; the largest never exceeds that of W, up to rounding
     residuals: Floats
-    vector: Floats
-    captured: float
-    coupling: float
-    steps: int
-    exhausted: bool
+    vector: Floats  # right Ritz vector of the largest Ritz value, unit length
+    captured: float  # ‖W V‖_F²: the part of ‖W‖_F² that the Krylov space holds
+    coupling: float  # ‖(1 - V Vᵀ) Wᵀ W V‖: how far the Krylov space is from being invariant
+    steps: int  # k
+    exhausted: bool  # whether the Krylov space became invariant, so that further steps would add nothing
 
 
 @takes_arrays
@@ -155,13 +140,10 @@ def golub_kahan(
         image = _orthogonalized(_finite(operator.matvec(vector)), left[:step])
         diagonal[step] = np.linalg.norm(image)
         floor = BREAKDOWN * max(diagonal.max(), beside.max())
-        if diagonal[step] <= floor:
-            # W maps the new direction to zero or into what is known already: there is no further left vector.
-            taken = step + 1
-            break
-        left[step] = image / diagonal[step]
-        back = _orthogonalized(_finite(operator.rmatvec(left[step])), right[: step + 1])
-        beside[step] = np.linalg.norm(back)
+        if diagonal[step] > floor:  # else W maps the new direction into what is known: no further left vector
+            left[step] = image / diagonal[step]
+            back = _orthogonalized(_finite(operator.rmatvec(left[step])), right[: step + 1])
+            beside[step] = np.linalg.norm(back)
         if beside[step] <= floor:
             taken = step + 1
             break

@@ -23,31 +23,15 @@ BLOCK = 1024
 
 @dataclass(frozen=True)
 class Coherence:
-    """Mean |cos| over the pairs of different rows.
+    """Mean |cos| over the pairs of different rows."""
 
-    Attributes
-    ----------
-    value
-        The mean, or None for method "bound".
-    interval
-        Where the true mean lies: a point for "exact", [0, rms] for "bound", a confidence interval for "estimate".
-    rms
-        Square root of the mean of cos², exact: never below the mean of |cos|.
-    random_level
-        What independent random directions of this dimension have.
-    method, pairs
-        How, and over how many pairs.
-    zero_rows
-        Rows of zeros, which have no direction and were left out.
-    """
-
-    value: float | None
-    interval: Interval
-    rms: float
-    random_level: float
+    value: float | None  # the mean; None for method "bound"
+    interval: Interval  # of the true mean: a point for "exact", [0, rms] for "bound", of confidence for "estimate"
+    rms: float  # root of the mean of cos², exact: never below the mean of |cos|
+    random_level: float  # what independent random directions of this dimension have
     method: str
     pairs: int
-    zero_rows: int = 0
+    zero_rows: int = 0  # left out, as they have no direction
 
 
 @takes_arrays
@@ -106,17 +90,12 @@ def coherence(
         raise UsageError(f"an estimate needs rng and at least 30 rows (given rows={rows})")
     norms = _norms(table, omit_zeros)
     directed = np.flatnonzero(np.isfinite(norms))  # a row of zeros has the norm infinity: its unit row is zero
-    count, dimension = directed.size, table.shape[1]
-    rms = _rms(table, norms, count)
-    everything, random_level = count * (count - 1) // 2, random_coherence(dimension)
-    about = (rms, random_level, method)
-    empty = len(norms) - count
-    if method == "bound":
-        return Coherence(None, Interval(0.0, rms, 1.0), *about, everything, empty)
-    if method == "exact":
-        value = _exact(table, norms, count)
-        return Coherence(value, Interval(value, value, 1.0), *about, everything, empty)
-    assert rng is not None  # refused above
+    count, rms = directed.size, _rms(table, norms, directed.size)
+    about, empty = (rms, random_coherence(table.shape[1]), method), len(norms) - count
+    if rng is None or method != "estimate":
+        value = _exact(table, norms, count) if method == "exact" else None
+        interval = Interval(0.0, rms, 1.0) if value is None else Interval(value, value, 1.0)
+        return Coherence(value, interval, *about, count * (count - 1) // 2, empty)
     sample = np.sort(rng.choice(directed, min(rows, count), replace=False))
     value, half = _estimate(table, norms, sample, (rms**2, count, level))
     interval = Interval(max(0.0, value - half), max(min(rms, value + half), value - half, 0.0), level)
@@ -144,9 +123,7 @@ def _rows(table: Matrix, start: int) -> Floats:
 
 
 def _unit(table: Matrix, norms: Floats, start: int) -> Floats:
-    rows = _rows(table, start)  # a copy
-    rows /= norms[start : start + BLOCK, None]
-    return rows
+    return _rows(table, start) / norms[start : start + BLOCK, None]
 
 
 def _rms(table: Matrix, norms: Floats, count: int) -> float:

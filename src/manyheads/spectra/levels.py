@@ -18,16 +18,9 @@ TRACY_WIDOM_MEAN = -1.2065335745820
 
 
 def marchenko_pastur_edges(rows: int, columns: int, variance: float = 1.0) -> tuple[float, float]:
-    r"""Edges of the squared singular values of a matrix with independent entries of mean zero.
+    r"""Edges of the squared singular values of an (m, n) matrix of independent entries of mean zero.
 
     .. math:: \sigma^2 (\sqrt m \mp \sqrt n)^2
-
-    Parameters
-    ----------
-    rows, columns
-        Shape (m, n), both at least 1.
-    variance
-        Variance of an entry.
 
     Examples
     --------
@@ -53,13 +46,6 @@ def marchenko_pastur_density(
 
     between the edges of `marchenko_pastur_edges` and 0 outside; its integral is 1.
 
-    Parameters
-    ----------
-    squares
-        Where, any shape.
-    rows, columns, variance
-        As in `marchenko_pastur_edges`.
-
     Examples
     --------
     >>> marchenko_pastur_density([50.0, 500.0, 1000.0], 400, 100).round(6).tolist()
@@ -76,9 +62,8 @@ def marchenko_pastur_density(
 def random_stable_rank(rows: int, columns: int) -> float:
     r"""Stable rank that a large matrix of independent entries has: :math:`m n / (\sqrt m + \sqrt n)^2`.
 
-    This is the limit at the Marchenko-Pastur edge. A finite matrix lies above it by about
-    :math:`1.21\, (1/\sqrt m + 1/\sqrt n)^{1/3} / (\sqrt m + \sqrt n)` in relative terms (3.5% at 100 x 100), because
-    its largest singular value fluctuates below the edge; `expected_stable_rank` includes that.
+    A finite matrix lies above this limit by about :math:`1.21\, (1/\sqrt m + 1/\sqrt n)^{1/3} / (\sqrt m + \sqrt n)`
+    in relative terms, because its largest singular value fluctuates below the edge; see `expected_stable_rank`.
 
     Examples
     --------
@@ -137,11 +122,6 @@ def causal_entropy_level(length: int) -> float:
     r"""Mean entropy of uniform causal attention in nats, the largest that a causal layer can have.
 
     .. math:: \frac1n \sum_{i=1}^n \ln i = \frac{\ln n!}{n}
-
-    Parameters
-    ----------
-    length
-        Number of tokens n, at least 1; row i sees i of them.
 
     Examples
     --------

@@ -23,17 +23,7 @@ def count_beyond_edge(squares: Floats, rows: int, columns: int) -> int:
     whose entries have heavy tails, may have some without any structure; a structure weaker than
     :math:`\sigma (m n)^{1/4}` leaves no value beyond the edge (Baik, Ben Arous and Péché).
 
-    Parameters
-    ----------
-    squares
-        All squared singular values, in any unit, ascending, shape (min(rows, columns),).
-    rows, columns
-        Shape of the matrix.
-
-    Returns
-    -------
-    int
-        Less than min(rows, columns): the last value is not tested.
+    `squares` (min(rows, columns),) are all squared singular values, in any unit, ascending; the last is not tested.
 
     Examples
     --------

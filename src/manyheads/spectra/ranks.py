@@ -1,8 +1,8 @@
 """Stable rank: bounds, exact for small matrices, by Lanczos with a certificate for large ones."""
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from scipy import linalg
@@ -20,7 +20,7 @@ from manyheads.spectra.bidiagonal import (
     golub_kahan,
     row_blocks,
 )
-from manyheads.spectra.effective_rank import rank_measures
+from manyheads.spectra.effective_rank import EPS, rank_measures
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
@@ -29,16 +29,9 @@ if TYPE_CHECKING:
 Method: TypeAlias = Literal["auto", "gram", "lanczos"]
 Certificate: TypeAlias = Literal["cholesky", "probability"]
 
-EXACT_SIDE = 1024
-"""Up to this smaller side the whole spectrum of the Gram matrix is cheaper than worrying about it."""
-
-CHOLESKY_SIDE = 8192
-"""Up to this smaller side (a Gram matrix of half a gigabyte) the certificate is a proof; beyond, a probability."""
-
-FAILURE = 1e-9
-"""Probability that the random start of the probabilistic certificate is an unlucky one."""
-
-EPS = float(np.finfo(np.float64).eps)
+EXACT_SIDE = 1024  # up to this smaller side the whole spectrum of the Gram matrix is cheap
+CHOLESKY_SIDE = 8192  # up to this smaller side (a Gram matrix of half a gigabyte) the certificate is a proof
+FAILURE = 1e-9  # probability that the random start of the probabilistic certificate is an unlucky one
 
 
 @dataclass(frozen=True)
@@ -47,18 +40,12 @@ class StableRank:
 
     Attributes
     ----------
-    value
-        The best estimate; lower <= value <= upper.
     lower, upper
-        Bounds, rounding included.
-    frobenius
-        ‖W‖_F.
+        Bounds, rounding included: lower <= value <= upper.
     sigma_low, sigma_high
         Bounds on the largest singular value.
     steps
         Lanczos steps; 0 for the Gram method.
-    method
-        "gram", "lanczos" or "zero".
     certificate
         What the lower bound rests on: "exact"; "frobenius" or "cholesky" (proofs); or "probability" (of failure at
         most 1e-9 over the random start).
@@ -82,7 +69,7 @@ class StableRank:
     sigma_low: float
     sigma_high: float
     steps: int
-    method: str
+    method: str  # "gram", "lanczos" or "zero"
     certificate: str
     vector: Floats | None = field(default=None, repr=False, compare=False)
     squares: Floats | None = field(default=None, repr=False, compare=False)
@@ -132,7 +119,7 @@ def stable_rank(
     certificate
         Default "cholesky" up to a smaller side of 8192, which forms the Gram matrix of that side, then "probability".
     rng
-        Source of the random start; default a fixed one, so that equal matrices give equal answers.
+        Source of the random start; a fixed one by default.
     start
         Start vector of shape (min(rows, columns),), such as `vector` of the checkpoint before; only with "cholesky",
         because the probability is that of a random start.
@@ -184,15 +171,7 @@ def stable_rank(
     if method == "gram":
         return _by_gram(scaled, scale, frobenius)
     rng = np.random.default_rng(0) if rng is None else rng
-    return _by_lanczos(scaled, (scale, frobenius), _Options(tolerance, certificate, rng, start))
-
-
-@dataclass(frozen=True)
-class _Options:
-    tolerance: float
-    certificate: Certificate
-    rng: np.random.Generator
-    start: Floats | None
+    return _by_lanczos(scaled, scale, frobenius, tolerance, certificate, rng=rng, start=start)
 
 
 def lanczos_error(side: int, steps: int, failure: float = FAILURE) -> float:
@@ -218,7 +197,9 @@ def lanczos_error(side: int, steps: int, failure: float = FAILURE) -> float:
 def _scaled(matrix: Matrix, entries: bool) -> tuple[Matrix, float, float]:
     """Bring the largest entry near one, by a power of two, so that squares neither overflow nor vanish."""
     if not entries:
-        frobenius = matrix.frobenius if hasattr(matrix, "frobenius") else _sparse_norm(matrix)
+        if not (hasattr(matrix, "frobenius") or hasattr(matrix, "tocsr")):
+            raise UsageError("an operator needs an attribute `frobenius`, its Frobenius norm: products do not give it")
+        frobenius = matrix.frobenius if hasattr(matrix, "frobenius") else np.linalg.norm(matrix.tocsr().data)
         if not (np.isfinite(frobenius) and frobenius >= 0):
             raise UsageError(f"frobenius={frobenius}: expected the finite Frobenius norm of the matrix")
         return matrix, 1.0, float(frobenius)
@@ -244,12 +225,6 @@ def _scaled(matrix: Matrix, entries: bool) -> tuple[Matrix, float, float]:
     return array, scale, math.sqrt(squares)
 
 
-def _sparse_norm(matrix: Matrix) -> float:
-    if not hasattr(matrix, "tocsr"):
-        raise UsageError("an operator needs an attribute `frobenius`, its Frobenius norm: products do not give it")
-    return float(np.linalg.norm(matrix.tocsr().data))
-
-
 def _gram(array: Matrix) -> Floats:
     """Gram matrix of the columns, in float64."""
     if isinstance(array, np.ndarray) and array.dtype == np.float64:
@@ -265,37 +240,36 @@ def _by_gram(array: Matrix, scale: float, frobenius: float) -> StableRank:
     top = float(squares[-1])
     # Rounding: a dot product of length m errs by m eps |x||y|, so the Gram by m eps F²; eigvalsh by about n eps σ₁².
     slack = EPS * (max(array.shape) * frobenius**2 / top + 8 * min(array.shape))
-    found = _result(array, scale, frobenius, (top * (1 - slack), top, top * (1 + slack)), 0, "gram", "exact")
-    return replace(found, squares=squares / top)
+    how: dict[str, Any] = {"steps": 0, "method": "gram", "certificate": "exact", "squares": squares / top}
+    return _result(array, scale, frobenius, (top * (1 - slack), top, top * (1 + slack)), **how)
 
 
-def _by_lanczos(array: Matrix, sizes: tuple[float, float], options: _Options) -> StableRank:
-    """Lanczos from the smaller side, until one of the certificates holds."""
-    scale, frobenius = sizes
+def _by_lanczos(
+    array: Matrix, scale: float, frobenius: float, tolerance: float, certificate: Certificate, **start: Any
+) -> StableRank:
+    """Lanczos from the smaller side, until one of the certificates holds; `start` is that of `golub_kahan`."""
     tall = _tall(array)
-    if options.certificate == "cholesky":
+    if certificate == "cholesky":
         # The Gram matrix will outweigh this copy, and converting blocks at every step costs more than the products.
         tall = np.asarray(tall[:], dtype=np.float64)
-    side, tolerance = min(tall.shape), options.tolerance
-    steps = 60 if options.certificate == "cholesky" else _steps_for(side, tolerance)
+    side = min(tall.shape)
+    steps = 60 if certificate == "cholesky" else _steps_for(side, tolerance)
     while True:
-        found = golub_kahan(tall, steps, rng=options.rng, start=options.start)
+        found = golub_kahan(tall, steps, **start)
         theta = _rayleigh(tall, found)
         goal = theta * (1 + tolerance) / _rounding(tall) ** 2
         proof, bound = "frobenius", _frobenius_bound(found, theta, frobenius**2, max(tall.shape))
-        if bound > goal and options.certificate == "probability":
+        if bound > goal and certificate == "probability":
             proof, bound = "probability", theta / (1 - min(_chance(found, side), 1 - EPS))
         elif bound > goal:
             proof, bound = "cholesky", _cholesky_bound(tall, goal, frobenius**2)
         if bound <= goal * (1 + 4 * EPS):
-            return _result(tall, scale, frobenius, (theta, theta, bound), found.steps, "lanczos", proof, found)
-        if found.exhausted or found.steps >= side or options.certificate == "probability":
-            raise CertificateError(
-                f"{found.steps} Lanczos steps did not certify the largest singular value to the tolerance: use "
-                "method='gram', a larger tolerance, or another rng if a start vector was given",
-                measured=bound / theta - 1,
-                threshold=tolerance,
-            )
+            how = {"steps": found.steps, "method": "lanczos", "certificate": proof, "vector": found.vector}
+            return _result(tall, scale, frobenius, (theta, theta, bound), **how)
+        if found.exhausted or found.steps >= side or certificate == "probability":
+            failure = f"{found.steps} Lanczos steps did not certify the largest singular value to the tolerance"
+            remedy = "use method='gram', a larger tolerance, or another rng if a start vector was given"
+            raise CertificateError(f"{failure}: {remedy}", measured=bound / theta - 1, threshold=tolerance)
         # The Ritz value itself is still short of the top.
         steps = min(2 * steps, side)
 
@@ -358,17 +332,9 @@ def _rounding(array: Matrix) -> float:
     return 1 + 4 * EPS * math.sqrt(array.shape[0] * array.shape[1])
 
 
-def _result(
-    array: Matrix,
-    scale: float,
-    frobenius: float,
-    squares: tuple[float, float, float],
-    steps: int,
-    method: str,
-    certificate: str,
-    found: Bidiagonal | None = None,
-) -> StableRank:
-    low, best, high = squares
+def _result(array: Matrix, scale: float, frobenius: float, tops: tuple[float, float, float], **how: Any) -> StableRank:
+    """Return bounds from those of σ₁², low, best and high."""
+    low, best, high = tops
     rounding = _rounding(array)
     total, side = frobenius**2, float(min(array.shape))
     lower, upper = max(1.0, total / high / rounding), min(side, total / low * rounding)
@@ -379,8 +345,5 @@ def _result(
         frobenius=scale * frobenius,
         sigma_low=scale * math.sqrt(low),
         sigma_high=scale * math.sqrt(high),
-        steps=steps,
-        method=method,
-        certificate=certificate,
-        vector=None if found is None else found.vector,
+        **how,
     )

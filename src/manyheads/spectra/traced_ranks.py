@@ -18,16 +18,8 @@ def traced_stable_rank(matrix: "Float[jax.Array, '... rows columns'] | Any") -> 
 
     Under `vmap` the eigenvalues of all members are one batch: on the CPU have one such call in a program.
 
-    Parameters
-    ----------
-    matrix
-        Real, shape (..., rows, columns).
-
-    Returns
-    -------
-    Array
-        Shape (...), in the dtype of the matrix (at least float32): 0 for a zero matrix, NaN where there are NaN
-        entries. In float32 the relative error is about 1e-6.
+    Of a real (..., rows, columns) it has shape (...), in the dtype of the matrix (at least float32): 0 for a zero
+    matrix, NaN where there are NaN entries. In float32 the relative error is about 1e-6.
 
     Examples
     --------
@@ -47,8 +39,8 @@ def traced_stable_rank(matrix: "Float[jax.Array, '... rows columns'] | Any") -> 
     gram = jnp.einsum("...ri,...rj->...ij", tall, tall, precision=jax.lax.Precision.HIGHEST)
     # A zero matrix has no direction for a gradient to take: the identity stands in and is masked out.
     safe = jnp.where(empty, jnp.eye(gram.shape[-1], dtype=gram.dtype), gram)
-    # One matrix at a time: jaxlib shares a batch out among the very threads that run the program, and two batches at
-    # once, of four matrices or more on two cores, wait for each other forever (seen with 0.10.2).
+    # One matrix at a time: jaxlib shares a batch out among the threads that run the program, and two batches at once
+    # wait for each other forever (0.10.2).
     flat = safe.reshape(-1, *safe.shape[-2:])
     spectrum = jax.lax.map(jnp.linalg.eigvalsh, flat).reshape(safe.shape[:-1])
     ratio = jnp.trace(safe, axis1=-2, axis2=-1) / spectrum[..., -1]

@@ -31,19 +31,11 @@ LARGEST = 1e75  # its fourth power, which intervals of ratios take, is a number
 
 @dataclass(frozen=True)
 class SquaredDistance:
-    """The squared distance between two means.
+    """The squared distance between two means, and pseudo-values of the jackknife."""
 
-    Attributes
-    ----------
-    square
-        b^2, without noise; may be negative.
-    first, second
-        Pseudo-values of the jackknife, (n,) and (K,); a single one is exact.
-    """
-
-    square: float
-    first: np.ndarray
-    second: np.ndarray
+    square: float  # b^2, without noise; may be negative
+    first: np.ndarray  # (n,)
+    second: np.ndarray  # (K,); a single one is exact
 
     @property
     def distance(self) -> float:
@@ -82,9 +74,7 @@ def squared_distance(first: np.ndarray, second: np.ndarray) -> SquaredDistance:
     """
     values, wanted = (np.asarray(part, np.float64).reshape(len(part), -1) for part in (first, second))
     if len(values) < 3 or len(wanted) == 2:
-        raise UsageError(
-            f"{len(values)} and {len(wanted)} samples: expected three or more of each, or one exact in second place"
-        )
+        raise UsageError(f"{len(values)} and {len(wanted)} samples: expected three or more, or a single, exact second")
     if not all((np.abs(part) < LARGEST).all() for part in (values, wanted)):
         raise UsageError(f"samples are NaN or beyond {LARGEST:g}: squares of them are no numbers; rescale both samples")
     gap = values.mean(0) - wanted.mean(0)
@@ -114,20 +104,12 @@ def distance_exponent(sizes: Sequence[int], first: SquaredDistance, last: Square
     The interval is Fieller's, of a ratio of two means that are measured together: it reaches to minus infinity where
     the last distance cannot be told from zero, and everywhere where the first cannot. Where one of the squares is
     negative the figure is the upper end of the interval, or zero where that has none.
-
-    Parameters
-    ----------
-    sizes
-        The two sizes.
-    first, last
-        From the same seeds, so that pseudo-values belong together.
+    Both distances are from the same seeds, so that pseudo-values belong together.
     """
     scale = 2 * math.log(sizes[-1] / sizes[0])
-    ends = _fieller(first, last)
-    if ends is None or ends[1] <= 0:
-        interval = Interval(-math.inf, math.inf, LEVEL)
-    else:
-        interval = Interval(math.log(ends[0]) / scale if ends[0] > 0 else -math.inf, math.log(ends[1]) / scale, LEVEL)
+    low, high = _fieller(first, last) or (0.0, 0.0)
+    powers = math.log(low) / scale if low > 0 else -math.inf, math.log(high) / scale if high > 0 else math.inf
+    interval = Interval(*powers, LEVEL)
     if first.square > 0 and last.square > 0:
         return math.log(last.square / first.square) / scale, interval
     return (interval.high if math.isfinite(interval.high) else 0.0), interval
@@ -147,8 +129,7 @@ def samples_to_decide(sizes: Sequence[int], first: SquaredDistance, last: Square
 def _pseudo_values(values: np.ndarray, gap: np.ndarray) -> np.ndarray:
     """Jackknife |mean - centre|^2 - s^2 / n, where the mean of all is `gap` away from the centre; its noise elsewhere.
 
-    Without one network the mean moves by -(x_i - mean) / (n - 1), and the sum of squares falls by |x_i - mean|^2
-    n / (n - 1).
+    Without x_i the mean moves by -(x_i - mean) / (n - 1), and the sum of squares falls by |x_i - mean|^2 n / (n - 1).
     """
     count = len(values)
     if count == 1:
@@ -163,14 +144,10 @@ def _pseudo_values(values: np.ndarray, gap: np.ndarray) -> np.ndarray:
 
 def _fieller(first: SquaredDistance, last: SquaredDistance) -> tuple[float, float] | None:
     """Return the ends of the 99% interval of last / first, or None where the first cannot be told from zero."""
-    parts = [(first.first, last.first)]
-    if len(first.second) > 1:
-        parts.append((first.second, last.second))
     spread = np.zeros((2, 2))  # t^2 times the covariance of the two means
-    for pair in parts:
-        count = len(pair[0])
-        factor = float(half_widths(1.0, count - 1, LEVEL)) ** 2
-        spread += factor * np.cov(np.array(pair)) / count
+    for pair in ((first.first, last.first), (first.second, last.second)):
+        if (count := len(pair[0])) > 1:
+            spread += float(half_widths(1.0, count - 1, LEVEL)) ** 2 * np.cov(np.array(pair)) / count
     squared = first.square**2 - spread[0, 0]
     if squared <= 0:
         return None

@@ -1,8 +1,8 @@
 """Exponents of power laws with intervals, a visible lack of fit, and the drift of an optimum with size."""
 
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,8 +25,7 @@ from manyheads.statistics.verdicts import Outcome, decide, replicates_to_decide
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-LARGEST_RELATIVE_ERROR = 1 / 3
-"""A mean known no better than this has no useful logarithm: its interval at three standard errors touches zero."""
+LARGEST_RELATIVE_ERROR = 1 / 3  # of a mean with a useful logarithm: beyond, three standard errors touch zero
 
 
 @dataclass(frozen=True)
@@ -35,32 +34,22 @@ class ExponentFit:
 
     Attributes
     ----------
-    exponent, interval
-        The slope of log value against log size, and its interval.
-    log_prefactor
-        Natural logarithm of the prefactor.
     curvature
         Interval of the coefficient c in log value = a + b u + c u², u = log size: zero for a power law, and 2c is the
         change of the local exponent per e-fold. None with two sizes.
     p_fit
         Probability of a lack of fit at least as large if the power law were exact; small means that it is not. None
         where sizes or replicates are too few to tell.
-    residuals
-        log(value / fit) at each size: 0.1 is 10% off.
-    replicate_exponents
-        The slope of every replicate; empty if the values had none.
-    design
-        Where the error came from: "paired", "means" or "scatter".
     """
 
-    exponent: float
-    interval: Interval
-    log_prefactor: float
-    curvature: Interval | None
-    p_fit: float | None
-    residuals: tuple[float, ...] = field(repr=False)
-    replicate_exponents: tuple[float, ...] = field(repr=False)
-    design: str
+    exponent: float  # slope of log value against log size
+    interval: Interval  # of the exponent
+    log_prefactor: float  # natural logarithm
+    curvature: Interval | None = None
+    p_fit: float | None = None
+    residuals: tuple[float, ...] = field(default=(), repr=False)  # log(value / fit) at each size: 0.1 is 10% off
+    replicate_exponents: tuple[float, ...] = field(default=(), repr=False)  # empty if the values had no replicates
+    design: str = ""  # where the error came from: "paired", "means" or "scatter"
 
     def predict(self, size: float) -> float:
         """Value of the fitted law at `size`."""
@@ -101,8 +90,7 @@ def fit_exponent(
     ShapeError
         Sizes and values do not match.
     UsageError
-        Values or sizes that are not positive and finite: a mean difference that may be zero or negative has no
-        logarithm; average over more replicates, or fit `fit_exponent_to_means` to means that are resolved from zero.
+        Values or sizes that are not positive and finite.
 
     Notes
     -----
@@ -117,26 +105,18 @@ def fit_exponent(
     """
     level = check_level(level)
     values = np.asarray(values, dtype=np.float64)
-    if values.ndim not in (1, 2):
-        raise ShapeError(f"values has shape {values.shape}: expected (replicates, sizes) or (sizes,)")
-    if values.size == 0:
-        raise ShapeError(f"values has shape {values.shape}: expected at least one replicate and two sizes")
+    if values.ndim not in (1, 2) or values.size == 0:
+        raise ShapeError(f"values {values.shape}: expected at least one replicate, (replicates, sizes) or (sizes,)")
     logs = _logs(values, "values")
     basis = _Basis.of(sizes, logs.shape[-1], None)
     if logs.ndim == 1:
         return _fit_scatter(basis, logs, level)
     means = mean_of(logs, axis=0)  # (k,)
     slopes = logs @ basis.slope  # (n,)
-    return ExponentFit(
-        float(mean_of(slopes)),
-        student_interval(slopes, level=level),
-        float(means @ basis.level),
-        None if basis.bend is None else student_interval(logs @ basis.bend, level=level),
-        _hotelling(logs @ basis.rest),
-        tuple(basis.residuals(means).tolist()),
-        tuple(slopes.tolist()),
-        "paired",
-    )
+    curvature = None if basis.bend is None else student_interval(logs @ basis.bend, level=level)
+    interval, p_fit = student_interval(slopes, level=level), _hotelling(logs @ basis.rest)
+    found = {"curvature": curvature, "p_fit": p_fit, "replicate_exponents": tuple(slopes.tolist())}
+    return basis.fit(means, float(mean_of(slopes)), interval, "paired", **found)
 
 
 @takes_arrays
@@ -159,12 +139,10 @@ def fit_exponent_to_means(
         Shapes (k,), all positive; an error may be zero.
     dof
         Degrees of freedom behind each error (replicates - 1), a number or shape (k,); inf for a known error.
-    level
-        Coverage of the intervals.
 
     Notes
     -----
-    Sizes weigh 1 / (relative error)² where all errors are known and positive, and the same where errors are estimated:
+    Sizes weigh 1 / (relative error)² where all errors are known and positive, and equally where errors are estimated:
     weights that are estimates spoil the coverage.
 
     Raises
@@ -190,10 +168,8 @@ def fit_exponent_to_means(
     if np.any(errors < 0) or not np.all(np.asarray(dof) > 0):
         raise UsageError("errors must not be negative and degrees of freedom must be positive")
     if np.any(relative > LARGEST_RELATIVE_ERROR):
-        raise UsageError(
-            f"a mean with a relative error of {relative.max():.2g} is not resolved from zero: its logarithm is "
-            "useless; add replicates at that size or leave it out (largest accepted 1/3)"
-        )
+        given = f"a mean with a relative error of {relative.max():.2g}, above 1/3, is not resolved from zero"
+        raise UsageError(f"{given}: add replicates at that size or leave it out")
     known = np.all(np.isinf(dof)) and np.all(relative > 0)
     basis = _Basis.of(sizes, logs.size, (relative.min() / relative) ** 2 if known else None)
 
@@ -201,41 +177,21 @@ def fit_exponent_to_means(
         return float(np.linalg.norm(half_widths(np.abs(contrast) * relative, dof, level)))
 
     exponent = float(logs @ basis.slope)
-    return ExponentFit(
-        exponent,
-        around(exponent, half(basis.slope), level),
-        float(logs @ basis.level),
-        None if basis.bend is None else around(float(logs @ basis.bend), half(basis.bend), level),
-        _chi_squared(logs @ basis.rest, (basis.rest.T * relative**2) @ basis.rest, float(np.min(dof))),
-        tuple(basis.residuals(logs).tolist()),
-        (),
-        "means",
-    )
+    curvature = None if basis.bend is None else around(float(logs @ basis.bend), half(basis.bend), level)
+    p_fit = _chi_squared(logs @ basis.rest, (basis.rest.T * relative**2) @ basis.rest, float(np.min(dof)))
+    interval = around(exponent, half(basis.slope), level)
+    return basis.fit(logs, exponent, interval, "means", curvature=curvature, p_fit=p_fit)
 
 
 @dataclass(frozen=True)
 class DriftTest:
-    """Whether an optimum moves with size.
+    """Whether an optimum moves with size."""
 
-    Attributes
-    ----------
-    fit
-        The power law of the optimum; its interval includes the resolution of the search.
-    factor_per_doubling
-        Interval of the factor by which the optimum moves when the size doubles.
-    outcome
-        The verdict on "the exponent is zero within the tolerance".
-    tolerance
-        The tolerance on the exponent.
-    replicates_needed
-        Replicates in all that would decide; None without replicates or if too many.
-    """
-
-    fit: ExponentFit
-    factor_per_doubling: Interval
-    outcome: Outcome
-    tolerance: float
-    replicates_needed: int | None
+    fit: ExponentFit  # its interval includes the resolution of the search
+    factor_per_doubling: Interval  # of the optimum when the size doubles
+    outcome: Outcome  # of "the exponent is zero within the tolerance"
+    tolerance: float  # on the exponent
+    replicates_needed: int | None  # in all, to decide; None if too many
 
 
 @takes_arrays
@@ -264,8 +220,6 @@ def drift_test(
         grid is known to within the square root of that factor, and **identical optima on a grid are no proof of no
         drift**: the interval is widened by :math:`\tfrac12 \ln(\text{resolution}) \sum_j |c_j|`, with c the slope's
         contrast.
-    level
-        Coverage.
 
     Raises
     ------
@@ -280,9 +234,7 @@ def drift_test(
     ('holds', 0.94, 1.09)
     """
     if not (1 <= resolution < math.inf):
-        raise UsageError(
-            f"resolution={resolution}: expected the factor between neighbouring grid points, 1 for no grid"
-        )
+        raise UsageError(f"resolution={resolution}: expected the factor between neighbours on a grid, 1 for no grid")
     shape = np.shape(optima)
     if len(shape) != 2:
         raise ShapeError(f"optima of shape {shape}: expected (replicates, sizes)")
@@ -292,16 +244,14 @@ def drift_test(
     # Replicates that agree to the last bit are read off a grid that nobody named: they decide nothing.
     silent = resolution == 1 and np.ptp(fit.replicate_exponents) == 0
     interval = fit.interval.widened(math.inf if silent else grid)
-    needed = None
-    if grid < tolerance and not silent:
-        # The grid's error is a bound and not a spread: it narrows the region once instead of joining in quadrature.
-        needed = replicates_to_decide(fit.replicate_exponents, 0.0, tolerance - grid, level=level)
+    # The grid's error is a bound and not a spread: it narrows the region once instead of joining in quadrature.
+    hopeless = silent or grid >= tolerance
     return DriftTest(
-        ExponentFit(**{**vars(fit), "interval": interval}),
+        replace(fit, interval=interval),
         Interval(0.0, math.inf, level) if silent else interval.mapped(_power_of_two),
         decide(fit.exponent, interval, 0.0, tolerance),
         tolerance,
-        needed,
+        None if hopeless else replicates_to_decide(fit.replicate_exponents, 0.0, tolerance - grid, level=level),
     )
 
 
@@ -333,8 +283,10 @@ class _Basis:
         rest = np.linalg.svd(root[:, None] * line)[0][:, 2:] * root[:, None]
         return cls(solution[1], solution[0], bend, rest, line, weight)
 
-    def residuals(self, logs: Floats) -> Floats:
-        return logs - self.line @ np.stack([logs @ self.level, logs @ self.slope])
+    def fit(self, logs: Floats, exponent: float, interval: Interval, design: str, **found: Any) -> ExponentFit:
+        """Return what is found of log values (k,), with the prefactor and the residuals of the line."""
+        residuals = tuple((logs - self.line @ np.stack([logs @ self.level, logs @ self.slope])).tolist())
+        return ExponentFit(exponent, interval, float(logs @ self.level), residuals=residuals, design=design, **found)
 
 
 def _power_of_two(exponent: float) -> float:
@@ -345,10 +297,8 @@ def _power_of_two(exponent: float) -> float:
 def _logs(values: Floats, name: str) -> Floats:
     if not np.all(np.isfinite(values)) or np.any(values <= 0):
         worst = values[~(np.isfinite(values) & (values > 0))].flat[0]
-        raise UsageError(
-            f"{name} contains {worst}: a power law is fitted to positive finite numbers. A difference that may "
-            "vanish or change sign has no logarithm: average it over more replicates first"
-        )
+        remedy = "average a difference that may vanish or change sign over more replicates first"
+        raise UsageError(f"{name} contains {worst}: a power law is fitted to positive finite numbers; {remedy}")
     return np.log(values)
 
 
@@ -360,29 +310,26 @@ def _fit_scatter(basis: _Basis, logs: Floats, level: float) -> ExponentFit:
     error = spread * float(np.linalg.norm(basis.slope / np.sqrt(basis.weight)))
     exponent = float(logs @ basis.slope)
     interval = around(exponent, float(half_widths(error, dof, level)), level)
-    residuals = tuple(basis.residuals(logs).tolist())
-    return ExponentFit(exponent, interval, float(logs @ basis.level), None, None, residuals, (), "scatter")
+    return basis.fit(logs, exponent, interval, "scatter")
 
 
 def _hotelling(rest: Floats) -> float | None:
     """P-value of mean zero for rows of `rest` (replicates, departures), by Hotelling's T²."""
     count, width = rest.shape
-    if width == 0 or count < width + 2:
+    if width == 0 or count < width + 2:  # covariances of fewer rows are singular
         return None
     return _chi_squared(mean_of(rest, axis=0), np.atleast_2d(np.cov(rest, rowvar=False)) / count, count - 1)
 
 
 def _chi_squared(departure: Floats, covariance: Floats, dof: float) -> float | None:
     """P-value of a departure from zero whose covariance has `dof` degrees of freedom."""
-    width = departure.size
+    width, scale = departure.size, float(np.trace(covariance))
     if width == 0 or dof < width + 1:
         return None
-    scale = float(np.trace(covariance))
     if scale == 0:  # deterministic values: the law is exact or it is not
         return float(np.max(np.abs(departure)) <= 1e-12)
     values, vectors = np.linalg.eigh(covariance)
-    known = values <= 1e-12 * scale  # directions without error: there the law is exact or it is not
-    along = vectors.T @ departure
+    known, along = values <= 1e-12 * scale, vectors.T @ departure  # without error the law is exact or it is not
     if np.any(np.abs(along[known]) > 1e-12):
         return 0.0
     statistic = float(np.sum(along[~known] ** 2 / values[~known]))

@@ -33,10 +33,8 @@ def as_samples(samples: ArrayLike, name: str = "samples") -> Floats:
     if array.size == 0:
         raise UsageError(f"{name} is empty: an interval needs at least one replicate")
     if broken := int(np.sum(~np.isfinite(array))):
-        raise UsageError(
-            f"{broken} of the {array.size} values of {name} are NaN or infinite. A run that diverged is an outcome "
-            "of its own: report the share of such runs with proportion_interval, do not average over it"
-        )
+        remedy = "do not average over runs that diverged, but report their share with proportion_interval"
+        raise UsageError(f"{broken} of the {array.size} values of {name} are NaN or infinite: {remedy}")
     return array
 
 
@@ -68,9 +66,7 @@ class Interval:
             raise UsageError(f"[{low}, {high}] is no interval: expected low <= high and a finite number between them")
         if not 0 < self.level <= 1:
             raise UsageError(f"level={self.level} is not a coverage probability in (0, 1]")
-        object.__setattr__(self, "low", low)
-        object.__setattr__(self, "high", high)
-        object.__setattr__(self, "level", float(self.level))
+        self.__dict__.update(low=low, high=high, level=float(self.level))
 
     @property
     def width(self) -> float:
@@ -103,8 +99,7 @@ class Interval:
         r"""Allow for a further independent error whose own interval is ± `half_width` at the same level.
 
         The distances from `figure` to the ends grow in quadrature: :math:`h \to \sqrt{h^2 + h_2^2}`. When both
-        intervals are t intervals of normal means the result covers at least at `level` (Banerjee 1960; the proof is
-        Jensen's inequality for the distribution function of :math:`\chi^2_1`, which is concave).
+        intervals are t intervals of normal means the result covers at least at `level` (Banerjee 1960).
         """
         if not half_width >= 0:
             raise UsageError(f"half_width={half_width}: expected a number that is not negative")
@@ -128,17 +123,18 @@ def t_quantile(level: float, dof: ArrayLike) -> Floats:
 
 def half_widths(std: Any, dof: ArrayLike, level: float) -> Floats:
     r"""Half-widths :math:`t_\nu\, s` of t intervals, elementwise; infinite where nothing is known of the spread."""
-    std, quantile = np.broadcast_arrays(np.asarray(std, dtype=np.float64), t_quantile(level, dof))
+    quantile = t_quantile(level, dof)
     with np.errstate(over="ignore"):  # beyond the largest number: infinite
-        return np.where(np.isinf(quantile), np.inf, np.where(np.isinf(quantile), 0.0, quantile) * std)
+        return np.where(
+            np.isinf(quantile), np.inf, np.where(np.isinf(quantile), 0.0, quantile) * np.asarray(std, float)
+        )
 
 
 @takes_arrays
 def mean_interval(samples: "Float[ArrayLike, ' replicates']", level: float = 0.99) -> Interval:
     r"""Interval of a mean, :math:`\bar x \pm t_{n-1} s / \sqrt n`, pushed out on the side of a longer tail.
 
-    Student's interval alone covers too little where samples are skewed: eight lognormal ones (sigma 1.5) rarely reach
-    the tail that dominates their mean, and a 99% interval covers 79%. `tail_factors` gives the shift of each end.
+    Student's interval alone covers too little where samples are skewed. `tail_factors` gives the shift of each end.
 
     Parameters
     ----------
@@ -150,10 +146,9 @@ def mean_interval(samples: "Float[ArrayLike, ' replicates']", level: float = 0.9
     Returns
     -------
     Interval
-        One sample says nothing of its spread: its interval is (-inf, inf). Identical samples give an interval of
-        width zero. That is right for a deterministic quantity, and a **trap** for a discrete one: eight successes out
-        of eight have no spread either and prove no certainty (use `proportion_interval`), and eight optima on the same
-        point of a grid are known no better than the grid (widen by its spacing).
+        (-inf, inf) for one sample. Identical samples give width zero: right for a deterministic quantity, and a
+        **trap** for a discrete one, such as eight successes out of eight (use `proportion_interval`), or eight optima
+        on one point of a grid (widen by its spacing).
 
     Raises
     ------
@@ -186,8 +181,7 @@ def discrepancy_interval(
     .. math:: \bar x - p \pm \sqrt{f^2 t_{n-1}^2 s^2/n + t_\nu^2 e^2}
 
     with the factors f >= 1 of `tail_factors` covers at least at `level` for normal errors (Banerjee 1960). Welch's
-    approximation is narrower but does not keep its promise at few replicates: three replicates and a prediction whose
-    known error is 0.3 times the standard error of their mean make its 99% interval cover 96.5%.
+    approximation is narrower but does not cover at few replicates.
 
     Parameters
     ----------
@@ -195,8 +189,6 @@ def discrepancy_interval(
         Independent replicates, shape (n,).
     prediction, standard_error, dof
         The predicted value, its standard error (0: exact) and the degrees of freedom behind that error (inf: known).
-    level
-        Coverage.
 
     Raises
     ------
@@ -244,14 +236,7 @@ def tail_factors(array: Floats, count: int | None = None) -> tuple[float, float]
     A side whose tail is longer grows by the ratio of the tails, max - median over median - min or its inverse, at most
     n, to the power :math:`\min(n/8, 1, \sqrt{32/n})`. Samples of one sign whose logarithms have a standard deviation s
     above 1/2 grow away from zero by :math:`e^{16 (s - 1/2)/n}` as well: few of them hardly ever show their tail. Both
-    were chosen by simulation; docs/verdicts.md has the rates that they reach.
-
-    Parameters
-    ----------
-    array
-        Samples, (n,).
-    count
-        The n of the formula: that of a longer run with the same tails; by default that of the samples.
+    were chosen by simulation (docs/verdicts.md). `count` is the n of a longer run with the same tails.
     """
     count = count or array.size
     low, middle, high = (float(end) for end in np.quantile(array / 2, [0, 0.5, 1]))  # halves: no overflow
@@ -268,9 +253,7 @@ def tail_factors(array: Floats, count: int | None = None) -> tuple[float, float]
 
 
 def proportion_interval(successes: int, trials: int, level: float = 0.99) -> Interval:
-    """Clopper and Pearson's interval of a probability from `successes` out of `trials`.
-
-    It covers at least at `level` for every probability and every number of trials, all or no successes included.
+    """Clopper and Pearson's interval of a probability: it covers at least at `level` for every number of trials.
 
     Raises
     ------
@@ -289,9 +272,7 @@ def proportion_interval(successes: int, trials: int, level: float = 0.99) -> Int
     """
     check_level(level)
     if not (trials >= 1 and 0 <= successes <= trials):
-        raise UsageError(
-            f"{successes} successes out of {trials} trials: expected 0 <= successes <= trials, trials >= 1"
-        )
+        raise UsageError(f"{successes} successes out of {trials} trials: expected 0 <= successes <= trials and a trial")
     from scipy import stats  # 40 MB of memory that intervals of means do not need
 
     ends = stats.binomtest(int(successes), int(trials)).proportion_ci(level, method="exact")

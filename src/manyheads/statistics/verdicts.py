@@ -27,20 +27,14 @@ if TYPE_CHECKING:
 
 Outcome: TypeAlias = Literal["holds", "refuted", "inconclusive"]
 
-MOST_REPLICATES = 10_000
-"""Beyond this `replicates_to_decide` answers None: the estimate sits on the edge of the tolerance."""
+MOST_REPLICATES = 10_000  # beyond, `replicates_to_decide` answers None: the estimate sits on the edge
 
 
 def acceptance_region(target: float, tolerance: float | tuple[float, float]) -> Interval:
     """Return the closed region target ± tolerance in which a claim holds.
 
-    Parameters
-    ----------
-    target
-        What the claim says, finite.
-    tolerance
-        Allowed distance on both sides, or the pair (below, above), of which one may be infinite: `(inf, 0.2)` claims
-        "at most target + 0.2".
+    A tolerance is a distance on both sides, or a pair (below, above), of which one may be infinite: `(inf, 0.2)` claims
+    "at most target + 0.2".
 
     Raises
     ------
@@ -75,26 +69,15 @@ def decide(figure: float, interval: Interval, target: float, tolerance: float | 
 
     Parameters
     ----------
-    figure
-        The measured value.
-    interval
-        Its interval, which includes the error of the prediction.
+    figure, interval
+        The measured value, and its interval, which includes the error of the prediction.
     target, tolerance
-        The claim; see `acceptance_region`.
-
-    Raises
-    ------
-    UsageError
-        A claim that is not one: see `acceptance_region`.
+        The claim; see `acceptance_region`, also for errors.
 
     Examples
     --------
-    >>> decide(-0.5, Interval(-0.55, -0.45), target=-0.5, tolerance=0.12)
-    'holds'
     >>> decide(0.9, Interval(0.7, 1.1), target=0.0, tolerance=(float("inf"), 0.2))
     'refuted'
-    >>> decide(0.1, Interval(-0.3, 0.5), target=0.0, tolerance=0.2)
-    'inconclusive'
     """
     region = acceptance_region(target, tolerance)
     if not math.isfinite(figure):
@@ -140,15 +123,12 @@ def replicates_to_decide(
     -------
     int or None
         n itself if the samples at hand decide. None if one sample, or equal ones, leave the standard deviation
-        unknown, or if more than `MOST_REPLICATES` would be needed: the truth may well sit on the edge, or the
-        prediction is too coarse.
+        unknown, or if more than `MOST_REPLICATES` would be needed.
 
     Examples
     --------
     >>> replicates_to_decide([0.3, -0.2, 0.4, -0.3, 0.1, 0.2], target=0.0, tolerance=0.3)
     90
-    >>> replicates_to_decide([0.3], target=0.0, tolerance=0.3) is None
-    True
     """
     region = acceptance_region(target, tolerance)
     level, power = check_level(level), check_level(power)
@@ -191,7 +171,7 @@ def _decision_probability(
     `ends` are those of the region; the two halves of the interval are Student's times `factors`.
     """
     (now, total), (level, fixed) = counts, errors
-    # sigma, over 64 equally likely values of its chi-squared variable                                    (64,)
+    # sigma (64,), over equally likely values of its chi-squared variable
     sigma = np.sqrt((now - 1) / stats.chi2.ppf((np.arange(64) + 0.5) / 64, now - 1))
     final = np.sqrt(((now - 1) + (total - now) * sigma**2) / (total - 1))
     below, above = (np.hypot(f * half_widths(final / math.sqrt(total), total - 1, level), fixed) for f in factors)

@@ -5,7 +5,7 @@ number of weights of any other model.
 """
 
 import math
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,29 +18,18 @@ from manyheads.data.draws import draw_vectors
 from manyheads.errors import UsageError
 from manyheads.transformer.inputs import Input, VectorInput, embed
 
-
-def _size(default: Any = MISSING) -> Any:
-    return constrained(default, Constraint(least=1))
-
-
-_Gaussian = tuple[tuple[int, ...], float] | None  # shape and variance; None for an array that is left out
+SIZE = Constraint(least=1)
 
 
 @dataclass(frozen=True)
 class BaselineConfig:
-    """Shapes of a baseline.
-
-    Raises
-    ------
-    UsageError
-        A size is below 1, or vectors do not have the width.
-    """
+    """Shapes of a baseline; `UsageError` if a size is below 1, or vectors do not have the width."""
 
     inputs: Input  # as for a transformer
-    outputs: int = _size()  # numbers that the read-out returns
-    width: int = _size()  # d of the embedding; that of vectors is their dimension
-    hidden: int = _size()  # of the hidden layers, or of the recurrent state
-    layers: int = _size(2)  # of the MLP, or of the recurrent cell
+    outputs: int = constrained(rule=SIZE)  # numbers that the read-out returns
+    width: int = constrained(rule=SIZE)  # d of the embedding; that of vectors is their dimension
+    hidden: int = constrained(rule=SIZE)  # of the hidden layers, or of the recurrent state
+    layers: int = constrained(2, SIZE)  # of the MLP, or of the recurrent cell
 
     def __post_init__(self) -> None:
         check_fields(self, "BaselineConfig: ")
@@ -103,13 +92,6 @@ class RecurrentMLP(eqx.Module):
     With one layer the cell is Elman's, :math:`h_t = \tanh(W x_t + R h_{t-1} + b)` (J. Elman, *Finding structure in
     time*, Cognitive Science 14, 1990); each further layer is :math:`\tanh(W_j \cdot + b_j)` on top of it. Sequential
     depth grows with the length.
-
-    Examples
-    --------
-    >>> from manyheads.transformer.inputs import TokenInput
-    >>> model = initialize_recurrent(BaselineConfig(TokenInput(5), outputs=3, width=4, hidden=8), jax.random.key(0))
-    >>> model(jnp.zeros((2, 7), int)).shape
-    (2, 3)
     """
 
     weights: RecurrentWeights
@@ -127,8 +109,7 @@ class RecurrentMLP(eqx.Module):
             return state, None
 
         start = jnp.zeros((*z.shape[:-2], config.hidden), z.dtype)
-        state, _ = jax.lax.scan(cell, start, jnp.moveaxis(z, -2, 0))
-        return state @ weights.unembedding
+        return jax.lax.scan(cell, start, jnp.moveaxis(z, -2, 0))[0] @ weights.unembedding
 
 
 def initialize_pooled(config: BaselineConfig, key: jax.Array, dtype: Any = jnp.float32) -> PooledMLP:
@@ -152,11 +133,9 @@ def count_baseline(config: BaselineConfig) -> int:
 
 
 def match_hidden(config: BaselineConfig, target: int, tolerance: float = 0.01) -> BaselineConfig:
-    """Choose the hidden width with which a baseline has as many weights as another model.
+    """Choose the hidden width with which a baseline has `target` weights, up to a relative `tolerance`.
 
     If no hidden width comes within the tolerance, the embedding's width moves too, by as little as will do.
-
-    The hidden width of `config` is replaced; `tolerance` is the largest relative difference to the `target`.
 
     Raises
     ------
@@ -170,17 +149,14 @@ def match_hidden(config: BaselineConfig, target: int, tolerance: float = 0.01) -
     >>> abs(count_baseline(matched) / 20_000 - 1) <= 0.01
     True
     """
-    widths = sorted(range(max(1, config.width // 2), 2 * config.width + 1), key=lambda width: abs(width - config.width))
-    if isinstance(config.inputs, VectorInput):
-        widths = [config.width]
-    for width in widths:
+    within = range(max(1, config.width // 2), 2 * config.width + 1)
+    widths = [config.width] if isinstance(config.inputs, VectorInput) else within
+    for width in sorted(widths, key=lambda width: abs(width - config.width)):
         candidate = _nearest(replace(config, width=width), target)
         if abs(count_baseline(candidate) / target - 1) <= tolerance:
             return candidate
-    raise UsageError(
-        f"no baseline of {config.layers} layers has {target} weights within {tolerance:.2%}: "
-        "change the number of layers, the width or the tolerance"
-    )
+    given = f"no baseline of {config.layers} layers has {target} weights within {tolerance:.2%}"
+    raise UsageError(f"{given}: change the number of layers, the width or the tolerance")
 
 
 def _nearest(config: BaselineConfig, target: int) -> BaselineConfig:
@@ -203,18 +179,10 @@ def _draw(config: BaselineConfig, gain: int, inner: tuple[str, str], key: jax.Ar
     Each is drawn from a key of its own that an absent one has too.
     """
     layers, hidden, inputs = config.layers, config.hidden, config.inputs
-    known: dict[str, _Gaussian] = {
-        "square": ((hidden, hidden), gain / hidden),
-        "deeper": ((layers - 1, hidden, hidden), gain / hidden) if layers > 1 else None,
-    }
-    wanted = (
-        None if isinstance(inputs, VectorInput) else ((inputs.rows, config.width), 1 / inputs.fan_in),
-        ((config.width, hidden), gain / config.width),
-        *(known[name] for name in inner),
-        ((hidden, config.outputs), 1 / hidden),
-    )
-    shapes = tuple(None if each is None else each[0] for each in wanted)
-    stds = [0.0 if each is None else each[1] ** 0.5 for each in wanted]
+    known = {"square": (hidden, hidden), "deeper": (layers - 1, hidden, hidden) if layers > 1 else None}
+    table = None if isinstance(inputs, VectorInput) else (inputs.rows, config.width)
+    shapes = table, (config.width, hidden), *(known[name] for name in inner), (hidden, config.outputs)
+    stds = [each**0.5 for each in (1 / inputs.fan_in, gain / config.width, gain / hidden, gain / hidden, 1 / hidden)]
     return [*_gaussians(shapes, stds, key, jnp.dtype(dtype)), jnp.zeros((layers, hidden), dtype)]
 
 

@@ -27,8 +27,6 @@ class TransformerConfig:
 
     Attributes
     ----------
-    shape
-        Key dimension N, heads H, depth L.
     inputs
         `TokenInput(vocabulary)`, `PatchInput(dim)` or `VectorInput(dim)`.
     length
@@ -55,11 +53,6 @@ class TransformerConfig:
         Width of the hidden layer over d; 0 leaves the MLP out.
     activation
         Nonlinearity of the MLP; `"gelu"` is the exact one, `"erf"` is :math:`\mathrm{erf}(z)`.
-
-    Raises
-    ------
-    UsageError
-        A field holds what it cannot mean.
 
     Examples
     --------
@@ -89,15 +82,11 @@ class TransformerConfig:
         check_fields(self)
         other = self.shape.key_heads not in (None, self.shape.heads) or self.shape.hidden not in (None, self.hidden)
         if other or self.shape.query_rank or self.shape.key_value_rank:
-            raise UsageError(
-                f"{self.shape}: this transformer has keys and values for every head, and an MLP of mlp_ratio times the "
-                "width; leave key_heads, hidden and ranks out"
-            )
+            remedy = "leave key_heads, hidden and ranks out"
+            raise UsageError(f"{self.shape}: here every head has keys, and mlp_ratio gives the MLP; {remedy}")
         if isinstance(self.inputs, VectorInput) and self.inputs.dim != self.shape.width:
-            raise UsageError(
-                f"vectors of {self.inputs.dim} numbers and a stream of width {self.shape.width}: "
-                "make them equal, or read the vectors in by PatchInput"
-            )
+            given = f"vectors of {self.inputs.dim} numbers and a stream of width {self.shape.width}"
+            raise UsageError(f"{given}: make them equal, or read the vectors in by PatchInput")
 
     @property
     def hidden(self) -> int:

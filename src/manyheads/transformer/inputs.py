@@ -19,15 +19,12 @@ class TokenInput:
     def __post_init__(self) -> None:
         check_fields(self, "TokenInput: ")
 
+    fan_in = 1  # entries of the input that a coordinate of the stream sums over
+
     @property
     def rows(self) -> int:
         """Rows of the embedding."""
         return self.vocabulary
-
-    @property
-    def fan_in(self) -> int:
-        """Entries of the input that a coordinate of the stream sums over: one row of the table."""
-        return 1
 
 
 @dataclass(frozen=True)
@@ -43,13 +40,10 @@ class PatchInput(_Numbers):
 
     @property
     def rows(self) -> int:
-        """Rows of the embedding."""
+        """Rows of the embedding, and entries of the input that a coordinate of the stream sums over."""
         return self.dim
 
-    @property
-    def fan_in(self) -> int:
-        """Entries of the input that a coordinate of the stream sums over."""
-        return self.dim
+    fan_in = rows
 
 
 class VectorInput(_Numbers):

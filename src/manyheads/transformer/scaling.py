@@ -69,8 +69,7 @@ class Scaling(Tree):
 def standard_scaling(shape: Shape, inputs: Input, mlp_ratio: int = 4) -> Scaling:
     r"""Return the standard scaling: standard deviations :math:`1/\sqrt{\text{fan-in}}`, logits over :math:`\sqrt N`.
 
-    There are no multipliers. Tokens and learned positions start with entries of standard deviation 1, patches with
-    :math:`1/\sqrt{\text{dim}}`, and the read-out with :math:`1/\sqrt d`.
+    Learned positions start with standard deviation 1.
 
     Examples
     --------
@@ -80,15 +79,8 @@ def standard_scaling(shape: Shape, inputs: Input, mlp_ratio: int = 4) -> Scaling
     """
     bulk = shape.width**-0.5
     initial = dict.fromkeys(ROLES, bulk)
-    initial |= {
-        "embedding": inputs.fan_in**-0.5,
-        "positional": 1.0,
-        "output": (shape.key_dim * shape.heads) ** -0.5,
-        "mlp_out": (max(mlp_ratio, 1) * shape.width) ** -0.5,
-        "norm": 1.0,
-        "logit_bias": 0.0,
-        "bias": 0.0,
-        "final_norm": 1.0,
-        "unembedding_bias": 0.0,
-    }
+    initial |= dict.fromkeys(("positional", "norm", "final_norm"), 1.0)
+    initial |= dict.fromkeys(("logit_bias", "bias", "unembedding_bias"), 0.0)
+    initial |= {"embedding": inputs.fan_in**-0.5, "output": (shape.key_dim * shape.heads) ** -0.5}
+    initial["mlp_out"] = (max(mlp_ratio, 1) * shape.width) ** -0.5
     return Scaling(initial=initial, multiplier=dict.fromkeys(ROLES, 1.0))

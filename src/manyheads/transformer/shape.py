@@ -42,24 +42,17 @@ class Shape:
     key_value_rank: int | None = None
 
     def __post_init__(self) -> None:
-        optional = ("stream", "key_heads", "hidden", "query_rank", "key_value_rank")
-        given = [name for name in optional if getattr(self, name) is not None]
-        check_integers(self, "key_dim", "heads", "depth", *given)
+        optional = [name for name, value in vars(self).items() if value is not None]
+        check_integers(self, *dict.fromkeys(("key_dim", "heads", "depth", *optional)))
         if self.heads % self.group_heads:
             raise UsageError(f"key_heads={self.key_heads}: expected a divisor of heads={self.heads}")
 
     def __repr__(self) -> str:
-        shown = {name: value for name, value in vars(self).items() if value is not None}
-        return f"Shape({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+        return f"Shape({', '.join(f'{name}={value!r}' for name, value in vars(self).items() if value is not None)})"
 
     @classmethod
     def of(cls, given: "Shape | Sequence[int]", name: str = "shape") -> "Shape":
         """Return a shape as it is, or that of three integers N, H, L, or of four, N, H, L and the stream's width.
-
-        Raises
-        ------
-        UsageError
-            Neither.
 
         Examples
         --------

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.tree_util import Partial
 
 from manyheads._namespaces import Array
 from manyheads._trees import PyTree
@@ -86,10 +87,7 @@ def print_loss(snapshot: Snapshot) -> None:
 def fit(
     model: M, loss: Loss, batches: Batches, optimizer: optax.GradientTransformation, steps: int, key: jax.Array
 ) -> tuple[M, jax.Array]:
-    """Train and return (model, losses (steps,)): traceable, to be mapped over keys, scalings and rates.
-
-    The arguments are those of `train`, which computes the same and shows what happens on the way.
-    """
+    """Train as `train` does and return (model, losses (steps,)): traceable, to be mapped over keys, scalings, rates."""
     state = TrainState(model.weights, optimizer.init(model.weights), jnp.zeros(steps))
     state = jax.lax.fori_loop(0, steps, partial(step, model, loss, batches, optimizer, key), state)
     return with_weights(model, state.weights), state.losses
@@ -122,10 +120,8 @@ def train(
         key -> batch, a pure function. Step t draws from the key folded with t.
     optimizer
         An optax transformation with its learning rate.
-    steps
-        Number of updates.
-    key
-        A JAX random key, used for the batches only.
+    steps, key
+        Number of updates; a JAX random key, used for the batches only.
     every
         Steps of a chunk; `None` takes one chunk.
     measure
@@ -142,9 +138,9 @@ def train(
     >>> from manyheads.transformer.inputs import TokenInput
     >>> from manyheads.transformer.losses import cross_entropy
     >>> from manyheads.data.recall import Recall, RecallSource
-    >>> task = Recall(length=2, symbols=2)
     >>> model = initialize_pooled(BaselineConfig(TokenInput(3), outputs=2, width=8, hidden=8), jax.random.key(0))
-    >>> done = train(model, cross_entropy, RecallSource(task, 16), optax.adam(0.01), steps=60, key=jax.random.key(1))
+    >>> source = RecallSource(Recall(length=2, symbols=2), 16)
+    >>> done = train(model, cross_entropy, source, optax.adam(0.01), steps=60, key=jax.random.key(1))
     >>> bool(done.losses[-1] < 0.5 * done.losses[0])
     True
     """
@@ -159,15 +155,13 @@ def train(
             losses = np.asarray(state.losses)[:done]
             measured.append((done, measure(Snapshot(done, with_weights(model, state.weights), losses))))
 
-    state = _begin(optimizer, model.weights, steps)
+    state, run = _begin(optimizer, model.weights, steps), Partial(step, model, loss, batches, optimizer, key)
     look(0, state)
-    done = 0
-    while done < steps:
+    for done in range(0, steps, every or steps):
         until = min(steps, done + (every or steps))
         # Bounds as arrays: they are traced, and all chunks run the same program.
-        state = _advance(model, loss, batches, optimizer, key, state, jnp.int32(done), jnp.int32(until))
-        done = until
-        look(done, state)
+        state = _advance(run, state, jnp.int32(done), jnp.int32(until))
+        look(until, state)
     return Trained(with_weights(model, state.weights), np.asarray(state.losses), measured)
 
 
@@ -188,15 +182,12 @@ def member_bytes(
     optimizer: optax.GradientTransformation,
     key: jax.Array,
 ) -> int:
-    """Count the bytes of one member: weights, gradients, optimizer state and residuals of the backward pass.
-
-    Traced, not run: nothing of that size is allocated.
-    """
+    """Count the bytes of one member, traced, not run: weights, gradients, optimizer state, residuals backward."""
 
     def held(key: jax.Array) -> tuple[PyTree, optax.OptState, Callable[[jax.Array], tuple[PyTree]]]:
         model = build(key)
         batch = batches(key)
-        _, backward = jax.vjp(lambda weights: loss(with_weights(model, weights), batch), model.weights)
+        backward = jax.vjp(lambda weights: loss(with_weights(model, weights), batch), model.weights)[1]
         return model.weights, optimizer.init(model.weights), backward
 
     weights, state, backward = jax.eval_shape(held, key)
@@ -204,17 +195,8 @@ def member_bytes(
 
 
 @eqx.filter_jit
-def _advance(
-    model: Model,
-    loss: Loss,
-    batches: Batches,
-    optimizer: optax.GradientTransformation,
-    key: jax.Array,
-    state: TrainState,
-    first: jax.Array,
-    last: jax.Array,
-) -> TrainState:
-    return jax.lax.fori_loop(first, last, partial(step, model, loss, batches, optimizer, key), state)
+def _advance(run: Callable[..., TrainState], state: TrainState, first: jax.Array, last: jax.Array) -> TrainState:
+    return jax.lax.fori_loop(first, last, run, state)
 
 
 @eqx.filter_jit  # one program instead of one for each shape of an array

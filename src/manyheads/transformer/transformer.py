@@ -1,7 +1,7 @@
 """The finite transformer: heads and key dimension as axes of their own, scales as data."""
 
 import functools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -99,7 +99,7 @@ class Transformer(eqx.Module):
         ShapeError
             `x` does not fit the configuration, or `padding_mask` does not fit `x` or is not boolean.
         """
-        return _outputs(self, x, padding_mask)
+        return _run(self, x, padding_mask)
 
     @follows_caller
     def record(
@@ -108,11 +108,8 @@ class Transformer(eqx.Module):
         patterns: bool = False,
         padding_mask: "Bool[ArrayLike, '... tokens'] | None" = None,
     ) -> Record:
-        """Compute the outputs and keep what every block computed, with `patterns` L H T^2 numbers a sequence too.
-
-        What is recorded at padding means nothing.
-        """
-        return _record(self, x, patterns, padding_mask)
+        """Compute the outputs and keep what every block computed, with `patterns` L H T^2 numbers a sequence too."""
+        return _run(self, x, padding_mask, "patterns" if patterns else "layers")
 
     def _scales(self) -> Scaling:
         # Cast once: a float64 scalar must not lift float32 weights.
@@ -135,34 +132,29 @@ class Transformer(eqx.Module):
     def _block(
         self, stream: jax.Array, block: Blocks, scaling: Scaling, padding_mask: jax.Array | None
     ) -> tuple[LayerRecord, jax.Array]:
-        config = self.config
-        pre, post = config.norm == "pre", config.norm == "post"
-        gain = _scale(block.attention_gain, scaling.multiplier["norm"])
-        shift = _scale(block.attention_shift, scaling.multiplier["norm"])
-        z = normalize(stream, gain, shift, config) if pre else stream
-        layer, pattern = _attend(z, block, scaling, config, padding_mask)
-        stream = stream + scaling.branch * layer.attention
-        stream = normalize(stream, gain, shift, config) if post else stream
+        config, multiplier = self.config, scaling.multiplier
+
+        def norm(place: str, stream: jax.Array, part: str) -> jax.Array:
+            if config.norm != place:
+                return stream
+            gain, shift = (_scale(getattr(block, f"{part}_{what}"), multiplier["norm"]) for what in ("gain", "shift"))
+            return normalize(stream, gain, shift, config)
+
+        layer, pattern = _attend(norm("pre", stream, "attention"), block, scaling, config, padding_mask)
+        stream = norm("post", stream + scaling.branch * layer.attention, "attention")
         if block.mlp_in is None:
             return layer._replace(stream=stream), pattern
-
-        gain = _scale(block.mlp_gain, scaling.multiplier["norm"])
-        shift = _scale(block.mlp_shift, scaling.multiplier["norm"])
-        z = normalize(stream, gain, shift, config) if pre else stream
-        bias = scaling.multiplier["bias"]
-        hidden = scaling.multiplier["mlp_in"] * (z @ block.mlp_in)  # (..., T, r d)
-        hidden = ACTIVATIONS[config.activation](_shift(hidden, block.mlp_in_bias, bias))
-        mlp = _shift(scaling.multiplier["mlp_out"] * (hidden @ block.mlp_out), block.mlp_out_bias, bias)
-        stream = stream + scaling.branch * mlp
-        stream = normalize(stream, gain, shift, config) if post else stream
+        hidden = multiplier["mlp_in"] * (norm("pre", stream, "mlp") @ block.mlp_in)  # (..., T, r d)
+        hidden = ACTIVATIONS[config.activation](_shift(hidden, block.mlp_in_bias, multiplier["bias"]))
+        mlp = _shift(multiplier["mlp_out"] * (hidden @ block.mlp_out), block.mlp_out_bias, multiplier["bias"])
+        stream = norm("post", stream + scaling.branch * mlp, "mlp")
         return layer._replace(stream=stream, hidden=hidden, mlp=mlp), pattern
 
     def _read_out(self, stream: jax.Array, scaling: Scaling, padding_mask: jax.Array | None) -> jax.Array:
         weights, config = self.weights, self.config
         if config.norm == "pre":
-            gain = _scale(weights.final_gain, scaling.multiplier["final_norm"])
-            shift = _scale(weights.final_shift, scaling.multiplier["final_norm"])
-            stream = normalize(stream, gain, shift, config)
+            factor = scaling.multiplier["final_norm"]
+            stream = normalize(stream, _scale(weights.final_gain, factor), _scale(weights.final_shift, factor), config)
         if config.read_out == "mean":
             stream = stream.mean(-2) if padding_mask is None else _mean_of_tokens(stream, padding_mask)  # (..., d)
         elif config.read_out == "last":
@@ -177,10 +169,7 @@ def initialize(
 ) -> Transformer:
     """Make a transformer with fresh weights; a pure function, so that it can be mapped over keys and scalings.
 
-    Raises
-    ------
-    UsageError
-        `dtype` is float64 and JAX has it switched off.
+    `UsageError` if `dtype` is float64 and JAX has it switched off.
     """
     return Transformer(draw_weights(config, scaling, key, dtype), scaling, config)
 
@@ -198,31 +187,23 @@ def normalize(
 
 # Compiled where they are called eagerly, so that a second call costs no compilation (an eager scan is compiled anew at
 # each call); inlined under a caller's trace.
-@functools.partial(jax.jit, inline=True)
-def _outputs(model: Transformer, x: jax.Array, padding_mask: jax.Array | None) -> jax.Array:
-    scaling = model._scales()
-    padding_mask = _check_padding(padding_mask, x, model.config)
-
-    def step(stream: jax.Array, block: Blocks) -> tuple[jax.Array, None]:
-        return model._block(stream, block, scaling, padding_mask)[0].stream, None
-
-    stream, _ = jax.lax.scan(step, model._start(x, scaling), model.weights.blocks)
-    return model._read_out(stream, scaling, padding_mask)
-
-
-@functools.partial(jax.jit, inline=True, static_argnums=2)
-def _record(model: Transformer, x: jax.Array, patterns: bool, padding_mask: jax.Array | None) -> Record:
+@functools.partial(jax.jit, inline=True, static_argnums=3)
+def _run(model: Transformer, x: jax.Array, padding_mask: jax.Array | None, kept: str = "outputs") -> Any:
+    """Return the outputs, or a `Record` with "layers" or their "patterns" too."""
     scaling = model._scales()
     padding_mask = _check_padding(padding_mask, x, model.config)
     start = model._start(x, scaling)
 
-    def step(stream: jax.Array, block: Blocks) -> tuple[jax.Array, LayerRecord]:
+    def step(stream: jax.Array, block: Blocks) -> tuple[jax.Array, Any]:
         layer, pattern = model._block(stream, block, scaling, padding_mask)
-        return layer.stream, layer._replace(patterns=pattern if patterns else None)
+        record = layer._replace(patterns=pattern if kept == "patterns" else None)
+        return layer.stream, None if kept == "outputs" else record
 
     stream, layers = jax.lax.scan(step, start, model.weights.blocks)
-    logit = jnp.asarray(scaling.logit(model.config.shape.key_dim))
-    return Record(model._read_out(stream, scaling, padding_mask), start, layers, logit)
+    outputs = model._read_out(stream, scaling, padding_mask)
+    if kept == "outputs":
+        return outputs
+    return Record(outputs, start, layers, jnp.asarray(scaling.logit(model.config.shape.key_dim)))
 
 
 def _attend(
@@ -255,16 +236,13 @@ def _attend(
 
 
 def _check_padding(padding_mask: jax.Array | None, x: jax.Array, config: TransformerConfig) -> jax.Array | None:
-    """Refuse what does not say of every token whether it is there."""
     if padding_mask is None:
         return None
     padding_mask = jnp.asarray(padding_mask)
     tokens = x.shape if isinstance(config.inputs, TokenInput) else x.shape[:-1]
     if padding_mask.dtype != jnp.bool_ or padding_mask.shape != tokens:
-        raise ShapeError(
-            f"padding_mask of shape {padding_mask.shape} and type {padding_mask.dtype}: give booleans "
-            f"of shape {tokens}, one a token, True where there is a token"
-        )
+        given = f"padding_mask of shape {padding_mask.shape} and type {padding_mask.dtype}"
+        raise ShapeError(f"{given}: give booleans of shape {tokens}, True where there is a token")
     return padding_mask
 
 

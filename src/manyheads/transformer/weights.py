@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,38 +72,32 @@ def roles(weights: Weights) -> PyTree:
 def shapes(config: TransformerConfig) -> PyTree:
     """Give the shape of every array of a configuration, a tuple in its place in `Weights`, without making one."""
     n, h, depth, d = config.shape.key_dim, config.shape.heads, config.shape.depth, config.shape.width
-    hidden = config.hidden or None
-    gains = config.gains and config.norm != "none"
-    final = gains and config.norm == "pre"
-
-    def when(condition: object, *shape: Any) -> Any:
-        return shape if condition else None
-
-    inward, outward = (depth, h, d, n), (depth, h, n, d)
-    blocks: PyTree = Blocks(
-        *(inward, inward, inward, outward),  # type: ignore[arg-type]
-        mlp_in=when(hidden, depth, d, hidden),
-        mlp_out=when(hidden, depth, hidden, d),
-        attention_gain=when(gains, depth, d),
-        attention_shift=when(gains and config.biases, depth, d),
-        mlp_gain=when(gains and hidden, depth, d),
-        mlp_shift=when(gains and hidden and config.biases, depth, d),
-        query_bias=when(config.biases, depth, h, n),
-        key_bias=when(config.biases, depth, h, n),
-        value_bias=when(config.biases, depth, h, n),
-        output_bias=when(config.biases, depth, d),
-        mlp_in_bias=when(config.biases and hidden, depth, hidden),
-        mlp_out_bias=when(config.biases and hidden, depth, d),
-    )
-    return Weights(
-        blocks=blocks,
-        unembedding=(d, config.outputs),  # type: ignore[arg-type]
-        embedding=when(not isinstance(config.inputs, VectorInput), config.inputs.rows, d),
-        positional=when(config.positions == "learned", config.length, d),
-        final_gain=when(final, d),
-        final_shift=when(final and config.biases, d),
-        unembedding_bias=when(config.biases, config.outputs),
-    )
+    hidden, gains = config.hidden, config.gains and config.norm != "none"
+    sizes = {
+        **dict.fromkeys(("query", "key", "value"), (depth, h, d, n)),
+        "output": (depth, h, n, d),
+        "mlp_in": (depth, d, hidden),
+        "mlp_out": (depth, hidden, d),
+        "mlp_in_bias": (depth, hidden),
+        **dict.fromkeys(("attention_gain", "attention_shift", "mlp_gain", "mlp_shift"), (depth, d)),
+        **dict.fromkeys(("query_bias", "key_bias", "value_bias"), (depth, h, n)),
+        **dict.fromkeys(("output_bias", "mlp_out_bias"), (depth, d)),
+        "embedding": (config.inputs.rows, d),
+        "positional": (config.length, d),
+        "unembedding": (d, config.outputs),
+        "final_gain": (d,),
+        "final_shift": (d,),
+        "unembedding_bias": (config.outputs,),
+    }
+    absent = {"mlp": not hidden, "final": config.norm != "pre", "positional": config.positions != "learned"}
+    absent |= {"embedding": isinstance(config.inputs, VectorInput)}
+    beginnings = tuple(name for name, holds in absent.items() if holds)
+    endings = (*(() if config.biases else ("bias", "shift")), *(() if gains else ("gain", "shift")))
+    kept: PyTree = {
+        name: None if name.startswith(beginnings) or name.endswith(endings) else shape for name, shape in sizes.items()
+    }
+    blocks = Blocks(**{name: kept.pop(name) for name in Blocks._fields})
+    return Weights(blocks, **kept)
 
 
 def draw_weights(

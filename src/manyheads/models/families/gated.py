@@ -8,7 +8,7 @@ from manyheads.models.modules import ALWAYS, NEVER, Condition, Family, Key, Modu
 NEIGHBOURS = "rotary positions pair neighbouring components"
 CAPPED = "its logits are capped"
 FIXED = "its logits are multiplied by a number of the configuration"
-_BY_LAYER = "some of its layers have other rotary positions than the rest, or none"
+_BY_LAYER = "its layers may differ in rotary positions (no_rope_layers), which are not read layer by layer"
 
 NORMS = modules("layers.{layer}. input_layernorm=attention_norm post_attention_layernorm=mlp_norm", NEVER)
 FINAL_NORM = modules("norm=final_norm", NEVER)

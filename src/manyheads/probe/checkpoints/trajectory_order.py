@@ -40,6 +40,7 @@ def find_misplaced(distances: Floats) -> list[Misplaced]:
 
     Examples
     --------
+    >>> import numpy as np
     >>> steps = np.array([0.0, 1.0, 3.0, 2.0, 4.0])
     >>> [(each.kind, each.places) for each in find_misplaced(abs(steps[:, None] - steps))]
     [('interchanged', (2, 3))]

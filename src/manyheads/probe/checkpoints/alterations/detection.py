@@ -324,7 +324,7 @@ def _find_outliers(content: Contents, contents: Sequence[Contents]) -> Iterator[
 def note_unchecked(contents: Sequence[Contents], against: bool, unchecked: Notes) -> None:
     """Note the checks that need more checkpoints, with the reason."""
     if len(contents) < 4:
-        unchecked[f"the order of {len(contents)} different checkpoints", "it takes four"] = []
+        unchecked[f"the order of {len(contents)} checkpoints of undoubted step", "it takes four"] = []
     if len(contents) == 1 and not against:
         what = "sign, order of rows and heads, transposition, shift, scale, single entries of ordinary size"
         why = "one checkpoint does not show them; give its neighbours, or its source with --against"
