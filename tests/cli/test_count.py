@@ -188,6 +188,10 @@ def make():
     return torch.nn.Linear(3, 4), torch.zeros(2, 3)
 def pair():
     return 1, 2
+def alone():
+    return torch.nn.Linear(3, 4)
+def two():
+    return torch.nn.Bilinear(3, 3, 4), torch.zeros(2, 3), torch.zeros(2, 3)
 """
 
 
@@ -204,6 +208,9 @@ def test_a_function_that_makes_a_module_and_a_batch(capsys, tmp_path, monkeypatc
     assert "mm" in run(capsys, "mine_of_torch:make")
     with pytest.raises(UsageError, match="--training: for a function that returns a PyTorch module"):
         Count("mine_of_torch:pair", training=True).run()
+    with pytest.raises(UsageError, match=r"returns a Linear; expected \(module, batch\)"):
+        Count("mine_of_torch:alone").run()
+    assert "_trilinear is opaque" in run(capsys, "mine_of_torch:two")
     with pytest.raises(UsageError, match="--meta"):
         Count("mine_of_torch:make", meta=True, shapes=("3",)).run()
 
@@ -218,23 +225,23 @@ def test_a_traced_model_beside_its_closed_form(capsys, tmp_path):
         "intermediate_size": 24,
     }
     file = tmp_path / "config.json"
-    for family, training, says in (
-        ("llama", True, "no difference"),
-        ("bert", False, "pooler.dense, which the closed form leaves out"),
-        ("gptj", False, "2 attention layers compute all pairs"),
-        ("vit_mae", True, "projection, whose input needs no gradient"),
-    ):
+    for family, training, equal in (("llama", True, (1, 1)), ("bert", False, (0, 0)), ("gptj", False, (0, 1))):
         more = {"n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4} if family == "gptj" else sizes
         file.write_text(json.dumps({"model_type": family, **more}))
-        length = [] if family == "vit_mae" else ["--length", "12"]
-        flags = [str(file), "--traced", *length, *(["--training"] if training else [])]
-        assert says in " ".join(run(capsys, *flags).split())
+        flags = [str(file), "--traced", "--length", "12", *(["--training"] if training else [])]
         found = run_json(capsys, *flags)
-        assert (found["closed form"] == found["traced"]) == (says == "no difference") == (found["differences"] == [])
+        for name, same in zip(("exact", "dense"), equal, strict=True):
+            assert (found[f"forward_{name}_traced"] == found[f"forward_{name}_closed_form"]) == bool(same)
+        assert found["flops"] == found["forward_exact_traced"] * (3 if training else 1)
+        assert "forward dense closed form: " in run(capsys, *flags)
+        dense = run_json(capsys, *flags, "--convention", "dense")
+        assert dense["flops"] == found["forward_dense_traced"] * (3 if training else 1)
+    file.write_text(json.dumps({"model_type": "vit_mae", **sizes}))
+    assert run_json(capsys, str(file), "--traced")["length"] == 197
     file.write_text(json.dumps({"model_type": "bert", **sizes}))
     with pytest.raises(UsageError, match="give another --length"):
         Count(str(file), traced=True, length=600).run()
-    with pytest.raises(UsageError, match="--decode: with --traced"):
+    with pytest.raises(UsageError, match="--decode: does not fit --traced"):
         Count(str(file), traced=True, decode=True).run()
     with pytest.raises(UsageError, match="no target"):
         Count(traced=True).run()

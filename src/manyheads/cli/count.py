@@ -13,7 +13,6 @@ from manyheads._json import Json
 from manyheads.cli.flags import check_flags, flag
 from manyheads.cli.help.wrapping import fits, wrap_output
 from manyheads.cli.parsing import ABSENT, OptionalInt, Switch, load_function
-from manyheads.cli.traced import compare_traced, render_traced
 
 if TYPE_CHECKING:
     from manyheads.costs import Cost, ModelShape
@@ -52,7 +51,7 @@ class Count:
     batch: int = flag(1, least=1)  # Number of sequences.
     training: Switch = False  # Count forward and backward pass.
     meta: Switch = False  # Count a PyTorch module on the meta device, without memory.
-    traced: Switch = False  # Trace the model of transformers on the meta device, beside the closed form.
+    traced: Switch = False  # Count the model of transformers on the meta device, beside the closed form.
     decode: Switch = False  # Count one token with a key-value cache; --length is its context, the token included.
     generate: OptionalInt = None
     """Count a prompt of --length tokens and this many generated tokens, with a key-value cache."""
@@ -73,10 +72,8 @@ class Count:
         """
         extra: dict[str, Json] = {}
         if self.traced:
-            found = self._traced()
-            print(json.dumps(found, indent=2) if self.json else wrap_output(render_traced(found)))
-            return 0
-        if ":" in self.target and not os.path.exists(self.target):
+            cost, extra = self._traced_cost()
+        elif ":" in self.target and not os.path.exists(self.target):
             cost = self._function_cost()
         elif (parameters := self._parameters()) and self._is_uneven():
             print(json.dumps(parameters, indent=2) if self.json else wrap_output(_list_figures(parameters)))
@@ -122,19 +119,32 @@ class Count:
         flops = {"forward_matrix_flops": self.batch * matrix_flops(config, length)}
         return named | flops | {"length": length, "batch": self.batch, "notes": [*notes, *assumed]}
 
-    def _traced(self) -> dict[str, Any]:
-        """Return the closed form and the count of the traced model."""
+    def _traced_cost(self) -> "tuple[Cost, dict[str, Json]]":
+        """Return the cost of the model of transformers, and its forward pass beside the closed form."""
+        from manyheads.cli.traced import make_model
+        from manyheads.costs import count
         from manyheads.errors import UsageError
         from manyheads.models.config import load_config, read_config
+        from manyheads.models.counts import matrix_flops
 
-        self._refuse_others({"target", "length", "batch", "training", "json", "traced"}, "with --traced")
+        own = {"target", "length", "batch", "training", "convention", "compare", "json", "traced"}
+        self._refuse_others(own, "does not fit --traced")
         if not os.path.exists(self.target):
-            raise UsageError(f"--traced: {self.target or 'no target'}; give a config.json of transformers")
-        raw, path = load_config(self.target)
-        sizes = read_config(raw, path).sizes
-        length, assumed = self._length(sizes["positions"] if "patches" in sizes else 0)
-        found = compare_traced(raw, path, length, self.batch, self.training)
-        return {"length": length, "batch": self.batch} | found | {"notes": [*found["notes"], *assumed]}
+            raise UsageError(f"--traced: {self.target or 'no target'}; expected a config.json of transformers")
+        config = read_config(*load_config(self.target))
+        length, assumed = self._length(config.sizes["positions"] if "patches" in config.sizes else 0)
+        try:
+            cost = count(*make_model(config, length, self.batch), training=self.training, device="meta")
+        except (RuntimeError, IndexError) as error:
+            raise UsageError(
+                f"--traced: the model cannot run {length} tokens ({error}); give another --length"
+            ) from error
+        forward = replace(cost, items=tuple(item for item in cost.items if item.stage == "forward"))
+        extra: dict[str, Json] = {"length": length, "batch": self.batch}
+        for name in ("exact", "dense"):
+            extra[f"forward_{name}_traced"] = forward.to(name).flops
+            extra[f"forward_{name}_closed_form"] = self.batch * matrix_flops(config, length, masked=name == "exact")
+        return replace(cost, notes=(*cost.notes, *assumed)).to(self._convention("exact")), extra
 
     def _refuse_others(self, own: set[str], why: str) -> None:
         """Refuse flags that were given and are not `own`."""
@@ -269,18 +279,24 @@ class Count:
         return cost.to(self._convention("executed"))
 
 
-def _made(function: Callable[[], Any]) -> tuple[Any, Any] | None:
+def _made(function: Callable[[], Any]) -> Any:
     """Return the PyTorch module and the batch that a function makes, None if it needs arguments or makes others."""
     import inspect
-    import sys
+
+    from manyheads.costs.counting import is_torch
+    from manyheads.errors import UsageError
 
     try:
         inspect.signature(function).bind()
     except (TypeError, ValueError):
         return None
-    made, torch = function(), sys.modules.get("torch")
-    pair = torch is not None and isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module)
-    return made if pair else None
+    made = function()
+    module, *batch = made if isinstance(made, tuple) and made else (made,)
+    if not callable(module) or not is_torch(module, ()):
+        return None
+    if not batch:
+        raise UsageError(f"the function returns a {type(module).__name__}; expected (module, batch)")
+    return made
 
 
 def _parse_shape(text: str) -> Any:

@@ -21,26 +21,26 @@ def count(
 ) -> Cost:
     """Count exactly what a function of JAX, or a module or function of PyTorch, computes.
 
-    **JAX.** The program is walked, nothing is run. Work whose result nobody uses is left out, as the compiler leaves it
+    A program of **JAX** is walked, nothing is run. Work whose result nobody uses is left out, as the compiler leaves it
     out. A `scan` costs its body times its length, a `while` its body times its trip count if known integers decide it,
     a `cond` its most expensive branch (with a note if they differ, and the branch taken if its predicate is constant),
     a `shard_map` its body times the devices, a `pallas_call` its kernel times the grid. Calls, `remat` and custom
     derivatives cost what they contain, and `vmap` and `grad` are part of the program already.
 
-    **PyTorch.** The module or function runs once, as it is, and its matrix products are counted below autograd. Fused
-    attention counts the pairs that its mask leaves, whatever the kernel. Nothing of the module changes: no parameter,
-    buffer, gradient, mode or random state. With ``device="meta"`` nothing is computed and no memory is needed; what
-    token ids and positions decide is known all the same.
+    A program of **PyTorch** runs once, and its matrix products are counted below autograd. Fused attention counts the
+    pairs that its mask leaves, whatever the kernel. A module and its batch stay as they are: parameters, buffers,
+    gradients, attributes, random state. With ``device="meta"`` nothing is computed and no memory is needed; what token
+    ids and positions decide is known all the same.
 
     Parameters
     ----------
     fn
-        Any function that `jax.make_jaxpr` can trace, a `torch.nn.Module`, or a function of tensors.
+        Function that `jax.make_jaxpr` can trace, `torch.nn.Module`, or function of tensors.
     *args
-        Arguments. For JAX arrays, `jax.ShapeDtypeStruct`, Python numbers, pytrees of these; leaves of another kind
-        (strings, functions, None) are passed as they are. An integer, of Python, NumPy or JAX, is an array to the
-        program, but its value is known and may decide how long a loop runs. A module of PyTorch takes its arguments, or
-        one batch: a mapping by name, a tuple or list by position.
+        JAX: arrays, `jax.ShapeDtypeStruct`, Python numbers, pytrees of these; leaves of another kind (strings,
+        functions, None) are passed as they are. An integer is an array to the program, but its value is known and may
+        decide how long a loop runs. A module of PyTorch takes its arguments, or one batch: a mapping by name, a tuple
+        or list by position.
     trips
         JAX: how often to take a `while` whose end is not known to run; None leaves it undetermined.
     training
@@ -50,25 +50,23 @@ def count(
     device
         PyTorch: ``"meta"``, or None for where the tensors are.
     formulas
-        PyTorch: multiply-adds of operations that are opaque, such as kernels of other libraries. A key is an operation
-        or its name, a value a function of the result and of the operation's arguments.
+        PyTorch: multiply-adds of opaque operations, by operation or name, from the result and the arguments.
 
     Returns
     -------
     Cost
         JAX: convention ``"executed"``; `flops` are those of `dot_general`, of `conv_general_dilated` (without products
-        with padding and inserted zeros), and of LU, Cholesky and triangular solves, so that `solve`, `inv`, `det` and
-        `expm` are counted; elementwise work counts one operation for each real number that is computed, a reduction one
-        for each that is read; integers and Booleans count nothing. `bytes` are needed inputs, constants and results,
-        each moved once. `cost.unknown` names what the program does not determine: loops of unknown length,
-        decompositions that iterate (`svd`, `eigh`, `eig`, `schur`), those that depend on the library's algorithm
-        (`fft`, `qr`), products whose size depends on values (`ragged_dot`, sparse arrays), and calls of code outside
-        of the program. Then a figure is refused, and `cost.lower_bound()` is what is sure.
+        with padding and inserted zeros), and of LU, Cholesky and triangular solves; elementwise work counts one
+        operation for each real number that is computed, a reduction one for each that is read; integers and Booleans
+        count nothing. `bytes` are needed inputs, constants and results, each moved once.
 
         PyTorch: convention ``"exact"``, readable as ``"halved"``, ``"dense"`` and ``"mac"`` too, and as ``"executed"``
-        with the products that checkpoints run again; `cost.by_module()` names the items by module. Convolutions count
-        products with padding, elementwise work is not counted. `cost.unknown` names recurrent kernels, Fourier
-        transforms, decompositions and operations of other libraries.
+        with the products that checkpoints run again; `by_module()` names the items by module. Convolutions count
+        products with padding; elementwise work and bytes are not counted.
+
+        `unknown` names what the program does not determine: loops of unknown length, iterative decompositions, those
+        that depend on the library's algorithm (`fft`, `qr`), sparse products, recurrent kernels, code outside of the
+        program. Then a figure is refused, and `lower_bound()` is what is sure.
 
     Raises
     ------
@@ -76,7 +74,8 @@ def count(
         `trips` is negative; a keyword that belongs to the other library; on the meta device, trained tensors that are
         no arguments.
     UnknownCost
-        On the meta device a number that depends on weights or data decides what runs.
+        On the meta device a number that depends on weights or data decides what runs; fused attention of nested
+        tensors, or its second gradient.
 
     Examples
     --------
@@ -85,15 +84,14 @@ def count(
     >>> count(lambda x, w: jax.lax.fori_loop(0, 10, lambda _, y: jnp.tanh(y @ w), x), x, w).flops
     655360
     """
-    given = {"training": training, "loss": loss, "device": device, "formulas": formulas}
-    named = [name for name, value in given.items() if value]
-    if _is_torch(fn, args):
+    options = {"training": training, "loss": loss, "device": device, "formulas": formulas}
+    if is_torch(fn, args):
         from manyheads.costs.torch.counter import count_run
 
         if trips is not None:
             raise UsageError(f"count: trips={trips} is for while loops of JAX; a PyTorch program runs: leave it out")
-        return count_run(fn, args, training, loss, device, formulas)
-    if named:
+        return count_run(fn, args, **options)
+    if named := [name for name, value in options.items() if value]:
         found = f"no PyTorch module and no tensor among its {len(args)} arguments"
         raise UsageError(f"count: {', '.join(named)} for {found}; a JAX function contains its own backward pass")
     require("jax")
@@ -102,14 +100,11 @@ def count(
     return count_program(fn, args, trips)
 
 
-def _is_torch(fn: Any, args: Any) -> bool:
+def is_torch(fn: Any, args: tuple[Any, ...]) -> bool:
     """Tell whether a function is of PyTorch or its arguments hold tensors, without importing PyTorch."""
     if (torch := sys.modules.get("torch")) is None:
         return False
-    if isinstance(fn, torch.nn.Module) or isinstance(getattr(fn, "__self__", None), torch.nn.Module):
-        return True
-    parts = args.values() if isinstance(args, Mapping) else args
-    return any(
-        isinstance(part, torch.Tensor) or (isinstance(part, (Mapping, tuple, list)) and _is_torch(None, part))
-        for part in parts
+    leaves = torch.utils._pytree.tree_leaves(args)
+    return any(isinstance(each, torch.nn.Module) for each in (fn, getattr(fn, "__self__", None))) or any(
+        isinstance(each, torch.Tensor) for each in leaves
     )

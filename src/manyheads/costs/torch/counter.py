@@ -1,38 +1,29 @@
 """Counter of the products of a PyTorch module or function: one run, on the meta device without memory."""
 
-import functools
-import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import random
+from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
+
+import numpy as np
 
 from manyheads._extras import require
 from manyheads.costs.conventions import find_convention
 from manyheads.costs.cost import Cost, Item
-from manyheads.costs.torch.products import Formula
 from manyheads.costs.torch.trace import Trace
 from manyheads.errors import UsageError
 
-NO_ELEMENTWISE = "elementwise work is not counted"
+PRODUCTS_ALONE = "elementwise work and bytes are not counted"
 
 
-def count_run(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    training: bool = False,
-    loss: Callable[[Any], Any] | None = None,
-    device: str | None = None,
-    formulas: Mapping[Any, Formula] | None = None,
-) -> Cost:
+def count_run(function: Any, args: tuple[Any, ...], training: Any, loss: Any, device: Any, formulas: Any) -> Cost:
     """Run a module or function of PyTorch once and count its products; see `manyheads.count`."""
     torch = require("torch")
     if device not in (None, "meta"):
         raise UsageError(f"device={device!r}: expected 'meta', or None for where the tensors are")
-    module = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)
-    module = module if isinstance(module, torch.nn.Module) else torch.nn.Module()
-    state = dict((*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)))
-    meta = device == "meta" or any(each.is_meta for each in state.values())
+    owners = (function, getattr(function, "__self__", None))
+    module = next((each for each in owners if isinstance(each, torch.nn.Module)), torch.nn.Module())
+    meta = device == "meta" or any(each.is_meta for each in (*module.parameters(), *module.buffers()))
     trace, tree, stands = Trace(formulas or {}), torch.utils._pytree, {}
 
     def stand_in(value: Any) -> Any:
@@ -47,36 +38,48 @@ def count_run(
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=list(devices)))
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 - of the module
+        stack.enter_context(torch.inference_mode(False))
         args, named = tree.tree_map(stand_in, (args, dict(named)))
-        replaced = {name: stand_in(each) for name, each in state.items()}
-        # Until the end of the backward pass, in which a checkpoint runs the module again
-        stack.enter_context(torch.nn.utils.stateless._reparametrize_module(module, replaced))
-        stack.enter_context(_watch(torch, trace, module))
-        with torch.set_grad_enabled(training):
+        for part in module.modules():
+            scripted = isinstance(part, torch.jit.ScriptModule)  # has its tensors elsewhere
+            for holder in (vars(part), part._parameters, part._buffers) if scripted else (vars(part),):
+                kept = dict(holder.items())
+                stack.callback(_restore, holder, kept)
+                for name, value in kept.items():
+                    if (made := tree.tree_map(stand_in, value)) is not value:
+                        holder[name] = made
+        with trace.watch(module), torch.set_grad_enabled(training):
             out = function(*args, **named)
-        if training:
-            _loss(torch, out, loss).backward()
-        results = [each for each in tree.tree_leaves(out) if isinstance(each, torch.Tensor)]
-        gradients = [leaf.grad for leaf, _ in trace.gradients.values() if leaf.grad is not None]
-        moved = {id(each): each.numel() * each.element_size() for each in (*stands.values(), *results, *gradients)}
+            if training:
+                _loss(torch, out, loss).backward()
     items = [Item(name, stage, macs, module=path) for (name, stage, path), macs in trace.tallies.items()]  # type: ignore[arg-type]
-    items.append(Item("inputs and outputs", bytes=sum(moved.values())))
-    notes = (*trace.notes(), NO_ELEMENTWISE)
+    notes = (*trace.notes(), PRODUCTS_ALONE)
     return Cost(tuple(items), find_convention("exact"), notes, tuple(trace.unknown), traced=True)
 
 
 def _stand_in(torch: Any, trace: Trace, tensor: Any, meta: bool) -> Any:
-    """Return a tensor in the place of one of the caller: a parameter shares its numbers, others are copied."""
-    trained = isinstance(tensor, torch.nn.Parameter)
-    made = tensor.detach() if trained else tensor.detach().clone()
+    """Return a tensor in the place of one of the caller, whose numbers are copied when they are overwritten."""
     if meta and not tensor.is_meta:
-        numbers, made = made, made.to("meta")
-        if not (trained or made.is_floating_point()):
-            trace.numbers.put(made, numbers.cpu())
+        made = torch.empty_like(tensor, device="meta", requires_grad=False)
+        if not (isinstance(tensor, torch.nn.Parameter) or tensor.is_floating_point()):
+            trace.numbers.put(made, tensor.detach().cpu().clone())
+    else:
+        lazy = tensor.layout == torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        made = (torch._lazy_clone if lazy and not tensor.is_meta else torch.clone)(tensor.detach())
     return made.requires_grad_(tensor.requires_grad)
 
 
-def _loss(torch: Any, out: Any, loss: Callable[[Any], Any] | None) -> Any:
+def _restore(holder: Any, kept: Mapping[str, Any]) -> None:
+    """Give a module its attributes back, and take those that the run added."""
+    for name in set(holder.keys()) - set(kept):
+        del holder[name]
+    for name, value in kept.items():
+        holder[name] = value
+
+
+def _loss(torch: Any, out: Any, loss: Any) -> Any:
     """Return the number whose gradient is taken: the loss of the outputs, or else their sum."""
     value = loss(out) if loss else getattr(out, "loss", None)
     if value is None:
@@ -84,49 +87,4 @@ def _loss(torch: Any, out: Any, loss: Callable[[Any], Any] | None) -> Any:
         value = sum(each.sum() for each in leaves if isinstance(each, torch.Tensor) and each.requires_grad)
     if not isinstance(value, torch.Tensor) or not value.requires_grad or value.numel() != 1:
         raise UsageError("training: no result depends on a tensor that requires a gradient; give loss=, one number")
-    return value
-
-
-@contextmanager
-def _watch(torch: Any, trace: Trace, module: Any) -> Iterator[None]:
-    """Let a trace see every operation, function and module that runs; put gradients back afterwards."""
-
-    class Operations(torch.utils._python_dispatch.TorchDispatchMode):
-        supports_higher_order_operators = True
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return trace.operate(self, func, args, kwargs or {})
-
-    class Functions(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return trace.call(func, args, kwargs or {})
-
-    paths = {id(each): name for name, each in module.named_modules()}
-
-    def enter(each: Any, _: Any) -> None:
-        trace.modules.append((paths.get(id(each), type(each).__name__), torch._C._current_graph_task_id()))
-
-    with ExitStack() as stack:
-        hooks = torch.nn.modules.module
-        stack.callback(hooks.register_module_forward_pre_hook(enter).remove)
-        leave = hooks.register_module_forward_hook(lambda *_: trace.modules.pop() and None, always_call=True)
-        stack.callback(leave.remove)
-        # Fused attention that is called by name, below the mode of functions
-        rules = {"scaled_dot_product_attention": (torch.nn.functional, trace.attend)}
-        if "torch.nn.attention.flex_attention" in sys.modules:
-            rules["flex_attention"] = sys.modules["torch.nn.attention.flex_attention"], trace.flex
-        for name, (place, rule) in rules.items():
-            stack.callback(setattr, place, name, getattr(place, name))
-            setattr(place, name, functools.partial(rule, getattr(place, name)))
-        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-        torch.backends.mha.set_fastpath_enabled(False)
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", "Using .torch.compile")  # of the hooks here
-        try:
-            with Functions(), Operations():
-                yield
-        finally:
-            for leaf, gradient in trace.gradients.values():
-                leaf.grad = gradient
+    return value.real if value.is_complex() else value

@@ -1,15 +1,16 @@
-"""Fused attention by shapes and mask: pairs of a query and a key, and a stand-in with the gradients of the kernel."""
+"""Fused attention by shapes and mask: pairs of a query and a key, and a stand-in that has the gradients."""
 
 import math
-import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
+from manyheads.costs.cost import UnknownCost
 from manyheads.costs.tally import Tally
 
 LARGEST = 1 << 24  # pairs of positions on which the mask of flex attention is evaluated
 UNKNOWN_MASK = "a mask without numbers: all its pairs are counted"
+NESTED = "attention of nested tensors is not counted; pad the sequences and give a mask"
+TWICE = "gradients of gradients of fused attention are not counted; write out softmax(q @ k.mT) @ v"
 MASKED = "pairs of a mask are those that it leaves in this batch"
 
 
@@ -32,46 +33,40 @@ def masked_pairs(mask: Any, queries: int, keys: int, lead: int) -> Tally:
     return Tally(dense, copies * int(seen.sum()), 2 * dense - (lead * queries * queries if causal else 0))
 
 
-def flex_pairs(block_mask: Any, queries: int, keys: int, lead: int) -> tuple[Tally, str]:
-    """Count the pairs of flex attention by its mask on positions; all, with a note, if these are too many."""
-    import torch
-
-    if block_mask is None:
-        return Tally.of(lead * queries * keys), ""
-    extents = (*block_mask.shape[:-2], queries, keys)
-    if math.prod(extents) > LARGEST:
-        return Tally.of(lead * queries * keys), UNKNOWN_MASK
-    positions = torch.meshgrid(*map(torch.arange, extents), indexing="ij")
-    return masked_pairs(block_mask.mask_mod(*positions), queries, keys, lead), ""
+def backward_macs(pairs: Tally, query: Any, value: Any, needed: tuple[bool, ...]) -> Tally:
+    """Count the multiply-adds of the gradients of query, key, value and mask that are needed."""
+    q, k, v, mask = needed
+    return (value.shape[-1] * (v + (q or k or mask)) + query.shape[-1] * (q + k)) * pairs
 
 
-def attention_rule(add: Callable[..., None], pause: Callable[[], AbstractContextManager[None]]) -> Callable[..., Any]:
-    """Return a function (query, key, value, mask, pairs, place, kernel) with the result and the products of a kernel.
+def attention_rule() -> Callable[..., Any]:
+    """Return a function (kernel, on_backward, query, key, value, mask) with the result of a kernel.
 
-    `add` takes the place of the call, multiply-adds, and their stage if it is another; the kernel runs in a pause.
+    In the backward pass `on_backward` learns which of the four need a gradient; the gradients are zeros.
     """
     import torch
 
-    class Attention(torch.autograd.Function):
+    class Zeros(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, pairs: Tally, *call: Any) -> Any:
-            ctx.save_for_backward(query, key, value, mask)
-            ctx.pairs, (ctx.place, kernel) = pairs, call
-            add(
-                ctx.place, (query.shape[-1] + value.shape[-1]) * pairs
-            )  # autograd is off: the stage is that of the call
-            if query.is_meta:
-                return query.new_empty((*query.shape[:-1], value.shape[-1]))
-            with pause(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # flex attention is slow without a compiler
-                return kernel(query.detach(), key.detach(), value.detach())
+        def forward(ctx: Any, like: Any) -> Any:
+            return torch.zeros_like(like)
 
         @staticmethod
         def backward(ctx: Any, _: Any) -> Any:
-            query, key, value, mask = ctx.saved_tensors
-            add(ctx.place, 2 * (query.shape[-1] + value.shape[-1]) * ctx.pairs, "backward")
-            add(ctx.place, query.shape[-1] * ctx.pairs, "scores-again")
-            needed = zip((query, key, value, mask), ctx.needs_input_grad, strict=False)
-            return *(torch.zeros_like(each) if need else None for each, need in needed), None, None, None
+            raise UnknownCost(TWICE)
+
+    class Attention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, kernel: Any, on_backward: Any, *factors: Any) -> Any:
+            ctx.save_for_backward(*factors)
+            ctx.on_backward = on_backward
+            return kernel(*(each.detach() for each in factors[:3]))
+
+        @staticmethod
+        def backward(ctx: Any, _: Any) -> Any:
+            needed = ctx.needs_input_grad[2:]
+            ctx.on_backward(needed)
+            factors = zip(ctx.saved_tensors, needed, strict=True)
+            return None, None, *(Zeros.apply(each) if need else None for each, need in factors)
 
     return Attention.apply

@@ -61,18 +61,14 @@ class KnownNumbers:
 
     def follow(self, operation: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Compute the numbers of the results of an operation, or forget those that it overwrites."""
-        results = [each for each in self.tree.tree_leaves(out) if isinstance(each, self.torch.Tensor) and each.is_meta]
+        tensors = lambda made: [each for each in self.tree.tree_leaves(made) if isinstance(each, self.torch.Tensor)]  # noqa: E731
+        results = [each for each in tensors(out) if each.is_meta]
         small = results and all(each.numel() <= LARGEST for each in results)
-        made = self.evaluate(operation, args, kwargs) if small else None
-        if made is not None:
-            numbers = [each for each in self.tree.tree_leaves(made) if isinstance(each, self.torch.Tensor)]
-            for tensor, each in zip(results, numbers, strict=True):
-                self.put(tensor, each)
+        if small and (made := self.evaluate(operation, args, kwargs)) is not None:
+            for tensor, numbers in zip(results, tensors(made), strict=True):
+                self.put(tensor, numbers)
         elif operation._schema.is_mutable:
-            lost = {self._memory(self.known[each]) for each in results if each in self.known}
-            for each in [key for key, numbers in self.known.items() if self._memory(numbers) in lost]:
+            memory = lambda numbers: numbers.untyped_storage().data_ptr()  # noqa: E731
+            lost = {memory(self.known[each]) for each in results if each in self.known}
+            for each in [key for key, numbers in self.known.items() if memory(numbers) in lost]:
                 del self.known[each]
-
-    @staticmethod
-    def _memory(numbers: Any) -> int:
-        return int(numbers.untyped_storage().data_ptr())

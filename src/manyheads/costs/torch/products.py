@@ -1,5 +1,6 @@
 """Multiply-adds of PyTorch operations from the shapes of their arguments, and operations that hide theirs."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -7,19 +8,18 @@ from manyheads.costs.tally import Tally
 
 Formula = Callable[..., int | Tally]
 """Multiply-adds of an operation, from its result and its arguments."""
-# Products of two factors, and the position of the first. A row of a grouped product meets one expert.
+# Products of two factors, and the position of the first.
 FACTORS = dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "_int_mm", "_scaled_mm", "_grouped_mm"), 0)
 FACTORS |= dict.fromkeys(("addmm", "_addmm_activation", "baddbmm", "addbmm", "addmv"), 1)
 ROUTED = "rows of grouped products are counted once each, whatever the router chooses: no token is dropped"
 PADDED = "convolutions count products with padding"
+COMPLEX = "a multiply-add of complex numbers is counted as one"
 OPAQUE = "{} is opaque: its products are not in the program; take lower_bound(), or give formulas={{op: function}}"
-OPAQUE_STARTS = (
-    "_cdist", "_cudnn_rnn", "_efficient_attention", "_fft_", "_flash_attention", "_linalg_", "_native_multi_head",
-    "_scaled_dot_product", "_thnn_fused", "_transformer_encoder", "_trilinear", "cholesky", "geqrf", "linalg_",
-    "lu_solve", "miopen_", "mkldnn_", "ormqr", "triangular_solve",
-)  # fmt: skip
-OPAQUE_ENDS = ("mm", "mv", "convolution")
-PLAIN = ("linalg_vector_norm", "linalg_cross", "linalg_diagonal")
+HIDDEN = re.compile(  # operations of PyTorch that multiply matrices, unless a formula here counts them
+    r"mm(_|$)|mv$|dot|matmul|conv(?!ert)|(?<!upsample_)(?<!bi)(?<!tri)linear|^_trilinear|attention|multi_head"
+    r"|transformer_encoder|rnn|lstm|gru|^_fft|[cp]dist_|euclidean|solve|chol|geqrf|ormqr"
+    r"|linalg_(?!vector_norm|cross|diagonal|check_errors|_powsum)"
+)
 OWN = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "_dtensor", "rngprims")  # of PyTorch itself
 
 
@@ -29,10 +29,8 @@ def base_name(operation: Any) -> str:
 
 
 def is_opaque(operation: Any) -> bool:
-    """Tell whether an operation without a formula may multiply: foreign, of higher order, or of the table above."""
-    name = base_name(operation)
-    hidden = name.startswith(OPAQUE_STARTS) or name.endswith(OPAQUE_ENDS)
-    return getattr(operation, "namespace", "") not in OWN or (hidden and name not in PLAIN)
+    """Tell whether an operation without a formula may multiply: foreign, of higher order, or hidden by its name."""
+    return getattr(operation, "namespace", "") not in OWN or bool(HIDDEN.search(base_name(operation)))
 
 
 def describe_product(name: str, *factors: Any) -> str:
@@ -45,7 +43,7 @@ def find_product(
 ) -> tuple[str, Tally, str] | None:
     """Return name, multiply-adds and note of a product, None for other operations; `formulas` come first."""
     packet, name = getattr(operation, "overloadpacket", operation), base_name(operation)
-    for key in (operation, packet, str(operation), str(packet)):
+    for key in (operation, packet, str(packet)):
         if key in formulas:
             macs = formulas[key](out, *args, **kwargs)
             return str(packet), macs if isinstance(macs, Tally) else Tally.of(macs), ""
@@ -53,26 +51,26 @@ def find_product(
         return None
     if name in FACTORS:
         left, right = args[FACTORS[name] :][:2]
-        columns = right.shape[-1] if right.dim() > 1 else 1
-        note = ROUTED if "grouped" in name else ""
-        return describe_product(name, left, right), Tally.of(left.numel() * columns), note
-    if name == "convolution":
-        return _convolution(out, args, 1)
-    if name == "convolution_backward":  # the mask says which of the gradients are needed
-        return _convolution(args[0], args[1:-1], bool(args[-1][0]) + bool(args[-1][1]))
+        if {str(left.layout), str(right.layout)} != {"torch.strided"}:
+            return None  # stored elements of sparse factors
+        macs, note = left.numel() * (right.shape[-1] if right.dim() > 1 else 1), COMPLEX if left.is_complex() else ""
+        if name == "_grouped_mm":  # a row meets one matrix, unless all rows meet the columns of their group
+            macs, note = (macs if left.dim() == 2 else out.numel() * left.shape[-1]), ROUTED
+        return describe_product(name, left, right), Tally.of(macs), note
+    if name in ("convolution", "convolution_backward"):  # the mask says which of the gradients are needed
+        back = name == "convolution_backward"
+        out, args, times = (args[0], args[1:-1], bool(args[-1][0]) + bool(args[-1][1])) if back else (out, args, 1)
+        (x, weight), padding, transposed = args[:2], args[4], args[6]
+        macs = times * (x if transposed else out).numel() * weight.numel() // max(weight.shape[0], 1)
+        note = COMPLEX if x.is_complex() else PADDED if any(padding) else ""
+        return describe_product("convolution", x, weight), Tally.of(macs), note
     return None
-
-
-def _convolution(out: Any, args: Any, times: int) -> tuple[str, Tally, str]:
-    (x, weight), (padding, transposed) = args[:2], (args[4], args[6])
-    macs = (x if transposed else out).numel() * weight.numel() // max(weight.shape[0], 1)
-    return describe_product("convolution", x, weight), Tally.of(times * macs), PADDED if any(padding) else ""
 
 
 def grouped_result(left: Any, right: Any, offs: Any = None, *_: Any, **__: Any) -> Any:
     """Return a meta tensor of the shape of a grouped product."""
-    shape = (*left.shape[:-1], right.shape[-1])
-    return left.new_empty((offs.shape[0], *shape) if left.dim() == right.dim() == 2 else shape)
+    rows = offs.shape if left.dim() == right.dim() == 2 else left.shape[:-2] if right.dim() == 3 else ()
+    return left.new_empty((*rows, left.shape[-2], right.shape[-1]))
 
 
 def sized_by_numbers(operation: Any, args: Any) -> bool:

@@ -1,9 +1,14 @@
 """Trace of a PyTorch program: the products that it runs, by stage and module."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import functools
+import sys
+import types
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from manyheads.costs.cost import UnknownCost
 from manyheads.costs.tally import NOTHING, Tally
 from manyheads.costs.torch import fused_attention as fused
 from manyheads.costs.torch import products
@@ -27,11 +32,11 @@ class Trace:
         self.found: dict[str, None] = {}  # notes
         self.unknown: dict[str, None] = {}
         self.gradients: dict[int, tuple[Any, Any]] = {}  # leaves, and their gradients before the count
-        self.modules: list[tuple[str, int]] = []  # that run now, each with the graph task that called it
+        self.tasks: list[bool] = []  # backward passes that run now: whether their results are differentiated again
+        self.modules: list[tuple[str, int]] = []  # that run now, each with the number of backward passes around it
         self.forward: dict[int, Place] = {}  # products by the number of their autograd node
         self.scores: Any = torch.utils.weak.WeakTensorKeyDictionary()  # products of queries and keys, their softmaxes
-        self.explicit, self.paused = 0, False
-        self.attention = fused.attention_rule(self._add, self._pause)
+        self.explicit, self.paused, self.attention = 0, False, fused.attention_rule()
 
     def notes(self) -> tuple[str, ...]:
         """Return what a reader must know."""
@@ -42,11 +47,12 @@ class Trace:
     def stage(self) -> str:
         """Return forward, backward, or block-again where a checkpoint runs again within the backward pass.
 
-        There a module is called within the graph task; a checkpoint without modules has autograd on.
+        There a module is called, or autograd is on although nobody differentiates the gradients.
         """
-        if (task := self.torch._C._current_graph_task_id()) == -1:
+        if not self.tasks:
             return "forward"
-        again = self.modules[-1][1] == task if self.modules else self.torch.is_grad_enabled()
+        called = self.modules and self.modules[-1][1] == len(self.tasks)
+        again = called or (self.torch.is_grad_enabled() and not self.tasks[-1])
         return "block-again" if again else "backward"
 
     def place(self, name: str) -> Place:
@@ -57,18 +63,69 @@ class Trace:
             return name, stage, path
         return name, stage, self.modules[-1][0] if self.modules else ""
 
-    def _add(self, place: Place, macs: Tally, stage: str = "") -> None:
+    def add(self, place: Place, macs: Tally) -> None:
+        """Add multiply-adds."""
         if macs:
-            key = (place[0], stage or place[1], place[2])
-            self.tallies[key] = self.tallies.get(key, NOTHING) + macs
+            self.tallies[place] = self.tallies.get(place, NOTHING) + macs
 
     @contextmanager
-    def _pause(self) -> Iterator[None]:
-        self.paused = True
-        try:
-            yield
-        finally:
-            self.paused = False
+    def watch(self, module: Any) -> Iterator[None]:
+        """See every operation, function and module that runs; leave PyTorch and all gradients as they were."""
+        torch, trace = self.torch, self
+
+        class Operations(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[name-defined]
+            supports_higher_order_operators = True
+
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
+                    return NotImplemented  # a subclass, such as nested tensors, says first what its operations are
+                return trace.operate(self, func, args, kwargs or {})
+
+        class Functions(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined]
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                return trace.call(func, args, kwargs or {})
+
+        def backward(engine: Any, outputs: Any, gradients: Any, keep: Any, again: Any, *rest: Any, **more: Any) -> Any:
+            self.tasks.append(bool(again))
+            try:
+                with Functions():
+                    return engine(outputs, gradients, keep, again, *rest, **more)
+            finally:
+                self.tasks.pop()
+
+        paths = {id(each): name for name, each in module.named_modules()}
+        enter = lambda each, _: self.modules.append((paths.get(id(each), type(each).__name__), len(self.tasks)))  # noqa: E731
+        hooks, names = torch.nn.modules.module, torch.nn.functional
+        changed: list[tuple[Any, str, Any]] = [  # for calls below the mode of functions
+            (names, "scaled_dot_product_attention", functools.partial(self.attend, names.scaled_dot_product_attention)),
+            (torch.autograd, "_engine_run_backward", functools.partial(backward, torch.autograd._engine_run_backward)),
+        ]
+        if "torch.nn.attention.flex_attention" in sys.modules:  # under whatever name it was imported
+            flex = sys.modules["torch.nn.attention.flex_attention"].flex_attention
+            kernel = types.FunctionType(flex.__code__, flex.__globals__, argdefs=flex.__defaults__)
+            kernel.__kwdefaults__ = flex.__kwdefaults__
+            rule = lambda *args, rule, **kwargs: rule(*args, **kwargs)  # noqa: E731
+            changed += [(flex, "__code__", rule.__code__), (flex, "__defaults__", None)]
+            changed += [(flex, "__kwdefaults__", {"rule": functools.partial(self.flex, kernel)})]
+        with ExitStack() as stack:
+            stack.callback(hooks.register_module_forward_pre_hook(enter).remove)
+            leave = hooks.register_module_forward_hook(lambda *_: self.modules.pop() and None, always_call=True)
+            stack.callback(leave.remove)
+            for owner, name, value in changed:
+                stack.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, value)
+            stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+            torch.backends.mha.set_fastpath_enabled(False)
+            if "torch._dynamo" in sys.modules:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+                stack.enter_context(warnings.catch_warnings())
+                warnings.filterwarnings("ignore", "Using .torch.compile|flex_attention called without")
+            try:
+                with Functions(), Operations():
+                    yield
+            finally:
+                for leaf, gradient in self.gradients.values():
+                    leaf.grad = gradient
 
     # Operations, below autograd
 
@@ -100,10 +157,12 @@ class Trace:
             place = self.place(name)
             if stage != "backward":  # its autograd node was made just before
                 self.forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, place)
-            self._add(place, macs)
+            self.add(place, macs)
             self.found[note] = None
         elif products.is_opaque(operation):
-            self.unknown[products.OPAQUE.format(getattr(operation, "overloadpacket", operation))] = None
+            sparse = any(each.layout != torch.strided for each in tensors)
+            name = f"{getattr(operation, 'overloadpacket', operation)}{' of sparse tensors' if sparse else ''}"
+            self.unknown[products.OPAQUE.format(name)] = None
         return out
 
     def _on_meta(self, operation: Any, args: Any, kwargs: Any, tensors: list[Any]) -> tuple[Any, Any, Any]:
@@ -126,7 +185,7 @@ class Trace:
             self.explicit += "softmax" in seen and self.stage() == "forward"
             self.scores[out] = "product"
         elif seen and name not in products.FACTORS:
-            kind = "softmax" if "softmax" in seen or name == "_softmax" else "product"
+            kind = "softmax" if "softmax" in seen or name in ("_softmax", "_safe_softmax") else "product"
             for each in self.torch.utils._pytree.tree_leaves(out):
                 if isinstance(each, self.torch.Tensor) and 2 * each.numel() >= max(seen.values()):
                     self.scores[each] = kind
@@ -151,28 +210,60 @@ class Trace:
         is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
     ) -> Any:  # fmt: skip
         """Stand in for `scaled_dot_product_attention`."""
+        options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        if query.is_nested:
+            raise UnknownCost(fused.NESTED)
+        if self.torch._C._functorch.peek_interpreter_stack() is not None:  # vmap, grad and others need all products
+            with self.torch.nn.attention.sdpa_kernel(self.torch.nn.attention.SDPBackend.MATH):
+                return kernel(query, key, value, attn_mask, **options)
+        if hasattr(attn_mask, "_materialize"):  # a causal bias holds no numbers
+            attn_mask = attn_mask._materialize(query.device)
         if not enable_gqa:
             lead = self.torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
             query = query.expand(*lead, *query.shape[-2:])
+        run = lambda q, k, v: kernel(q, k, v, attn_mask, **options)  # noqa: E731
+        return self._attention(run, query, key, value, attn_mask, is_causal)
+
+    def flex(
+        self, kernel: Any, query: Any, key: Any, value: Any, score_mod: Any = None, block_mask: Any = None,
+        scale: float | None = None, enable_gqa: bool = False, return_lse: bool = False, kernel_options: Any = None,
+        *, return_aux: Any = None,
+    ) -> Any:  # fmt: skip
+        """Stand in for `flex_attention`; its mask is evaluated on positions."""
+        torch, mask = self.torch, None
+        if block_mask is not None:
+            extents = torch.Size((*block_mask.shape[:-2], query.shape[-2], key.shape[-2]))
+            mask = query.new_empty((), device="meta")  # without numbers
+            if extents.numel() <= fused.LARGEST:
+                mask = block_mask.mask_mod(*torch.meshgrid(*map(torch.arange, extents), indexing="ij"))
+        run = lambda q, k, v: kernel(q, k, v, score_mod, block_mask, scale, enable_gqa, False, kernel_options)  # noqa: E731
+        out = self._attention(run, query, key, value, mask)
+        sums = query.new_zeros(query.shape[:-1])  # of exponentials, which decide nothing
+        if return_aux:
+            return out, torch.nn.attention.flex_attention.AuxOutput(lse=sums, max_scores=sums)
+        return (out, sums) if return_lse else out
+
+    def _attention(self, run: Any, query: Any, key: Any, value: Any, mask: Any, is_causal: bool = False) -> Any:
+        """Count the pairs of a kernel, and run it if there are numbers."""
         queries, keys, lead = query.shape[-2], key.shape[-2], query.shape[:-2].numel()
         pairs = lead * (fused.causal_pairs(queries, keys) if is_causal else Tally.of(queries * keys))
-        if attn_mask is not None:
-            numbers = self.numbers.find(attn_mask)
+        if mask is not None:
+            numbers = self.numbers.find(mask)
             self.found[fused.UNKNOWN_MASK if numbers is None else fused.MASKED] = None
-            if numbers is not None:
-                with self._pause(), self.torch.no_grad():
-                    pairs = fused.masked_pairs(numbers, queries, keys, lead)
-        options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-        run = lambda q, k, v: kernel(q, k, v, attn_mask, **options)  # noqa: E731
-        place = self.place(products.describe_product("attention", query, key))
-        return self.attention(query, key, value, attn_mask, pairs, place, run)
+            pairs = pairs if numbers is None else fused.masked_pairs(numbers.detach(), queries, keys, lead)
+        name, stage, path = self.place(products.describe_product("attention", query, key))
+        self.add((name, stage, path), (query.shape[-1] + value.shape[-1]) * pairs)
 
-    def flex(self, kernel: Callable[..., Any], query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Stand in for `flex_attention`."""
-        block_mask = kwargs.get("block_mask", args[1] if len(args) > 1 else None)
-        with self._pause():
-            pairs, note = fused.flex_pairs(block_mask, query.shape[-2], key.shape[-2], query.shape[:-2].numel())
-        self.found[note] = None
-        run = lambda q, k, v: kernel(q, k, v, *args, **kwargs)  # noqa: E731
-        place = self.place(products.describe_product("attention", query, key))
-        return self.attention(query, key, value, None, pairs, place, run)
+        def kernel(*factors: Any) -> Any:
+            if query.is_meta:
+                return query.new_empty((*query.shape[:-1], value.shape[-1]))
+            self.paused = True
+            try:
+                return run(*factors)
+            finally:
+                self.paused = False
+
+        gradients = lambda needed: self.add(  # noqa: E731
+            (name, "backward", path), fused.backward_macs(pairs, query, value, needed)
+        )
+        return self.attention(kernel, gradients, query, key, value, mask)
