@@ -190,6 +190,7 @@ def pair():
     return 1, 2
 def alone():
     return torch.nn.Linear(3, 4)
+module = alone()
 def two():
     return torch.nn.Bilinear(3, 3, 4), torch.zeros(2, 3), torch.zeros(2, 3)
 """
@@ -205,11 +206,15 @@ def test_a_function_that_makes_a_module_and_a_batch(capsys, tmp_path, monkeypatc
     assert found["conventions"] == {
         "exact": 96, "halved": 96, "dense": 96, "mac": 48, "executed": 96, "executed-mac": 48,
     }  # fmt: skip
-    assert "mm" in run(capsys, "mine_of_torch:make")
+    table = run(capsys, "mine_of_torch:make")
+    assert "mm" in table
+    assert "bytes: not counted" in table
     with pytest.raises(UsageError, match="--training: for a function that returns a PyTorch module"):
         Count("mine_of_torch:pair", training=True).run()
-    with pytest.raises(UsageError, match=r"returns a Linear; expected \(module, batch\)"):
+    with pytest.raises(UsageError, match="Linear without a batch; give a function"):
         Count("mine_of_torch:alone").run()
+    with pytest.raises(UsageError, match="Linear without a batch; give a function"):
+        Count("mine_of_torch:module").run()
     assert "_trilinear is opaque" in run(capsys, "mine_of_torch:two")
     with pytest.raises(UsageError, match="--meta"):
         Count("mine_of_torch:make", meta=True, shapes=("3",)).run()

@@ -22,10 +22,10 @@ _SHAPE = re.compile(r"(?P<extents>scalar|\d+(x\d+)*)(:(?P<dtype>[a-z0-9_]+))?")
 
 @dataclass(frozen=True)
 class Count:
-    """Count FLOPs and bytes of a transformer, a JAX function or a PyTorch module, exactly, under a named convention.
+    """Count FLOPs of a transformer, a JAX function or a PyTorch module, exactly, under a named convention.
 
-    TARGET is a config.json, a folder with one, or package.module:function: a JAX function with --shapes, or without
-    them a function that returns (module, batch) of PyTorch. Without TARGET --layers, --width and --heads describe a
+    TARGET is a config.json, a folder with one, or package.module:function: a JAX function with --shapes, or a function
+    without arguments that returns (module, batch) of PyTorch. Without TARGET --layers, --width and --heads describe a
     transformer. Importing a module runs its code: name only code that you trust. A config.json is read as data.
     """
 
@@ -290,12 +290,14 @@ def _made(function: Callable[[], Any]) -> Any:
         inspect.signature(function).bind()
     except (TypeError, ValueError):
         return None
-    made = function()
-    module, *batch = made if isinstance(made, tuple) and made else (made,)
+    made = function if is_torch(function, ()) else function()
+    module, *batch = made if isinstance(made, (tuple, list)) and made else (made,)
     if not callable(module) or not is_torch(module, ()):
         return None
     if not batch:
-        raise UsageError(f"the function returns a {type(module).__name__}; expected (module, batch)")
+        raise UsageError(
+            f"count: {type(module).__name__} without a batch; give a function that returns (module, batch)"
+        )
     return made
 
 

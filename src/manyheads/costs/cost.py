@@ -23,7 +23,8 @@ RECOMPUTED |= {"block-needed": BLOCK[:1], "block+scores": BLOCK + SCORES}
 LOOP = "a while loop"  # with which the reasons begin that a trip count removes
 TRACED = ("exact", "halved", "dense", "mac", "executed", "executed-mac")  # conventions that a traced module answers
 FIGURES = ("flops", "elementwise", "transcendental", "bytes")
-BYTES = {
+BYTES: dict[bool | None, str] = {
+    None: "not counted",
     True: "compulsory traffic: every needed input, constant and result of one call once",
     False: "compulsory traffic: every input, matrix and result of one call once; biases and norm gains left out",
 }
@@ -203,6 +204,8 @@ class Cost(Shown):
         if other.convention != self.convention:
             names = f"{self.convention.name} and {other.convention.name}"
             raise ConventionError(f"costs of different conventions do not add: {names}; convert one with .to")
+        if self.items and other.items and self.traced != other.traced:
+            raise ConventionError("a traced module and a formula do not add: neither knows what the other recomputes")
         notes, unknown = (*self.notes, *other.notes), (*self.unknown, *other.unknown)
         texts = tuple(dict.fromkeys(notes)), tuple(dict.fromkeys(unknown))
         return Cost(merge((*self.items, *other.items)), self.convention, *texts, self.traced or other.traced)
@@ -228,7 +231,7 @@ class Cost(Shown):
         known = self.lower_bound()
         figures: dict[str, Any] = _figures(known) if not self.unknown else {"lower_bound": _figures(known)}
         texts = {"unknown": list(self.unknown), "notes": list(self.notes)}
-        moved = {"bytes_convention": BYTES[self.convention.executed]}
+        moved = {"bytes_convention": BYTES[None if self.traced else self.convention.executed]}
         return {**figures, "convention": convention, "items": known.breakdown(), **texts, **moved}
 
     def table(self, shares: bool = True) -> str:
@@ -249,7 +252,7 @@ class Cost(Shown):
         lines = [
             render_table(columns[:last], [row[:last] for row in rows]),
             f"convention {self.convention.name}: {self.convention.describe()}",
-            f"bytes: {BYTES[self.convention.executed]}",
+            f"bytes: {BYTES[None if self.traced else self.convention.executed]}",
         ]
         lines += [f"unknown: {part}" for part in self.unknown] + [f"note: {note}" for note in self.notes]
         return "\n".join(lines)

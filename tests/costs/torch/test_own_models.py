@@ -3,6 +3,7 @@
 import pytest
 
 import manyheads as mh
+from manyheads.costs import ModelShape, transformer_cost
 from manyheads.costs.conventions import ConventionError
 from manyheads.errors import UsageError
 
@@ -196,6 +197,8 @@ def test_conventions_that_a_trace_answers():
         with pytest.raises(ConventionError, match="a program as it runs"):
             cost.to(name)
     assert (2 * cost + cost).flops == 3 * cost.flops
+    with pytest.raises(ConventionError, match="do not add"):
+        cost + transformer_cost(ModelShape(layers=1, width=8, heads=2), 4)
 
 
 MASK = torch.ones(5, 5, dtype=torch.bool).triu(1)
