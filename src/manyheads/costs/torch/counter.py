@@ -48,8 +48,8 @@ def count_run(function: Any, args: tuple[Any, ...], training: Any, loss: Any, de
                 kept = dict(holder.items())
                 stack.callback(_restore, holder, kept)
                 for name, value in kept.items():
-                    if (made := tree.tree_map(stand_in, value)) is not value:
-                        holder[name] = made
+                    if isinstance(value, (torch.Tensor, dict, list, tuple)) and "_hooks" not in name:
+                        holder[name] = tree.tree_map(stand_in, value)
         with trace.watch(module), torch.set_grad_enabled(training):
             out = function(*args, **named)
             if training:
