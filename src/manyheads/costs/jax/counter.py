@@ -11,12 +11,12 @@ from jax.extend import core
 from manyheads._arrays import COMPLEX, as_native
 from manyheads._namespaces import Array
 from manyheads._trees import PyTree
-from manyheads.costs import jaxpr, primitives
 from manyheads.costs.conventions import find_convention
 from manyheads.costs.cost import LOOP, Cost, Item
-from manyheads.costs.jaxpr import Consts, Equation, Known, Liveness, Mask, Variable
+from manyheads.costs.jax import jaxpr, primitives
+from manyheads.costs.jax.jaxpr import Consts, Equation, Known, Liveness, Mask, Variable
 from manyheads.costs.tally import Tally
-from manyheads.errors import UsageError, check_call, check_integer
+from manyheads.errors import check_call, check_integer
 
 
 @dataclass
@@ -178,55 +178,12 @@ class _Counter:
         return found
 
 
-def count(fn: Callable[..., PyTree], *args: PyTree, trips: int | None = None) -> Cost:
-    """Count exactly what a JAX function computes, by walking its program; nothing is run.
-
-    Work whose result nobody uses is left out, as the compiler leaves it out. A `scan` costs its body times its length,
-    a `while` its body times its trip count if known integers decide it, a `cond` its most expensive branch (with a
-    note if they differ, and the branch taken if its predicate is constant), a `shard_map` its body times the devices,
-    a `pallas_call` its kernel times the grid. Calls, `remat` and custom derivatives cost what they contain, and `vmap`
-    and `grad` are part of the program already.
-
-    Parameters
-    ----------
-    fn
-        Any function that `jax.make_jaxpr` can trace.
-    *args
-        Its arguments: arrays, `jax.ShapeDtypeStruct`, Python numbers, pytrees of these. Leaves of another kind
-        (strings, functions, None) are passed as they are. An integer, of Python, NumPy or JAX, is an array to the
-        program, but its value is known and may decide how long a loop runs.
-    trips
-        How often to take a `while` whose end is not known to run; None leaves it undetermined.
-
-    Returns
-    -------
-    Cost
-        Convention ``"executed"``: `flops` are those of `dot_general`, of `conv_general_dilated` (without products with
-        padding and inserted zeros), and of LU, Cholesky and triangular solves, so that `solve`, `inv`, `det` and `expm`
-        are counted; elementwise work counts one operation for each real number that is computed, a reduction one for
-        each that is read; integers and Booleans count nothing. `bytes` are needed inputs, constants and results, each
-        moved once. `cost.unknown` names what the program does not determine: loops of unknown length, decompositions
-        that iterate (`svd`, `eigh`, `eig`, `schur`), those that depend on the library's algorithm (`fft`, `qr`),
-        products whose size depends on values (`ragged_dot`, sparse arrays), and calls of code outside of the program.
-        Then a figure is refused, and `cost.lower_bound()` is what is sure.
-
-    Raises
-    ------
-    UsageError
-        `trips` is negative, or the function or an argument belongs to PyTorch.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> x, w = jax.ShapeDtypeStruct((8, 64), jnp.float32), jax.ShapeDtypeStruct((64, 64), jnp.float32)
-    >>> count(lambda x, w: jax.lax.fori_loop(0, 10, lambda _, y: jnp.tanh(y @ w), x), x, w).flops
-    655360
-    """
+def count_program(fn: Callable[..., PyTree], args: tuple[PyTree, ...], trips: int | None = None) -> Cost:
+    """Count what a JAX function computes by walking its program; see `manyheads.count`."""
     if trips is not None:
         trips = check_integer("count: trips", trips, 0)
     check_call("fn", fn, *(f"argument {number}" for number in range(1, len(args) + 1)))
     leaves, tree = jax.tree.flatten(args)
-    _refuse_torch(fn, *leaves)
     leaves = [as_native(leaf, "an argument", COMPLEX) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
     traced = [index for index, leaf in enumerate(leaves) if _is_traced(leaf)]
 
@@ -245,18 +202,6 @@ def count(fn: Callable[..., PyTree], *args: PyTree, trips: int | None = None) ->
     items = [Item(row, "forward", macs, elementwise=e, transcendental=t) for row, (macs, e, t) in amounts.items()]
     items.append(Item("inputs and outputs", bytes=counter.traffic(closed, wanted)))
     return Cost(tuple(items), find_convention("executed"), tuple(work.notes), tuple(work.unknown))
-
-
-def _refuse_torch(*values: object) -> None:
-    """Refuse PyTorch: its modules and tensors look callable and array-like, and cannot be traced."""
-    for value in values:
-        if foreign := [kind for kind in type(value).__mro__ if kind.__module__.partition(".")[0] == "torch"]:
-            kind = "tensor" if foreign[0].__name__ == "Tensor" else "module"
-            raise UsageError(
-                f"count: {type(value).__name__} is a PyTorch {kind}; expected a JAX function, and arrays or "
-                "jax.ShapeDtypeStruct. For a transformer read its shape, shape_from_config(model.config.to_dict()) or "
-                "ModelShape(...), and take transformer_cost(shape, length)"
-            )
 
 
 def _integer_value(leaf: Array) -> Known:

@@ -7,9 +7,16 @@ from jax.extend import core
 
 from manyheads._arrays import COMPLEX, check_arrays
 from manyheads._trees import PyTree
-from manyheads.costs import primitives
 from manyheads.costs.cost import UnknownCost
-from manyheads.costs.jaxpr import LONGEST_SIMULATION, Equation, Variable, called_program, inner_programs, scan_layout
+from manyheads.costs.jax import primitives
+from manyheads.costs.jax.jaxpr import (
+    LONGEST_SIMULATION,
+    Equation,
+    Variable,
+    called_program,
+    inner_programs,
+    scan_layout,
+)
 
 PRODUCTS = (
     "dot_general", "conv_general_dilated", "ragged_dot_general", "scaled_dot", "scaled_matmul_wrapper",

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from manyheads.costs.jaxpr import Equation, Variable, inner_programs
+from manyheads.costs.jax.jaxpr import Equation, Variable, inner_programs
 
 
 def _names(text: str) -> frozenset[str]:
