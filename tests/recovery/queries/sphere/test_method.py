@@ -8,7 +8,7 @@ from manyheads.recovery import RecoveryRefused, compare_layers, evaluate_layer, 
 from manyheads.recovery.oracle.normalization import Normalization, projected
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.rotary.forms import gap_rank
+from manyheads.recovery.queries.ranks import gap_rank
 from manyheads.recovery.queries.sphere.method import extract_on_sphere
 from manyheads.recovery.queries.sphere.pairs import SpherePairs, find_sphere_heads
 from manyheads.recovery.refusals import NotALayer

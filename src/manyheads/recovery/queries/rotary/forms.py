@@ -21,6 +21,7 @@ import numpy as np
 
 from manyheads.recovery._types import Array
 from manyheads.recovery.layers.rotary import Turns
+from manyheads.recovery.queries.ranks import gap_rank
 from manyheads.recovery.queries.rotary.logits import Ledger
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
@@ -110,22 +111,6 @@ def split_core(
             f"no gap in the singular values of a form among {len(s)} sketch tokens: allow more", s[-1] / s[0], cut
         )
     return u[:, :rank], s[:rank], v[:rank]
-
-
-def gap_rank(values: Array, cut: float) -> int:
-    """Return the rank at the widest gap (in ratio) of descending singular values that ends below `cut`; all if none.
-
-    Examples
-    --------
-    >>> gap_rank(np.array([1.0, 0.1, 1e-9, 1e-10]), 1e-6)
-    2
-    """
-    if values[0] <= 0:
-        return 0
-    logs = np.log(np.maximum(values / values[0], 1e-300))
-    gaps = [(logs[k] - logs[k + 1], k + 1) for k in range(len(values) - 1) if logs[k + 1] < np.log(cut)]
-    gap, rank = max(gaps, default=(0.0, len(values)))
-    return rank if gap > np.log(20.0) else len(values)
 
 
 def find_core(

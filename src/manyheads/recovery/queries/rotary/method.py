@@ -24,6 +24,7 @@ from manyheads.recovery.layers.rotary import RotaryLayer, Turns
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.probes import Probed, probe_until
 from manyheads.recovery.queries.projection_sum import Sums, read_sums
+from manyheads.recovery.queries.ranks import gap_rank
 from manyheads.recovery.queries.refinement import refine_turned
 from manyheads.recovery.queries.rotary import forms
 from manyheads.recovery.queries.rotary.count_gates import ask_counts, find_counted_heads
@@ -93,7 +94,7 @@ def _split_values(
     def stack(probed: Probed) -> tuple[Array, list[int]]:
         rows = np.swapaxes(probed.nets.values * probed.weights[:, :, None], 0, 1)  # (m, probes, d)
         spectra = [np.linalg.svd(one, compute_uv=False) for one in rows]
-        return rows, [forms.gap_rank(one, max(1e-6, 100 * floor)) for one in spectra]
+        return rows, [gap_rank(one, max(1e-6, 100 * floor)) for one in spectra]
 
     more = max(4, settings.extra)
 

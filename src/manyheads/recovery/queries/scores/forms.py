@@ -17,7 +17,8 @@ import scipy.linalg
 
 from manyheads.recovery._types import Array
 from manyheads.recovery.layers.rotary import Turns
-from manyheads.recovery.queries.rotary.forms import CUT, NOTHING, extend, find_turn, gap_rank, solve_scaled
+from manyheads.recovery.queries.ranks import gap_rank
+from manyheads.recovery.queries.rotary.forms import CUT, NOTHING, extend, find_turn, solve_scaled
 from manyheads.recovery.queries.rotary.logits import Ledger
 from manyheads.recovery.refusals import RankBudgetError
 

@@ -23,8 +23,8 @@ import numpy as np
 from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
+from manyheads.recovery.queries.ranks import gap_rank
 from manyheads.recovery.queries.repeated_tokens import difference, find_repeated_heads
-from manyheads.recovery.queries.rotary.forms import gap_rank
 from manyheads.recovery.queries.scores.refined_heads import refine_spaces
 from manyheads.recovery.refusals import FitError, RankBudgetError
 

@@ -23,10 +23,11 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.probes import Probed, probe_until
+from manyheads.recovery.queries.ranks import find_ranks
 from manyheads.recovery.queries.sigmoid_network import EPS, EXACT
 from manyheads.recovery.queries.sphere.pairs import SphereHeads, SpherePairs, find_sphere_heads, read_normalized_sums
 from manyheads.recovery.queries.sphere.rows import SketchSettings, SphereRows, choose_base, read_sketches, solve_forms
-from manyheads.recovery.queries.subspaces.head_values import Stacks, find_ranks
+from manyheads.recovery.queries.subspaces.head_values import Stacks
 from manyheads.recovery.queries.subspaces.output_spaces import split_projections
 from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import RankBudgetError

@@ -14,14 +14,13 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.queries.probes import Probed, probe_until
-from manyheads.recovery.queries.sigmoid_network import EPS, PairNets, fit_nets, net_amplification
+from manyheads.recovery.queries.ranks import CLEAR, find_ranks
+from manyheads.recovery.queries.sigmoid_network import PairNets, fit_nets, net_amplification
 from manyheads.recovery.queries.subspaces.pairs import Pairs, Separation
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import FitError
 
-# A singular value may be noise up to this multiple of the predicted level; which ones are is decided by the gap
-CLEAR = 1e3
 SPARE = 2  # rows of answers beyond those that determine a net, in the dimensions of the values
 DRAWS = 12  # random sets of queries of one size among which the best is taken
 PLANNED = 1000  # unknowns of a net up to which its error is predicted for other sets of queries
@@ -122,29 +121,6 @@ def with_fewer_queries(pairs: Pairs, start: Separation, rng: Generator, loss: fl
         if min(errors) <= loss:
             return draws[int(np.argmin(errors))]
     return start
-
-
-def find_ranks(stacks: Array, levels: Array) -> Indices | None:
-    """Return the rank of every stack (m, b, d) whose rows err by `levels` (m,), None if one has no gap to its noise."""
-    singular = np.linalg.svd(stacks, compute_uv=False)  # (m, min(b, d))
-    ranks = [rank_by_gap(s, level * np.sqrt(stacks.shape[1])) for s, level in zip(singular, levels, strict=True)]
-    hidden = any(rank is None or rank > singular.shape[1] - 2 for rank in ranks)
-    return None if hidden else np.array(ranks, np.intp)
-
-
-def rank_by_gap(singular: Array, noise: float) -> int | None:
-    """Return the number of singular values above the largest gap that ends in the noise, None if none does."""
-    noise = max(noise, EPS * float(singular[0]))
-    if singular[0] <= SEEN * noise:
-        return 0
-    floored = np.maximum(singular, noise / CLEAR)
-    ratios = np.where(singular[1:] <= CLEAR * noise, floored[:-1] / floored[1:], 0.0)
-    if not len(ratios) or ratios.max() < SEEN:
-        return None
-    return int(np.argmax(ratios)) + 1
-
-
-SEEN = 8.0  # neighbouring singular values of noise are nearer to each other than this factor
 
 
 def predict_levels(start: Separation) -> tuple[Array, bool]:

@@ -38,7 +38,7 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.subspaces.head_values import rank_by_gap
+from manyheads.recovery.queries.ranks import rank_by_gap
 from manyheads.recovery.queries.subspaces.output_spaces import Projections
 from manyheads.recovery.queries.subspaces.pair_logits import PairReader
 from manyheads.recovery.queries.subspaces.row_plan import UnseenPlan, plan_groups, sketch_tokens

@@ -22,10 +22,11 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
+from manyheads.recovery.queries.ranks import find_ranks
 from manyheads.recovery.queries.rotary.forms import extend
 from manyheads.recovery.queries.sigmoid_network import EPS, EXACT
 from manyheads.recovery.queries.sphere.rows import SketchSettings, SphereRows, read_pairs_of, solve_forms
-from manyheads.recovery.queries.subspaces.head_values import Stacks, find_ranks
+from manyheads.recovery.queries.subspaces.head_values import Stacks
 from manyheads.recovery.queries.subspaces.output_spaces import Projections, single_projection, split_projections
 from manyheads.recovery.queries.vocabulary.pairs import Hubs, TablePairs, find_hubs, find_pair_heads, order_triangle
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
