@@ -6,7 +6,7 @@ import pytest
 from manyheads.attention import AttentionLayer
 from manyheads.recovery import gpt_layer, planted_layer
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.subspaces.output_spaces import Projections
+from manyheads.recovery.queries.projection_sum import Projections
 from manyheads.recovery.queries.subspaces.row_reader import RowReader, Rows
 from manyheads.recovery.queries.subspaces.rows import read_rows
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
@@ -17,15 +17,12 @@ def known(layer, ranks=None):
     """The projections as S3 hands them over, from the weights: of these ranks, or of full rank."""
     heads, dim = layer.heads, layer.dim
     if ranks is None:
-        return Projections(layer.projection, None, None, np.full(heads, dim), 1.0, 0.0, 0.0)
+        return Projections(layer.projection, None, np.full(heads, dim), 1.0, 0.0)
     ranks = np.broadcast_to(ranks, heads)
     bases = [np.linalg.svd(part)[2][:rank] for part, rank in zip(layer.projection, ranks, strict=True)]
-    inverse = np.split(np.linalg.pinv(np.concatenate(bases)), np.cumsum(ranks)[:-1], axis=1)
-    readers, splits = np.zeros((2, heads, dim, max(ranks)))
-    for head, (basis, part) in enumerate(zip(bases, inverse, strict=True)):
-        readers[head, :, : len(basis)], splits[head, :, : len(basis)] = layer.projection[head] @ basis.T, part
+    splits = np.split(np.linalg.pinv(np.concatenate(bases)), np.cumsum(ranks)[:-1], axis=1)
     condition = float(np.linalg.cond(np.concatenate(bases)))
-    return Projections(layer.projection, readers, splits, ranks, condition, 0.0, 0.0)
+    return Projections(layer.projection, tuple(splits), ranks, condition, 0.0)
 
 
 def error(found, true):
@@ -55,7 +52,7 @@ def test_heads_of_uneven_ranks_are_read_in_groups(rng):
     assert error(found.key_bias, layer.key_bias) < 1e-7
     assert found.ranks.tolist() == [3, 3, 14]
     together = Oracle.of(layer)
-    reader = RowReader(together, layer.bias, heads, SubspaceSettings())
+    reader = RowReader.of(together, layer.bias, heads, SubspaceSettings())
     assert oracle.total.calls < -(-20 // reader.sketched) * -(-24 // reader.fresh)
 
 
@@ -91,7 +88,7 @@ def test_a_head_without_logits_has_rank_zero(rng):
 def test_weights_are_the_softmax_of_the_layer(rng, direct):
     """Against the softmax itself, with repeated tokens sharing their weight."""
     layer = gpt_layer(rng, 12, 2, bias=False)
-    reader = RowReader(Oracle.of(layer), np.zeros(12), known(layer, None if direct else 6), SubspaceSettings())
+    reader = RowReader.of(Oracle.of(layer), np.zeros(12), known(layer, None if direct else 6), SubspaceSettings())
     tokens = np.concatenate([np.zeros((1, 12)), rng.normal(size=(3, 12))])
     tokens = np.concatenate([tokens, tokens[1:2], tokens[:1]])  # 0, a, b, c, a, 0
     rows = [Rows(2, 2, np.ones(2), 1), Rows(5, 3, np.array([2.0, 1.0, 1.0]), 2)]
@@ -99,12 +96,12 @@ def test_weights_are_the_softmax_of_the_layer(rng, direct):
     logits = np.einsum("td,mde,se->mts", tokens, layer.theta, tokens) + (tokens @ layer.key_bias.T).T[:, None]
     mass = np.exp(logits)
     first = mass[:, 2, 1:3] / mass[:, 2, :3].sum(-1, keepdims=True)
-    np.testing.assert_allclose(short[:, 0], first, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(short[0].T, first, rtol=0, atol=1e-11)
     last = mass[:, 5] / mass[:, 5].sum(-1, keepdims=True)
     together = np.stack([last[:, 1] + last[:, 4], last[:, 2], last[:, 3]], axis=-1)
-    np.testing.assert_allclose(long[:, 0], together, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(long[0].T, together, rtol=0, atol=1e-11)
     exact = np.einsum("d,mde,se->ms", tokens[5], layer.theta, tokens[1:4]) + layer.key_bias @ tokens[1:4].T
-    np.testing.assert_allclose(reader.logits(long, rows[1])[:, 0], exact, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(reader.logits(long, rows[1])[0].T, exact, rtol=0, atol=1e-9)
 
 
 def test_weights_below_zero_are_refused(rng):

@@ -1,8 +1,6 @@
 r"""Logits of all pairs of tokens of a sequence, by offset, at known output-value circuits.
 
-Row r of an answer is c + sum_i sum_j a_ij W_i^T x_j. Once the projections are known, the weights a_ij of all heads on
-all distinct tokens solve one linear problem of the row, as long as heads times tokens stay below d. Zero tokens are not
-read, but weigh: the first token of every sequence is zero, and what the others leave is the weight of the zeros, so
+The first token of every sequence is zero, and what the others leave is the weight of the zeros (`attention_weights`):
 
 .. math:: \ell_i(x_r, x_j, r - j) = \ln a_{ij} - \ln\Big(1 - \sum_k a_{ik}\Big) + \ln n_r
 
@@ -17,9 +15,7 @@ from typing import Any
 import numpy as np
 
 from manyheads.recovery._types import Array, Ask, Indices
-from manyheads.recovery.refusals import FitError
-
-LEAST = 1e-12  # weights below are put here: their logits are lost, and the checks that follow see it
+from manyheads.recovery.queries.attention_weights import log_ratios, solve_weights
 
 
 @dataclass(frozen=True)
@@ -77,10 +73,8 @@ class Reader:
         y = self.ask(x, read="all")[:, positions] - self.bias  # (n, k, d)
         parts = []
         values = np.einsum("nkd,mde->nkme", tokens[pieces], self.projection, optimize=True)  # W_i^T x_j
-        for row in range(kept):
-            weights = solve_weights(values[:, : row + 1], y[:, row])  # (n, row + 1, m)
-            logits = np.log(np.maximum(weights, LEAST)) - np.log(np.maximum(1 - weights.sum(1, keepdims=True), LEAST))
-            logits += np.log(positions[row] - row)  # zeros in front
+        for row, weights in enumerate(solve_weights(values, y, range(1, kept + 1))):
+            logits = log_ratios(weights, others=positions[row] - row)  # zeros in front
             parts.append(entries(pieces, positions, row, row + 1, logits))
         return Ledger(tokens, *(np.concatenate(column) for column in zip(*parts, strict=True)))
 
@@ -91,19 +85,6 @@ def entries(pieces: Indices, positions: Indices, row: int, seen: int, *values: A
     offset = np.broadcast_to(positions[row] - positions[:seen], query.shape)
     flat = (one.reshape(-1, one.shape[2]) for one in values)
     return query.ravel(), pieces[:, :seen].ravel(), offset.ravel(), *flat
-
-
-def solve_weights(values: Array, answers: Array) -> Array:
-    """Solve answers (n, d) = sum weights values (n, k, m, d) for the weights (n, k, m), columns scaled to norm one."""
-    count, kept, heads, dim = values.shape
-    columns = values.reshape(count, kept * heads, dim)
-    size = np.linalg.norm(columns, axis=2, keepdims=True) + np.finfo(np.float64).tiny
-    basis, triangle = np.linalg.qr(np.swapaxes(columns / size, 1, 2))
-    try:
-        weights = np.linalg.solve(triangle, np.einsum("nda,nd->na", basis, answers)[..., None])[..., 0]
-    except np.linalg.LinAlgError as error:
-        raise FitError("the values of different heads are linearly dependent: weights cannot be read") from error
-    return (weights / size[..., 0]).reshape(count, kept, heads)
 
 
 def alternate(first: int, second: int, length: int) -> Indices:

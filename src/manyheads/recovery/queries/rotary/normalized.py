@@ -21,11 +21,12 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.projection_sum import Sums
+from manyheads.recovery.queries.attention_weights import LEAST, solve_weights
+from manyheads.recovery.queries.projection_sum import Projections, Sums
 from manyheads.recovery.queries.repeated_tokens import find_repeated_heads
 from manyheads.recovery.queries.rotary.forms import FormSettings
-from manyheads.recovery.queries.rotary.logits import LEAST, Ledger, entries, solve_weights
-from manyheads.recovery.queries.rotary.method import LogitForms, Values, share_out
+from manyheads.recovery.queries.rotary.logits import Ledger, entries
+from manyheads.recovery.queries.rotary.method import LogitForms, share_out
 from manyheads.recovery.queries.scores.refined_heads import refine_spaces
 from manyheads.recovery.queries.sphere.pairs import read_normalized_sums
 from manyheads.recovery.refusals import NotALayer
@@ -53,7 +54,7 @@ def extract_rotary_on_sphere(
         values = _read_values(oracle, sums, basis, noise, rng, settings, figures)
     with log.stage("logits") as figures:
         reader = NormalizedReader(oracle, sums.bias, values.projection, np.sqrt(oracle.dim) * basis[0])
-        forms = LogitForms(reader.read, noise, rng, settings, values, sums.bias, basis, length=1.0, repeats=REPEATS)
+        forms = LogitForms(reader.read, noise, rng, settings, values, sums.bias, basis, 1.0, REPEATS)
         found = forms.read(figures)
     layer: Any = found.of_scaled_tokens(np.sqrt(1 + norm.epsilon))  # tokens of the sphere are longer than u
     longest = layer.offsets if layer.turns is None else None
@@ -63,7 +64,7 @@ def extract_rotary_on_sphere(
 
 def _read_values(
     oracle: Oracle, sums: Sums, basis: Array, noise: float, rng: Generator, settings: FormSettings, figures: Figures
-) -> Values:
+) -> Projections:
     """Find the heads, read them at as many directions as their spaces have dimensions, and share out the sum."""
     heads = find_repeated_heads(oracle, basis, np.sqrt(oracle.dim), noise, rng)
     figures |= {"heads": heads.shares.shape[1], "condition of weights": heads.condition, "rank one": heads.residual}
@@ -74,7 +75,7 @@ def _read_values(
         spaces = [np.linalg.svd(one, full_matrices=False)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]
         spaces, figures["mixed"] = refine_spaces(oracle, sums, spaces, 1.0, rng, sphere=basis)
         rows = np.array([one @ np.linalg.pinv(space) @ space for one, space in zip(rows, spaces, strict=True)])
-    return share_out(sums, rows, ranks, max(floor, 1e-9), 1.0, figures)
+    return share_out(sums, rows, ranks, max(floor, 1e-9), figures)
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,8 @@ class NormalizedReader:
             if positions[row] > row:  # gaps before
                 seen = np.concatenate([seen, np.broadcast_to(self.filler, (count, 1, dim))], axis=1)
             values = np.einsum("nkd,mde->nkme", seen - own[:, None], self.projection, optimize=True)
-            weights = solve_weights(values, y[:, row] - own @ self.projection.sum(0))
+            answers = y[:, [row]] - (own @ self.projection.sum(0))[:, None]
+            weights = solve_weights(values, answers, [values.shape[1]])[0]
             weights = np.concatenate([weights[:, :row], 1 - weights.sum(1, keepdims=True)], axis=1)
             weights = np.maximum(weights, LEAST)
             found.append((np.log(weights[:, :-1]) - np.log(weights[:, -1:]), weights))

@@ -51,12 +51,13 @@ class Heads:
     separation: float  # smallest distance of two heads, in relative weights
     residual: float  # what the heads leave of random rows, relative
     condition: float  # of all output spaces together
+    sum_error: float = 0.0  # what the projections lack of their sum, relative
 
     @classmethod
     def of(cls, sums: Sums, spaces: list[Array], separation: float, rest: float) -> "Heads":
         """Take the projections of the heads out of their sum."""
-        condition = float(np.linalg.cond(np.concatenate(spaces)))
-        return cls(sums.split(spaces), [len(space) for space in spaces], separation, rest, condition)
+        found = sums.split(spaces)
+        return cls(found.projection, found.ranks.tolist(), separation, rest, found.condition, found.sum_error)
 
 
 def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: Generator) -> Heads:
@@ -73,8 +74,7 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: Generator) -> Head
         check_room(spaces)
         spaces, rest = refine_spaces(oracle, sums, spaces, first, rng)
         one = Heads.of(sums, spaces, 1 / few.condition, rest)
-        missing = np.linalg.norm(one.projection.sum(0) - sums.projection) / np.linalg.norm(sums.projection)
-        if missing < COMPLETE:
+        if one.sum_error < COMPLETE:
             found = one
             if rest < max(RIGHT, 1e3 * noise):
                 return found

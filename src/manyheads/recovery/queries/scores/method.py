@@ -25,7 +25,7 @@ from manyheads.recovery.oracle.limits import MARGIN
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums, read_sums
 from manyheads.recovery.queries.refinement import refine_turned
-from manyheads.recovery.queries.rotary.forms import FormSettings, turned_residual
+from manyheads.recovery.queries.rotary.forms import FormSettings, Frame, find_core, find_turns, turned_residual
 from manyheads.recovery.queries.rotary.logits import Ledger
 from manyheads.recovery.queries.scores import forms, links, positions, sink_logits, sinks
 from manyheads.recovery.queries.scores.bidirectional import Reading, as_extracted, extract_bidirectional
@@ -205,13 +205,13 @@ class _Scores:
     def read(self, figures: Figures) -> RotaryLayer:
         """Read scores, and find the forms of all offsets."""
         frames = self._frames_behind_norms(figures) if self.kind == "norm" else self._frames()
-        count = max(frame.left.shape[1] * frame.right.shape[1] for frame in frames)
+        count = max(int(np.prod(frame.shape)) for frame in frames)
         used = (1, 2) if self.reader.reference is None else (2, 3)
         ledger = self.link.forms(self._read_pairs(dict.fromkeys(used, int(self.settings.excess * count) + 4)))
-        solved = [{t: forms.find_core(frame, ledger, head, t) for t in used} for head, frame in enumerate(frames)]
+        solved = [{t: find_core(frame, ledger, head, t) for t in used} for head, frame in enumerate(frames)]
         cores = [{t: core for t, (core, _) in known.items()} for known in solved]
         worst = max(rest for known in solved for _, rest in known.values())
-        figures |= {"rank of forms": max(frame.left.shape[1] for frame in frames), "cores": worst}
+        figures |= {"rank of forms": max(frame.shape[0] for frame in frames), "cores": worst}
         FitError.if_above(worst, self.allowed, "the scores at some offset are no bilinear form of the tokens")
         both = [np.array([frame.form(core[t]) for frame, core in zip(frames, cores, strict=True)]) for t in used]
         figures["changed"] = changed = positions.relative_change(*both)
@@ -220,7 +220,7 @@ class _Scores:
             turns, drawn = _constant_turns(both[0]), (self._tokens, self.keys, self.window, self.noise)
             terms, slopes, rest = positions.read_terms(self.reader, both[0], *drawn)
         else:
-            turns = forms.find_turns(frames, cores)
+            turns = find_turns(frames, cores)
             unused = [t for t in UNUSED if self.window is None or t + 1 < self.window]
             fresh = [self.link.forms(self._read_pairs({t: 4 * self.keys})) for t in unused]
             rest = max([worst, *(max(turned_residual(turns, ledger).values()) for ledger in fresh)])
@@ -251,7 +251,7 @@ class _Scores:
             parts.append(self.reader.scores(tokens, pieces[:, 0], pieces[:, 1:], some))
         return Ledger.join(parts)
 
-    def _frames(self) -> list[forms.Frame]:
+    def _frames(self) -> list[Frame]:
         """Find the spaces of the forms of all heads."""
         few = min(self.dim + 1, max(self.heads.ranks) + 1 + self.settings.extra)
         sketch, fresh = self._tokens(few), self._tokens(self.dim + 1 + self.spare)
@@ -276,7 +276,7 @@ class _Scores:
         blocks = [sketch[start : start + self.keys] for start in range(0, len(sketch), self.keys)]
         return np.concatenate([self.reader.follow(keys, block) for block in blocks])
 
-    def _frames_behind_norms(self, figures: Figures) -> list[forms.Frame]:
+    def _frames_behind_norms(self, figures: Figures) -> list[Frame]:
         """Find the spaces of the forms, and the norms of queries and keys, of all heads."""
         few = min(self.dim, max(self.heads.ranks) + self.settings.extra)
         fresh, sketch = self._tokens(self.dim + 1 + (0 if self.exact else self.dim)), self._tokens(few)
@@ -295,7 +295,8 @@ class _Scores:
             found.append((spaces, squares))
         (left, query_norm), (right, key_norm) = found
         self.link = links.Link(None, query_norm, key_norm)
-        return [forms.Frame(np.pad(a, ((0, 1), (0, 0))), forms.beside_one(b)) for a, b in zip(left, right, strict=True)]
+        sides = zip(left, right, strict=True)
+        return [Frame(np.pad(a, ((0, 1), (0, 0))), forms.beside_one(b), constant=True) for a, b in sides]
 
     def _squares(self, ask: Ask, sketch: Array, table: Array, spaces: list[Array]) -> tuple[Array, float]:
         """Read the norms of random tokens, and fit their squares on the spaces of the forms, or on the whole space."""

@@ -25,9 +25,9 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.attention_weights import solve_weights
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.ranks import gap_rank
-from manyheads.recovery.queries.rotary.logits import solve_weights
 from manyheads.recovery.queries.scores.heads import (
     LENGTHS,
     Heads,
@@ -141,9 +141,9 @@ def _solve(
     onto, ranks, rest = span.T @ span, seen, np.inf
     for _ in range(ROUNDS):
         columns, targets = [], []
-        for row in range(length):
-            values = np.einsum("nkd,mde->nkme", x[:, : row + 1], projection @ onto) + shift @ onto
-            weights = solve_weights(values, (y[:, row] - constant) @ onto)  # (n, row + 1, m)
+        values = np.einsum("nkd,mde->nkme", x, projection @ onto) + shift @ onto
+        solved = solve_weights(values, (y - constant) @ onto, range(1, length + 1))
+        for row, weights in enumerate(solved):  # (n, row + 1, m)
             moved = np.einsum("nkm,nkd->nmd", weights, x[:, : row + 1]).reshape(len(x), -1)
             columns.append(np.concatenate([moved, weights.sum(1), np.ones((len(x), 1))], axis=1))
             targets.append(y[:, row])

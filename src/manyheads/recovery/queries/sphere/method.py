@@ -23,12 +23,19 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.probes import Probed, probe_until
+from manyheads.recovery.queries.projection_sum import Projections, Sums
 from manyheads.recovery.queries.ranks import find_ranks
 from manyheads.recovery.queries.sigmoid_network import EPS, EXACT
 from manyheads.recovery.queries.sphere.pairs import SphereHeads, SpherePairs, find_sphere_heads, read_normalized_sums
-from manyheads.recovery.queries.sphere.rows import SketchSettings, SphereRows, choose_base, read_sketches, solve_forms
+from manyheads.recovery.queries.sphere.rows import (
+    SketchSettings,
+    based_reader,
+    choose_base,
+    near_tokens,
+    read_based_forms,
+)
 from manyheads.recovery.queries.subspaces.head_values import Stacks
-from manyheads.recovery.queries.subspaces.output_spaces import split_projections
+from manyheads.recovery.queries.subspaces.output_spaces import single_projection, split_projections
 from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog
@@ -52,7 +59,7 @@ def extract_on_sphere(
         heads = find_sphere_heads(pairs, rng)
         figures |= heads.figures()
     if len(heads.net.values) == 1:
-        projection, ranks = sums.projection[None], [int(np.linalg.matrix_rank(sums.projection, rtol=1e-9))]
+        split = single_projection(sums, noise)
     else:
         with log.stage("values") as figures:
             stacks = _read_stacks(pairs, heads, rng, settings)
@@ -61,13 +68,10 @@ def extract_on_sphere(
         with log.stage("subspaces") as figures:
             split = split_projections(sums, stacks)
             figures |= split.figures()
-        projection, ranks = split.projection, split.ranks.tolist()
     with log.stage("rows") as figures:
-        base = np.sqrt(oracle.dim) * basis[0]
-        rows = SphereRows(oracle, sums, projection, basis, base, oracle.causal)
-        theta, beta = _read_forms(rows, ranks, noise, rng, settings, figures)
+        theta, beta = _read_forms(oracle, sums, basis, split, noise, rng, settings, figures)
     size = np.sqrt(1 + norm.epsilon)  # tokens of the sphere are u times this
-    layer = AttentionLayer(theta * size**2, projection * size, beta * size, sums.bias, causal=oracle.causal)
+    layer = AttentionLayer(theta * size**2, split.projection * size, beta * size, sums.bias, causal=oracle.causal)
     acts_on = f"u = {norm.formula}, what a {norm.name} without weights makes of the tokens"
     return Extracted(layer, tuple(log.stages), acts_on, prepare=norm)
 
@@ -111,23 +115,28 @@ def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: Generator, setting
 
 
 def _read_forms(
-    rows: SphereRows, ranks: list[int], noise: float, rng: Generator, settings: SketchSettings, figures: Figures
+    oracle: Oracle,
+    sums: Sums,
+    basis: Array,
+    heads: Projections,
+    noise: float,
+    rng: Generator,
+    settings: SketchSettings,
+    figures: Figures,
 ) -> tuple[Array, Array]:
     """Read the attention matrices, with more sketch tokens where their rank asks for it."""
-    size = max(2, int(settings.share * min(len(rows.base) / len(rows.projection), *ranks)))
-    chosen, spread = choose_base(rows, size, rng)
-    # With noise no gap shows: attention is taken to have no larger rank than the values, and verification decides.
-    most = None if noise <= EXACT else max(ranks)
-    few = max(ranks) + settings.extra * (1 if most is None else 3)
-    while True:
-        seen = read_sketches(chosen, min(few, len(rows.basis)), size, spread, rng)
-        try:
-            theta, beta, found = solve_forms(chosen, seen, max(1e-6, 100 * noise), most)
-        except RankBudgetError:
-            if few >= len(rows.basis):
-                raise
-            few *= 2
-            continue
-        figures |= {"tokens": size, "spread": spread, "least": seen.least}
-        figures |= {"rank": max(found), "sketches": len(seen.few)}
-        return theta, beta
+    ranks = heads.ranks.tolist()
+    size = max(2, int(settings.share * min(oracle.dim / len(ranks), *ranks)))
+    reader = based_reader(oracle, sums, heads, np.sqrt(oracle.dim) * basis[0], size)
+    chosen, spread = choose_base(reader, basis, rng)
+    wanted = min(max(ranks) + settings.extra * (1 if noise <= EXACT else 3), len(basis))
+    sketch = rng.standard_normal((len(basis), len(basis))) / np.sqrt(len(basis))
+    few, fresh = (near_tokens(chosen.base, basis, one, spread) for one in (sketch, _axes(len(basis), chosen.fresh)))
+    figures["spread"] = spread
+    return read_based_forms(chosen, basis, (few, fresh), wanted, noise, figures)
+
+
+def _axes(count: int, block: int) -> Array:
+    """Return the axes, and the negatives of some, more than there are dimensions, in whole blocks."""
+    spare = count + 1 + (-(count + 1)) % block
+    return np.concatenate([np.eye(count), -np.eye(count)[: spare - count]])

@@ -6,12 +6,12 @@ import numpy as np
 
 from manyheads.recovery._types import Indices
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.subspaces.output_spaces import Projections
+from manyheads.recovery.queries.projection_sum import Projections
+from manyheads.recovery.queries.sketches import SPARE
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 
 FEWEST = 4  # distinct tokens beside the zero, if the rank allows it: with two or three, calls are many
 PILOT = 4  # sequences that the choice of a scale takes, mostly
-SPARE = 2  # sketch tokens, equations and dimensions beyond the rank
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class UnseenPlan:
 def plan_groups(oracle: Oracle, heads: Projections, dim: int, settings: SubspaceSettings) -> list[Group]:
     """Divide heads by their ranks, and choose how each group is read, so that sequences are fewest."""
     order = np.argsort(heads.ranks, kind="stable")
-    if heads.readers is None:
+    if heads.splits is None:
         return [Group(order)]
 
     def cost(group: Indices) -> tuple[float, Group]:

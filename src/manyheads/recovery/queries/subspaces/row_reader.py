@@ -1,14 +1,24 @@
-"""Attention weights and logits of all heads from the rows of sequences whose tokens have known values."""
+r"""Logits of pairs of tokens, relative to a base token in front, from all rows of sequences.
+
+Sequences are [x_0, U_g, A_p, U_g] with a base token x_0, a group U_g of sketch tokens and a group A_p of fresh ones:
+rows of A_p show the logits of fresh queries, the second copy of U_g those of sketch queries on all of A_p. Not causal,
+every row sees all tokens and [x_0, U_g, A_p] does. Tokens that occur n times have n times the weight.
+
+Where x_0 is zero its logit is zero for every query, and as a query it shows beta_i alone: a last zero token is asked
+where later tokens are not seen.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.attention_weights import log_ratios, solve_weights
+from manyheads.recovery.queries.projection_sum import Projections
 from manyheads.recovery.queries.sigmoid_network import EPS
-from manyheads.recovery.queries.subspaces.output_spaces import Projections
 from manyheads.recovery.queries.subspaces.pair_logits import LOGITS, SMALLEST
 from manyheads.recovery.queries.subspaces.row_plan import split_tokens
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
@@ -46,38 +56,45 @@ def check_agreement(apart: float, heads: Projections, noise: float) -> None:
     FitError.if_above(apart, allowed, "two sequences disagree on logits: not bilinear in the tokens, or rough values")
 
 
+@dataclass
 class RowReader:
     """Asks sequences and turns rows into logits."""
 
-    def __init__(self, oracle: Oracle, bias: Array, heads: Projections, settings: SubspaceSettings):
-        self.oracle, self.bias, self.heads, self.causal = oracle, bias, heads, oracle.causal
-        count, dim = len(heads.projection), len(bias)
-        alive = heads.ranks[heads.ranks > 0]
-        least = int(alive.min()) if len(alive) else 0
-        self.direct = heads.readers is None  # heads of full rank: the weights of all heads are solved for jointly
-        most = dim // count if self.direct else least
-        self.sketched, self.fresh = split_tokens(most, settings)
-        longest = oracle.longest - (2 if self.causal else 1)  # beside the zeros
-        while self.fresh + (2 if self.causal else 1) * self.sketched > longest:
-            if self.sketched > 1 and self.sketched >= self.fresh:
-                self.sketched -= 1
+    oracle: Oracle
+    origin: Array  # (d,) the answer to the base token alone
+    heads: Projections
+    base: Array  # x_0 (d,)
+    # Sketch tokens and fresh tokens of a sequence
+    sketched: int
+    fresh: int
+    joint: bool = True  # whether the weights of all heads are solved for together, or each in its own coordinates
+    smallest: float = field(default=1.0, init=False)  # smallest weight that was read
+
+    @classmethod
+    def of(cls, oracle: Oracle, bias: Array, heads: Projections, settings: SubspaceSettings) -> "RowReader":
+        """Return the reader of logits relative to the zero token, with as many tokens as rows show weights."""
+        joint, dim = heads.splits is None, len(bias)
+        most = dim // len(heads.projection) if joint else int(heads.ranks[heads.ranks > 0].min(initial=dim))
+        sketched, fresh = split_tokens(most, settings)
+        longest = oracle.longest - (2 if oracle.causal else 1)  # beside the zeros
+        while fresh + (2 if oracle.causal else 1) * sketched > longest:
+            if sketched > 1 and sketched >= fresh:
+                sketched -= 1
             else:
-                self.fresh -= 1
-        self.smallest = 1.0
+                fresh -= 1
+        return cls(oracle, bias, heads, np.zeros(dim), sketched, fresh, joint)
 
     def find_scale(self, rng: Generator) -> float:
         """Return the scale of tokens at which the logits of a pilot are moderate."""
-        dim, length = len(self.bias), self.sketched + self.fresh
+        dim, length = len(self.base), self.sketched + self.fresh
         pilot = rng.standard_normal((4, length + 1, dim))
         pilot[:, 0] = 0
         most = self.oracle.limits.reach / max(np.sqrt(dim), float(np.linalg.norm(pilot, axis=-1).max()))
-        read = [Rows(length, length, np.ones(length), 1)]
         low, high, scale = 0.0, np.inf, min(1.0, most)
         for _ in range(30):
-            weights = self.weights(scale * pilot, read)[0]
-            last = 1 - weights.sum(-1, keepdims=True)
+            weights = self.weights(scale * pilot, [Rows(length, length, np.ones(length), 1)])[0]
             with np.errstate(all="ignore"):
-                logits = np.abs(np.log(weights) - np.log(last))
+                logits = np.abs(np.log(weights) - np.log(1 - weights.sum(1, keepdims=True)))
             largest = max(float(np.quantile(logits, 0.98)), float(logits.max()) * LOGITS[1] / FARTHEST)
             if not np.isfinite(largest) or largest > LOGITS[1]:
                 high = scale
@@ -95,47 +112,51 @@ class RowReader:
                 return scale  # no logits at all, or so few heads that the quantile jumps
         raise FitError("no scale of tokens gave moderate logits", scale, 1.0)
 
-    def ask(self, group: Array, basis: Array) -> tuple[Array, Array, Array]:
-        """Ask one group of sketch tokens against the whole basis."""
-        heads, dim, many = len(self.heads.projection), len(self.bias), len(group)
-        parts = [np.arange(first, first + self.fresh) % dim for first in range(0, dim, self.fresh)]
-        zero = np.zeros((1, dim))
-        tail = [group, zero] if self.causal else []
-        tokens = np.stack([np.concatenate([zero, group, basis[part], *tail]) for part in parts])
+    def ask(self, group: Array, fresh: Array) -> tuple[Array, Array, Array]:
+        """Ask one group of sketch tokens against all fresh ones.
+
+        Returns logits (m, N, g) of fresh queries and (m, g, N) of sketch queries; where the base is zero, less those of
+        the zero token as a query, which are returned for the fresh keys, (m, N).
+        """
+        heads, count, many = len(self.heads.projection), len(fresh), len(group)
+        parts = [np.arange(first, first + self.fresh) % count for first in range(0, count, self.fresh)]
+        base, alone = self.base[None], not self.base.any()
+        tail = [group, *([base] if alone else [])] if self.oracle.causal else []
+        tokens = np.stack([np.concatenate([base, group, fresh[part], *tail]) for part in parts])
         seen = many + self.fresh
-        if self.causal:
+        if self.oracle.causal:
             read = [Rows(many + j, many + j, np.ones(many + j), 1) for j in range(1, self.fresh + 1)]
             for j in range(1, many + 1):
                 copies = np.concatenate([np.full(j, 2.0), np.ones(many - j), np.ones(self.fresh)])
                 read.append(Rows(seen + j, seen, copies, 1))
-            read.append(Rows(seen + many + 1, seen, np.concatenate([np.full(many, 2.0), np.ones(self.fresh)]), 2))
+            last = Rows(seen + many + 1, seen, np.concatenate([np.full(many, 2.0), np.ones(self.fresh)]), 2)
         else:
-            ones = np.ones(seen)
-            rows = [*range(many + 1, seen + 1), *range(1, many + 1), 0]
-            read = [Rows(row, seen, ones, 1) for row in rows]
+            read = [Rows(row, seen, np.ones(seen), 1) for row in (*range(many + 1, seen + 1), *range(1, many + 1))]
+            last = Rows(0, seen, np.ones(seen), 1)
+        read += [last] if alone else []
         logits = [self.logits(weights, row) for weights, row in zip(self.weights(tokens, read), read, strict=True)]
-        columns, rows_, biases = np.empty((heads, dim, many)), np.empty((heads, many, dim)), np.empty((heads, dim))
-        sketched = logits[-1][..., :many].mean(1)  # beta . u, over all sequences
+        columns, rows, biases = np.empty((heads, count, many)), np.empty((heads, many, count)), np.zeros((heads, count))
         for index, part in enumerate(parts):
-            biases[:, part] = logits[-1][:, index, many:]
             for j in range(self.fresh):
-                columns[:, part[j]] = logits[j][:, index, :many] - sketched
+                columns[:, part[j]] = logits[j][index, :many].T
             for j in range(many):
-                rows_[:, j, part] = logits[self.fresh + j][:, index, many:]
-        return columns, rows_ - biases[:, None], biases
+                rows[:, j, part] = logits[self.fresh + j][index, many:].T
+            if alone:
+                biases[:, part] = logits[-1][index, many:].T
+        if alone:  # beta . u, over all sequences
+            columns -= logits[-1][:, :many].mean(0).T[:, None]
+        return columns, rows - biases[:, None], biases
 
     def logits(self, weights: Array, row: Rows) -> Array:
-        """Logarithms of the weights (m, n, tokens), relative to the zero token and to the copies."""
-        last = 1 - weights.sum(-1, keepdims=True)
-        self._check(weights, last)
-        weights, last = np.maximum(weights, SMALLEST), np.maximum(last, SMALLEST)
-        return np.log(weights / row.copies) - np.log(last / row.zeros)
+        """Logits from the weights (n, tokens, m), relative to the base token and to the copies."""
+        self._check(weights, 1 - weights.sum(1))
+        return log_ratios(weights, row.copies, row.zeros, SMALLEST)
 
     def centred_logits(self, weights: Array, row: Rows) -> Array:
-        """Logarithms of the weights (m, n, tokens), relative to the copies and less their mean over the tokens."""
+        """Logarithms of the weights (n, tokens, m), relative to the copies and less their mean over the tokens."""
         self._check(weights)
-        logits = np.log(np.maximum(weights, SMALLEST) / row.copies)
-        return logits - logits.mean(-1, keepdims=True)
+        logits = np.log(np.maximum(weights, SMALLEST) / row.copies[:, None])
+        return logits - logits.mean(1, keepdims=True)
 
     def _check(self, *weights: Array) -> None:
         self.smallest = min(self.smallest, *(float(part.min()) for part in weights))
@@ -143,49 +164,18 @@ class RowReader:
         FitError.if_below(self.smallest, -0.01, what)
 
     def weights(self, tokens: Array, read: Sequence[Rows]) -> list[Array]:
-        """Weights (m, n, tokens) of the distinct tokens after the zero, for every row that is read."""
-        answers = self.oracle(tokens, read=tuple(row.row for row in read)) - self.bias
-        seen = max(row.seen for row in read)
-        distinct = tokens[:, 1 : seen + 1]
-        return (
-            self._joint_weights(distinct, answers, read) if self.direct else self._head_weights(distinct, answers, read)
-        )
-
-    def _head_weights(self, distinct: Array, answers: Array, read: Sequence[Rows]) -> list[Array]:
-        readers, splits = self.heads.readers, self.heads.splits
-        assert readers is not None
-        assert splits is not None
-        found: list[Array] = [np.empty((len(readers), len(distinct), row.seen)) for row in read]
-        for head, rank in enumerate(self.heads.ranks):
-            read_by = np.swapaxes(distinct @ readers[head, :, :rank], 1, 2)  # (n, r, tokens)
-            seen_by = np.swapaxes(answers @ splits[head, :, :rank], 1, 2)  # (n, r, rows)
-            turn, triangle = np.linalg.qr(read_by)
-            right = np.swapaxes(turn, 1, 2) @ seen_by
-            _solve_prefixes(triangle, right, [row.seen for row in read], [part[head] for part in found])
-        return found
-
-    def _joint_weights(self, distinct: Array, answers: Array, read: Sequence[Rows]) -> list[Array]:
-        heads = len(self.heads.projection)
-        found: list[Array] = [np.empty((heads, len(distinct), row.seen)) for row in read]
-        step = max(1, 2**25 // (heads * distinct.shape[1] * distinct.shape[2]))
+        """Weights (n, tokens, m) of the distinct tokens after the base, for every row that is read."""
+        answers = self.oracle(tokens, read=tuple(row.row for row in read)) - self.origin
+        seen, projection = [row.seen for row in read], self.heads.projection
+        distinct = tokens[:, 1 : max(seen) + 1] - self.base
+        if not self.joint:
+            pairs = list(zip(self.heads.readers, self.heads.splits or (), strict=True))
+            each = [solve_weights((distinct @ one)[:, :, None], answers @ other, seen) for one, other in pairs]
+            return [np.concatenate(parts, axis=2) for parts in zip(*each, strict=True)]
+        step = max(1, 2**25 // (len(projection) * distinct[0].size))
+        parts = []
         for first in range(0, len(distinct), step):
-            part = slice(first, first + step)
-            # Columns token by token, heads inside: what an earlier row sees is a prefix.
-            values = np.einsum("njd,mde->nejm", distinct[part], self.heads.projection, optimize=True)
-            turn, triangle = np.linalg.qr(values.reshape(*values.shape[:2], -1))
-            right = np.swapaxes(turn, 1, 2) @ np.swapaxes(answers[part], 1, 2)
-            widths = [row.seen * heads for row in read]
-            solved = [np.empty((len(values), width)) for width in widths]
-            _solve_prefixes(triangle, right, widths, solved)
-            for target, block, row in zip(found, solved, read, strict=True):
-                target[:, part] = np.moveaxis(block.reshape(len(values), row.seen, heads), 2, 0)
-        return found
-
-
-def _solve_prefixes(triangle: Array, right: Array, widths: Sequence[int], out: Sequence[Array]) -> None:
-    """Solve R[:w, :w] x = right[:w, row] for every row; rows of equal width together."""
-    for width in sorted(set(widths)):
-        rows = [row for row, other in enumerate(widths) if other == width]
-        solved = np.linalg.solve(triangle[:, :width, :width], right[:, :width][:, :, rows])
-        for place, row in enumerate(rows):
-            out[row][:] = solved[:, :, place]
+            some = slice(first, first + step)
+            values = np.einsum("nkd,mde->nkme", distinct[some], projection, optimize=True)
+            parts.append(solve_weights(values, answers[some], seen))
+        return [np.concatenate(each) for each in zip(*parts, strict=True)]

@@ -5,16 +5,9 @@ Every row t of the answer to x_0 = 0, x_1, ..., x_T is linear in the attention w
 .. math:: y_t - c = \sum_i \sum_j a^i_{tj}\, x_j W_i, \qquad
     \ln \frac{a^i_{tj}}{a^i_{t0}} = x_t^\top \Theta_i x_j + \beta_i^\top x_j,
 
-because the zero token reads nothing and has logit zero; its weight is what the others leave of one. Tokens that occur
-n times have n times the weight. A causal sequence is [0, U_g, A_p, U_g, 0] with a group U_g of sketch tokens and a
-group A_p of an orthonormal basis: rows of A_p show Theta_i U^T, the second copy of U_g shows U Theta_i, the last zero
-shows beta_i. Not causal, every row sees all tokens and [0, U_g, A_p] does. Sequences cover all pairs of groups; with
-r or more sketch tokens, Theta_i of rank r is known:
-
-.. math:: \Theta_i = P S Q^\top, \qquad S = (U P)^+ (U \Theta_i) Q = P^\top (\Theta_i U^\top) (Q^\top U^\top)^+
-
-with orthonormal bases P and Q of the column space of Theta_i U^T and of the row space of U Theta_i; the two estimates
-of S are averaged. Both sketches hold U Theta_i U^T, and their disagreement measures the noise that decides the rank.
+because the zero token reads nothing and has logit zero; its weight is what the others leave of one (`row_reader`, with
+sketch tokens and an orthonormal basis). Sequences cover all pairs of groups; with r or more sketch tokens, Theta_i of
+rank r is known (`sketches`).
 
 Heads of rank one read one number of a token, so that a row shows no two weights. Their logits are read off pairs
 instead, where copies of q + v and q have one gate a head and the values v W_i are known: q^T Theta_i v + beta_i^T v for
@@ -26,10 +19,7 @@ sequences wherever that is possible.
 The weights are solved per head, from the answers in the coordinates O^+ of its output space (at most r unknowns), or
 jointly for all heads (at most d unknowns), which is the better conditioned and the dearer way.
 
-References
-----------
-Tropp, Yurtsever, Udell and Cevher (2017), Practical sketching algorithms for low-rank matrix approximation, SIAM J.
-Matrix Anal. Appl. 38 (two-sided sketches). Sequences and logits by multiplicities are derived here.
+Sequences and logits by multiplicities are derived here.
 """
 
 import contextlib
@@ -38,8 +28,8 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.ranks import rank_by_gap
-from manyheads.recovery.queries.subspaces.output_spaces import Projections
+from manyheads.recovery.queries.projection_sum import Projections
+from manyheads.recovery.queries.sketches import SketchedForm, read_forms, sketched_form
 from manyheads.recovery.queries.subspaces.pair_logits import PairReader
 from manyheads.recovery.queries.subspaces.row_plan import UnseenPlan, plan_groups, sketch_tokens
 from manyheads.recovery.queries.subspaces.row_reader import Attentions, RowReader, check_agreement
@@ -65,7 +55,7 @@ def read_rows(
         found = None
         if group.plan is not None:
             with contextlib.suppress(FitError):
-                reader = RowReader(oracle, bias, heads.take(chosen), settings)
+                reader = RowReader.of(oracle, bias, heads.take(chosen), settings)
                 found = _read_group(reader, rng, settings, noise, group.plan)
         if found is None:
             found = _read_group(_choose_reader(oracle, bias, heads, chosen, settings), rng, settings, noise)
@@ -94,31 +84,22 @@ def _read_group(
 
 def _read_at(scale: float, reader: Reader, rng: Generator, settings: SubspaceSettings, noise: float) -> Attentions:
     """Ask tokens of one norm, until the sketch is wide enough for every head."""
-    heads, dim = reader.heads, len(reader.bias)
+    heads, dim = reader.heads, len(reader.base)
     norm = np.sqrt(dim) * scale
     basis, sketch = (np.linalg.qr(rng.standard_normal((dim, dim)))[0] * norm for _ in range(2))
-    widest = int(heads.ranks.max()) if heads.readers is not None else min(dim, max(4, dim // len(heads.projection)))
-    wanted = sketch_tokens(widest, dim, settings)
-    parts: list[tuple[Array, Array, Array]] = []
-    first = 0
-    while True:
-        while first < wanted:
-            group = sketch[first : first + reader.sketched]
-            parts.append(reader.ask(group, basis))
-            first += len(group)
-        columns, rows, biases = zip(*parts, strict=True)
-        sketches = zip(np.concatenate(columns, 2), np.concatenate(rows, 1), strict=True)  # Theta U^T, U Theta
-        most = heads.ranks if settings.whole else [None] * len(heads.projection)
-        pairs = zip(sketches, most, strict=True)
-        found = [_solve_head(basis, sketch[:first], *both, noise, rank) for both, rank in pairs]
-        if first >= dim or all(rank is not None and rank <= first - 2 for _, rank, _ in found):
-            break
-        wanted = min(dim, first + max(reader.sketched, first // 2))
-    apart = max(n for _, _, n in found)
+    widest = int(heads.ranks.max()) if heads.splits is not None else min(dim, max(4, dim // len(heads.projection)))
+
+    def solve(head: int, tokens: Array, columns: Array, rows: Array) -> SketchedForm:
+        sides = basis.T @ columns / norm**2, rows @ basis / norm**2
+        return sketched_form(tokens, tokens, *sides, noise, int(heads.ranks[head]) if settings.whole else None)
+
+    found, biases = read_forms(reader, sketch, basis, sketch_tokens(widest, dim, settings), solve)
+    apart = max(one.error for one in found)
     check_agreement(apart, heads, noise)
-    theta = np.stack([t for t, _, _ in found])
-    ranks = np.array([dim if rank is None else rank for _, rank, _ in found], np.intp)
-    return Attentions(theta, np.mean(biases, 0) @ basis / norm**2, ranks, apart, scale, reader.smallest)
+    ranks = np.array([dim if one.rank is None else one.rank for one in found], np.intp)
+    return Attentions(
+        np.stack([one.form for one in found]), biases @ basis / norm**2, ranks, apart, scale, reader.smallest
+    )
 
 
 def _choose_reader(
@@ -128,33 +109,6 @@ def _choose_reader(
     count, dim = len(heads.projection), len(bias)
     ranks = heads.ranks[chosen]
     least = int(ranks[ranks > 0].min(initial=dim))
-    if least < 2 or (heads.readers is None and dim // count < 2) or oracle.longest < SHORTEST[oracle.causal]:
+    if least < 2 or (heads.splits is None and dim // count < 2) or oracle.longest < SHORTEST[oracle.causal]:
         return PairReader(oracle, bias, heads, chosen)
-    return RowReader(oracle, bias, heads.take(chosen), settings)
-
-
-def _solve_head(
-    basis: Array, sketch: Array, columns: Array, rows: Array, noise: float, most: int | None
-) -> tuple[Array, int | None, float]:
-    """Return Theta of a head from Theta U^T (d, nu) and U Theta (nu, d), its rank (None: no gap), and its noise."""
-    norm = float((basis[0] ** 2).sum())
-    columns, rows = basis.T @ columns / norm, rows @ basis / norm
-    apart = sketch @ columns - rows @ sketch.T  # both are U Theta U^T
-    entry = float(np.sqrt(np.mean(apart**2) / 2 / norm))
-    left, singular, _ = np.linalg.svd(columns, full_matrices=False)
-    _, others, right = np.linalg.svd(rows, full_matrices=False)
-    width = np.sqrt(len(sketch)) + np.sqrt(len(columns))
-    floor = max(entry, noise * float(np.abs(columns).max())) * width
-    ranks = rank_by_gap(singular, floor), rank_by_gap(others, floor)
-    if most is not None and most < min(columns.shape[1], len(columns)):
-        ranks = min(most, ranks[0] or most), min(most, ranks[1] or most)
-    if ranks[0] is None or ranks[1] is None:
-        if len(sketch) < len(basis):
-            return np.zeros((len(basis),) * 2), None, entry
-        # The sketch is a whole orthogonal basis: both halves are Theta itself.
-        return (columns @ sketch + sketch.T @ rows) / 2 / norm, None, entry
-    rank = max(ranks[0], ranks[1])
-    p, q = left[:, :rank], right[:rank].T
-    from_rows = np.linalg.lstsq(sketch @ p, rows @ q, rcond=None)[0]
-    from_columns = np.linalg.lstsq(sketch @ q, columns.T @ p, rcond=None)[0].T
-    return p @ ((from_rows + from_columns) / 2) @ q.T, rank, entry
+    return RowReader.of(oracle, bias, heads.take(chosen), settings)

@@ -21,13 +21,14 @@ from scipy.linalg import qr
 from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.projection_sum import Sums
+from manyheads.recovery.queries.projection_sum import Projections, Sums
 from manyheads.recovery.queries.ranks import find_ranks
 from manyheads.recovery.queries.rotary.forms import extend
-from manyheads.recovery.queries.sigmoid_network import EPS, EXACT
-from manyheads.recovery.queries.sphere.rows import SketchSettings, SphereRows, read_pairs_of, solve_forms
+from manyheads.recovery.queries.sigmoid_network import EPS
+from manyheads.recovery.queries.sphere.rows import SketchSettings, based_reader, least_weight, read_based_forms
 from manyheads.recovery.queries.subspaces.head_values import Stacks
-from manyheads.recovery.queries.subspaces.output_spaces import Projections, single_projection, split_projections
+from manyheads.recovery.queries.subspaces.output_spaces import single_projection, split_projections
+from manyheads.recovery.queries.subspaces.row_reader import RowReader
 from manyheads.recovery.queries.vocabulary.pairs import Hubs, TablePairs, find_hubs, find_pair_heads, order_triangle
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog
@@ -131,41 +132,27 @@ def _read_forms(
     pairs: TablePairs, heads: Projections, spanning: Indices, rng: Generator, settings: SketchSettings, figures: Figures
 ) -> tuple[Array, Array]:
     """Read all logits of the spanning tokens with a few others, more of them where a rank asks for it."""
-    table, dim, most = pairs.table, pairs.table.shape[1], max(int(heads.ranks.max()), 1)
+    table, dim = pairs.table, pairs.table.shape[1]
     size = max(2, int(settings.share * min(dim / len(heads.ranks), *np.maximum(heads.ranks, 1))))
     size = int(min(size, max(2, np.floor((pairs.oracle.longest - 1) / 1.5))))
-    fresh, others = table[spanning], np.delete(table, spanning, axis=0)
-    rows, others = _choose_base(pairs, heads, others, size, rng, figures)
-    few, cut = min(dim, most + settings.extra, len(others)), max(1e-6, 100 * pairs.noise)
-    while True:
-        sketch = others[rng.choice(len(others), few, replace=False)]
-        seen = read_pairs_of(rows, sketch, fresh, size)
-        try:
-            theta, beta, found = solve_forms(rows, seen, cut, None if pairs.noise <= EXACT else most)
-        except RankBudgetError:
-            if few >= min(dim, len(others)):
-                raise
-            few = min(dim, len(others), 2 * few)
-            continue
-        figures |= {"tokens": size, "least": seen.least, "sketches": few, "rank": max(found)}
-        return theta, beta
+    reader, others = _choose_base(pairs, heads, np.delete(table, spanning, axis=0), size, rng, figures)
+    wanted = min(dim, max(int(heads.ranks.max()), 1) + settings.extra, len(others))
+    tokens = others[rng.choice(len(others), min(dim, len(others)), replace=False)], table[spanning]
+    return read_based_forms(reader, np.eye(dim), tokens, wanted, pairs.noise, figures)
 
 
 def _choose_base(
     pairs: TablePairs, heads: Projections, table: Array, size: int, rng: Generator, figures: Figures
-) -> tuple[SphereRows, Array]:
-    """Return the rows of the base token whose pilots have the largest of all smallest weights, and the other tokens."""
-    tried: list[tuple[float, int, SphereRows]] = []
-    identity, causal = np.eye(table.shape[1]), pairs.oracle.causal
+) -> tuple[RowReader, Array]:
+    """Return the reader of the base token whose pilots have the largest of all smallest weights, and other tokens."""
+    tried: list[tuple[float, int, RowReader]] = []
     for place in rng.choice(len(table), min(BASES, len(table)), replace=False):
-        base, rest = table[place], np.delete(table, place, axis=0)
-        rows = SphereRows(pairs.oracle, pairs.sums, heads.projection, identity, base, causal)
+        rest = np.delete(table, place, axis=0)
+        reader = based_reader(pairs.oracle, pairs.sums, heads, table[place], size)
         pilot = np.stack([rest[rng.choice(len(rest), size, replace=False)] for _ in range(3)])
-        x = np.concatenate([np.repeat(base[None, None], 3, axis=0), pilot], axis=1)
-        least = rows.read(x, size, np.arange(1, size + 1), np.ones(size), rows.answers(x))[1]
-        tried.append((least, int(place), rows))
-    figures["pilot"], place, rows = max(tried, key=lambda one: one[0])
+        tried.append((least_weight(reader, pilot), int(place), reader))
+    figures["pilot"], place, reader = max(tried, key=lambda one: one[0])
     if not figures["pilot"] > 0:
         what = "rows gave attention weights below zero: rough values, or attention too sharp on these tokens"
         raise FitError(what, figures["pilot"], 0.0)
-    return rows, np.delete(table, place, axis=0)
+    return reader, np.delete(table, place, axis=0)
