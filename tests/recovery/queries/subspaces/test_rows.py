@@ -6,9 +6,9 @@ import pytest
 from manyheads.attention import AttentionLayer
 from manyheads.recovery import gpt_layer, planted_layer
 from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.logits.row_reader import RowReader, Rows
+from manyheads.recovery.queries.logits.rows import read_rows
 from manyheads.recovery.queries.projection_sum import Projections
-from manyheads.recovery.queries.subspaces.row_reader import RowReader, Rows
-from manyheads.recovery.queries.subspaces.rows import read_rows
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.refusals import FitError
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from manyheads.recovery._types import Array, Ask, Indices
-from manyheads.recovery.queries.attention_weights import log_ratios, solve_weights
+from manyheads.recovery.queries.logits.attention_weights import log_ratios, solve_weights
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.attention_weights import LEAST, solve_weights
+from manyheads.recovery.queries.logits.attention_weights import LEAST, solve_weights
 from manyheads.recovery.queries.projection_sum import Projections, Sums
 from manyheads.recovery.queries.repeated_tokens import find_repeated_heads
 from manyheads.recovery.queries.rotary.forms import FormSettings

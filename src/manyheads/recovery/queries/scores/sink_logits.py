@@ -16,7 +16,7 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Figures
 from manyheads.recovery.layers.scores import ScoreLayer
-from manyheads.recovery.queries.attention_weights import log_ratios
+from manyheads.recovery.queries.logits.attention_weights import log_ratios
 from manyheads.recovery.queries.rotary.forms import extend
 from manyheads.recovery.queries.scores import forms
 from manyheads.recovery.queries.scores.reading import ScoreReader

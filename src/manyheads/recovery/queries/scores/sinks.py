@@ -25,7 +25,7 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.attention_weights import solve_weights
+from manyheads.recovery.queries.logits.attention_weights import solve_weights
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.ranks import gap_rank
 from manyheads.recovery.queries.scores.heads import (

@@ -22,12 +22,12 @@ import numpy as np
 from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.logits.rows import read_rows
 from manyheads.recovery.queries.projection_sum import read_sums
 from manyheads.recovery.queries.sigmoid_network import EPS
 from manyheads.recovery.queries.subspaces.head_values import predict_levels, read_head_values
 from manyheads.recovery.queries.subspaces.output_spaces import single_projection, split_projections
 from manyheads.recovery.queries.subspaces.pairs import Pairs, separate_heads
-from manyheads.recovery.queries.subspaces.rows import read_rows
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.result.results import Extracted, StageLog
 

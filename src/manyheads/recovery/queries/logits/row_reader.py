@@ -16,11 +16,11 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.attention_weights import log_ratios, solve_weights
+from manyheads.recovery.queries.logits.attention_weights import log_ratios, solve_weights
+from manyheads.recovery.queries.logits.pair_logits import LOGITS, SMALLEST
+from manyheads.recovery.queries.logits.row_plan import split_tokens
 from manyheads.recovery.queries.projection_sum import Projections
 from manyheads.recovery.queries.sigmoid_network import EPS
-from manyheads.recovery.queries.subspaces.pair_logits import LOGITS, SMALLEST
-from manyheads.recovery.queries.subspaces.row_plan import split_tokens
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.refusals import FitError
 

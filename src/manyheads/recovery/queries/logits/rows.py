@@ -28,13 +28,13 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.logits.pair_logits import PairReader
+from manyheads.recovery.queries.logits.row_plan import UnseenPlan, plan_groups, sketch_tokens
+from manyheads.recovery.queries.logits.row_reader import Attentions, RowReader, check_agreement
+from manyheads.recovery.queries.logits.sketches import SketchedForm, read_forms, sketched_form
+from manyheads.recovery.queries.logits.unseen_tokens import read_with_unseen_tokens
 from manyheads.recovery.queries.projection_sum import Projections
-from manyheads.recovery.queries.sketches import SketchedForm, read_forms, sketched_form
-from manyheads.recovery.queries.subspaces.pair_logits import PairReader
-from manyheads.recovery.queries.subspaces.row_plan import UnseenPlan, plan_groups, sketch_tokens
-from manyheads.recovery.queries.subspaces.row_reader import Attentions, RowReader, check_agreement
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
-from manyheads.recovery.queries.subspaces.unseen_tokens import read_with_unseen_tokens
 from manyheads.recovery.refusals import FitError
 
 SHORTEST = {True: 5, False: 3}  # tokens of the shortest sequence whose rows show both sketches, by causality

@@ -6,8 +6,8 @@ import numpy as np
 
 from manyheads.recovery._types import Indices
 from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.logits.sketches import SPARE
 from manyheads.recovery.queries.projection_sum import Projections
-from manyheads.recovery.queries.sketches import SPARE
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 
 FEWEST = 4  # distinct tokens beside the zero, if the rank allows it: with two or three, calls are many
