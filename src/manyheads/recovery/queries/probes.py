@@ -1,8 +1,9 @@
-"""Probe-until-complete loop: heads are followed to further probes until their values span their output spaces.
+"""Values of the heads at as many probes as exhaust their output spaces, from those known at one probe.
 
-Used by every design with warm starts (`subspaces`, `sphere`, `rotary`). Directions are taken in blocks, the network
-known at the reference is fitted along each, and the caller says from the values so far how many more are wanted. Where
-the gates of two heads nearly agree, their values are less certain: rows are weighted by their error.
+Used by every gate with warm starts (`subspaces`, `sphere`, `rotary`). Directions are taken in blocks, and the network
+known at the reference is fitted along each; singular values of what each head was seen to read fall from the rank to
+the noise, then no further probe is needed. Where the gates of two heads nearly agree, their values are less certain:
+rows are weighted by their error.
 """
 
 from collections.abc import Callable
@@ -10,67 +11,76 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manyheads.recovery._types import Array
+from manyheads.recovery._types import Array, ArrayFunction, Indices
+from manyheads.recovery.queries.ranks import find_ranks
 from manyheads.recovery.queries.sigmoid_network import NetDesign, PairNets, net_amplification
-from manyheads.recovery.queries.warm_start import Followed
+from manyheads.recovery.queries.warm_start import follow_nets
+from manyheads.recovery.refusals import FitError
 
 CLEAR = 0.05  # weight below which a probe is left out: its errors are twenty times those of the reference
 
 
-class Probed(NamedTuple):
-    """Nets at the reference and at all probes that were followed."""
+class Stacks(NamedTuple):
+    """Input spaces of the heads at all probes."""
 
-    moves: Array  # (b, a) displacements from the reference; the first is zero
-    nets: PairNets  # nets of all b probes, heads in the order of the reference
-    # (b, m) weight of each row of values: one, or the error at the reference relative to that at the probe
-    weights: Array
-    # Probes that failed their guards or were too uncertain, and halvings of steps, all together
-    dropped: int
-    halvings: int
-
-    @property
-    def values(self) -> Array:
-        """Values of every head at all probes, (m, b, D)."""
-        return np.swapaxes(self.nets.values, 0, 1)
+    probes: Array  # (b, d), the first is the reference
+    values: Array  # (m, b, d); a last stack holds what ignores the tokens, where there is such a head
+    levels: Array  # (m,) predicted error of one row of a stack (its norm)
+    # (m,) ranks by the gap of the singular values; None where the spaces are not exhausted
+    ranks: Indices | None
+    dropped: int = 0  # probes at which no step passed the guards, or whose values are too uncertain
+    halvings: int = 0  # halvings of steps, all probes together
 
 
-def probe_until(
-    reference: PairNets,
-    directions: Array,
-    follow: Callable[[Array], Followed],
-    wanted: Callable[[Probed], int],
-    *,
-    first: int,
-    errors: tuple[NetDesign, Array | float] | None = None,
-) -> Probed:
+class Gates(NamedTuple):
+    """Heads known at one probe, and how their gates are asked about at neighbouring ones."""
+
+    design: NetDesign
+    net: PairNets
+    ask: ArrayFunction  # answers (b, rows, D) at displacements (b, a) from the reference
+    probes: ArrayFunction  # probes v (b, d) at displacements: the values are v W_i
+    allowed: float  # relative residual of a right fit, at most
+    levels: Array  # (m,) predicted error of one row of values (its norm)
+    # Amplification of noise at the reference, against which probes are weighted; None counts all alike
+    amplification: Array | float | None = None
+    fit: Callable[[Array], PairNets] | None = None  # None is `fit_nets` from the reference
+    failing: float = 1.0  # share of a block of probes that may fail their guards
+    total: Array | None = None  # W_S, where a last head holds what the others lack of v W_S
+
+
+def read_stacks(
+    gates: Gates, directions: Array, wanted: Callable[[Indices | None, int], int], *, step: float, first: int
+) -> Stacks:
     """Follow the heads along one block of directions after the other, until no more are wanted or left.
 
-    Directions (n, a) are taken in order, `first` of them at once, then as many as `wanted` says from all probes so far.
-    `errors`, the design of the nets and the amplification of noise at the reference, weights probes by their error and
-    leaves out those where it is much larger; None counts all accepted ones alike.
+    Directions (n, a) are taken in order, `first` of them at once, then as many as `wanted` says of the ranks and the
+    number of probes so far.
     """
-    moves, nets = [np.zeros((1, directions.shape[1]))], [reference.one(np.newaxis)]
-    weights = [np.ones((1, len(reference.values)))]
+    net, heads = gates.net, len(gates.net.values)
+    moves, values, weights = np.zeros((1, directions.shape[1])), net.values[None], np.ones((1, heads))
     used = dropped = halvings = 0
     count = first
     while True:
         block = directions[used : used + count]
         used += len(block)
-        found = follow(block)
+        found = follow_nets(gates.design, gates.ask, net, block, step=step, allowed=gates.allowed, fit=gates.fit)
         kept = np.flatnonzero(found.accepted)
-        weight = np.ones((len(kept), len(reference.values)))
-        if errors is not None:
-            design, amplification = errors
-            error = np.array([net_amplification(design, found.nets.one(int(probe)))[1] for probe in kept])
-            weight = np.minimum(1.0, amplification / error.reshape(weight.shape))
+        if len(block) - len(kept) > gates.failing * len(block):
+            what = f"{len(block) - len(kept)} probes failed their guards: heads not followed, try bounded"
+            raise FitError(what, np.max(found.nets.residual), gates.allowed)
+        weight = np.ones((len(kept), heads))
+        if gates.amplification is not None:
+            error = np.array([net_amplification(gates.design, found.nets.one(int(probe)))[1] for probe in kept])
+            weight = np.minimum(1.0, gates.amplification / error.reshape(weight.shape))
             kept, weight = kept[weight.min(1) > CLEAR], weight[weight.min(1) > CLEAR]
-        dropped += len(block) - len(kept)
-        halvings += found.halvings
-        moves.append(found.steps[kept, None] * block[kept])
-        nets.append(found.nets.one(kept))
-        weights.append(weight)
-        joined = PairNets(*(np.concatenate(parts) for parts in zip(*nets, strict=True)))
-        probed = Probed(np.concatenate(moves), joined, np.concatenate(weights), dropped, halvings)
-        count = min(wanted(probed), len(directions) - used)
+        dropped, halvings = dropped + len(block) - len(kept), halvings + found.halvings
+        moves = np.concatenate([moves, found.steps[kept, None] * block[kept]])
+        values, weights = np.concatenate([values, found.nets.values[kept]]), np.concatenate([weights, weight])
+        least = weights.min(1)[:, None]
+        rows, stack = gates.probes(moves) * least, np.swapaxes(values, 0, 1) * least
+        if gates.total is not None:
+            stack = np.concatenate([stack, (rows @ gates.total - stack.sum(0))[None]])
+        stacks = Stacks(rows, stack, gates.levels, find_ranks(stack, gates.levels), dropped, halvings)
+        count = min(wanted(stacks.ranks, len(moves)), len(directions) - used)
         if count <= 0:
-            return probed
+            return stacks

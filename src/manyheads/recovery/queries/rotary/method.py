@@ -22,16 +22,14 @@ import numpy as np
 from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.probes import Probed, probe_until
+from manyheads.recovery.queries.probes import Gates, read_stacks
 from manyheads.recovery.queries.projection_sum import Projections, Sums, read_sums
-from manyheads.recovery.queries.ranks import gap_rank
 from manyheads.recovery.queries.refinement import refine_turned
 from manyheads.recovery.queries.rotary import forms
 from manyheads.recovery.queries.rotary.count_gates import ask_counts, find_counted_heads
 from manyheads.recovery.queries.rotary.forms import FormSettings, Frame
 from manyheads.recovery.queries.rotary.logits import Ledger, Reader, alternate, plan
 from manyheads.recovery.queries.sigmoid_network import EXACT
-from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog
 
@@ -79,31 +77,25 @@ def _split_values(
     basis = np.concatenate(bases) * np.linalg.norm(heads.direction)
     floor = max(heads.amplification * max(noise, 1e-15), 1e-12)
 
-    def follow(block: Array) -> Followed:
-        def ask(moves: Array) -> Array:
-            return ask_counts(oracle, sums.bias, heads.gate, heads.direction + moves)
+    def probes(moves: Array) -> Array:
+        return heads.direction + moves
 
-        return follow_nets(heads.gate.net, ask, heads.net, block, step=STEP, allowed=allowed)
-
-    def stack(probed: Probed) -> tuple[Array, list[int]]:
-        rows = np.swapaxes(probed.nets.values * probed.weights[:, :, None], 0, 1)  # (m, probes, d)
-        spectra = [np.linalg.svd(one, compute_uv=False) for one in rows]
-        return rows, [gap_rank(one, max(1e-6, 100 * floor)) for one in spectra]
+    def ask(moves: Array) -> Array:
+        return ask_counts(oracle, sums.bias, heads.gate, probes(moves))
 
     more = max(4, settings.extra)
 
-    def wanted(probed: Probed) -> int:
-        return more if max(stack(probed)[1]) > len(probed.moves) - settings.extra else 0
+    def wanted(ranks: Indices | None, count: int) -> int:
+        return more if (oracle.dim if ranks is None else ranks.max()) > count - settings.extra else 0
 
-    errors = heads.gate.net, heads.amplification
-    probed = probe_until(heads.net, basis, follow, wanted, first=more, errors=errors)
-    rows, ranks = stack(probed)
-    spare = rows.shape[1] - max(ranks)
-    figures |= {"heads": len(rows), "probes": rows.shape[1], "dropped": probed.dropped}
+    levels = max(floor, 1e-9) * np.linalg.norm(heads.net.values, axis=1)
+    gates = Gates(heads.gate.net, heads.net, ask, probes, allowed, levels, heads.amplification)
+    stacks = read_stacks(gates, basis, wanted, step=STEP, first=more)
+    figures |= {"heads": len(stacks.values), "probes": len(stacks.probes), "dropped": stacks.dropped}
     figures["amplification"] = heads.amplification
-    if spare < 2 and max(ranks) < oracle.dim:
-        raise _too_large(ranks, oracle.dim)
-    return share_out(sums, rows, ranks, floor, figures), float(np.median(heads.gate.scales))
+    ranks = [oracle.dim] * len(levels) if stacks.ranks is None else stacks.ranks.tolist()
+    found = share_out(sums, stacks.values, ranks, floor, figures)
+    return found, float(np.median(heads.gate.scales))
 
 
 def share_out(sums: Sums, rows: Array, ranks: list[int], floor: float, figures: Figures) -> Projections:

@@ -20,11 +20,10 @@ S4  Sketches of the attention matrices from all rows of sequences (`sphere.rows`
 import numpy as np
 
 from manyheads.attention import AttentionLayer
-from manyheads.recovery._types import Array, Figures, Generator
+from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.probes import Probed, probe_until
+from manyheads.recovery.queries.probes import Gates, Stacks, read_stacks
 from manyheads.recovery.queries.projection_sum import Projections, Sums
-from manyheads.recovery.queries.ranks import find_ranks
 from manyheads.recovery.queries.sigmoid_network import EPS, EXACT
 from manyheads.recovery.queries.sphere.pairs import SphereHeads, SpherePairs, find_sphere_heads, read_normalized_sums
 from manyheads.recovery.queries.sphere.rows import (
@@ -34,9 +33,7 @@ from manyheads.recovery.queries.sphere.rows import (
     near_tokens,
     read_based_forms,
 )
-from manyheads.recovery.queries.subspaces.head_values import Stacks
 from manyheads.recovery.queries.subspaces.output_spaces import single_projection, split_projections
-from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog
 
@@ -85,32 +82,25 @@ def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: Generator, setting
     level = pairs.noise * np.sqrt(np.mean((heads.queries @ pairs.sums.projection) ** 2)) * 4
     levels = level * heads.amplification * np.sqrt(len(heads.net.values))
 
-    def follow(block: Array) -> Followed:
-        def ask(moves: Array) -> Array:
-            probes = pairs.probe(start + moves)
-            answers = pairs.respond(heads.queries, probes, heads.copies).reshape(len(moves), -1, dim)
-            return pairs.sums.append(answers, probes)
+    def probes(moves: Array) -> Array:
+        return pairs.probe(start + moves)
 
-        return follow_nets(design, ask, heads.net, block, step=STEP, allowed=heads.allowed)
+    def ask(moves: Array) -> Array:
+        answers = pairs.respond(heads.queries, probes(moves), heads.copies).reshape(len(moves), -1, dim)
+        return pairs.sums.append(answers, probes(moves))
 
-    def stack(probed: Probed) -> Stacks:
-        weight = probed.weights.min(1)[:, None]
-        rows, values = pairs.probe(start + probed.moves) * weight, probed.values * weight
-        return Stacks(rows, values, levels, find_ranks(values, levels), probed.dropped, probed.halvings)
-
-    def wanted(probed: Probed) -> int:
-        ranks, count = stack(probed).ranks, len(probed.moves)
+    def wanted(ranks: Indices | None, count: int) -> int:
         if ranks is None:
             return 4
         if ranks.max() >= size:
-            raise RankBudgetError(f"{count} differences do not exhaust {len(ranks)} output spaces", count, len(turn))
+            raise refused
         return int(ranks.max()) + settings.extra - count
 
-    first = max(4, dim // len(heads.net.values) // 2)
-    found = stack(probe_until(heads.net, turn, follow, wanted, first=first, errors=(design, heads.amplification)))
+    refused = RankBudgetError(f"differences do not exhaust {len(levels)} output spaces", size, len(turn))
+    gates = Gates(design, heads.net, ask, probes, heads.allowed, levels, heads.amplification)
+    found = read_stacks(gates, turn, wanted, step=STEP, first=max(4, dim // len(levels) // 2))
     if found.ranks is None or found.ranks.max() + settings.extra > len(found.probes):
-        count, heads_ = len(found.probes), len(found.values)
-        raise RankBudgetError(f"{count} differences do not exhaust {heads_} output spaces", count, len(turn))
+        raise refused
     return found
 
 

@@ -8,35 +8,20 @@ sum_i v_b W_i = v_b W_S is one more row of the net, which no call is needed for.
 in random rotation; the step tau is halved where the residual or the margin of the heads objects.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from manyheads.recovery._types import Array, Generator, Indices
-from manyheads.recovery.queries.probes import Probed, probe_until
-from manyheads.recovery.queries.ranks import CLEAR, find_ranks
+from manyheads.recovery.queries.probes import Gates, Stacks, read_stacks
+from manyheads.recovery.queries.ranks import CLEAR
 from manyheads.recovery.queries.sigmoid_network import PairNets, fit_nets, net_amplification
 from manyheads.recovery.queries.subspaces.pairs import Pairs, Separation
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
-from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import FitError
 
 SPARE = 2  # rows of answers beyond those that determine a net, in the dimensions of the values
 DRAWS = 12  # random sets of queries of one size among which the best is taken
 PLANNED = 1000  # unknowns of a net up to which its error is predicted for other sets of queries
 MISFIT = 8.0  # a fit is right up to this multiple of the residual that noise, or the fit at the first probe, has
-
-
-class Stacks(NamedTuple):
-    """Input spaces of the heads at all probes."""
-
-    probes: Array  # (b, d), the first is v0
-    values: Array  # (m, b, d); a last stack holds what ignores the tokens, where there is such a head
-    levels: Array  # (m,) predicted error of one row of a stack (its norm)
-    # (m,) ranks by the gap of the singular values; None where the spaces are not exhausted
-    ranks: Indices | None
-    dropped: int  # probes at which no step passed the guards
-    halvings: int  # halvings of steps, all probes together
 
 
 def read_head_values(pairs: Pairs, start: Separation, rng: Generator, settings: SubspaceSettings) -> Stacks:
@@ -53,7 +38,6 @@ def read_head_values(pairs: Pairs, start: Separation, rng: Generator, settings: 
 def _read_stacks(pairs: Pairs, start: Separation, rng: Generator, settings: SubspaceSettings) -> Stacks:
     """Follow the heads from probe to probe."""
     dim, heads = len(start.probe), len(start.net.values)
-    reach = np.linalg.norm(start.probe)
     bases = 2 if settings.whole else 1
     directions = np.concatenate([np.linalg.qr(rng.standard_normal((dim, dim)))[0] for _ in range(bases)])
     levels, uniform = predict_levels(start)
@@ -62,10 +46,12 @@ def _read_stacks(pairs: Pairs, start: Separation, rng: Generator, settings: Subs
     enough = int(np.ceil((1 + settings.extra) * expected)) + 2
     first = dim if settings.whole else min(dim, max(4, enough // 2))
 
-    def ask(displacements: Array) -> Array:
-        probes = start.probe + displacements
-        answers = pairs.respond(start.queries, probes).reshape(len(probes), -1, dim)
-        return answers if uniform else pairs.sums.append(answers, probes)
+    def probes(moves: Array) -> Array:
+        return start.probe + moves
+
+    def ask(moves: Array) -> Array:
+        answers = pairs.respond(start.queries, probes(moves)).reshape(len(moves), -1, dim)
+        return answers if uniform else pairs.sums.append(answers, probes(moves))
 
     size = np.sqrt(len(design.features) * dim) * start.level
     predicted = float(np.linalg.norm(design.units(start.net.slopes) @ start.net.values))
@@ -81,29 +67,16 @@ def _read_stacks(pairs: Pairs, start: Separation, rng: Generator, settings: Subs
                 part[near] = better
         return found
 
-    def follow(block: Array) -> Followed:
-        found = follow_nets(design, ask, start.net, block, step=settings.step, allowed=allowed, fit=fit)
-        failed = int((~found.accepted).sum())
-        if failed > len(block) / 2:
-            worst = np.max(found.nets.residual)
-            raise FitError(f"{failed} probes failed their guards: heads not followed, try bounded", worst, allowed)
-        return found
-
-    def stack(probed: Probed) -> Stacks:
-        rows, values = start.probe + probed.moves, probed.values
-        if uniform:
-            values = np.concatenate([values, (rows @ pairs.sums.projection - values.sum(0))[None]])
-        return Stacks(rows, values, levels, find_ranks(values, levels), probed.dropped, probed.halvings)
-
-    def wanted(probed: Probed) -> int:
+    def wanted(ranks: Indices | None, count: int) -> int:
         if settings.whole:
-            return dim + 1 - len(probed.moves)
-        count, ranks = len(probed.moves), stack(probed).ranks
+            return dim + 1 - count
         if ranks is not None and ranks.sum() <= dim:
             return int(np.ceil((1 + settings.extra) * ranks.max())) + 2 - count
         return max(4, enough - count) if count < enough else max(4, count // 4)
 
-    return stack(probe_until(start.net, directions * reach, follow, wanted, first=first))
+    total = pairs.sums.projection if uniform else None
+    gates = Gates(design, start.net, ask, probes, allowed, levels, fit=fit, failing=0.5, total=total)
+    return read_stacks(gates, directions * np.linalg.norm(start.probe), wanted, step=settings.step, first=first)
 
 
 def with_fewer_queries(pairs: Pairs, start: Separation, rng: Generator, loss: float) -> Separation:

@@ -7,9 +7,9 @@ here.
 import numpy as np
 
 from manyheads.recovery._types import Array
+from manyheads.recovery.queries.probes import Stacks
 from manyheads.recovery.queries.projection_sum import Projections, Sums
 from manyheads.recovery.queries.ranks import CLEAR, gap_rank, rank_by_gap
-from manyheads.recovery.queries.subspaces.head_values import Stacks
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 CUT = 0.01  # share of the largest singular value of a projection below which there may be noise alone
