@@ -7,6 +7,7 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery import RecoveryRefused, compare_layers, evaluate_layer, gpt_layer
 from manyheads.recovery.oracle.normalization import Normalization, projected
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
+from manyheads.recovery.queries.effort import BASED
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.ranks import gap_rank
 from manyheads.recovery.queries.sphere.method import extract_on_sphere
@@ -33,11 +34,11 @@ class Block:
     def truth(self):
         return projected(self.layer, self.gain, self.shift, centred=self.norm.centred)
 
-    def extract(self, rng, settings=None, tries=TRIES):
+    def extract(self, rng, effort=BASED, tries=TRIES):
         for left in range(tries)[::-1]:
             oracle = Oracle(self, DIM, OracleSettings(residual=self.residual))
             try:
-                return extract_on_sphere(oracle, EPS, rng, settings), oracle
+                return extract_on_sphere(oracle, EPS, rng, effort), oracle
             except RecoveryRefused:  # as the front door does: another draw of tokens
                 if not left:
                     raise

@@ -16,12 +16,12 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.effort import Effort
 from manyheads.recovery.queries.logits.attention_weights import log_ratios, solve_weights
 from manyheads.recovery.queries.logits.pair_logits import LOGITS, SMALLEST
 from manyheads.recovery.queries.logits.row_plan import split_tokens
 from manyheads.recovery.queries.projection_sum import Projections
 from manyheads.recovery.queries.sigmoid_network import EPS
-from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.refusals import FitError
 
 FARTHEST = 6.0  # largest logit of the pilot: trained layers have directions of their own, far beyond the quantile
@@ -71,11 +71,11 @@ class RowReader:
     smallest: float = field(default=1.0, init=False)  # smallest weight that was read
 
     @classmethod
-    def of(cls, oracle: Oracle, bias: Array, heads: Projections, settings: SubspaceSettings) -> "RowReader":
+    def of(cls, oracle: Oracle, bias: Array, heads: Projections, effort: Effort) -> "RowReader":
         """Return the reader of logits relative to the zero token, with as many tokens as rows show weights."""
         joint, dim = heads.splits is None, len(bias)
         most = dim // len(heads.projection) if joint else int(heads.ranks[heads.ranks > 0].min(initial=dim))
-        sketched, fresh = split_tokens(most, settings)
+        sketched, fresh = split_tokens(most, effort)
         longest = oracle.longest - (2 if oracle.causal else 1)  # beside the zeros
         while fresh + (2 if oracle.causal else 1) * sketched > longest:
             if sketched > 1 and sketched >= fresh:

@@ -28,13 +28,13 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.effort import Effort
 from manyheads.recovery.queries.logits.pair_logits import PairReader
 from manyheads.recovery.queries.logits.row_plan import UnseenPlan, plan_groups, sketch_tokens
 from manyheads.recovery.queries.logits.row_reader import Attentions, RowReader, check_agreement
 from manyheads.recovery.queries.logits.sketches import SketchedForm, read_forms, sketched_form
 from manyheads.recovery.queries.logits.unseen_tokens import read_with_unseen_tokens
 from manyheads.recovery.queries.projection_sum import Projections
-from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.refusals import FitError
 
 SHORTEST = {True: 5, False: 3}  # tokens of the shortest sequence whose rows show both sketches, by causality
@@ -44,28 +44,28 @@ SHORTER = 2  # how often tokens are halved because weights were hidden
 
 
 def read_rows(
-    oracle: Oracle, bias: Array, heads: Projections, rng: Generator, settings: SubspaceSettings, *, noise: float = 0.0
+    oracle: Oracle, bias: Array, heads: Projections, rng: Generator, effort: Effort, *, noise: float = 0.0
 ) -> Attentions:
     """Read Theta and beta of all heads; heads whose logits are noise have Theta = 0 and beta as measured."""
     dim, count = len(bias), len(heads.projection)
     theta, beta, ranks = np.zeros((count, dim, dim)), np.zeros((count, dim)), np.zeros(count, np.intp)
     apart, scale, smallest = 0.0, np.inf, 1.0
-    for group in plan_groups(oracle, heads, dim, settings):
+    for group in plan_groups(oracle, heads, dim, effort):
         chosen = group.heads
         found = None
         if group.plan is not None:
             with contextlib.suppress(FitError):
-                reader = RowReader.of(oracle, bias, heads.take(chosen), settings)
-                found = _read_group(reader, rng, settings, noise, group.plan)
+                reader = RowReader.of(oracle, bias, heads.take(chosen), effort)
+                found = _read_group(reader, rng, effort, noise, group.plan)
         if found is None:
-            found = _read_group(_choose_reader(oracle, bias, heads, chosen, settings), rng, settings, noise)
+            found = _read_group(_choose_reader(oracle, bias, heads, chosen, effort), rng, effort, noise)
         theta[chosen], beta[chosen], ranks[chosen] = found.theta, found.key_bias, found.ranks
         apart, scale, smallest = max(apart, found.noise), min(scale, found.scale), min(smallest, found.smallest)
     return Attentions(theta, beta, ranks, apart, scale, smallest)
 
 
 def _read_group(
-    reader: Reader, rng: Generator, settings: SubspaceSettings, noise: float, plan: UnseenPlan | None = None
+    reader: Reader, rng: Generator, effort: Effort, noise: float, plan: UnseenPlan | None = None
 ) -> Attentions:
     """Read the heads of a group, with shorter tokens where weights are hidden."""
     scale = reader.find_scale(rng)
@@ -73,7 +73,7 @@ def _read_group(
         try:
             if plan is not None and isinstance(reader, RowReader):
                 return read_with_unseen_tokens(reader, plan, scale, rng, noise)
-            return _read_at(scale, reader, rng, settings, noise)
+            return _read_at(scale, reader, rng, effort, noise)
         except FitError:
             # Only where weights too small to be read explain it do shorter tokens help.
             if not remaining or reader.smallest > HIDDEN:
@@ -82,7 +82,7 @@ def _read_group(
     raise AssertionError
 
 
-def _read_at(scale: float, reader: Reader, rng: Generator, settings: SubspaceSettings, noise: float) -> Attentions:
+def _read_at(scale: float, reader: Reader, rng: Generator, effort: Effort, noise: float) -> Attentions:
     """Ask tokens of one norm, until the sketch is wide enough for every head."""
     heads, dim = reader.heads, len(reader.base)
     norm = np.sqrt(dim) * scale
@@ -91,9 +91,9 @@ def _read_at(scale: float, reader: Reader, rng: Generator, settings: SubspaceSet
 
     def solve(head: int, tokens: Array, columns: Array, rows: Array) -> SketchedForm:
         sides = basis.T @ columns / norm**2, rows @ basis / norm**2
-        return sketched_form(tokens, tokens, *sides, noise, int(heads.ranks[head]) if settings.whole else None)
+        return sketched_form(tokens, tokens, *sides, noise, int(heads.ranks[head]) if effort.whole else None)
 
-    found, biases = read_forms(reader, sketch, basis, sketch_tokens(widest, dim, settings), solve)
+    found, biases = read_forms(reader, sketch, basis, sketch_tokens(widest, dim, effort), solve)
     apart = max(one.error for one in found)
     check_agreement(apart, heads, noise)
     ranks = np.array([dim if one.rank is None else one.rank for one in found], np.intp)
@@ -102,13 +102,11 @@ def _read_at(scale: float, reader: Reader, rng: Generator, settings: SubspaceSet
     )
 
 
-def _choose_reader(
-    oracle: Oracle, bias: Array, heads: Projections, chosen: Indices, settings: SubspaceSettings
-) -> Reader:
+def _choose_reader(oracle: Oracle, bias: Array, heads: Projections, chosen: Indices, effort: Effort) -> Reader:
     """Return the reader of rows, or that of pairs where rows do not show two weights of every head, or are short."""
     count, dim = len(heads.projection), len(bias)
     ranks = heads.ranks[chosen]
     least = int(ranks[ranks > 0].min(initial=dim))
     if least < 2 or (heads.splits is None and dim // count < 2) or oracle.longest < SHORTEST[oracle.causal]:
         return PairReader(oracle, bias, heads, chosen)
-    return RowReader.of(oracle, bias, heads.take(chosen), settings)
+    return RowReader.of(oracle, bias, heads.take(chosen), effort)

@@ -27,21 +27,6 @@ Two = tuple[Array, Array]
 SWEEPS = 300  # alternating least squares of planes and cores
 
 
-@dataclass(frozen=True)
-class FormSettings:
-    """Settings of the extraction of forms of tokens, offset by offset."""
-
-    offsets: int = 16  # offsets 0 .. offsets - 1 at which forms are listed in the result
-    extra: int = 4  # directions, and sketch tokens, beyond the rank
-    excess: float = 1.5  # logits or scores asked for, relative to the unknown numbers of a core
-    share: float = 0.75  # tokens of a sequence, relative to the most whose weights can be separated
-
-    @classmethod
-    def accurate(cls) -> "FormSettings":
-        """Return settings that spend more calls on better-conditioned readings."""
-        return cls(extra=8, excess=3.0, share=0.4)
-
-
 def extend(tokens: Array) -> Array:
     """Append a one to tokens (n, d)."""
     return np.concatenate([tokens, np.ones((len(tokens), 1))], axis=1)

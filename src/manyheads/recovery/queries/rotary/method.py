@@ -22,12 +22,13 @@ import numpy as np
 from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
 from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.effort import SPARING, Effort
 from manyheads.recovery.queries.probes import Gates, read_stacks
 from manyheads.recovery.queries.projection_sum import Projections, Sums, read_sums
 from manyheads.recovery.queries.refinement import refine_turned
 from manyheads.recovery.queries.rotary import forms
 from manyheads.recovery.queries.rotary.count_gates import ask_counts, find_counted_heads
-from manyheads.recovery.queries.rotary.forms import FormSettings, Frame
+from manyheads.recovery.queries.rotary.forms import Frame
 from manyheads.recovery.queries.rotary.logits import Ledger, Reader, alternate, plan
 from manyheads.recovery.queries.sigmoid_network import EXACT
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
@@ -39,17 +40,16 @@ STEP = 0.3  # length of the step to a neighbouring direction, relative to the di
 FAR = (4, 16, 64, 112)
 
 
-def extract_rotary(oracle: Oracle, noise: float, rng: Generator, settings: FormSettings | None = None) -> Extracted:
+def extract_rotary(oracle: Oracle, noise: float, rng: Generator, effort: Effort = SPARING) -> Extracted:
     """Extract a causal layer whose queries and keys are turned by their positions."""
-    settings = settings or FormSettings()
     log = StageLog(oracle)
     with log.stage("sums") as figures:
         sums = _read_linear(oracle, noise, rng, figures)
     with log.stage("values") as figures:
-        values, length = _split_values(oracle, sums, noise, rng, settings, figures)
+        values, length = _split_values(oracle, sums, noise, rng, effort, figures)
     with log.stage("logits") as figures:
         read = Reader(oracle, sums.bias, values.projection).read
-        found = LogitForms(read, noise, rng, settings, values, sums.bias, np.eye(oracle.dim), length)
+        found = LogitForms(read, noise, rng, effort, values, sums.bias, np.eye(oracle.dim), length)
         figures["size"] = found.shorten()
         layer: Any = found.read(figures)
     layer = refine_turned(oracle, layer, noise, rng, log)
@@ -68,7 +68,7 @@ def _read_linear(oracle: Oracle, noise: float, rng: Generator, figures: Figures)
 
 
 def _split_values(
-    oracle: Oracle, sums: Sums, noise: float, rng: Generator, settings: FormSettings, figures: Figures
+    oracle: Oracle, sums: Sums, noise: float, rng: Generator, effort: Effort, figures: Figures
 ) -> tuple[Projections, float]:
     """Find the heads, follow them, and take their projections out of the sum; and a length at which gates move."""
     heads = find_counted_heads(oracle, sums.bias, sums.projection, noise, rng)
@@ -83,10 +83,10 @@ def _split_values(
     def ask(moves: Array) -> Array:
         return ask_counts(oracle, sums.bias, heads.gate, probes(moves))
 
-    more = max(4, settings.extra)
+    more = max(4, effort.extra)
 
     def wanted(ranks: Indices | None, count: int) -> int:
-        return more if (oracle.dim if ranks is None else ranks.max()) > count - settings.extra else 0
+        return more if (oracle.dim if ranks is None else ranks.max()) > count - effort.extra else 0
 
     levels = max(floor, 1e-9) * np.linalg.norm(heads.net.values, axis=1)
     gates = Gates(heads.gate.net, heads.net, ask, probes, allowed, levels, heads.amplification)
@@ -123,7 +123,7 @@ class LogitForms:
     read_logits: Callable[[Array, Indices, Indices], Ledger]  # of tokens[pieces] at positions
     noise: float
     rng: Generator
-    settings: FormSettings
+    effort: Effort
     values: Projections
     bias: Array
     space: Array  # orthonormal rows (b, d) that span the tokens
@@ -134,19 +134,19 @@ class LogitForms:
     def kept(self) -> int:
         """Tokens of a sequence: an even number beyond two."""
         ranks = self.values.ranks
-        kept = max(2, int(self.settings.share * min(len(self.bias) / len(ranks), *ranks)))
+        kept = max(2, int(self.effort.share * min(len(self.bias) / len(ranks), *ranks)))
         return kept - (kept % 2 if kept > 2 else 0)
 
     def read(self, figures: Figures) -> RotaryLayer:
         """Read logits, and find the forms of all offsets."""
         dim, most, kept = len(self.space), int(self.values.ranks.max()), self.kept
         exact = self.noise <= EXACT
-        few = min(dim, max(most + self.settings.extra * (1 if exact else 3), kept))
+        few = min(dim, max(most + self.effort.extra * (1 if exact else 3), kept))
         tokens = self._tokens(few), self._basis()
         walk = self.read_logits(np.concatenate(tokens), alternate(few, len(tokens[1]), kept), np.arange(1, kept + 1))
         first = self._forms(walk, *tokens, None if exact else most)
         frames = [frame for frame, _ in first]
-        needed = int(self.settings.excess * max(frame.shape[0] ** 2 for frame in frames) * kept / (kept - 1)) + 4
+        needed = int(self.effort.excess * max(frame.shape[0] ** 2 for frame in frames) * kept / (kept - 1)) + 4
         ledger = Ledger.join([walk, self._read_random({0: needed, 2: needed}, kept)])
         figures.update(tokens=kept, sketches=few, rank=max(frame.shape[0] for frame in frames))
         cores = self._cores(first, ledger, [0, 2], figures)
@@ -154,7 +154,7 @@ class LogitForms:
         rest = forms.turned_residual(found, ledger)
         rest = {offset: rest[offset] for offset in rest if offset != 1}
         figures["turned"] = max(rest.values())
-        listed = range(self.settings.offsets)
+        listed = range(self.effort.offsets)
         if max(rest.values()) < max(1e-5, 1e4 * self.noise):
             for offset in () if exact else FAR:
                 far = self._read_random({offset: needed}, kept)

@@ -21,10 +21,10 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.effort import SPARING, Effort
 from manyheads.recovery.queries.logits.attention_weights import LEAST, solve_weights
 from manyheads.recovery.queries.projection_sum import Projections, Sums
 from manyheads.recovery.queries.repeated_tokens import find_repeated_heads
-from manyheads.recovery.queries.rotary.forms import FormSettings
 from manyheads.recovery.queries.rotary.logits import Ledger, entries
 from manyheads.recovery.queries.rotary.method import LogitForms, share_out
 from manyheads.recovery.queries.scores.refined_heads import refine_spaces
@@ -37,24 +37,21 @@ CLEAN = 1e-9  # leak of a head in another from which output spaces are refined
 REPEATS = 2  # tokens that span, times so many: some of their logits are lost
 
 
-def extract_rotary_on_sphere(
-    oracle: Oracle, noise: float, rng: Generator, settings: FormSettings | None = None
-) -> Extracted:
+def extract_rotary_on_sphere(oracle: Oracle, noise: float, rng: Generator, effort: Effort = SPARING) -> Extracted:
     """Extract a causal layer behind a norm whose queries and keys are turned by their positions."""
     if not oracle.causal:
         raise NotALayer(
             "rotary positions behind a norm are extracted from causal layers alone: give the function without the norm"
         )
-    settings = settings or FormSettings()
     log = StageLog(oracle)
     with log.stage("sums") as figures:
         sums, norm, basis = read_normalized_sums(oracle, oracle.dim, noise, rng)
         figures |= {"epsilon": norm.epsilon, "centred": norm.centred}
     with log.stage("values") as figures:
-        values = _read_values(oracle, sums, basis, noise, rng, settings, figures)
+        values = _read_values(oracle, sums, basis, noise, rng, effort, figures)
     with log.stage("logits") as figures:
         reader = NormalizedReader(oracle, sums.bias, values.projection, np.sqrt(oracle.dim) * basis[0])
-        forms = LogitForms(reader.read, noise, rng, settings, values, sums.bias, basis, 1.0, REPEATS)
+        forms = LogitForms(reader.read, noise, rng, effort, values, sums.bias, basis, 1.0, REPEATS)
         found = forms.read(figures)
     layer: Any = found.of_scaled_tokens(np.sqrt(1 + norm.epsilon))  # tokens of the sphere are longer than u
     longest = layer.offsets if layer.turns is None else None
@@ -63,13 +60,13 @@ def extract_rotary_on_sphere(
 
 
 def _read_values(
-    oracle: Oracle, sums: Sums, basis: Array, noise: float, rng: Generator, settings: FormSettings, figures: Figures
+    oracle: Oracle, sums: Sums, basis: Array, noise: float, rng: Generator, effort: Effort, figures: Figures
 ) -> Projections:
     """Find the heads, read them at as many directions as their spaces have dimensions, and share out the sum."""
     heads = find_repeated_heads(oracle, basis, np.sqrt(oracle.dim), noise, rng)
     figures |= {"heads": heads.shares.shape[1], "condition of weights": heads.condition, "rank one": heads.residual}
     floor = heads.floor(1e-9)
-    rows, ranks = heads.output_rows(settings.extra, floor, rng)
+    rows, ranks = heads.output_rows(effort.extra, floor, rng)
     figures["probes"] = rows.shape[1]
     if heads.leak > CLEAN and sum(ranks) <= oracle.dim:
         spaces = [np.linalg.svd(one, full_matrices=False)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]

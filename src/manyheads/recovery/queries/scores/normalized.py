@@ -22,7 +22,7 @@ import numpy as np
 from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.oracle.oracle import Behind, Oracle, Read
-from manyheads.recovery.queries.rotary.forms import FormSettings
+from manyheads.recovery.queries.effort import SPARING, Effort
 from manyheads.recovery.queries.scores.method import extract_scores
 from manyheads.recovery.queries.sphere.pairs import read_norm
 from manyheads.recovery.refusals import FitError, NotALayer
@@ -44,9 +44,7 @@ class BehindNorm(Behind):
         return self.behind(self.norm.inverse(x / UNIT), read)
 
 
-def extract_scores_behind_norm(
-    oracle: Oracle, noise: float, rng: Generator, settings: FormSettings | None = None
-) -> Extracted:
+def extract_scores_behind_norm(oracle: Oracle, noise: float, rng: Generator, effort: Effort = SPARING) -> Extracted:
     """Extract a causal layer behind a norm whose scores depend on positions, with what may stand in them."""
     if not oracle.causal:
         raise NotALayer("other scores behind a norm are read of causal layers")
@@ -57,7 +55,7 @@ def extract_scores_behind_norm(
         FitError.if_below(
             norm.epsilon, 1e-300, "the norm in front shows no epsilon: on a sphere plain rotary scores alone are read"
         )
-    found = extract_scores(BehindNorm(oracle, norm), noise, rng, settings)
+    found = extract_scores(BehindNorm(oracle, norm), noise, rng, effort)
     layer = found.layer.of_scaled_tokens(UNIT)  # type: ignore[attr-defined]
     parts = found.acts_on.partition(";")[2]
     acts_on = f"u = {norm.formula}, offset by offset" + (f";{parts}" if parts else "")

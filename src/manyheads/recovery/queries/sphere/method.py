@@ -22,12 +22,12 @@ import numpy as np
 from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.effort import BASED, Effort
 from manyheads.recovery.queries.probes import Gates, Stacks, read_stacks
 from manyheads.recovery.queries.projection_sum import Projections, Sums
 from manyheads.recovery.queries.sigmoid_network import EPS, EXACT
 from manyheads.recovery.queries.sphere.pairs import SphereHeads, SpherePairs, find_sphere_heads, read_normalized_sums
 from manyheads.recovery.queries.sphere.rows import (
-    SketchSettings,
     based_reader,
     choose_base,
     near_tokens,
@@ -41,11 +41,8 @@ QUERIES = 12  # dimensions in which the w of all pairs lie; the differences have
 STEP = 0.4  # length of the step to a neighbouring difference, relative to the difference
 
 
-def extract_on_sphere(
-    oracle: Oracle, noise: float, rng: Generator, settings: SketchSettings | None = None
-) -> Extracted:
+def extract_on_sphere(oracle: Oracle, noise: float, rng: Generator, effort: Effort = BASED) -> Extracted:
     """Extract a layer behind a LayerNorm or RMSNorm that cannot be bypassed."""
-    settings = settings or SketchSettings()
     log = StageLog(oracle)
     with log.stage("sums") as figures:
         sums, norm, basis = read_normalized_sums(oracle, oracle.dim, noise, rng)
@@ -59,21 +56,21 @@ def extract_on_sphere(
         split = single_projection(sums, noise)
     else:
         with log.stage("values") as figures:
-            stacks = _read_stacks(pairs, heads, rng, settings)
+            stacks = _read_stacks(pairs, heads, rng, effort)
             figures |= {"differences": len(stacks.probes), "dropped": stacks.dropped, "halvings": stacks.halvings}
             figures |= {"rank": 0 if stacks.ranks is None else int(stacks.ranks.max())}
         with log.stage("subspaces") as figures:
             split = split_projections(sums, stacks)
             figures |= split.figures()
     with log.stage("rows") as figures:
-        theta, beta = _read_forms(oracle, sums, basis, split, noise, rng, settings, figures)
+        theta, beta = _read_forms(oracle, sums, basis, split, noise, rng, effort, figures)
     size = np.sqrt(1 + norm.epsilon)  # tokens of the sphere are u times this
     layer = AttentionLayer(theta * size**2, split.projection * size, beta * size, sums.bias, causal=oracle.causal)
     acts_on = f"u = {norm.formula}, what a {norm.name} without weights makes of the tokens"
     return Extracted(layer, tuple(log.stages), acts_on, prepare=norm)
 
 
-def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: Generator, settings: SketchSettings) -> Stacks:
+def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: Generator, effort: Effort) -> Stacks:
     """Follow the heads to other differences until the spaces of what they read are exhausted."""
     dim, size = len(pairs.sums.bias), len(pairs.near)
     design = pairs.design(len(heads.queries), heads.copies).with_sum()
@@ -94,12 +91,12 @@ def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: Generator, setting
             return 4
         if ranks.max() >= size:
             raise refused
-        return int(ranks.max()) + settings.extra - count
+        return int(ranks.max()) + effort.extra - count
 
     refused = RankBudgetError(f"differences do not exhaust {len(levels)} output spaces", size, len(turn))
     gates = Gates(design, heads.net, ask, probes, heads.allowed, levels, heads.amplification)
     found = read_stacks(gates, turn, wanted, step=STEP, first=max(4, dim // len(levels) // 2))
-    if found.ranks is None or found.ranks.max() + settings.extra > len(found.probes):
+    if found.ranks is None or found.ranks.max() + effort.extra > len(found.probes):
         raise refused
     return found
 
@@ -111,15 +108,15 @@ def _read_forms(
     heads: Projections,
     noise: float,
     rng: Generator,
-    settings: SketchSettings,
+    effort: Effort,
     figures: Figures,
 ) -> tuple[Array, Array]:
     """Read the attention matrices, with more sketch tokens where their rank asks for it."""
     ranks = heads.ranks.tolist()
-    size = max(2, int(settings.share * min(oracle.dim / len(ranks), *ranks)))
+    size = max(2, int(effort.share * min(oracle.dim / len(ranks), *ranks)))
     reader = based_reader(oracle, sums, heads, np.sqrt(oracle.dim) * basis[0], size)
     chosen, spread = choose_base(reader, basis, rng)
-    wanted = min(max(ranks) + settings.extra * (1 if noise <= EXACT else 3), len(basis))
+    wanted = min(max(ranks) + effort.extra * (1 if noise <= EXACT else 3), len(basis))
     sketch = rng.standard_normal((len(basis), len(basis))) / np.sqrt(len(basis))
     few, fresh = (near_tokens(chosen.base, basis, one, spread) for one in (sketch, _axes(len(basis), chosen.fresh)))
     figures["spread"] = spread

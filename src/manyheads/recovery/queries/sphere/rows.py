@@ -10,7 +10,7 @@ sketch follows as in `sketches`. Logits cannot be made small by short tokens; to
 which shortens x_j - u0, as little as the smallest weight allows.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import scipy.linalg
@@ -26,14 +26,6 @@ from manyheads.recovery.queries.sigmoid_network import EXACT
 # Norm of the random part of a token beside a base of norm one, before both are put on the sphere
 SPREADS = (3.0, 1.5, 1.0, 0.6, 0.4, 0.25, 0.15, 0.1)
 LEAST = 8e-3  # smallest weight of a pilot at which a spread is accepted
-
-
-@dataclass(frozen=True)
-class SketchSettings:
-    """Settings of extractions that read sketches of the attention matrices relative to a base token."""
-
-    extra: int = 4  # differences, and sketch tokens, beyond the rank
-    share: float = 0.6  # distinct tokens of a sequence, relative to the most whose weights can be separated
 
 
 def based_reader(oracle: Oracle, sums: Sums, heads: Projections, base: Array, size: int) -> RowReader:

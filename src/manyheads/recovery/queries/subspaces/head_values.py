@@ -11,11 +11,11 @@ in random rotation; the step tau is halved where the residual or the margin of t
 import numpy as np
 
 from manyheads.recovery._types import Array, Generator, Indices
+from manyheads.recovery.queries.effort import Effort
 from manyheads.recovery.queries.probes import Gates, Stacks, read_stacks
 from manyheads.recovery.queries.ranks import CLEAR
 from manyheads.recovery.queries.sigmoid_network import PairNets, fit_nets, net_amplification
 from manyheads.recovery.queries.subspaces.pairs import Pairs, Separation
-from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.refusals import FitError
 
 SPARE = 2  # rows of answers beyond those that determine a net, in the dimensions of the values
@@ -24,27 +24,27 @@ PLANNED = 1000  # unknowns of a net up to which its error is predicted for other
 MISFIT = 8.0  # a fit is right up to this multiple of the residual that noise, or the fit at the first probe, has
 
 
-def read_head_values(pairs: Pairs, start: Separation, rng: Generator, settings: SubspaceSettings) -> Stacks:
+def read_head_values(pairs: Pairs, start: Separation, rng: Generator, effort: Effort) -> Stacks:
     """Ask probe after probe until every head's output space is exhausted, or there are d probes."""
-    fewer = with_fewer_queries(pairs, start, rng, settings.loss)
+    fewer = with_fewer_queries(pairs, start, rng, effort.loss)
     try:
-        return _read_stacks(pairs, fewer, rng, settings)
+        return _read_stacks(pairs, fewer, rng, effort)
     except FitError:
         if fewer is start:
             raise
-    return _read_stacks(pairs, start, rng, settings)
+    return _read_stacks(pairs, start, rng, effort)
 
 
-def _read_stacks(pairs: Pairs, start: Separation, rng: Generator, settings: SubspaceSettings) -> Stacks:
+def _read_stacks(pairs: Pairs, start: Separation, rng: Generator, effort: Effort) -> Stacks:
     """Follow the heads from probe to probe."""
     dim, heads = len(start.probe), len(start.net.values)
-    bases = 2 if settings.whole else 1
+    bases = 2 if effort.whole else 1
     directions = np.concatenate([np.linalg.qr(rng.standard_normal((dim, dim)))[0] for _ in range(bases)])
     levels, uniform = predict_levels(start)
     design = start.design if uniform else start.design.with_sum()
     expected = dim // max(heads + uniform, 1)
-    enough = int(np.ceil((1 + settings.extra) * expected)) + 2
-    first = dim if settings.whole else min(dim, max(4, enough // 2))
+    enough = int(np.ceil((1 + effort.surplus) * expected)) + 2
+    first = dim if effort.whole else min(dim, max(4, enough // 2))
 
     def probes(moves: Array) -> Array:
         return start.probe + moves
@@ -68,15 +68,15 @@ def _read_stacks(pairs: Pairs, start: Separation, rng: Generator, settings: Subs
         return found
 
     def wanted(ranks: Indices | None, count: int) -> int:
-        if settings.whole:
+        if effort.whole:
             return dim + 1 - count
         if ranks is not None and ranks.sum() <= dim:
-            return int(np.ceil((1 + settings.extra) * ranks.max())) + 2 - count
+            return int(np.ceil((1 + effort.surplus) * ranks.max())) + 2 - count
         return max(4, enough - count) if count < enough else max(4, count // 4)
 
     total = pairs.sums.projection if uniform else None
     gates = Gates(design, start.net, ask, probes, allowed, levels, fit=fit, failing=0.5, total=total)
-    return read_stacks(gates, directions * np.linalg.norm(start.probe), wanted, step=settings.step, first=first)
+    return read_stacks(gates, directions * np.linalg.norm(start.probe), wanted, step=effort.step, first=first)
 
 
 def with_fewer_queries(pairs: Pairs, start: Separation, rng: Generator, loss: float) -> Separation:

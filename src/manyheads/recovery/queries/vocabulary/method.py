@@ -21,13 +21,14 @@ from scipy.linalg import qr
 from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.effort import BASED, Effort
 from manyheads.recovery.queries.logits.row_reader import RowReader
 from manyheads.recovery.queries.probes import Stacks
 from manyheads.recovery.queries.projection_sum import Projections, Sums
 from manyheads.recovery.queries.ranks import find_ranks
 from manyheads.recovery.queries.rotary.forms import extend
 from manyheads.recovery.queries.sigmoid_network import EPS
-from manyheads.recovery.queries.sphere.rows import SketchSettings, based_reader, least_weight, read_based_forms
+from manyheads.recovery.queries.sphere.rows import based_reader, least_weight, read_based_forms
 from manyheads.recovery.queries.subspaces.output_spaces import single_projection, split_projections
 from manyheads.recovery.queries.vocabulary.pairs import Hubs, TablePairs, find_hubs, find_pair_heads, order_triangle
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
@@ -38,11 +39,9 @@ BASES = 6  # tokens that are tried as a base
 BLOCK = 8  # tokens whose triangles are asked about together
 
 
-def extract_from_vocabulary(
-    oracle: Oracle, noise: float, rng: Generator, settings: SketchSettings | None = None
-) -> Extracted:
+def extract_from_vocabulary(oracle: Oracle, noise: float, rng: Generator, effort: Effort = BASED) -> Extracted:
     """Extract a layer from sequences of the tokens of `oracle.limits.vocabulary`."""
-    settings, noise = settings or SketchSettings(), max(noise, EPS)
+    noise = max(noise, EPS)
     table = np.asarray(oracle.limits.vocabulary, np.float64)
     log = StageLog(oracle)
     with log.stage("sums") as figures:
@@ -55,13 +54,13 @@ def extract_from_vocabulary(
         heads = single_projection(sums, noise)
     else:
         with log.stage("values") as figures:
-            stacks = _read_stacks(pairs, hubs, rng, settings)
+            stacks = _read_stacks(pairs, hubs, rng, effort)
             figures |= {"triangles": len(stacks.probes), "dropped": stacks.dropped}
         with log.stage("subspaces") as figures:
             heads = split_projections(sums, stacks)
             figures |= heads.figures()
     with log.stage("rows") as figures:
-        theta, beta = _read_forms(pairs, heads, spanning, rng, settings, figures)
+        theta, beta = _read_forms(pairs, heads, spanning, rng, effort, figures)
     layer = AttentionLayer(theta, heads.projection, beta, sums.bias, causal=oracle.causal)
     acts_on = f"the {len(table)} tokens of the vocabulary, and all others by linearity"
     return Extracted(layer, tuple(log.stages), acts_on)
@@ -86,7 +85,7 @@ def _read_sums(oracle: Oracle, table: Array, noise: float, rng: Generator, figur
     return sums, spanning
 
 
-def _read_stacks(pairs: TablePairs, hubs: Hubs, rng: Generator, settings: SketchSettings) -> Stacks:
+def _read_stacks(pairs: TablePairs, hubs: Hubs, rng: Generator, effort: Effort) -> Stacks:
     """Read triangles with the hubs until the output spaces are exhausted."""
     table, count = pairs.table, len(hubs.heads.values)
     dim = table.shape[1]
@@ -119,24 +118,24 @@ def _read_stacks(pairs: TablePairs, hubs: Hubs, rng: Generator, settings: Sketch
         ranks = find_ranks(stacked, levels) if len(rows) > 3 else None
         stacks = Stacks(rows, stacked, levels, ranks, dropped, 0)
         if ranks is not None and ranks.sum() <= dim:
-            wanted = int(ranks.max()) + settings.extra
+            wanted = int(ranks.max()) + effort.extra
             if len(rows) >= wanted:
                 return stacks
-        if len(rows) >= dim + settings.extra:
+        if len(rows) >= dim + effort.extra:
             return stacks
     most = max(wanted, dim)
     raise RankBudgetError(f"{len(probes)} tokens show {count} heads: give more or shorter tokens", len(probes), most)
 
 
 def _read_forms(
-    pairs: TablePairs, heads: Projections, spanning: Indices, rng: Generator, settings: SketchSettings, figures: Figures
+    pairs: TablePairs, heads: Projections, spanning: Indices, rng: Generator, effort: Effort, figures: Figures
 ) -> tuple[Array, Array]:
     """Read all logits of the spanning tokens with a few others, more of them where a rank asks for it."""
     table, dim = pairs.table, pairs.table.shape[1]
-    size = max(2, int(settings.share * min(dim / len(heads.ranks), *np.maximum(heads.ranks, 1))))
+    size = max(2, int(effort.share * min(dim / len(heads.ranks), *np.maximum(heads.ranks, 1))))
     size = int(min(size, max(2, np.floor((pairs.oracle.longest - 1) / 1.5))))
     reader, others = _choose_base(pairs, heads, np.delete(table, spanning, axis=0), size, rng, figures)
-    wanted = min(dim, max(int(heads.ranks.max()), 1) + settings.extra, len(others))
+    wanted = min(dim, max(int(heads.ranks.max()), 1) + effort.extra, len(others))
     tokens = others[rng.choice(len(others), min(dim, len(others)), replace=False)], table[spanning]
     return read_based_forms(reader, np.eye(dim), tokens, wanted, pairs.noise, figures)
 
