@@ -58,13 +58,13 @@ class Sums(NamedTuple):
 
     def split(self, spaces: Sequence[Array]) -> "Projections":
         r"""Return the projections of heads with output spaces O_i (r_i, d), orthonormal rows, by the formula above."""
-        whole, dim = np.concatenate(spaces), len(self.bias)  # (sum of ranks, d)
+        ranks, whole, dim = [len(space) for space in spaces], np.concatenate(spaces), len(self.bias)
         turn, triangle = np.linalg.qr(whole.T)
         singular = np.linalg.svd(triangle, compute_uv=False)
         least = np.finfo(float).eps * dim
         if len(whole) > dim or not singular[-1] > least * singular[0]:
-            raise RankBudgetError("the output spaces overlap: take bounded", singular[-1] / singular[0], least)
-        ranks = [len(space) for space in spaces]
+            what = f"output spaces of ranks {ranks} overlap in dimension {dim}: full rank, or noise; take bounded"
+            raise RankBudgetError(what, singular[-1] / singular[0], least)
         inverse = np.linalg.solve(triangle, turn.T).T  # O^+ = Q R^-T, (d, sum of ranks)
         splits = tuple(np.split(inverse, np.cumsum(ranks)[:-1], axis=1))
         projection = np.array([self.projection @ part @ space for part, space in zip(splits, spaces, strict=True)])

@@ -3,7 +3,7 @@
 import numpy as np
 
 from manyheads.recovery._types import Array, Indices
-from manyheads.recovery.queries.sigmoid_network import EPS
+from manyheads.recovery.queries.nets.sigmoid_network import EPS
 
 # A singular value may be noise up to this multiple of the predicted level; which ones are is decided by the gap
 CLEAR = 1e3

@@ -10,9 +10,9 @@ from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.queries.bounded import method as bounded
 from manyheads.recovery.queries.bounded.method import extract_bounded
 from manyheads.recovery.queries.effort import BOUNDED, Effort
+from manyheads.recovery.queries.nets.sigmoid_network import PairNets
+from manyheads.recovery.queries.nets.warm_start import Match
 from manyheads.recovery.queries.refinement import refine_layer
-from manyheads.recovery.queries.sigmoid_network import PairNets
-from manyheads.recovery.queries.warm_start import Match
 from manyheads.recovery.refusals import RecoveryRefused
 
 
@@ -123,7 +123,7 @@ def test_the_mirror_sees_heads_that_were_exchanged(rng, monkeypatch):
         return Match(np.arange(len(found.slopes)), 0.0, 0.0)
 
     monkeypatch.setattr(bounded.Continuation, "refit", exchanging)
-    monkeypatch.setattr("manyheads.recovery.queries.warm_start.match_net", unmatched)
+    monkeypatch.setattr("manyheads.recovery.queries.nets.warm_start.match_net", unmatched)
     with pytest.raises(RecoveryRefused, match="cannot be followed"):
         extract_bounded(Oracle.of(layer), 1e-16, rng)
 

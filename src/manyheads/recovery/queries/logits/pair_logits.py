@@ -9,8 +9,8 @@ from scipy.special import expit
 
 from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.nets.sigmoid_network import read_gates
 from manyheads.recovery.queries.projection_sum import Projections, Sums
-from manyheads.recovery.queries.sigmoid_network import read_gates
 from manyheads.recovery.queries.subspaces.pairs import Pairs
 
 # Where the 98% quantile of the pilot's logits has to lie: larger ones hide weights, smaller ones drown in noise

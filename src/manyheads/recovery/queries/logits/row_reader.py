@@ -20,8 +20,8 @@ from manyheads.recovery.queries.effort import Effort
 from manyheads.recovery.queries.logits.attention_weights import log_ratios, solve_weights
 from manyheads.recovery.queries.logits.pair_logits import LOGITS, SMALLEST
 from manyheads.recovery.queries.logits.row_plan import split_tokens
+from manyheads.recovery.queries.nets.sigmoid_network import EPS
 from manyheads.recovery.queries.projection_sum import Projections
-from manyheads.recovery.queries.sigmoid_network import EPS
 from manyheads.recovery.refusals import FitError
 
 FARTHEST = 6.0  # largest logit of the pilot: trained layers have directions of their own, far beyond the quantile

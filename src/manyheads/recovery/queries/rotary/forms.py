@@ -84,8 +84,8 @@ def _solve(tokens: Array, logits: Array, weight: Array) -> Array:
 
 def find_core(frame: Frame, ledger: Ledger, head: int, offset: int) -> tuple[Array, float]:
     """Return the core of one head that explains its logits at one offset, and the relative residual."""
-    queries, keys, logits = ledger.at(offset)
-    logits, weight = logits[:, head], ledger.weights(offset)[:, head]
+    queries, keys, logits, weight = ledger.at(offset)
+    logits, weight = logits[:, head], weight[:, head]
     core, rest = solve_scaled(frame.features(queries, keys) * weight[:, None], logits * weight)
     size = np.linalg.norm((logits - frame.constant * logits.mean()) * weight) + NOTHING * np.sqrt(len(logits))
     return core.reshape(frame.shape), rest / float(size)
@@ -157,7 +157,7 @@ def turned_residual(turns: Turns, ledger: Ledger) -> dict[int, float]:
     """Return, for every offset of a ledger, the worst relative error of a head of the logits that the turns predict."""
     found = {}
     for offset in np.unique(ledger.offset).tolist():
-        (queries, keys, logits), weight = ledger.at(offset), ledger.weights(offset)
+        queries, keys, logits, weight = ledger.at(offset)
         predicted = np.einsum("nd,mde,ne->nm", extend(queries), turns.form(offset), extend(keys), optimize=True)
         predicted, logits = predicted * weight, logits * weight
         size = np.linalg.norm(logits, axis=0) + 1e-3 * np.linalg.norm(logits) + np.finfo(np.float64).tiny

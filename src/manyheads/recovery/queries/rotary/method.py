@@ -23,6 +23,7 @@ from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import SPARING, Effort
+from manyheads.recovery.queries.nets.sigmoid_network import EXACT
 from manyheads.recovery.queries.probes import Gates, read_stacks
 from manyheads.recovery.queries.projection_sum import Projections, Sums, read_sums
 from manyheads.recovery.queries.refinement import refine_turned
@@ -30,8 +31,7 @@ from manyheads.recovery.queries.rotary import forms
 from manyheads.recovery.queries.rotary.count_gates import ask_counts, find_counted_heads
 from manyheads.recovery.queries.rotary.forms import Frame
 from manyheads.recovery.queries.rotary.logits import Ledger, Reader, alternate, plan
-from manyheads.recovery.queries.sigmoid_network import EXACT
-from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
+from manyheads.recovery.refusals import FitError, NotALayer
 from manyheads.recovery.result.results import Extracted, StageLog
 
 SIZE = 0.9  # standard deviation of the logits that are read: larger ones leave some weights too small
@@ -100,20 +100,12 @@ def _split_values(
 
 def share_out(sums: Sums, rows: Array, ranks: list[int], floor: float, figures: Figures) -> Projections:
     """Take the projections of the heads out of their sum, from what each reads at probes (m, probes, d)."""
-    if sum(ranks) > len(sums.bias):
-        raise _too_large(ranks, len(sums.bias))
     spaces = [np.linalg.svd(one, full_matrices=False)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]
     found = sums.split(spaces)
     figures |= {"sum_rule": found.sum_error, "condition": found.condition}
     what = "the projections of the heads do not add up to their sum"
     FitError.if_above(found.sum_error, max(1e-6, 1e3 * floor), what)
     return found
-
-
-def _too_large(ranks: list[int], dim: int) -> RankBudgetError:
-    return RankBudgetError(
-        f"{len(ranks)} output spaces of ranks {ranks} in dimension {dim}: full rank, or noisy answers", sum(ranks), dim
-    )
 
 
 @dataclass
@@ -208,7 +200,7 @@ class LogitForms:
         table = np.full((len(walk.tokens), len(walk.tokens), walk.logits.shape[1]), np.nan)
         weight = np.zeros_like(table)
         table[walk.query[near], walk.key[near]] = walk.logits[near]
-        weight[walk.query[near], walk.key[near]] = walk.weights()[near]
+        weight[walk.query[near], walk.key[near]] = walk.weight[near]
         first = len(few)
         noise = max(self.noise, 1e-13)
         found = []

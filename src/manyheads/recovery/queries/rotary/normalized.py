@@ -25,7 +25,7 @@ from manyheads.recovery.queries.effort import SPARING, Effort
 from manyheads.recovery.queries.logits.attention_weights import LEAST, solve_weights
 from manyheads.recovery.queries.projection_sum import Projections, Sums
 from manyheads.recovery.queries.repeated_tokens import find_repeated_heads
-from manyheads.recovery.queries.rotary.logits import Ledger, entries
+from manyheads.recovery.queries.rotary.logits import Ledger
 from manyheads.recovery.queries.rotary.method import LogitForms, share_out
 from manyheads.recovery.queries.scores.refined_heads import refine_spaces
 from manyheads.recovery.queries.sphere.pairs import read_normalized_sums
@@ -91,7 +91,8 @@ class NormalizedReader:
         others = np.delete(pieces, signed, axis=0)
         if not len(others):
             return both
-        rows, weight = both.offset == 0, both.weights(0)
+        rows = both.offset == 0
+        weight = both.weight[rows]
         own, sure = np.zeros((2, len(tokens), len(self.projection)))
         np.add.at(own, both.query[rows], weight * both.logits[rows])
         np.add.at(sure, both.query[rows], weight)
@@ -102,10 +103,9 @@ class NormalizedReader:
         ):
             known = np.minimum(np.minimum(weights[:, :-1], weights[:, -1:]) / SURE, 1.0)
             known = np.minimum(known, sure[others[:, row]][:, None])
-            parts.append(entries(others, positions, row, row, ratios + own[others[:, row]][:, None], known))
-        plain = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        first = (both.query, both.key, both.offset, both.logits, both.weights())
-        return Ledger(tokens, *(np.concatenate(pair) for pair in zip(first, plain, strict=True)))
+            logits = ratios + own[others[:, row]][:, None]
+            parts.append(Ledger.of_row(tokens, others, positions, row, logits, known))
+        return Ledger.join([both, *parts])
 
     def _read_signed(self, tokens: Array, pieces: Indices, positions: Indices) -> Ledger:
         """Ask with two patterns of signs, which show q of every token but the first."""
@@ -123,8 +123,8 @@ class NormalizedReader:
             sure[:, -1] = near.max(1)
             logits = np.where(odd[:, None], (one - two) / 2, (one + two) / 2 + own[:, None])
             logits = np.concatenate([logits, own[:, None]], axis=1)
-            parts.append(entries(pieces, positions, row, row + 1, logits, sure))
-        return Ledger(tokens, *(np.concatenate(column) for column in zip(*parts, strict=True)))
+            parts.append(Ledger.of_row(tokens, pieces, positions, row, logits, sure))
+        return Ledger.join(parts)
 
     def _relative_logits(self, chosen: Array, positions: Indices) -> list[tuple[Array, Array]]:
         """Return log-ratios (n, row, m) of earlier tokens to the own one, and weights, of every row but the first."""

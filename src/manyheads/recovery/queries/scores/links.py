@@ -16,7 +16,7 @@ read off the scores of any key, and its square is a quadratic form and a constan
 and keys exchanged. Derived here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class Link:
             values = values * norms(self.query_norm, ledger.tokens)[ledger.query]
         if self.key_norm is not None:
             values = values * norms(self.key_norm, ledger.tokens)[ledger.key]
-        return Ledger(ledger.tokens, ledger.query, ledger.key, ledger.offset, values)
+        return replace(ledger, logits=values)
 
     def remove_cap(self, scores: Array) -> Array:
         """Return scores before the cap."""

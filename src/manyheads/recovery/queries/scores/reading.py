@@ -56,9 +56,9 @@ class ScoreReader:
         x[:, length - 1 - np.array(places)] = whole
         weights = self.weights(whole, self.oracle(x, read="last"), zeros=length > whole.shape[1])
         logits = self._relative_logits(weights, length - whole.shape[1])[:, : against.shape[1]]
-        apart = np.broadcast_to([*offsets, 0], against.shape)
-        queries = np.repeat(query, against.shape[1])
-        return Ledger(tokens, queries, against.ravel(), apart.ravel(), logits.reshape(-1, logits.shape[2]))
+        apart = np.broadcast_to([*offsets, 0], against.shape).ravel()
+        queries, flat = np.repeat(query, against.shape[1]), logits.reshape(-1, logits.shape[2])
+        return Ledger(tokens, queries, against.ravel(), apart, flat, np.ones_like(flat))
 
     def follow(self, keys: Array, queries: Array) -> Array:
         """Read scores (n, N, m) of every key (N, d) with queries (n, d) that follow it in one sequence."""

@@ -23,9 +23,9 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import BASED, Effort
+from manyheads.recovery.queries.nets.sigmoid_network import EPS, EXACT
 from manyheads.recovery.queries.probes import Gates, Stacks, read_stacks
 from manyheads.recovery.queries.projection_sum import Projections, Sums
-from manyheads.recovery.queries.sigmoid_network import EPS, EXACT
 from manyheads.recovery.queries.sphere.pairs import SphereHeads, SpherePairs, find_sphere_heads, read_normalized_sums
 from manyheads.recovery.queries.sphere.rows import (
     based_reader,

@@ -28,8 +28,7 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Ask, Figures, Generator
 from manyheads.recovery.oracle.normalization import Normalization
-from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.sigmoid_network import (
+from manyheads.recovery.queries.nets.sigmoid_network import (
     EPS,
     EXACT,
     NetDesign,
@@ -38,6 +37,7 @@ from manyheads.recovery.queries.sigmoid_network import (
     net_amplification,
     read_gates,
 )
+from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 
 FIRST = 10  # queries at the first probe

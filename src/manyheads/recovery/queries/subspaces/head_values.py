@@ -12,9 +12,9 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.queries.effort import Effort
+from manyheads.recovery.queries.nets.sigmoid_network import PairNets, fit_nets, net_amplification
 from manyheads.recovery.queries.probes import Gates, Stacks, read_stacks
 from manyheads.recovery.queries.ranks import CLEAR
-from manyheads.recovery.queries.sigmoid_network import PairNets, fit_nets, net_amplification
 from manyheads.recovery.queries.subspaces.pairs import Pairs, Separation
 from manyheads.recovery.refusals import FitError
 

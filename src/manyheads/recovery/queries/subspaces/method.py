@@ -24,8 +24,8 @@ from manyheads.recovery._types import Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import SPARING, Effort
 from manyheads.recovery.queries.logits.rows import read_rows
+from manyheads.recovery.queries.nets.sigmoid_network import EPS
 from manyheads.recovery.queries.projection_sum import read_sums
-from manyheads.recovery.queries.sigmoid_network import EPS
 from manyheads.recovery.queries.subspaces.head_values import predict_levels, read_head_values
 from manyheads.recovery.queries.subspaces.output_spaces import single_projection, split_projections
 from manyheads.recovery.queries.subspaces.pairs import Pairs, separate_heads

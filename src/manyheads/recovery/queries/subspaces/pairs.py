@@ -37,8 +37,8 @@ from scipy.special import expit
 
 from manyheads.recovery._types import Array, Ask, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.nets.sigmoid_network import EPS, NetDesign, PairNets, fit_nets
 from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.sigmoid_network import EPS, NetDesign, PairNets, fit_nets
 from manyheads.recovery.queries.subspaces.pencils import Pencils, start_net
 from manyheads.recovery.refusals import FitError
 

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import expit
 
 from manyheads.recovery._types import Array
-from manyheads.recovery.queries.sigmoid_network import EPS, read_gates
+from manyheads.recovery.queries.nets.sigmoid_network import EPS, read_gates
 
 
 class Pencils:

@@ -23,11 +23,11 @@ from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import BASED, Effort
 from manyheads.recovery.queries.logits.row_reader import RowReader
+from manyheads.recovery.queries.nets.sigmoid_network import EPS
 from manyheads.recovery.queries.probes import Stacks
 from manyheads.recovery.queries.projection_sum import Projections, Sums
 from manyheads.recovery.queries.ranks import find_ranks
 from manyheads.recovery.queries.rotary.forms import extend
-from manyheads.recovery.queries.sigmoid_network import EPS
 from manyheads.recovery.queries.sphere.rows import based_reader, least_weight, read_based_forms
 from manyheads.recovery.queries.subspaces.output_spaces import single_projection, split_projections
 from manyheads.recovery.queries.vocabulary.pairs import Hubs, TablePairs, find_hubs, find_pair_heads, order_triangle

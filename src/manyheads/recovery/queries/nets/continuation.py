@@ -16,7 +16,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from manyheads.recovery._types import Array, ArrayFunction
-from manyheads.recovery.queries.sigmoid_network import TINY, NetDesign, NetState, PairNets, kaufman_normal
+from manyheads.recovery.queries.nets.sigmoid_network import TINY, NetDesign, NetState, PairNets, kaufman_normal
 
 STEPS = 40  # Gauss-Newton steps of a refit, at most
 INNER = 40  # conjugate-gradient iterations of a step, at most: a step cut short is still one of descent
