@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manyheads.recovery._types import Array, ArrayFunction, Indices
+from manyheads.recovery._types import Array, ArrayFunction, Figures, Indices
 from manyheads.recovery.queries.nets.sigmoid_network import NetDesign, PairNets, net_amplification
 from manyheads.recovery.queries.nets.warm_start import follow_nets
 from manyheads.recovery.queries.ranks import find_ranks
@@ -30,6 +30,18 @@ class Stacks(NamedTuple):
     ranks: Indices | None
     dropped: int = 0  # probes at which no step passed the guards, or whose values are too uncertain
     halvings: int = 0  # halvings of steps, all probes together
+
+    def spaces(self) -> list[Array]:
+        """Return orthonormal bases O_i (r_i, d) of the output spaces."""
+        assert self.ranks is not None
+        right = np.linalg.svd(self.values, full_matrices=False)[2]
+        return [rows[:rank] for rows, rank in zip(right, self.ranks, strict=True)]
+
+    def figures(self) -> Figures:
+        """Return what a report shows of this stage."""
+        figures = {"heads": len(self.values), "probes": len(self.probes), "dropped": self.dropped}
+        ranks = [-1] if self.ranks is None else self.ranks.tolist()
+        return figures | {"halvings": self.halvings, "smallest rank": min(ranks), "largest rank": max(ranks)}
 
 
 class Gates(NamedTuple):

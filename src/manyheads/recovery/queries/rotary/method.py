@@ -24,13 +24,14 @@ from manyheads.recovery.layers.rotary import RotaryLayer, Turns
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import SPARING, Effort
 from manyheads.recovery.queries.nets.sigmoid_network import EXACT
-from manyheads.recovery.queries.probes import Gates, read_stacks
+from manyheads.recovery.queries.probes import Gates, Stacks, read_stacks
 from manyheads.recovery.queries.projection_sum import Projections, Sums, read_sums
 from manyheads.recovery.queries.refinement import refine_turned
 from manyheads.recovery.queries.rotary import forms
 from manyheads.recovery.queries.rotary.count_gates import ask_counts, find_counted_heads
 from manyheads.recovery.queries.rotary.forms import Frame
 from manyheads.recovery.queries.rotary.logits import Ledger, Reader, alternate, plan
+from manyheads.recovery.queries.subspaces.output_spaces import split_projections
 from manyheads.recovery.refusals import FitError, NotALayer
 from manyheads.recovery.result.results import Extracted, StageLog
 
@@ -46,7 +47,9 @@ def extract_rotary(oracle: Oracle, noise: float, rng: Generator, effort: Effort 
     with log.stage("sums") as figures:
         sums = _read_linear(oracle, noise, rng, figures)
     with log.stage("values") as figures:
-        values, length = _split_values(oracle, sums, noise, rng, effort, figures)
+        stacks, length = _read_stacks(oracle, sums, noise, rng, effort)
+        values = split_projections(sums, stacks)
+        figures |= stacks.figures() | values.figures()
     with log.stage("logits") as figures:
         read = Reader(oracle, sums.bias, values.projection).read
         found = LogitForms(read, noise, rng, effort, values, sums.bias, np.eye(oracle.dim), length)
@@ -67,10 +70,8 @@ def _read_linear(oracle: Oracle, noise: float, rng: Generator, figures: Figures)
     return sums
 
 
-def _split_values(
-    oracle: Oracle, sums: Sums, noise: float, rng: Generator, effort: Effort, figures: Figures
-) -> tuple[Projections, float]:
-    """Find the heads, follow them, and take their projections out of the sum; and a length at which gates move."""
+def _read_stacks(oracle: Oracle, sums: Sums, noise: float, rng: Generator, effort: Effort) -> tuple[Stacks, float]:
+    """Find the heads, and follow them until their spaces are exhausted; and a length at which gates move."""
     heads = find_counted_heads(oracle, sums.bias, sums.projection, noise, rng)
     allowed = max(1e-11, 5 * float(heads.net.residual), 30 * noise)
     bases = [np.linalg.qr(rng.standard_normal((oracle.dim,) * 2))[0] for _ in range(3)]
@@ -91,21 +92,7 @@ def _split_values(
     levels = max(floor, 1e-9) * np.linalg.norm(heads.net.values, axis=1)
     gates = Gates(heads.gate.net, heads.net, ask, probes, allowed, levels, heads.amplification)
     stacks = read_stacks(gates, basis, wanted, step=STEP, first=more)
-    figures |= {"heads": len(stacks.values), "probes": len(stacks.probes), "dropped": stacks.dropped}
-    figures["amplification"] = heads.amplification
-    ranks = [oracle.dim] * len(levels) if stacks.ranks is None else stacks.ranks.tolist()
-    found = share_out(sums, stacks.values, ranks, floor, figures)
-    return found, float(np.median(heads.gate.scales))
-
-
-def share_out(sums: Sums, rows: Array, ranks: list[int], floor: float, figures: Figures) -> Projections:
-    """Take the projections of the heads out of their sum, from what each reads at probes (m, probes, d)."""
-    spaces = [np.linalg.svd(one, full_matrices=False)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]
-    found = sums.split(spaces)
-    figures |= {"sum_rule": found.sum_error, "condition": found.condition}
-    what = "the projections of the heads do not add up to their sum"
-    FitError.if_above(found.sum_error, max(1e-6, 1e3 * floor), what)
-    return found
+    return stacks, float(np.median(heads.gate.scales))
 
 
 @dataclass

@@ -26,9 +26,10 @@ from manyheads.recovery.queries.logits.attention_weights import LEAST, solve_wei
 from manyheads.recovery.queries.projection_sum import Projections, Sums
 from manyheads.recovery.queries.repeated_tokens import find_repeated_heads
 from manyheads.recovery.queries.rotary.logits import Ledger
-from manyheads.recovery.queries.rotary.method import LogitForms, share_out
+from manyheads.recovery.queries.rotary.method import LogitForms
 from manyheads.recovery.queries.scores.refined_heads import refine_spaces
 from manyheads.recovery.queries.sphere.pairs import read_normalized_sums
+from manyheads.recovery.queries.subspaces.output_spaces import split_projections
 from manyheads.recovery.refusals import NotALayer
 from manyheads.recovery.result.results import Extracted, StageLog
 
@@ -65,14 +66,15 @@ def _read_values(
     """Find the heads, read them at as many directions as their spaces have dimensions, and share out the sum."""
     heads = find_repeated_heads(oracle, basis, np.sqrt(oracle.dim), noise, rng)
     figures |= {"heads": heads.shares.shape[1], "condition of weights": heads.condition, "rank one": heads.residual}
-    floor = heads.floor(1e-9)
-    rows, ranks = heads.output_rows(effort.extra, floor, rng)
-    figures["probes"] = rows.shape[1]
-    if heads.leak > CLEAN and sum(ranks) <= oracle.dim:
-        spaces = [np.linalg.svd(one, full_matrices=False)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]
-        spaces, figures["mixed"] = refine_spaces(oracle, sums, spaces, 1.0, rng, sphere=basis)
-        rows = np.array([one @ np.linalg.pinv(space) @ space for one, space in zip(rows, spaces, strict=True)])
-    return share_out(sums, rows, ranks, max(floor, 1e-9), figures)
+    stacks = heads.output_rows(effort.extra, heads.floor(1e-9), rng)
+    assert stacks.ranks is not None
+    if heads.leak > CLEAN and stacks.ranks.sum() <= oracle.dim:
+        spaces, figures["mixed"] = refine_spaces(oracle, sums, stacks.spaces(), 1.0, rng, sphere=basis)
+        rows = [one @ np.linalg.pinv(space) @ space for one, space in zip(stacks.values, spaces, strict=True)]
+        stacks = stacks._replace(values=np.array(rows))
+    found = split_projections(sums, stacks)
+    figures |= stacks.figures() | found.figures()
+    return found
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,7 @@ def find_heads(oracle: Oracle, sums: Sums, noise: float, rng: Generator) -> Head
     first = first_length(oracle, rng)
     try:
         few = find_repeated_heads(oracle, np.eye(dim), first * np.sqrt(dim), noise, rng, tries=2)
-        rows, ranks = few.output_rows(EXTRA, few.floor(1e-7), rng)
-        spaces = [np.linalg.svd(one)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]
+        spaces = few.output_rows(EXTRA, few.floor(1e-7), rng).spaces()
         check_room(spaces)
         spaces, rest = refine_spaces(oracle, sums, spaces, first, rng)
         one = Heads.of(sums, spaces, 1 / few.condition, rest)

@@ -33,7 +33,7 @@ from manyheads.recovery.queries.sphere.rows import (
     near_tokens,
     read_based_forms,
 )
-from manyheads.recovery.queries.subspaces.output_spaces import single_projection, split_projections
+from manyheads.recovery.queries.subspaces.output_spaces import read_projections
 from manyheads.recovery.refusals import RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog
 
@@ -52,16 +52,11 @@ def extract_on_sphere(oracle: Oracle, noise: float, rng: Generator, effort: Effo
     with log.stage("pairs") as figures:
         heads = find_sphere_heads(pairs, rng)
         figures |= heads.figures()
-    if len(heads.net.values) == 1:
-        split = single_projection(sums, noise)
-    else:
-        with log.stage("values") as figures:
-            stacks = _read_stacks(pairs, heads, rng, effort)
-            figures |= {"differences": len(stacks.probes), "dropped": stacks.dropped, "halvings": stacks.halvings}
-            figures |= {"rank": 0 if stacks.ranks is None else int(stacks.ranks.max())}
-        with log.stage("subspaces") as figures:
-            split = split_projections(sums, stacks)
-            figures |= split.figures()
+
+    def read() -> Stacks:
+        return _read_stacks(pairs, heads, rng, effort)
+
+    split = read_projections(log, sums, read, noise, alone=len(heads.net.values) == 1)
     with log.stage("rows") as figures:
         theta, beta = _read_forms(oracle, sums, basis, split, noise, rng, effort, figures)
     size = np.sqrt(1 + norm.epsilon)  # tokens of the sphere are u times this

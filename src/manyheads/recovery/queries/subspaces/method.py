@@ -20,14 +20,15 @@ Derived and measured here; the pencil of S1 is Jennrich's, the elimination of S2
 import numpy as np
 
 from manyheads.attention import AttentionLayer
-from manyheads.recovery._types import Figures, Generator, Indices
+from manyheads.recovery._types import Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import SPARING, Effort
 from manyheads.recovery.queries.logits.rows import read_rows
 from manyheads.recovery.queries.nets.sigmoid_network import EPS
+from manyheads.recovery.queries.probes import Stacks
 from manyheads.recovery.queries.projection_sum import read_sums
 from manyheads.recovery.queries.subspaces.head_values import predict_levels, read_head_values
-from manyheads.recovery.queries.subspaces.output_spaces import single_projection, split_projections
+from manyheads.recovery.queries.subspaces.output_spaces import read_projections
 from manyheads.recovery.queries.subspaces.pairs import Pairs, separate_heads
 from manyheads.recovery.result.results import Extracted, StageLog
 
@@ -46,23 +47,15 @@ def extract_by_subspaces(oracle: Oracle, noise: float, rng: Generator, effort: E
         zeros = np.zeros((1, *sums.projection.shape))  # W_S with uniform attention, where no pair shows another
         layer = AttentionLayer(zeros, sums.projection[None], zeros[:, 0], sums.bias, causal=oracle.causal)
         return Extracted(layer, tuple(log.stages))
-    if len(start.net.values) == 1 and not predict_levels(start)[1]:
-        heads = single_projection(sums, noise)  # all of W_S
-    else:
-        with log.stage("values") as figures:
-            stacks = read_head_values(pairs, start, rng, effort)
-            figures |= {"heads": len(stacks.values), "probes": len(stacks.probes), "halvings": stacks.halvings}
-            figures |= {"dropped": stacks.dropped} | _extremes(np.array([-1]) if stacks.ranks is None else stacks.ranks)
-        with log.stage("subspaces") as figures:
-            heads = split_projections(sums, stacks, whole=effort.whole)
-            figures |= heads.figures()
+    alone = len(start.net.values) == 1 and not predict_levels(start)[1]  # all of W_S
+
+    def read() -> Stacks:
+        return read_head_values(pairs, start, rng, effort)
+
+    heads = read_projections(log, sums, read, noise, alone=alone, whole=effort.whole)
     with log.stage("rows") as figures:
         found = read_rows(oracle, sums.bias, heads, rng, effort, noise=noise)
         figures |= {"noise": found.noise, "scale": found.scale, "smallest weight": found.smallest}
-        figures |= _extremes(found.ranks)
+        figures |= {"smallest rank": int(found.ranks.min()), "largest rank": int(found.ranks.max())}
     layer = AttentionLayer(found.theta, heads.projection, found.key_bias, sums.bias, causal=oracle.causal)
     return Extracted(layer, tuple(log.stages))
-
-
-def _extremes(ranks: Indices) -> Figures:
-    return {"smallest rank": int(ranks.min()), "largest rank": int(ranks.max())}

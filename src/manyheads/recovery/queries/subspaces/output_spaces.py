@@ -4,6 +4,8 @@ No query is needed. What is measured checks it: sum_i W_i = W_S, and v_b W_i is 
 here.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from manyheads.recovery._types import Array
@@ -11,8 +13,24 @@ from manyheads.recovery.queries.probes import Stacks
 from manyheads.recovery.queries.projection_sum import Projections, Sums
 from manyheads.recovery.queries.ranks import CLEAR, gap_rank, rank_by_gap
 from manyheads.recovery.refusals import FitError, RankBudgetError
+from manyheads.recovery.result.results import StageLog
 
 CUT = 0.01  # share of the largest singular value of a projection below which there may be noise alone
+
+
+def read_projections(
+    log: StageLog, sums: Sums, read: Callable[[], Stacks], noise: float, *, alone: bool, whole: bool = False
+) -> Projections:
+    """Return the projection of the only head, or those of all heads from what they read at some probes."""
+    if alone:
+        return single_projection(sums, noise)
+    with log.stage("values") as figures:
+        stacks = read()
+        figures |= stacks.figures()
+    with log.stage("subspaces") as figures:
+        found = split_projections(sums, stacks, whole=whole)
+        figures |= found.figures()
+    return found
 
 
 def split_projections(sums: Sums, stacks: Stacks, *, whole: bool = False) -> Projections:
@@ -26,8 +44,7 @@ def split_projections(sums: Sums, stacks: Stacks, *, whole: bool = False) -> Pro
     if whole and len(stacks.probes) >= dim:
         found = _cut_at_gaps(_fit_probes(sums, stacks))
     elif ranks is not None and ranks.sum() <= dim:
-        right = np.linalg.svd(stacks.values, full_matrices=False)[2]
-        found = sums.split([rows[:rank] for rows, rank in zip(right, ranks, strict=True)])
+        found = sums.split(stacks.spaces())
         found = found._replace(row_error=_row_error(found.projection, stacks))
     elif len(stacks.probes) >= dim:
         found = _fit_probes(sums, stacks)

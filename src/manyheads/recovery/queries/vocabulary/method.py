@@ -29,7 +29,7 @@ from manyheads.recovery.queries.projection_sum import Projections, Sums
 from manyheads.recovery.queries.ranks import find_ranks
 from manyheads.recovery.queries.rotary.forms import extend
 from manyheads.recovery.queries.sphere.rows import based_reader, least_weight, read_based_forms
-from manyheads.recovery.queries.subspaces.output_spaces import single_projection, split_projections
+from manyheads.recovery.queries.subspaces.output_spaces import read_projections
 from manyheads.recovery.queries.vocabulary.pairs import Hubs, TablePairs, find_hubs, find_pair_heads, order_triangle
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog
@@ -50,15 +50,11 @@ def extract_from_vocabulary(oracle: Oracle, noise: float, rng: Generator, effort
     with log.stage("pairs") as figures:
         hubs = find_hubs(pairs, rng)
         figures |= {"heads": len(hubs.heads.values), "error": hubs.heads.error}
-    if len(hubs.heads.values) == 1:
-        heads = single_projection(sums, noise)
-    else:
-        with log.stage("values") as figures:
-            stacks = _read_stacks(pairs, hubs, rng, effort)
-            figures |= {"triangles": len(stacks.probes), "dropped": stacks.dropped}
-        with log.stage("subspaces") as figures:
-            heads = split_projections(sums, stacks)
-            figures |= heads.figures()
+
+    def read() -> Stacks:
+        return _read_stacks(pairs, hubs, rng, effort)
+
+    heads = read_projections(log, sums, read, noise, alone=len(hubs.heads.values) == 1)
     with log.stage("rows") as figures:
         theta, beta = _read_forms(pairs, heads, spanning, rng, effort, figures)
     layer = AttentionLayer(theta, heads.projection, beta, sums.bias, causal=oracle.causal)
