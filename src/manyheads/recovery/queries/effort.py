@@ -35,5 +35,5 @@ ACCURATE = Effort(0.4, 8, excess=3.0, before=3, after=9, oversampling=1.5, loss=
 # For answers in single precision: as many probes as dimensions, and ranks that W has
 PROBES = Effort(0.35, before=2, after=8, oversampling=2.0, tries=12, loss=3.0, whole=True, step=0.5, sketch=6.0)
 # Of tokens that cannot be made short, beside a base token
-BASED = Effort(share=0.6)
+BASED = Effort(share=0.6, loss=3.0, surplus=0.25)
 BOUNDED = Effort(tries=12)

@@ -10,35 +10,35 @@ to functions of the query alone, so what is found is the layer that acts on u,
 (`projected`), and epsilon. gamma and delta are not determined by themselves. Behind an RMSNorm, P is the identity.
 
 S0  Single tokens of the sphere, and short ones: W_S, c, epsilon, and which normalization it is. d + 8 calls.
-S1  Pairs with a fixed difference, copies of the query: all heads from ten sequences (`sphere.pairs`).
-S2  The same queries at other differences, until the output spaces are exhausted. About (r + few) (m + 3) calls, and as
-    many times more as there are copies where every token sees all others.
+S1  Pairs with a fixed difference, copies of the query: the heads (`sphere.pairs`), as without a norm.
+S2  The same queries at other differences, until the output spaces are exhausted.
 S3  Projections from W_S and the output spaces (`subspaces`). No calls.
 S4  Sketches of the attention matrices from all rows of sequences (`sphere.rows`).
 """
 
+import dataclasses
+
 import numpy as np
 
 from manyheads.attention import AttentionLayer
-from manyheads.recovery._types import Array, Figures, Generator, Indices
+from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import BASED, Effort
-from manyheads.recovery.queries.nets.sigmoid_network import EPS, EXACT
-from manyheads.recovery.queries.probes import Gates, Stacks, read_stacks
+from manyheads.recovery.queries.nets.sigmoid_network import EXACT
+from manyheads.recovery.queries.probes import Stacks
 from manyheads.recovery.queries.projection_sum import Projections, Sums
-from manyheads.recovery.queries.sphere.pairs import SphereHeads, SpherePairs, find_sphere_heads, read_normalized_sums
+from manyheads.recovery.queries.sphere.pairs import SpherePairs, read_normalized_sums
 from manyheads.recovery.queries.sphere.rows import (
     based_reader,
     choose_base,
     near_tokens,
     read_based_forms,
 )
+from manyheads.recovery.queries.subspaces.head_values import predict_levels, read_head_values
 from manyheads.recovery.queries.subspaces.output_spaces import read_projections
-from manyheads.recovery.refusals import RankBudgetError
+from manyheads.recovery.queries.subspaces.pairs import separate_heads
+from manyheads.recovery.refusals import FitError, RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog
-
-QUERIES = 12  # dimensions in which the w of all pairs lie; the differences have the others
-STEP = 0.4  # length of the step to a neighbouring difference, relative to the difference
 
 
 def extract_on_sphere(oracle: Oracle, noise: float, rng: Generator, effort: Effort = BASED) -> Extracted:
@@ -47,53 +47,29 @@ def extract_on_sphere(oracle: Oracle, noise: float, rng: Generator, effort: Effo
     with log.stage("sums") as figures:
         sums, norm, basis = read_normalized_sums(oracle, oracle.dim, noise, rng)
         figures |= {"epsilon": norm.epsilon, "centred": norm.centred}
-    few = min(max(4, len(basis) // 4), len(basis) // 2, QUERIES)
-    pairs = SpherePairs(oracle, sums, basis[few:], basis[:few], max(noise, EPS), oracle.causal)
+    pairs = SpherePairs.of(oracle, sums, basis, noise)
+    if noise > EXACT:
+        effort = dataclasses.replace(effort, oversampling=3.0, loss=1.0, surplus=1.0)
     with log.stage("pairs") as figures:
-        heads = find_sphere_heads(pairs, rng)
+        heads = separate_heads(pairs, oracle.dim, rng, oversampling=effort.oversampling, tries=effort.tries)
         figures |= heads.figures()
+        FitError.if_below(len(heads.net.values), 1, "the answers to pairs are rounding: no head reads the tokens")
 
     def read() -> Stacks:
-        return _read_stacks(pairs, heads, rng, effort)
+        stacks, size = read_head_values(pairs, heads, rng, effort), len(pairs.near)
+        if stacks.ranks is None or stacks.ranks.max() >= size:
+            what = f"differences in {size} dimensions do not exhaust {len(stacks.values)} output spaces"
+            raise RankBudgetError(what, size, oracle.dim)
+        return stacks
 
-    split = read_projections(log, sums, read, noise, alone=len(heads.net.values) == 1)
+    alone = len(heads.net.values) == 1 and not predict_levels(heads)[1]
+    split = read_projections(log, sums, read, noise, alone=alone)
     with log.stage("rows") as figures:
         theta, beta = _read_forms(oracle, sums, basis, split, noise, rng, effort, figures)
     size = np.sqrt(1 + norm.epsilon)  # tokens of the sphere are u times this
     layer = AttentionLayer(theta * size**2, split.projection * size, beta * size, sums.bias, causal=oracle.causal)
     acts_on = f"u = {norm.formula}, what a {norm.name} without weights makes of the tokens"
     return Extracted(layer, tuple(log.stages), acts_on, prepare=norm)
-
-
-def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: Generator, effort: Effort) -> Stacks:
-    """Follow the heads to other differences until the spaces of what they read are exhausted."""
-    dim, size = len(pairs.sums.bias), len(pairs.near)
-    design = pairs.design(len(heads.queries), heads.copies).with_sum()
-    start = heads.direction / np.linalg.norm(heads.direction)
-    turn = np.concatenate([np.linalg.qr(rng.standard_normal((size, size)))[0] for _ in range(3)])
-    level = pairs.noise * np.sqrt(np.mean((heads.queries @ pairs.sums.projection) ** 2)) * 4
-    levels = level * heads.amplification * np.sqrt(len(heads.net.values))
-
-    def probes(moves: Array) -> Array:
-        return pairs.probe(start + moves)
-
-    def ask(moves: Array) -> Array:
-        answers = pairs.respond(heads.queries, probes(moves), heads.copies).reshape(len(moves), -1, dim)
-        return pairs.sums.append(answers, probes(moves))
-
-    def wanted(ranks: Indices | None, count: int) -> int:
-        if ranks is None:
-            return 4
-        if ranks.max() >= size:
-            raise refused
-        return int(ranks.max()) + effort.extra - count
-
-    refused = RankBudgetError(f"differences do not exhaust {len(levels)} output spaces", size, len(turn))
-    gates = Gates(design, heads.net, ask, probes, heads.allowed, levels, heads.amplification)
-    found = read_stacks(gates, turn, wanted, step=STEP, first=max(4, dim // len(levels) // 2))
-    if found.ranks is None or found.ranks.max() + effort.extra > len(found.probes):
-        raise refused
-    return found
 
 
 def _read_forms(

@@ -39,7 +39,7 @@ def _read_stacks(pairs: Pairs, start: Separation, rng: Generator, effort: Effort
     """Follow the heads from probe to probe."""
     dim, heads = len(start.probe), len(start.net.values)
     bases = 2 if effort.whole else 1
-    directions = np.concatenate([np.linalg.qr(rng.standard_normal((dim, dim)))[0] for _ in range(bases)])
+    directions = pairs.directions(rng, dim, bases)
     levels, uniform = predict_levels(start)
     design = start.design if uniform else start.design.with_sum()
     expected = dim // max(heads + uniform, 1)
@@ -47,7 +47,7 @@ def _read_stacks(pairs: Pairs, start: Separation, rng: Generator, effort: Effort
     first = dim if effort.whole else min(dim, max(4, enough // 2))
 
     def probes(moves: Array) -> Array:
-        return start.probe + moves
+        return pairs.at(start.probe, moves)
 
     def ask(moves: Array) -> Array:
         answers = pairs.respond(start.queries, probes(moves)).reshape(len(moves), -1, dim)

@@ -69,6 +69,8 @@ class Pairs:
     reach: float = np.inf  # largest norm of a token
     # Whether the rows at q + v are read too, where every row sees all tokens: the same heads at other logits
     both: bool = False
+    # Whether queries of every size may be asked; else Jacobians at two of them do not share their factors
+    scaled: bool = True
     middle: bool = False  # whether the shift zero is asked too, where only last rows of two sequences would be
 
     @classmethod
@@ -86,12 +88,29 @@ class Pairs:
         room = oracle.longest
         if before + after > room:
             before, after = 1, int(min(after, room - 1))
-        return cls(oracle, sums, before, after, oracle.causal, noise, scales, oracle.limits.reach, both, both)
+        reach = oracle.limits.reach
+        return cls(oracle, sums, before, after, oracle.causal, noise, scales, reach, both, middle=both)
 
     def probe(self, rng: Generator, dim: int) -> Array:
         """Draw a probe of norm sqrt(d), or of a third of the largest norm."""
         probe = rng.standard_normal(dim)
         return probe * (min(np.sqrt(dim), self.reach / 3) / np.linalg.norm(probe))
+
+    def at(self, probe: Array, moves: Array) -> Array:
+        """Return probes (b, d) at displacements from one."""
+        return probe + moves
+
+    def directions(self, rng: Generator, dim: int, bases: int) -> Array:
+        """Draw orthonormal bases of directions in which probes may be moved, one after the other."""
+        return np.concatenate([np.linalg.qr(rng.standard_normal((dim, dim)))[0] for _ in range(bases)])
+
+    def pair(self, queries: Array, probes: Array) -> tuple[Array, Array]:
+        """Return the tokens q + v and q (b, n, d) of queries (b, n, d) and probes (b, d)."""
+        return queries + probes[:, None], queries
+
+    def beside(self, point: Array, steps: Array, probe: Array) -> Array:
+        """Return the queries on both sides of one (d,), at steps (n, d)."""
+        return np.concatenate([point + steps, point - steps])
 
     def shortened(self, queries: Array) -> Array:
         """Return queries (n, d) that leave room for a probe below the largest norm."""
@@ -129,8 +148,7 @@ class Pairs:
         probes = np.atleast_2d(probes)
         queries = np.broadcast_to(queries, (len(probes), *queries.shape[-2:]))
         count, dim = queries.shape[0] * queries.shape[1], queries.shape[2]
-        near = (queries + probes[:, None]).reshape(count, 1, dim)
-        own = queries.reshape(count, 1, dim)
+        near, own = (part.reshape(count, 1, dim) for part in self.pair(queries, probes))
         # The difference that the layer sees is the rounded one.
         moved = (near - own).reshape(*queries.shape)
         if self.causal:
@@ -142,7 +160,7 @@ class Pairs:
             answers = self.oracle(np.concatenate(parts), read=rows).reshape(len(parts), count, len(rows), dim)
             answers = np.moveaxis(answers, 0, 2)
         answers = answers.reshape(*queries.shape[:2], self.views, len(self.copies), dim)
-        plain = self.sums.read(queries)[:, :, None]
+        plain = self.sums.read(own.reshape(*queries.shape))[:, :, None]
         plain = plain + expit(-self.shifts)[:, None] * (moved @ self.sums.projection)[:, :, None]
         rest: Array = answers - plain[:, :, None]
         return rest.reshape(len(probes), -1, len(self.copies), dim)
@@ -184,7 +202,7 @@ def separate_heads(pairs: Pairs, dim: int, rng: Generator, *, oversampling: floa
     refused = FitError("no probe was tried")
     for _ in range(PROBES):
         probe = pairs.probe(rng, dim)
-        scale = find_scale(pairs, probe, rng)
+        scale = find_scale(pairs, probe, rng) if pairs.scaled else 1.0
         try:
             return _separate_at(pairs, probe, scale, rng, oversampling, tries)
         except FitError as error:
@@ -233,7 +251,7 @@ def _separate_at(
         net = PairNets(np.zeros((0, len(answers))), np.zeros((0, dim)), np.zeros(()))
         return Separation(probe, queries, design, net, scale, level, _lack(net, probe, pairs), np.inf)
     allowed = 10 * level * np.sqrt(flat.size) / np.linalg.norm(flat)
-    pencils = Pencils()
+    pencils = Pencils(across=pairs.scaled)
     directions = np.linalg.qr(rng.standard_normal((dim, heads)))[0].T * np.sqrt(dim)
     step = max(1e-3, pairs.noise**0.25) * scale
     closest, separation, real = np.inf, 0.0, False
@@ -288,7 +306,7 @@ def _count_heads(
 def _jacobians(pairs: Pairs, probe: Array, point: Array, steps: Array, axes: Array) -> list[Array]:
     """Differentiate the answers along `steps` at `point`: one (m, m) matrix per shift and row of logits."""
     pairs = replace(pairs, middle=False)
-    moved = pairs.respond(np.concatenate([point + steps, point - steps]), probe)[0] @ axes.T
+    moved = pairs.respond(pairs.beside(point, steps, probe), probe)[0] @ axes.T
     moved = moved.reshape(2 * len(steps), -1, moved.shape[2])  # (2 m, views K, m)
     slopes = (moved[: len(steps)] - moved[len(steps) :]) / 2
     return [slopes[:, place].T for place in range(slopes.shape[1])]
