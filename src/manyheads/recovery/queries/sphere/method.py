@@ -25,7 +25,6 @@ from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import BASED, Effort
 from manyheads.recovery.queries.nets.sigmoid_network import EXACT
-from manyheads.recovery.queries.probes import Stacks
 from manyheads.recovery.queries.projection_sum import Projections, Sums
 from manyheads.recovery.queries.sphere.pairs import SpherePairs, read_normalized_sums
 from manyheads.recovery.queries.sphere.rows import (
@@ -34,10 +33,8 @@ from manyheads.recovery.queries.sphere.rows import (
     near_tokens,
     read_based_forms,
 )
-from manyheads.recovery.queries.subspaces.head_values import predict_levels, read_head_values
-from manyheads.recovery.queries.subspaces.output_spaces import read_projections
-from manyheads.recovery.queries.subspaces.pairs import separate_heads
-from manyheads.recovery.refusals import FitError, RankBudgetError
+from manyheads.recovery.queries.subspaces.head_values import find_projections
+from manyheads.recovery.refusals import FitError
 from manyheads.recovery.result.results import Extracted, StageLog
 
 
@@ -50,20 +47,9 @@ def extract_on_sphere(oracle: Oracle, noise: float, rng: Generator, effort: Effo
     pairs = SpherePairs.of(oracle, sums, basis, noise)
     if noise > EXACT:
         effort = dataclasses.replace(effort, oversampling=3.0, loss=1.0, surplus=1.0)
-    with log.stage("pairs") as figures:
-        heads = separate_heads(pairs, oracle.dim, rng, oversampling=effort.oversampling, tries=effort.tries)
-        figures |= heads.figures()
-        FitError.if_below(len(heads.net.values), 1, "the answers to pairs are rounding: no head reads the tokens")
-
-    def read() -> Stacks:
-        stacks, size = read_head_values(pairs, heads, rng, effort), len(pairs.near)
-        if stacks.ranks is None or stacks.ranks.max() >= size:
-            what = f"differences in {size} dimensions do not exhaust {len(stacks.values)} output spaces"
-            raise RankBudgetError(what, size, oracle.dim)
-        return stacks
-
-    alone = len(heads.net.values) == 1 and not predict_levels(heads)[1]
-    split = read_projections(log, sums, read, noise, alone=alone)
+    split = find_projections(log, pairs, oracle.dim, noise, rng, effort)
+    if split is None:
+        raise FitError("the answers to pairs are rounding: no head reads the tokens")
     with log.stage("rows") as figures:
         theta, beta = _read_forms(oracle, sums, basis, split, noise, rng, effort, figures)
     size = np.sqrt(1 + norm.epsilon)  # tokens of the sphere are u times this

@@ -41,7 +41,7 @@ class SpherePairs(Pairs):
         few = min(max(4, len(basis) // 4), len(basis) // 2, QUERIES)
         after = int(min(COPIES[noise > EXACT], oracle.longest - 1))
         known = cls(oracle, sums, 1, after, oracle.causal, max(noise, EPS), both=True, scaled=False, middle=True)
-        return replace(known, near=basis[few:], far=basis[:few])
+        return replace(known, room=len(basis) - few, near=basis[few:], far=basis[:few])
 
     @property
     def radius(self) -> float:

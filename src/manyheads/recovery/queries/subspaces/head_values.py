@@ -8,20 +8,39 @@ sum_i v_b W_i = v_b W_S is one more row of the net, which no call is needed for.
 in random rotation; the step tau is halved where the residual or the margin of the heads objects.
 """
 
+import functools
+
 import numpy as np
 
 from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.queries.effort import Effort
 from manyheads.recovery.queries.nets.sigmoid_network import PairNets, fit_nets, net_amplification
 from manyheads.recovery.queries.probes import Gates, Stacks, read_stacks
+from manyheads.recovery.queries.projection_sum import Projections
 from manyheads.recovery.queries.ranks import CLEAR
-from manyheads.recovery.queries.subspaces.pairs import Pairs, Separation
-from manyheads.recovery.refusals import FitError
+from manyheads.recovery.queries.subspaces.output_spaces import read_projections
+from manyheads.recovery.queries.subspaces.pairs import Pairs, Separation, separate_heads
+from manyheads.recovery.refusals import FitError, RankBudgetError
+from manyheads.recovery.result.results import StageLog
 
 SPARE = 2  # rows of answers beyond those that determine a net, in the dimensions of the values
 DRAWS = 12  # random sets of queries of one size among which the best is taken
 PLANNED = 1000  # unknowns of a net up to which its error is predicted for other sets of queries
 MISFIT = 8.0  # a fit is right up to this multiple of the residual that noise, or the fit at the first probe, has
+
+
+def find_projections(
+    log: StageLog, pairs: Pairs, dim: int, noise: float, rng: Generator, effort: Effort
+) -> Projections | None:
+    """Find the heads by pairs and their projections, stages S1 to S3; None where no pair shows a head."""
+    with log.stage("pairs") as figures:
+        start = separate_heads(pairs, dim, rng, oversampling=effort.oversampling, tries=effort.tries)
+        figures |= start.figures()
+    if not len(start.net.values):
+        return None
+    alone = len(start.net.values) == 1 and not predict_levels(start)[1]  # all of W_S
+    read = functools.partial(read_head_values, pairs, start, rng, effort)
+    return read_projections(log, pairs.sums, read, noise, alone=alone, whole=effort.whole)
 
 
 def read_head_values(pairs: Pairs, start: Separation, rng: Generator, effort: Effort) -> Stacks:
@@ -76,7 +95,11 @@ def _read_stacks(pairs: Pairs, start: Separation, rng: Generator, effort: Effort
 
     total = pairs.sums.projection if uniform else None
     gates = Gates(design, start.net, ask, probes, allowed, levels, fit=fit, failing=0.5, total=total)
-    return read_stacks(gates, directions * np.linalg.norm(start.probe), wanted, step=effort.step, first=first)
+    stacks = read_stacks(gates, directions * np.linalg.norm(start.probe), wanted, step=effort.step, first=first)
+    if pairs.room < np.inf and (stacks.ranks is None or stacks.ranks.max() >= pairs.room):
+        what = f"probes in {pairs.room:g} dimensions do not exhaust {len(stacks.values)} output spaces"
+        raise RankBudgetError(what, pairs.room, dim)
+    return stacks
 
 
 def with_fewer_queries(pairs: Pairs, start: Separation, rng: Generator, loss: float) -> Separation:

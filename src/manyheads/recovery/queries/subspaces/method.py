@@ -25,11 +25,9 @@ from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import SPARING, Effort
 from manyheads.recovery.queries.logits.rows import read_rows
 from manyheads.recovery.queries.nets.sigmoid_network import EPS
-from manyheads.recovery.queries.probes import Stacks
 from manyheads.recovery.queries.projection_sum import read_sums
-from manyheads.recovery.queries.subspaces.head_values import predict_levels, read_head_values
-from manyheads.recovery.queries.subspaces.output_spaces import read_projections
-from manyheads.recovery.queries.subspaces.pairs import Pairs, separate_heads
+from manyheads.recovery.queries.subspaces.head_values import find_projections
+from manyheads.recovery.queries.subspaces.pairs import Pairs
 from manyheads.recovery.result.results import Extracted, StageLog
 
 
@@ -39,20 +37,12 @@ def extract_by_subspaces(oracle: Oracle, noise: float, rng: Generator, effort: E
     log = StageLog(oracle)
     with log.stage("sums"):
         sums = read_sums(oracle, oracle.dim, oracle.limits.reach)
-    with log.stage("pairs") as figures:
-        pairs = Pairs.within(oracle, sums, effort.before, effort.after, noise, both=True)
-        start = separate_heads(pairs, oracle.dim, rng, oversampling=effort.oversampling, tries=effort.tries)
-        figures |= start.figures()
-    if not len(start.net.values):
+    pairs = Pairs.within(oracle, sums, effort.before, effort.after, noise, both=True)
+    heads = find_projections(log, pairs, oracle.dim, noise, rng, effort)
+    if heads is None:
         zeros = np.zeros((1, *sums.projection.shape))  # W_S with uniform attention, where no pair shows another
         layer = AttentionLayer(zeros, sums.projection[None], zeros[:, 0], sums.bias, causal=oracle.causal)
         return Extracted(layer, tuple(log.stages))
-    alone = len(start.net.values) == 1 and not predict_levels(start)[1]  # all of W_S
-
-    def read() -> Stacks:
-        return read_head_values(pairs, start, rng, effort)
-
-    heads = read_projections(log, sums, read, noise, alone=alone, whole=effort.whole)
     with log.stage("rows") as figures:
         found = read_rows(oracle, sums.bias, heads, rng, effort, noise=noise)
         figures |= {"noise": found.noise, "scale": found.scale, "smallest weight": found.smallest}

@@ -71,6 +71,7 @@ class Pairs:
     both: bool = False
     # Whether queries of every size may be asked; else Jacobians at two of them do not share their factors
     scaled: bool = True
+    room: float = np.inf  # dimensions in which probes may be moved, where these are not all
     middle: bool = False  # whether the shift zero is asked too, where only last rows of two sequences would be
 
     @classmethod
