@@ -38,8 +38,8 @@ class BehindNorm(Behind):
         super().__init__(oracle, limits=dataclasses.replace(oracle.limits, max_norm=UNIT * float(np.sqrt(oracle.dim))))
         self.norm = norm
 
-    def __call__(self, x: Array, read: Read = "last") -> Array:
-        """Ask about sequences z (n, k, d); return the last rows (n, d), all rows (n, k, d) or some of them."""
+    def answer(self, x: Array, read: Read) -> Array:
+        """Ask about the tokens that the norm makes u of."""
         self.limits.check(x)
         return self.behind(self.norm.inverse(x / UNIT), read)
 

@@ -53,6 +53,11 @@ SEEN = 8.0  # a singular value counts as a head from this multiple of the larges
 Sizes = tuple[float, ...]
 
 
+def repeat_pair(first: Array, second: Array, j: int, k: int) -> Array:
+    """Return sequences (n, j + k, d) of j copies of the one token (n, d) and k of the other."""
+    return np.repeat(np.stack([first, second], axis=1), (j, k), axis=1)
+
+
 @dataclass(frozen=True)
 class Pairs:
     """Asks about pairs and takes off what needs no heads."""
@@ -149,14 +154,14 @@ class Pairs:
         probes = np.atleast_2d(probes)
         queries = np.broadcast_to(queries, (len(probes), *queries.shape[-2:]))
         count, dim = queries.shape[0] * queries.shape[1], queries.shape[2]
-        near, own = (part.reshape(count, 1, dim) for part in self.pair(queries, probes))
+        near, own = (part.reshape(count, dim) for part in self.pair(queries, probes))
         # The difference that the layer sees is the rounded one.
         moved = (near - own).reshape(*queries.shape)
         if self.causal:
-            tokens = np.concatenate([np.repeat(near, self.before, 1), np.repeat(own, self.after, 1)], axis=1)
+            tokens = repeat_pair(near, own, self.before, self.after)
             answers = self.oracle(tokens, read=tuple(range(self.before, self.before + self.after)))
         else:
-            parts = [np.concatenate([np.repeat(near, j, 1), np.repeat(own, k, 1)], axis=1) for j, k in self.copies]
+            parts = [repeat_pair(near, own, j, k) for j, k in self.copies]
             rows = (-1, 0)[: self.views]
             answers = self.oracle(np.concatenate(parts), read=rows).reshape(len(parts), count, len(rows), dim)
             answers = np.moveaxis(answers, 0, 2)
