@@ -159,10 +159,10 @@ class Extract:
         from manyheads.recovery.oracle.front_doors import open_oracle
 
         path = Path(self.oracle)
-        if not path.exists():
+        if not (self.oracle and path.exists()):
             if ":" in self.oracle:
                 return Target(self._import())
-            raise UsageError(f"{path}: no such file or folder; give one, or package.module:function")
+            raise UsageError(f"{self.oracle!r}: no such file or folder; give one, or package.module:function")
         if not path.is_dir():
             self._refuse_given(OF_CHECKPOINTS, f"for checkpoint folders only, which {self.oracle} is not")
         self._refuse_given(OF_FUNCTIONS, f"for functions only; {self.oracle} is read from its file")

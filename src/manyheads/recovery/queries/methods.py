@@ -55,12 +55,11 @@ def settle(settings: OracleSettings, options: ExtractionOptions, measured: Oracl
     """Return the settings of the oracle with what was found out; refuse what contradicts the options."""
     if options.causal not in (None, measured.causal):
         found, said = (("", "not "), ("not ", ""))[not measured.causal]
-        raise NotALayer(f"the layer is {found}causal, and was said {said}to be: say causal={measured.causal}, or None")
+        what = f"the layer is {found}causal, and was said {said}to be: say causal={measured.causal}, or None"
+        raise NotALayer(what, measured.causal, not measured.causal)
     if measured.positional and not (options.rotary or options.scores):
-        what = (
-            "exchanging two earlier tokens changes the last row: positions, or more than one layer. Say rotary=True of "
-        )
-        what += "rotated queries and keys, scores=True of other scores; take positions out that are added to tokens"
+        what = "exchanging two earlier tokens changes the last row: positions, or more than one layer. Say rotary=True "
+        what += "of rotated queries and keys, scores=True of other scores; take positions out that are added to tokens"
         raise NotALayer(what, measured.order, 10 * measured.level)
     return dataclasses.replace(settings, causal=measured.causal, pad=settings.pad and measured.causal)
 
@@ -96,9 +95,8 @@ def check_room(method: str, oracle: Oracle) -> None:
     length, norm = ROOM.get(method, (3, 0.0))
     limits = oracle.limits
     if oracle.longest < length:
-        raise LimitError(
-            f"method {method!r} asks sequences of {length} tokens and more, and the server takes {limits.max_length}"
-        )
+        what = f"method {method!r} asks sequences of {length} tokens and more, and the server takes {limits.max_length}"
+        raise LimitError(what)
     if limits.reach < norm * np.sqrt(oracle.dim):
         needed = "of any norm" if norm == np.inf else f"of norm {norm * np.sqrt(oracle.dim):.3g}"
         raise LimitError(f"method {method!r} asks tokens {needed}, and the server takes {limits.max_norm:g}")
@@ -191,8 +189,8 @@ def run_method(attempt: Attempt, oracle: Oracle, level: float, rng: Generator) -
         raise
     except (np.linalg.LinAlgError, ArithmeticError, ValueError) as error:
         # SciPy says by ValueError, in several wordings, that it was handed NaN; any other is a mistake of ours.
-        words = ("nan", "inf", "numeric")
-        if type(error) is ValueError and not any(word in str(error).lower() for word in words):
+        arithmetic = isinstance(error, np.linalg.LinAlgError | ArithmeticError)
+        if not arithmetic and not any(word in str(error).lower() for word in ("nan", "inf", "numeric")):
             raise
         raise _not_finite(attempt, error) from error
     # what a layer holds besides (forms of other offsets) shows in its predictions
@@ -203,4 +201,5 @@ def run_method(attempt: Attempt, oracle: Oracle, level: float, rng: Generator) -
 
 
 def _not_finite(attempt: Attempt, error: Any) -> RecoveryRefused:
-    return FitError(f"arithmetic of method {attempt.method!r} broke down ({error}): other layer, or noise", np.inf, 1.0)
+    what = f"arithmetic of method {attempt.method!r} broke down ({error}): answers fit no such layer, or are too noisy"
+    return FitError(what, np.inf, 1.0)

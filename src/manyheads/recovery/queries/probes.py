@@ -78,7 +78,8 @@ def read_stacks(
         found = follow_nets(gates.design, gates.ask, net, block, step=step, allowed=gates.allowed, fit=gates.fit)
         kept = np.flatnonzero(found.accepted)
         if len(block) - len(kept) > gates.failing * len(block):
-            what = f"{len(block) - len(kept)} probes failed their guards: heads not followed, try bounded"
+            failed = f"{len(block) - len(kept)} of {len(block)} probes failed their guards"
+            what = f"{failed}: no layer, or noise; try method='bounded'"
             raise FitError(what, np.max(found.nets.residual), gates.allowed)
         weight = np.ones((len(kept), heads))
         if gates.amplification is not None:

@@ -132,9 +132,8 @@ def find_repeated_heads(
                 break
             offsets *= 2
             if offsets > MOST:
-                raise RankBudgetError(
-                    f"moved tokens show {found} dimensions, for {MOST} offsets: too many heads", found, MOST - 2
-                )
+                what = f"moved tokens show {found} dimensions, for {MOST} offsets: too many heads"
+                raise RankBudgetError(what, found, MOST - 2)
         if found is None:
             continue
         rest = min(rest, found.residual)
@@ -146,7 +145,7 @@ def find_repeated_heads(
         if best.condition < (USABLE if turn else GOOD * rank[0]):
             break
     if best is None:
-        raise FitError("repeated tokens show no heads: weights of more than positions, or noise", rest, ROUGH)
+        raise FitError("repeated tokens show no heads: weights of more than positions, or noisy answers", rest, ROUGH)
     return best
 
 

@@ -1,5 +1,7 @@
 """Layers behind a normalization: what is found, against what the layer's weights say it must be."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -11,9 +13,9 @@ from manyheads.recovery.queries.effort import BASED
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.ranks import gap_rank
 from manyheads.recovery.queries.sphere.method import extract_on_sphere
-from manyheads.recovery.queries.sphere.pairs import SpherePairs
+from manyheads.recovery.queries.sphere.pairs import SpherePairs, read_norm
 from manyheads.recovery.queries.subspaces.pairs import separate_heads
-from manyheads.recovery.refusals import NotALayer
+from manyheads.recovery.refusals import FitError, NotALayer
 
 DIM, HEADS, TRIES = 16, 2, 3
 EPS = 2e-16
@@ -119,6 +121,17 @@ def test_pairs_on_the_sphere_show_the_heads(rng):
 def test_what_is_no_such_layer_is_refused(rng, function, message):
     with pytest.raises(NotALayer, match=message):
         extract_on_sphere(Oracle(function(gpt_layer(rng, DIM, HEADS)), DIM), EPS, rng)
+
+
+def test_projections_that_cancel_behind_a_norm_are_refused_for_that(rng):
+    layer = gpt_layer(rng, DIM, HEADS)
+    pair = np.stack([layer.projection[0], -layer.projection[0]])
+    cancelling = dataclasses.replace(layer, projection=pair)
+    for bias in (layer.bias, None):
+        own = dataclasses.replace(cancelling, bias=bias)
+        oracle = Oracle(lambda x, own=own: evaluate_layer(own, Normalization()(x)), DIM)
+        with pytest.raises(FitError, match="the projections cancel"):
+            read_norm(oracle, DIM, EPS, rng)
 
 
 def test_running_means_behind_a_norm_are_refused(rng):

@@ -132,9 +132,8 @@ def read_base(pairs: Pairs, start: Separation, rng: Generator, effort: Effort) -
     slopes = np.linalg.lstsq(features, read_logits(answers, values, pairs.shifts), rcond=None)[0].T
     net = fit_nets(design, flat, slopes, tolerance=1e-9)
     allowed = 10 * pairs.level(queries, probe, answers) * np.sqrt(flat.size) / np.linalg.norm(flat)
-    FitError.if_above(
-        net.residual, allowed, f"the net of {heads} heads leaves more than noise: no linear logits, or a missing head"
-    )
+    what = f"the net of {heads} heads leaves more than noise: no linear logits, or a missing head"
+    FitError.if_above(net.residual, allowed, what)
     level = float(net.residual) * np.linalg.norm(flat) / np.sqrt(flat.size)
     free = Base(pairs, probe, queries, start.scale, design, net, level, False)
     # a row whose gates are open by an infinite shift, and which is not centred.

@@ -95,9 +95,8 @@ def _row_space(sketch: Array, error: float) -> Array:
     _, singular, right = np.linalg.svd(sketch, full_matrices=False)
     rank = rank_by_gap(singular, error * (np.sqrt(len(sketch)) + np.sqrt(sketch.shape[1])))
     if rank is None or rank > len(sketch) - SPARE:
-        raise FitError(
-            "the logits of queries without values have too many dimensions, or no gap to the noise", singular[-1], error
-        )
+        what = "the logits of queries without values have too many dimensions, or no gap to the noise"
+        raise FitError(what, singular[-1], error)
     return right[:rank].T
 
 

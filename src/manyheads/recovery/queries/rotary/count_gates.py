@@ -94,7 +94,8 @@ def find_counted_heads(
         spectrum = np.linalg.svd(answers, compute_uv=False)
         heads = int((spectrum > max(60 * noise, 1e-10) * spectrum[0]).sum())
         FitError.if_below(heads, 1, "the answers to one token behind zeros vanish: no head reads the tokens")
-        FitError.if_above(heads, MOST, f"{heads} dimensions after zeros: too many heads, no rotary positions, or noise")
+        what = f"{heads} dimensions of a token behind zeros: too many heads, no rotary positions, or noisy answers"
+        FitError.if_above(heads, MOST, what)
         starts = _starts(gate, answers, direction @ total, heads, rng)
         net = fit_nets(gate.net, np.repeat(answers[None], STARTS + 1, axis=0), starts)
         net = net.one(int(np.argmin(net.residual)))
@@ -110,9 +111,8 @@ def find_counted_heads(
     if not moved:
         raise FitError("the number of zero tokens does not change what is read: no head attends by content", 0.0, 0.35)
     if best is None:
-        raise NotALayer(
-            "zero tokens have logits of their own: biases of queries or keys, or no rotary positions", residual, allowed
-        )
+        why = "zero tokens have logits of their own: biases of queries or keys, or no rotary positions"
+        raise NotALayer(why, residual, allowed)
     return best
 
 

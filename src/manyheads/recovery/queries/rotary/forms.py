@@ -67,9 +67,8 @@ def find_form(sketch: Two, back: Two, tokens: Two, noise: float, most: int | Non
     rows = _solve(fresh, back[0].T, back[1].T).T  # U Theta, (n, d)
     found = sketched_form(few, few, columns, rows, noise, most)
     if found.rank is None and len(few) < fresh.shape[1]:
-        raise RankBudgetError(
-            f"no gap in the singular values of a form among {len(few)} sketch tokens: allow more", len(few), 0
-        )
+        why = f"no gap in the singular values of a form among {len(few)} sketch tokens: allow more"
+        raise RankBudgetError(why, len(few), fresh.shape[1])
     left, right = (np.pad(side, ((0, 1), (0, 0))) for side in (found.left, found.right))  # no biases
     return Frame(left, right), found.core
 
@@ -86,16 +85,16 @@ def find_core(frame: Frame, ledger: Ledger, head: int, offset: int) -> tuple[Arr
     """Return the core of one head that explains its logits at one offset, and the relative residual."""
     queries, keys, logits, weight = ledger.at(offset)
     logits, weight = logits[:, head], weight[:, head]
-    core, rest = solve_scaled(frame.features(queries, keys) * weight[:, None], logits * weight)
+    core, left = solve_scaled(frame.features(queries, keys) * weight[:, None], logits * weight)
     size = np.linalg.norm((logits - frame.constant * logits.mean()) * weight) + NOTHING * np.sqrt(len(logits))
-    return core.reshape(frame.shape), rest / float(size)
+    return core.reshape(frame.shape), float(np.linalg.norm(left) / size)
 
 
-def solve_scaled(features: Array, targets: Array) -> tuple[Array, float]:
-    """Return the least-squares solution of features (N, a), scaled to norm one, on targets (N,); and the misfit."""
+def solve_scaled(features: Array, targets: Array) -> tuple[Array, Array]:
+    """Return the least-squares solution of features (N, a), scaled to norm one, on targets (N,); and what it leaves."""
     size = np.linalg.norm(features, axis=0) + np.finfo(np.float64).tiny
     found = np.linalg.lstsq(features / size, targets, rcond=1e-12)[0]
-    return found / size, float(np.linalg.norm(features / size @ found - targets))
+    return found / size, features / size @ found - targets
 
 
 def find_turn(cores: list[Array]) -> Array:

@@ -64,9 +64,8 @@ def _read_linear(oracle: Oracle, noise: float, rng: Generator, figures: Figures)
     """Read W_S and c, and refuse a function whose answers to one token are not affine."""
     sums = read_sums(oracle, oracle.dim)
     figures["linear"] = rest = sums.curvature(oracle, rng, 1)
-    NotALayer.if_above(
-        rest, max(1e-8, 1e3 * noise), "the answer to one token is not linear in it: a norm, or no attention layer"
-    )
+    what = "the answer to one token is not linear in it: a norm, or no attention layer"
+    NotALayer.if_above(rest, max(1e-8, 1e3 * noise), what)
     return sums
 
 

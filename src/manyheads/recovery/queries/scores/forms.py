@@ -49,7 +49,6 @@ def _range(sketch: Array, scores: Array, noise: float) -> Array:
     u, s, _ = np.linalg.svd(sketch, full_matrices=False)
     rank = gap_rank(s, max(CUT, 100 * noise))
     if rank == len(s) < len(sketch) - 1:
-        raise RankBudgetError(
-            f"no gap among {len(s)} sketches of a form: scores of no small rank, or of few digits", s[-1] / s[0], CUT
-        )
+        what = f"no gap among {len(s)} sketches of a form: scores of no small rank, or of few digits"
+        raise RankBudgetError(what, s[-1] / s[0], CUT)
     return u[:, :rank]

@@ -155,7 +155,8 @@ def output_spaces(jacobians: Array, wrong: float, rng: Generator) -> tuple[list[
         if seen_rank == rank and values[-1] > SEEN * floor * values[0]:
             pencils.append(pencil)
     if not pencils:
-        raise FitError("Jacobians of no offset reach all output spaces: shared values, or noisy answers", rank, dim)
+        what = "Jacobians of no offset reach the output spaces of all heads: heads share values, or answers are noisy"
+        raise FitError(what, rank, dim)
     groups, separation = _groups(pencils, floor, rng)
     return [group @ space for group in groups], separation
 
@@ -183,4 +184,5 @@ def check_room(spaces: list[Array]) -> None:
     ranks, whole = [len(space) for space in spaces], np.concatenate(spaces)
     condition = float(np.linalg.cond(whole))
     if len(whole) > whole.shape[1] or condition > 1e10:
-        raise RankBudgetError(f"{len(ranks)} spaces of ranks {ranks} overlap in {whole.shape[1]}", condition, 1e10)
+        what = f"output spaces of {len(ranks)} heads overlap: ranks {ranks} in dimension {whole.shape[1]}"
+        raise RankBudgetError(what, condition, 1e10)

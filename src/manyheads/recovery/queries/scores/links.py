@@ -89,14 +89,14 @@ def fit_norm(tokens: Array, values: Array, space: Array) -> tuple[Array, float]:
     first, second = np.triu_indices(space.shape[1])
     features = np.concatenate([inside[:, first] * inside[:, second], np.ones((len(tokens), 1))], axis=1)
     features /= values[:, None] ** 2
-    found, rest = solve_scaled(features, np.ones(len(tokens)))
+    found, left = solve_scaled(features, np.ones(len(tokens)))
     form = np.zeros((space.shape[1],) * 2)
     form[first, second] = found[:-1] / 2
     form = form + form.T
     whole = np.zeros((tokens.shape[1] + 1,) * 2)
     whole[:-1, :-1] = space @ form @ space.T
     whole[-1, -1] = max(found[-1], 0.0)
-    return whole, rest / len(tokens) ** 0.5
+    return whole, float(np.sqrt(np.mean(left**2)))
 
 
 def norms(form: Array, tokens: Array) -> Array:

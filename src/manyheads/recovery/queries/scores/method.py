@@ -14,11 +14,12 @@ S4  Spaces of the forms, and forms of two offsets as small linear problems (`for
 Every step is believed only if it predicts scores that were not used. The figures stand in the stages of the result.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from manyheads.recovery._types import Array, Ask, Figures, Generator
+from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
 from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.recovery.oracle.limits import MARGIN
@@ -152,7 +153,8 @@ class _Scores:
         read = np.abs(three) < links.READ
         bent, moved = float(np.linalg.norm((three - 2 * two + one)[read])), float(np.linalg.norm((three - one)[read]))
         figures["bent scores"] = rest = bent / (moved + np.finfo(np.float64).tiny)
-        FitError.if_above(rest, self.allowed, "scores are not affine in a key: caps, norms are read, not beside biases")
+        what = "scores are not affine in a key: caps and norms are read, but not beside biases, offsets or sinks"
+        FitError.if_above(rest, self.allowed, what)
 
     def _tokens(self, count: int) -> Array:
         drawn = self.rng.standard_normal((count, self.dim))
@@ -296,7 +298,9 @@ class _Scores:
         sides = zip(left, right, strict=True)
         return [Frame(np.pad(a, ((0, 1), (0, 0))), forms.beside_one(b), constant=True) for a, b in sides]
 
-    def _squares(self, ask: Ask, sketch: Array, table: Array, spaces: list[Array]) -> tuple[Array, float]:
+    def _squares(
+        self, ask: Callable[..., Array], sketch: Array, table: Array, spaces: list[Array]
+    ) -> tuple[Array, float]:
         """Read the norms of random tokens, and fit their squares on the spaces of the forms, or on the whole space."""
         some = sketch[: max(2, min(len(sketch), 2 * self.keys))]
         rank = max(space.shape[1] for space in spaces)

@@ -52,9 +52,8 @@ def extract_scores_behind_norm(oracle: Oracle, noise: float, rng: Generator, eff
     with log.stage("norm") as figures:
         norm, _ = read_norm(oracle, oracle.dim, noise, rng)
         figures |= {"epsilon": norm.epsilon, "centred": norm.centred}
-        FitError.if_below(
-            norm.epsilon, 1e-300, "the norm in front shows no epsilon: on a sphere plain rotary scores alone are read"
-        )
+        why = "the norm in front shows no epsilon: on a sphere plain rotary scores alone are read"
+        FitError.if_below(norm.epsilon, 1e-300, why)
     found = extract_scores(BehindNorm(oracle, norm), noise, rng, effort)
     layer = found.layer.of_scaled_tokens(UNIT)  # type: ignore[attr-defined]
     parts = found.acts_on.partition(";")[2]

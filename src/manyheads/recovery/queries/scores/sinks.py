@@ -89,9 +89,8 @@ def _visible_parts(
     answers = oracle(oracle.limits.shortened(factors * z), read="last")
     spectrum, rows = np.linalg.svd(answers - answers.mean(0), full_matrices=True)[1:]
     hidden = gap_rank(spectrum, max(SPAN, 1e3 * noise))
-    FitError.if_above(
-        hidden, dim - 2, "answers about multiples of one token span all outputs: sinks leave nothing to read heads"
-    )
+    what = "answers about multiples of one token span all outputs: sinks leave nothing to read heads"
+    FitError.if_above(hidden, dim - 2, what)
     beside = rows[hidden:].T  # (d, q)
     jacobians = jacobians_at(oracle, z, length, step_at(z, noise)) @ beside
     spaces, separation = output_spaces(jacobians, WRONG * max(noise, 1e-16) ** (8 / 9), rng)

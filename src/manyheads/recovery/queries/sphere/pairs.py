@@ -20,7 +20,7 @@ from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.nets.sigmoid_network import EPS, EXACT
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.subspaces.pairs import Pairs
-from manyheads.recovery.refusals import NotALayer
+from manyheads.recovery.refusals import FitError, NotALayer
 
 QUERIES = 12  # dimensions in which the w of all pairs lie; the differences have the others
 COPIES = (6, 12)  # copies of the query, for exact answers and for noisy ones
@@ -99,6 +99,8 @@ def read_norm(ask: Ask, dim: int, noise: float, rng: Generator) -> tuple[Normali
     y = ask(np.stack([token, token + 1.0, 2 * token, -token, SMALL[0] * token])[:, None], read="last")
     loose = max(1e-8, 1e3 * noise)
     bias, size = (y[0] + y[3]) / 2, np.linalg.norm(y[0] - y[3]) / 2
+    if size <= 8 * EPS * np.linalg.norm(bias):
+        raise FitError("the projections cancel: single tokens do not show the norm in front", size, EPS)
     centred = bool(np.linalg.norm(y[1] - y[0]) < loose * size)
     NotALayer.if_above(np.linalg.norm(y[2] - y[0]) / size, 0.01, "twice a token gives another answer: no normalization")
 
@@ -111,9 +113,8 @@ def read_norm(ask: Ask, dim: int, noise: float, rng: Generator) -> tuple[Normali
     s = float(np.sqrt(first)) if doubt < first < 1 else SMALL[1]
     second = epsilon_at(s, ask(s * token[None, None], read="last")[0])
     if abs(second - first) > doubt or min(first, second) < -doubt:
-        raise NotALayer(
-            "answers to short tokens are those of no LayerNorm or RMSNorm of any epsilon", abs(second - first), doubt
-        )
+        what = "answers to short tokens are those of no LayerNorm or RMSNorm of any epsilon"
+        raise NotALayer(what, abs(second - first), doubt)
     return Normalization(centred, second if second > doubt else 0.0), token
 
 
@@ -129,7 +130,6 @@ def read_normalized_sums(ask: Ask, dim: int, noise: float, rng: Generator) -> tu
     bias = (y[:2] + y[-2:]).mean(0) / 2
     projection = basis.T @ (y[: len(basis)] - bias) / radius
     rest = np.linalg.norm(token @ projection + bias - (asked_answer := ask(token[None, None], read="last")[0]))
-    NotALayer.if_above(
-        rest / np.linalg.norm(asked_answer - bias), loose, "the answer to a token on the sphere is not affine in it"
-    )
+    what = "the answer to a token on the sphere is not affine in it"
+    NotALayer.if_above(rest / np.linalg.norm(asked_answer - bias), loose, what)
     return Sums(projection, bias), norm, basis

@@ -49,20 +49,18 @@ def split_projections(sums: Sums, stacks: Stacks, *, whole: bool = False) -> Pro
     elif len(stacks.probes) >= dim:
         found = _fit_probes(sums, stacks)
     elif ranks is None:  # probes were dropped, so that d of them were asked and fewer are left
-        raise RankBudgetError(
-            f"{len(stacks.probes)} probes leave output spaces open: another seed, or bounded", len(stacks.probes), dim
-        )
+        probes = len(stacks.probes)
+        why = f"{probes} probes leave output spaces open: another seed, or method='bounded'"
+        raise RankBudgetError(why, probes, dim)
     else:
-        raise RankBudgetError(
-            f"{len(ranks)} heads write {ranks.sum()} dimensions together, of {dim}: take bounded", ranks.sum(), dim
-        )
+        why = f"{len(ranks)} heads write {ranks.sum()} dimensions together, of {dim}: take method='bounded'"
+        raise RankBudgetError(why, ranks.sum(), dim)
     # Errors of the spaces pass through O^+; what is checked is of the size of the rows.
     sizes = np.linalg.norm(stacks.values, axis=(1, 2)) / np.sqrt(len(stacks.probes))
     explained = float(np.max(stacks.levels / np.maximum(sizes, np.finfo(float).tiny)))
     allowed = min(0.1, CLEAR * explained * max(found.condition, 1.0) + 1e-9)
-    FitError.if_above(
-        max(found.sum_error, found.row_error), allowed, "the projections contradict their answers: try another seed"
-    )
+    why = "the projections contradict their answers: try another seed"
+    FitError.if_above(max(found.sum_error, found.row_error), allowed, why)
     return found
 
 

@@ -279,9 +279,8 @@ def _separate_at(
                 lacking = _lack(net, probe, pairs)
                 return Separation(probe, queries, design, net, scale, level, lacking, distance)
     if not real:
-        raise FitError(
-            f"{heads} heads show, and no pencil of Jacobians is real: no attention heads, or too noisy", separation, EPS
-        )
+        why = f"{heads} heads show, and no pencil of Jacobians is real: no attention heads, or too noisy"
+        raise FitError(why, separation, EPS)
     what = f"answers to pairs of {heads} dimensions are no net of as many heads: no attention layer, or one that adds "
     raise FitError(f"{what}its input, until residual=True says so", closest, allowed)
 

@@ -194,5 +194,5 @@ def find_hubs(pairs: TablePairs, rng: Generator) -> Hubs:
         if same == SAME:
             break
     if best is None:
-        raise FitError("no pair of tokens shows its heads: logits too large or alike, or noise", np.inf, WORST)
+        raise FitError("no pair of tokens shows its heads: logits too large or alike, or noisy answers", np.inf, WORST)
     return best
