@@ -13,11 +13,16 @@ from manyheads._json import Json
 from manyheads.cli.flags import check_flags, flag
 from manyheads.cli.help.wrapping import fits, wrap_output
 from manyheads.cli.parsing import ABSENT, OptionalInt, Switch, load_function
+from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
     from manyheads.costs import Cost, ModelShape
 
 _SHAPE = re.compile(r"(?P<extents>scalar|\d+(x\d+)*)(:(?P<dtype>[a-z0-9_]+))?")
+
+OptionalTarget = Annotated[
+    Optional[str], tyro.conf.Positional, tyro.conf.arg(metavar="[TARGET]", help_behavior_hint="")
+]
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class Count:
     is read as data.
     """
 
-    target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[TARGET]", help_behavior_hint="")] = ""
+    target: OptionalTarget = None
     """A config.json, a folder with one, or package.module:function."""
     shapes: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="SHAPE ...", help_behavior_hint="")] = None
     """Shapes of the function's arguments: 4x128x64:bfloat16, 8:int32, scalar; float32 if no dtype is given."""
@@ -69,7 +74,9 @@ class Count:
             The target is unclear, a flag does not fit it, or a file is refused.
         """
         extra: dict[str, Json] = {}
-        if ":" in self.target and not os.path.exists(self.target):
+        if self.target == "":
+            raise UsageError("TARGET '': expected a config.json, a folder with one, or package.module:function")
+        if self.target and ":" in self.target and not os.path.exists(self.target):
             cost = self._function_cost()
         elif (parameters := self._parameters()) and self._is_uneven():
             print(json.dumps(parameters, indent=2) if self.json else wrap_output(_list_figures(parameters)))
@@ -117,8 +124,6 @@ class Count:
 
     def _length(self, fixed: int) -> "tuple[int, tuple[str, ...]]":
         """Return the length, and the note on it if it was assumed; check it and the batch."""
-        from manyheads.errors import UsageError
-
         check_flags(self)
         if fixed and self.length not in (None, fixed):
             raise UsageError(f"--length {self.length}: an image has {fixed} positions here; leave --length out")
@@ -128,12 +133,11 @@ class Count:
 
     def _is_uneven(self) -> bool:
         """Whether layers differ, or have experts or latent attention: only parameters and matrix FLOPs are counted."""
-        from manyheads.errors import UsageError
         from manyheads.models import shape_from_config
         from manyheads.models.refusals import ConfigInvalid
 
         try:
-            shape_from_config(self.target)
+            shape_from_config(str(self.target))
         except ConfigInvalid as refused:
             if "manyheads count config.json" not in refused.remedy:
                 raise
@@ -148,7 +152,6 @@ class Count:
         from manyheads.costs.formulas.decoding import token_cost
         from manyheads.costs.formulas.depth import crossover_length
         from manyheads.costs.formulas.memory import activation_bytes, embedding_table, matrix_parameters
-        from manyheads.errors import UsageError
 
         if self.shapes or self.trips is not None:
             raise UsageError("--shapes and --trips describe a function: give package.module:function as the target")
@@ -179,7 +182,6 @@ class Count:
     def _shape(self) -> "tuple[ModelShape, str]":
         """Return the shape, with notes on what was assumed, and the dtype."""
         from manyheads.costs import ModelShape
-        from manyheads.errors import UsageError
         from manyheads.models.config import load_config
         from manyheads.models.shape import FLOAT32_TAKEN, ITEMSIZES, config_dtype, shape_of
 
@@ -217,14 +219,13 @@ class Count:
 
     def _function_cost(self) -> "Cost":
         from manyheads.costs.counter import count
-        from manyheads.errors import UsageError
 
         own = {"target", "shapes", "trips", "convention", "compare", "json"}
         named = {each.name: each.default for each in fields(self) if each.name not in own}
         given = [name for name, usual in named.items() if getattr(self, name) != usual]
         if given:
             raise UsageError(f"{_flags(given)}: for a transformer only; a function is described by --shapes")
-        function = load_function(self.target)
+        function = load_function(str(self.target))
         arguments = [_parse_shape(text) for text in self.shapes or ()]
         try:
             cost = count(function, *arguments, trips=self.trips)
@@ -241,8 +242,6 @@ class Count:
 def _parse_shape(text: str) -> Any:
     import jax
     import jax.numpy as jnp
-
-    from manyheads.errors import UsageError
 
     match = _SHAPE.fullmatch(text)
     if not match:

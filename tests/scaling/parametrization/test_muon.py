@@ -59,7 +59,7 @@ def test_the_rates_are_those_that_move_every_module_by_one(split, logit, depth):
             sides = [[side.ratio(each, Shape(1, 1, 1, 1, 1, 1)) for side in block[:2]] for each in (filled, base)]
             own = FACTORS[factor].at(*sides[0]) / FACTORS[factor].at(*sides[1])
             assert table[role].learning_rate * own == pytest.approx(wanted), (role, shape, factor)
-            assert table[role].adjustment == pytest.approx(own)
+            assert table[role].rate_factor == pytest.approx(own)
 
 
 def test_powers_at_width_heads_times_key_dimension():
@@ -134,7 +134,7 @@ def test_nothing_changes_at_the_base_and_a_step_takes_its_share(split):
     for factor in FACTORS:
         p = muon(split, factor)
         at_base = p.table(BASE)
-        assert all((row.learning_rate, row.epsilon, row.adjustment) == (1, 1, 1) for row in at_base.rows)
+        assert all((row.learning_rate, row.epsilon, row.rate_factor) == (1, 1, 1) for row in at_base.rows)
         numbers = p.table((8, 16, 6)).at(3e-3, weight_decay=0.05, muon=TUNED.muon)
         for role, own in numbers.items():
             share = 0.02 * 0.1 if role in MUON_ROLES else 3e-3 * 0.05

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from manyheads.errors import UsageError
 from manyheads.theory.dmft import Problem, Sampling, cost, infinite_depth, infinite_heads, infinite_key_dim, solver
@@ -101,3 +102,11 @@ def test_what_is_offered_instead_fits(bounded, cells, rng):
     assert planned["planned_bytes" if bounded == "memory" else "planned_seconds"] <= getattr(sampling, bounded)
     with pytest.raises(UsageError, match="allowed: take fewer steps"):
         solve(replace(problem, momentum=0.5))
+
+
+def test_infinity_is_no_limit(rng):
+    problem = Problem(rng.standard_normal((2, 2, 3)), np.array([1.0, -1.0]), steps=2)
+    free = Sampling(tolerance=np.inf, memory=np.inf, seconds=np.inf)
+    xr.testing.assert_identical(infinite_key_dim(problem, sampling=free), infinite_key_dim(problem))
+    with pytest.raises(UsageError, match="memory=nan"):
+        Sampling(memory=np.nan)

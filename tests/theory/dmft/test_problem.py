@@ -21,6 +21,7 @@ INPUTS, TARGETS = np.ones((2, 3, 4)), np.array([1.0, -1.0])
         ({"richness": np.inf}, "richness"),
         ({"depth_exponent": 0.4}, "at least 0.5"),
         ({"momentum": 1.0}, "momentum"),
+        ({"causal": 1}, "causal=1: choose from True, False"),
         ({"loss": "hinge"}, "hinge"),
         ({"read_out": "last"}, "last"),
         ({"loss": "cross-entropy"}, "probabilities"),

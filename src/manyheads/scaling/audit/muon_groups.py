@@ -95,9 +95,9 @@ def patch_target(
     width, before = shape.width, p.base.width
     factor = FACTORS[p.muon.factor].at
     grown = (width / before) ** 0.5 if p.scheme == "completep" else 1.0
-    adjustment = factor(width, inputs) / factor(before, inputs) if p.scheme == "completep" else 1.0
+    rate_factor = factor(width, inputs) / factor(before, inputs) if p.scheme == "completep" else 1.0
     each = target.factors
-    factors = Factors(each.initial, each.learning_rate * grown / adjustment, each.epsilon * grown, "muon")
+    factors = Factors(each.initial, each.learning_rate * grown / rate_factor, each.epsilon * grown, "muon")
     std = None if target.initial is None else target.initial / each.initial
     return ParameterTarget.of(target.parameter, target.role, factors, std, hyperparameters)
 

@@ -173,12 +173,12 @@ class Muon:
         """Return the block of a role that is orthogonalized together."""
         return LATENT_BLOCKS[role] if role in LATENT_BLOCKS else BLOCKS[self.split][role]
 
-    def adjustment(self, role: str, shape: Shape, like: Shape | None = None) -> float:
+    def rate_factor(self, role: str, shape: Shape, like: Shape | None = None) -> float:
         """Return the shape factor of a role at a shape, with the ratios of another one where the shape has none.
 
         Examples
         --------
-        >>> Muon(factor="match_rms_adamw").adjustment("mlp_in", Shape(8, 2, 1))
+        >>> Muon(factor="match_rms_adamw").rate_factor("mlp_in", Shape(8, 2, 1))
         1.6
         """
         block = self.block(role)
@@ -188,7 +188,7 @@ class Muon:
             rows *= 1 + 2 * sizes["key_heads"] / sizes["heads"]
         return FACTORS[self.factor].at(rows, cols)
 
-    def adjustment_power(self, role: str, shape: Shape, base: Shape) -> Power | None:
+    def rate_factor_power(self, role: str, shape: Shape, base: Shape) -> Power | None:
         """Return the shape factor as a power between two shapes; None where its maximum changes sides."""
         block = self.block(role)
         ratio = (block.rows / block.cols) ** 0.5

@@ -167,18 +167,19 @@ class Parametrization:
             }
             try:
                 numbers = {name: power.ratio(shape, self.base, self.richness) for name, power in powers.items()}
-                adjustment = self._adjustment(role, shape) if law.rule == "muon" else 1.0
-                numbers["learning_rate"] /= self.adjustment(role, shape, law.rule)
+                rate_factor = self._rate_factor(role, shape) if law.rule == "muon" else 1.0
+                numbers["learning_rate"] /= self.rate_factor(role, shape, law.rule)
+                held = all(SMALLEST < number < 1 / SMALLEST for number in numbers.values())
             except OverflowError:
-                numbers, adjustment = {"learning_rate": 0.0}, 1.0
-            if not all(SMALLEST < number < 1 / SMALLEST for number in numbers.values()):
+                held = False
+            if not held:
                 raise UsageError(f"the factors of {role} are beyond what a float holds: take closer shapes")
             shown = {name: str(power.at(shape, self.base)) for name, power in powers.items()}
             if law.rule == "muon" and self.scheme == "completep":
-                own = self.muon.adjustment_power(role, shape, self.base)
+                own = self.muon.rate_factor_power(role, shape, self.base)
                 shown["learning_rate"] = str((law.learning_rate / own).at(shape, self.base)) if own else "by its sides"
             decay = 1 / numbers["learning_rate"]
-            rows.append(Row(role, **numbers, weight_decay=decay, powers=shown, rule=law.rule, adjustment=adjustment))
+            rows.append(Row(role, **numbers, weight_decay=decay, powers=shown, rule=law.rule, rate_factor=rate_factor))
         notes = () if self._same_aspect(shape) else (WIDER,)
         return Table(
             scheme=self.scheme,
@@ -193,12 +194,12 @@ class Parametrization:
             outside=(*OUTSIDE, *notes, *(self.muon.notes if self.optimizer == "muon" else ())),
         )
 
-    def adjustment(self, role: str, shape: Shape, rule: str) -> float:
+    def rate_factor(self, role: str, shape: Shape, rule: str) -> float:
         """Return by how much a role's learning rate is divided because its optimizer multiplies it itself: Muon's."""
-        return self._adjustment(role, shape) if rule == "muon" and self.scheme == "completep" else 1.0
+        return self._rate_factor(role, shape) if rule == "muon" and self.scheme == "completep" else 1.0
 
-    def _adjustment(self, role: str, shape: Shape) -> float:
-        return self.muon.adjustment(role, shape, self.base) / self.muon.adjustment(role, self.base, shape)
+    def _rate_factor(self, role: str, shape: Shape) -> float:
+        return self.muon.rate_factor(role, shape, self.base) / self.muon.rate_factor(role, self.base, shape)
 
     def _same_aspect(self, shape: Shape) -> bool:
         return self.base.width * shape.key_dim * shape.heads == shape.width * self.base.key_dim * self.base.heads

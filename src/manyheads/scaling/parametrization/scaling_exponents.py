@@ -21,7 +21,31 @@ matrix of the MLP F. A backward signal on a value is then :math:`(DM)^{-1/2}/\ga
 
 Source: Bordelon, Chaudhry, Pehlevan, "Infinite limits of multi-head transformer dynamics" (2024), Table 1, gives the
 rates and multipliers of SGD and Adam; the factorization into update and gradient, the biases, the gains, epsilon and
-weight decay are derived here.
+weight decay are derived here. Init, learning rate and epsilon under Adam with exponents of one (CompleteP), D being the
+stream's width, K the key heads, F the MLP's width, Rq and Rkv latent ranks, γ the richness:
+
+>>> for role, law in scaling_exponents("completep", "adam", 1.0, 1.0).items():
+...     print(f"{role:<17}{law.initial!s:<16}{law.learning_rate!s:<10}{law.epsilon}")
+embedding        1               1         D^-1 γ^-1
+positional       1               1         D^-1 γ^-1
+query            D^-1/2          D^-1      N^-1/2 H^-1/2 D^-1/2 L^-1 γ^-1
+key              D^-1/2          D^-1      N^-1/2 D^-1/2 K^-1/2 L^-1 γ^-1
+value            D^-1/2          D^-1      N^-1/2 D^-1/2 K^-1/2 L^-1 γ^-1
+output           N^-1/2 H^-1/2   N^-1 H^-1 D^-1 L^-1 γ^-1
+mlp_in           D^-1/2          D^-1      D^-1/2 F^-1/2 L^-1 γ^-1
+mlp_out          F^-1/2          F^-1      D^-1 L^-1 γ^-1
+norm             1               1         D^-1 L^-1 γ^-1
+logit_bias       1               1         D^-1 L^-1 γ^-1
+bias             1               1         D^-1 L^-1 γ^-1
+final_norm       1               1         D^-1 γ^-1
+unembedding      D^-1 γ^-1       D^-1 γ^-1 1
+unembedding_bias 1               γ^-1      1
+query_down       D^-1/2          D^-1      D^-1/2 Rq^-1/2 L^-1 γ^-1
+query_up         Rq^-1/2         Rq^-1     N^-1/2 H^-1/2 D^-1/2 L^-1 γ^-1
+key_value_down   D^-1/2          D^-1      D^-1/2 Rkv^-1/2 L^-1 γ^-1
+key_value_up     Rkv^-1/2        Rkv^-1    N^-1/2 H^-1/2 D^-1/2 L^-1 γ^-1
+router           D^-1/2          D^-1      D^-1/2 L^-1 γ^-1
+sink             1               1         N^1/2 H^-1/2 D^-1/2 L^-1 γ^-1
 """
 
 from __future__ import annotations

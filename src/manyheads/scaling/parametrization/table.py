@@ -41,7 +41,7 @@ class Row:
     weight_decay: float
     powers: dict[str, str]  # the same as powers of N, H, L and gamma0, by column
     rule: str = "adam"  # what steps the class: "adam", "sgd" or "muon"
-    adjustment: float = 1.0  # Muon's shape factor over that at the base, by which the rule multiplies the rate itself
+    rate_factor: float = 1.0  # Muon's shape factor over that at the base, by which the rule multiplies the rate itself
 
     def at(self, learning_rate: float, epsilon: float = 1e-8, weight_decay: float = 0.0) -> dict[str, float]:
         """Return the numbers of this class, from those that were tuned at the base for its rule."""

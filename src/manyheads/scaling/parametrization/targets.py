@@ -187,7 +187,7 @@ def role_factors(p: Parametrization, shape: Shape) -> dict[str, Factors]:
     others = {role: law for role, law in p.scaling_exponents().items() if role not in found}
     for role, law in (others | {HIDDEN: hidden}).items():
         std, rate, eps = (power.ratio(shape, p.base, p.richness) for power in law[:3])
-        found[role] = Factors(std, rate / p.adjustment(role, shape, law.rule), eps, law.rule)
+        found[role] = Factors(std, rate / p.rate_factor(role, shape, law.rule), eps, law.rule)
     return found
 
 

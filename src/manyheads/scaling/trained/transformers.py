@@ -93,8 +93,8 @@ def factors_of(parametrization: Parametrization, shape: Shape, task: Task, recip
     for row in table.rows:
         if row.rule == "muon":  # optax applies a shape factor of its own, whatever the recipe's
             own = replace(parametrization.muon, factor="original")
-            growth = own.adjustment(row.role, shape) / own.adjustment(row.role, parametrization.base)
-            learning_rates[row.role] *= row.adjustment / growth
+            growth = own.rate_factor(row.role, shape) / own.rate_factor(row.role, parametrization.base)
+            learning_rates[row.role] *= row.rate_factor / growth
     numbers = (learning_rates, table.column("epsilon"), recipe.epsilon, recipe.adam_learning_rate)
     return jax.tree.map(jnp.float32, NetworkFactors(scaling, *numbers))
 

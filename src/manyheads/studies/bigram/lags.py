@@ -170,7 +170,9 @@ class PlantedLags(st.Study):
         text = load_text(self.text)
         needed = self._stretch(max(self.sizes))
         if len(text.content) <= needed:
-            raise st.UsageError(f"{text.name} has {len(text.content)} characters; {max(self.sizes)} need {needed}")
+            raise st.UsageError(
+                f"{text.name} has {len(text.content)} characters: fits of {max(self.sizes)} need {needed}"
+            )
         return {"text": text.sha256}
 
     def _stretch(self, size: int) -> int:

@@ -38,7 +38,9 @@ class StageTwo(st.Study):
     claim = "Initialized with signal, proximal SGD needs samples independent of the length"
     source = REN
 
-    lengths: tuple[int, ...] = st.sweep((125, 500, 2000), "lengths T", small=(40, 80), full=(500, 2000, 8000, 32000))
+    lengths: tuple[int, ...] = st.sweep(
+        (125, 500, 2000), "context lengths T", small=(40, 80), full=(500, 2000, 8000, 32000)
+    )
     vocabulary: int = st.setting(3, "N of the task")
     sparsity: int = st.setting(2, "Q of the task")
     batch: int = st.setting(4096, "samples of a step", small=64)

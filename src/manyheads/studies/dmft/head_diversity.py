@@ -113,7 +113,7 @@ class HeadDiversity(st.Study):
         own = ("theory_key_dims", "depth_exponent", "norm", "richness", "momentum", "networks", "oversampling")
         for each in fields(self):
             if each.name in own and getattr(self, each.name) != each.default:
-                raise st.UsageError(f"{each.name} with optimizer={self.optimizer!r}: only 'gd' has it")
+                raise st.UsageError(f"{each.name} with optimizer={self.optimizer!r}: it belongs to 'gd'")
         Recipe(self.training.steps)
         task_of(self.task, 1)
 

@@ -42,9 +42,13 @@ class InfiniteHeads(st.Study):
     predictions = 8
 
     task: str = st.setting("digits", "Pooled with squared loss, or text: causal, every token, cross-entropy")
-    heads_counts: tuple[int, ...] = st.sweep((4, 16, 64), "Heads H", least=2, small=(2, 4), full=(16, 64, 256))
+    heads_counts: tuple[int, ...] = st.sweep(
+        (4, 16, 64), "numbers of heads H", least=2, small=(2, 4), full=(16, 64, 256)
+    )
     key_dim: int = st.setting(4, "Key dimension N of the heads", small=2)
-    logit_exponents: tuple[float, ...] = st.setting((1.0, 0.5), "Exponents", choices=LOGITS, small=(0.5,), full=(1.0,))
+    logit_exponents: tuple[float, ...] = st.setting(
+        (1.0, 0.5), "one or both", choices=LOGITS, small=(0.5,), full=(1.0,)
+    )
     depth: int = st.setting(2, "Blocks", small=1, full=4)
     depth_exponent: float = st.setting(1.0, "Exponent of the branch multiplier")
     norm: bool = st.setting(False, "Whether streams are normalized")

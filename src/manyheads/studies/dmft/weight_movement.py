@@ -33,7 +33,9 @@ class WeightMovement(st.Study):
     source = BORDELON.at("figure 5 and its caption; the powers of single matrices are derived here")
 
     task: str = st.setting("digits", "pooled with squared loss, or text: causal, every token, cross-entropy")
-    depths: tuple[int, ...] = st.sweep((4, 8, 16, 32), "blocks L", small=(1, 4), full=(4, 8, 16, 32, 64, 128))
+    depths: tuple[int, ...] = st.sweep(
+        (4, 8, 16, 32), "numbers of blocks L", small=(1, 4), full=(4, 8, 16, 32, 64, 128)
+    )
     key_dim: int = st.setting(4, "key dimension N", small=2)
     heads: int = st.setting(8, "number of heads H", small=2)
     activation: str = st.setting("none", "activation of an MLP after every attention; none for no MLP", full="gelu")

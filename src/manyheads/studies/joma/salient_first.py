@@ -41,7 +41,9 @@ class SalientFirst(st.Study):
     squared_targets: tuple[float, float, float] = st.setting(
         (1.0, 1.5, 2.0), "mu under the squared loss", above=0, most=4, order="rising"
     )
-    resolution: float = st.setting(0.004, "decrease of deficits per step", above=0, most=0.2, small=0.2, full=0.001)
+    resolution: float = st.setting(
+        0.004, "fastest decrease of deficits per step", above=0, most=0.2, small=0.2, full=0.001
+    )
 
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(loss=LOSSES)

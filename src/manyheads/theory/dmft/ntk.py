@@ -49,7 +49,7 @@ PAIRS: MappingProxyType[str, Callable[[np.ndarray], Pair]] = MappingProxyType(
 def neural_tangent_kernel(problem: Problem, activation: str | None = None) -> np.ndarray:
     """Return the neural tangent kernel K (O, O) at initialization, at infinite key dimension and logit exponent 1.
 
-    `activation` is that of an MLP after every attention, a name of `PAIRS`; None for none.
+    `activation` is that of an MLP after every attention, ``"erf"``, ``"relu"`` or ``"identity"``; None for none.
     """
     if activation is not None and activation not in PAIRS:
         raise UsageError(f"activation={activation!r}: closed kernels are known here for {', '.join(map(repr, PAIRS))}")

@@ -41,13 +41,17 @@ class Sampling:
 
     seed: int = constrained(0, Constraint(least=0))
     samples: int | None = constrained(None, Constraint(least=1, most="most"))
-    tolerance: float | None = constrained(None, Constraint(above=0))
+    tolerance: float | None = None
     most: int = constrained(65_536, Constraint(least=1))
-    memory: float = constrained(4e9, Constraint(above=0))
-    seconds: float | None = constrained(None, Constraint(above=0))
+    memory: float = 4e9
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
+        limits = {"tolerance": "float | None", "memory": "float", "seconds": "float | None"}
+        for name, kind in limits.items():
+            if (limit := getattr(self, name)) != np.inf:  # infinity is no limit
+                Constraint(above=0).kept(name, limit, kind)
 
 
 @final

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MOST = 10**12
 """Steps, layers or cells, beyond which nothing is even foreseen."""
-COUNT, POSITIVE, EITHER = Constraint(least=1, most=MOST), Constraint(above=0), Constraint(choices=(True, False))
+COUNT, POSITIVE = Constraint(least=1, most=MOST), Constraint(above=0)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -102,9 +102,9 @@ class Problem(ArraysAsShapes):
     depth_exponent: float = constrained(1.0, Constraint(least=0.5, most=1))
     loss: str = constrained("squared", Constraint(choices=tuple(LOSSES)))
     read_out: Literal["pool", "token"] = field(default="pool", metadata=CHECKED)
-    causal: bool = constrained(False, EITHER)
-    norm: bool = constrained(False, EITHER)
-    embedding: bool = constrained(True, EITHER)
+    causal: bool = False
+    norm: bool = False
+    embedding: bool = True
     momentum: float = constrained(0.0, Constraint(least=0, below=1))
     optimizer: str = "sgd"
 
@@ -113,6 +113,9 @@ class Problem(ArraysAsShapes):
         if inputs.ndim != 3 or 0 in inputs.shape or not np.all(np.isfinite(inputs)):
             raise ShapeError(f"inputs of shape {inputs.shape}: give finite tokens (samples, tokens, features)")
         check_fields(self)
+        for name in ("causal", "norm", "embedding"):  # 0 and 1 are refused
+            if not isinstance(value := getattr(self, name), bool | np.bool_):
+                raise UsageError(f"{name}={value!r}: choose from True, False")
         if self.optimizer != "sgd":
             raise UsageError(
                 f"optimizer={self.optimizer!r}: the limit closes for updates that are linear in the gradients, descent "

@@ -7,7 +7,7 @@ import pytest
 
 from manyheads.errors import ShapeError
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
-from manyheads.theory.bigram.theorems.population import excess, gradients, measure_overlaps
+from manyheads.theory.bigram.theorems.population import excess, excess_of_signals, gradients, measure_overlaps
 
 
 def enumerate_task(task, full_value, attention, centred=False):
@@ -114,3 +114,15 @@ def test_weights_of_another_task_are_refused(task):
         excess(task, np.zeros((2, 2)), np.zeros((2, 5)))
     with pytest.raises(ShapeError, match="moves the stationary distribution by"):
         gradients(task, np.eye(2), np.zeros((2, 4)))
+
+
+def test_signals_and_squared_norms_determine_the_loss_of_centred_weights(rng):
+    task = draw_bigram_task(rng, 4, 12, 3)
+    value, attention = rng.normal(size=(4, 4)), rng.normal(size=(4, 12))
+    value -= (value @ task.stationary)[:, None]
+    attention += (1 - attention.sum(1, keepdims=True)) / 12
+    seen = measure_overlaps(task, value, attention)
+    found = excess_of_signals(
+        task, seen.value_squared_norm, seen.attention_squared_norm, seen.value_signal, seen.attention_signal
+    )
+    assert found == pytest.approx(excess(task, value, attention) / excess(task, 0 * value, attention), rel=1e-12)

@@ -62,6 +62,7 @@ def test_the_gain_law_is_exact_for_an_aligned_decoder_and_of_first_order_in_trut
     np.testing.assert_allclose(
         relative_gain(own, aligned.distinct, 0, 2), relative_gain_law(own, aligned.distinct, 0, 2), rtol=1e-9
     )
+    assert relative_gain([0.4, 0.2], [0.0, np.log(2.0)], 0, 1) == pytest.approx(0)  # 4 / 4 - 1
     error = relative_gain_law(own, path.distinct, 0, 2) - relative_gain(own, path.distinct, 0, 2)
     growth = relative_gain(own, path.distinct, 0, 2) - relative_gain(own, path.distinct[0], 0, 2)
     relative = error[1:] / growth[1:]

@@ -51,6 +51,12 @@ def test_copies_of_all_heads_change_nothing_when_heads_are_averaged(rng):
     np.testing.assert_allclose(few, many, rtol=1e-10)
 
 
+def test_points_of_low_discrepancy_are_standard_normal(rng):
+    points = gaussian_points(3, 4096, rng)
+    np.testing.assert_allclose(points.mean(0), 0, atol=0.01)
+    np.testing.assert_allclose(points.T @ points / 4096, np.eye(3), atol=0.02)
+
+
 def test_what_cannot_be_measured_is_refused(monkeypatch, rng):
     with pytest.raises(UsageError, match="two systems"):
         HeadParticlesStudy(heads=(16, 64), drawn=64)

@@ -43,7 +43,9 @@ def test_the_conserved_quantity_is_constant_and_the_escape_has_its_rate():
     )
     assert small - large == pytest.approx(np.log(100) / escape_rate(0.36), rel=2e-3)
     assert first_crossing(times, np.ones(1001), 0.5) == np.inf
-    assert harmonic_coefficient(3) == pytest.approx(0.0, abs=1e-9)
+    assert [harmonic_coefficient(degree) for degree in (1, 2, 3)] == pytest.approx(
+        [1 / 4, 1 / (3 * np.pi), 0], abs=1e-9
+    )
 
 
 @pytest.mark.slow

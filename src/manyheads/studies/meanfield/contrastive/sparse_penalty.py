@@ -33,7 +33,9 @@ class SparsePenalty(st.Study):
     source = MENG.at("abstract: limit of high dimension; the particles and the penalty are derived here")
     revision = 3
 
-    dimensions: tuple[int, ...] = st.sweep((200, 400, 800, 1600), "n", least=BLOCK, multiple=BLOCK, small=(20, 40))
+    dimensions: tuple[int, ...] = st.sweep(
+        (200, 400, 800, 1600), "dimensions n", least=BLOCK, multiple=BLOCK, small=(20, 40)
+    )
     particles: int = st.setting(20_000, "particles of the prediction", multiple=BLOCK, small=400)
     steps: int = st.setting(640, "time steps of the prediction", small=16)
     horizon: float = st.setting(30.0, "end time in samples per dimension", small=1.0)

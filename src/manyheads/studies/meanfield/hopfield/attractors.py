@@ -55,7 +55,7 @@ class AttractorStudy(st.Study):
     tokens: int = st.setting(600, "tokens of the finite networks, of which the last half counts", least=2, small=8)
     pairs: int = st.setting(64, "pairs of runs", least=2, small=2)
     starts: int = st.setting(32, "random first tokens of the mean field at each temperature", least=1, small=1)
-    transient: int = st.setting(40_000, "steps before those that count, of diagrams a tenth", small=80, full=100_000)
+    transient: int = st.setting(40_000, "steps before those that count, a tenth in diagrams", small=80, full=100_000)
     steps: int = st.setting(
         20_000, "steps for the Lyapunov exponents of the table, a tenth in the diagrams", small=80, full=75_000
     )

@@ -32,7 +32,9 @@ class StationaryMoments(st.Study):
     claim = "In chaos time averages converge to the mean field as N grows, tokens do not"
     source = POC_LOPEZ.at("mean-field limit; errors of time averages are derived here")
 
-    regular: tuple[float, ...] = st.setting((1.0, 1.255), "output inverse temperatures, no chaos", small=(1.0,))
+    regular: tuple[float, ...] = st.setting(
+        (1.0, 1.255), "inverse temperatures of locked or quasi-periodic orbits", small=(1.0,)
+    )
     chaotic: tuple[float, ...] = st.setting((1.28, 1.4, 2.0), "those of chaotic orbits", small=(1.4,))
     neurons: tuple[int, ...] = st.sweep(
         (300, 3000, 30_000, 300_000, 3_000_000, 30_000_000), "N, multiples of the number of types", small=(30, 300)

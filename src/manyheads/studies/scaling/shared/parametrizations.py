@@ -246,7 +246,7 @@ def _numbers(parametrization: Parametrization, shape: Shape, epsilon: bool) -> t
     logit = table.logit_prefactor * shape.key_dim**-table.logit_exponent
     split = (parametrization.muon.split,) if parametrization.optimizer == "muon" else ()
     if split:  # of rate and shape factor only the product counts
-        columns[2] = [row.learning_rate * row.adjustment for row in table.rows]
+        columns[2] = [row.learning_rate * row.rate_factor for row in table.rows]
     return split + tuple(
         float(f"{value:.10g}") for value in (*(v for column in columns for v in column), logit, table.branch)
     )

@@ -161,7 +161,7 @@ class Scores:
 
 
 def select_lags(data: Lagged, level: float, groups: np.ndarray | None = None) -> Selection:
-    """Select lags in groups (m,) of samples, one by default; a false one has at most the probability `level`."""
+    """Select lags; any false one, over all lags and `groups` (m,) of samples, has at most the probability `level`."""
     groups = np.zeros(len(data), np.int64) if groups is None else groups
     tables = Scores(data, groups, merge_levels(data, int(groups.max()) + 1))
     count, lags = tables.cross.shape[:2]

@@ -29,7 +29,7 @@ class SharedTable:
     lag: int  # the lag that contradicts it most
     share: float  # information that separate tables add, as a share of what they explain
     left: int  # the lag beyond those of the fit on which the errors depend most
-    left_pvalue: float
+    left_pvalue: float  # of this lag
 
     def rejected(self, level: float) -> bool:
         """Tell whether one table is rejected at a level, and separate tables add more than 5% of the information."""

@@ -23,7 +23,9 @@ For a query :math:`k` let :math:`r = f - e_y` be the residual, :math:`D = \mathr
 and :math:`g\le m` by Cauchy's inequality and :math:`|q|\le 1`, while :math:`S - \tilde PD\tilde P^\top = \sum_j\mu_j
 (\mathrm{diag}P_j - P_jP_j^\top)` is a constant covariance. So a draw costs a product of matrices.
 
-Derived here, for nearly equal frequencies: the residual of a rare token depends on its own column of the histogram.
+Derived here. Measured at N = 4, T = 40: the total variance of the values is within .5% at initialization and 3-5% too
+large later, at equal frequencies; with a rare token it was up to 40% too small, because the residual of a rare token
+depends on its own column of the histogram. Use it at nearly equal frequencies.
 """
 
 from typing import NamedTuple

@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 
+from manyheads._overview import distinct_texts
 from manyheads.errors import UsageError
 from manyheads.theory.bigram.task import BigramTask
 
@@ -24,11 +25,13 @@ def stage_one_samples(task: BigramTask, noise_ratio: float) -> float:
     .. math:: n = \frac{T(\ln T + 1.3)}{\kappa_2K_PK_Q}, \qquad 0 < \kappa_2 \le 8
 
     The form is derived here: :math:`\ln T` units of time until a drift of :math:`1/T` is of order one, at
-    :math:`B/\eta` samples each. The offset is that of :math:`\kappa_2\approx 9`; `signal.predict_escape` predicts it.
+    :math:`B/\eta` samples each. The offset depends on the noise and was measured at :math:`\kappa_2\approx 9`, N = 3;
+    without noise it is -.2. `manyheads.theory.bigram.theorems.signal.predict_escape` predicts it.
     """
     if not 0 < noise_ratio <= LARGEST_NOISE_RATIO:
+        given, largest = distinct_texts(noise_ratio, LARGEST_NOISE_RATIO)
         raise UsageError(
-            f"noise_ratio={noise_ratio:.3g}: the scaling law holds up to {LARGEST_NOISE_RATIO:g}; above, use "
+            f"noise_ratio={given}: the scaling law holds up to {largest}; above, use "
             "manyheads.theory.bigram.theorems.signal.predict_escape"
         )
     time = math.log(task.length) + STAGE_ONE_OFFSET

@@ -27,7 +27,7 @@ class FirstStage:
 
     The growth per step is :math:`\eta = \kappa_2\,B K_P K_Q / T` and the learning rates are :math:`\eta/K_Q` for values
     and :math:`\eta/K_P` for attention. The samples are close to :math:`T(\ln T + 1.3)/(\kappa_2 K_P K_Q)` up to
-    :math:`\kappa_2 = 8`; above, noise dominates.
+    :math:`\kappa_2 = 8`; above, noise dominates (measured here).
 
     Attributes
     ----------

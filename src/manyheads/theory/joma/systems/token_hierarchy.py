@@ -61,7 +61,7 @@ class HierarchyShape:
     sizes: tuple[int, ...] = constrained((10, 20, 20), Constraint(least=1))  # of the levels, the lowest first
     parts: int = constrained(2, Constraint(least=1))  # tokens of the level below in each token: p
     leaves: int = constrained(39, Constraint(least=1))  # observed tokens; padding is one more
-    keep: float = constrained(1.0, Constraint(least=0, most=1))  # probability of an edge; 1 as published
+    keep: float = constrained(1.0, Constraint(least=0, most=1))  # that an active token activates a part: 1 in the paper
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -43,7 +43,7 @@ REBOUND = 1e-3  # nat: the smallest rise of the entropy that counts as a rebound
 
 
 @follows_caller
-def entropy_of(logits: Float[ArrayLike, "... tokens"], present: Array = True) -> Array:
+def entropy_of(logits: Float[ArrayLike, "... tokens"], present: Array | bool = True) -> Array:
     """Compute the entropy of softmax(logits) over the `present` entries of the last axis, in nat."""
     s = jnp.asarray(logits)
     here = jnp.broadcast_to(jnp.asarray(present), s.shape)

@@ -123,9 +123,10 @@ def circle_flow(
 ) -> CircleTrajectory:
     r"""Integrate the exact flow of infinitely many frozen neurons on the circle.
 
-    From H and G, with :math:`H H^\top + G G^\top` positive definite, to rising mean-field times. The attention matrix
-    starts at :math:`S^{-1}` and has the learning rate `attention_speed` over that of the particles; None for
-    instantaneous attention. Prompts have `length` pairs; None for infinitely many.
+    It starts at `signal` H and `foreign` G, where :math:`H H^\top + G G^\top` is positive definite, and is recorded at
+    rising mean-field times. The attention matrix starts at :math:`S^{-1}`; its learning rate over that of the particles
+    is `attention_speed`, None for instantaneous attention. Prompts have `length` pairs, None for infinitely many.
+    `tolerance` is the relative error of a step; the absolute one is a thousandth of it.
     """
     start = as_matrix(signal, "signal", (2, 2)), as_matrix(foreign, "foreign", (2, 2))
     Constraint(above=0).kept("attention_speed", attention_speed, "float | None")
