@@ -15,6 +15,7 @@ from manyheads.recovery.oracle.noise_estimate import OracleNoise
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.queries.bounded.method import extract_bounded
 from manyheads.recovery.queries.effort import ACCURATE, BASED, BOUNDED, PROBES, SPARING, Effort
+from manyheads.recovery.queries.nets.sigmoid_network import EXACT
 from manyheads.recovery.queries.options import ExtractionOptions
 from manyheads.recovery.queries.rotary.method import extract_rotary
 from manyheads.recovery.queries.rotary.normalized import extract_rotary_on_sphere
@@ -27,7 +28,6 @@ from manyheads.recovery.queries.vocabulary.noise import check_vocabulary
 from manyheads.recovery.refusals import FitError, LimitError, NotALayer, RecoveryRefused
 from manyheads.recovery.result.results import Extracted
 
-EXACT = 1e-10  # noise up to which the design that divides by small differences is chosen
 # Tolerance from which, and noise up to which, single precision is met by `probes`. On a trained GPT-2 its
 # certificates state 4e-6 to 3e-3, for a sixth of the calls of the bounded method (row `trained-probes`).
 LOOSE, ROUNDED = 1e-2, 1e-6

@@ -74,13 +74,8 @@ def _read_forms(
     reader = based_reader(oracle, sums, heads, np.sqrt(oracle.dim) * basis[0], size)
     chosen, spread = choose_base(reader, basis, rng)
     wanted = min(max(ranks) + effort.extra * (1 if noise <= EXACT else 3), len(basis))
-    sketch = rng.standard_normal((len(basis), len(basis))) / np.sqrt(len(basis))
-    few, fresh = (near_tokens(chosen.base, basis, one, spread) for one in (sketch, _axes(len(basis), chosen.fresh)))
+    axes = np.concatenate([np.eye(len(basis)), -np.eye(len(basis))[:1]])
+    directions = rng.standard_normal((len(basis), len(basis))) / np.sqrt(len(basis)), axes
+    few, fresh = (near_tokens(chosen.base, basis, one, spread) for one in directions)
     figures["spread"] = spread
     return read_based_forms(chosen, basis, (few, fresh), wanted, noise, figures)
-
-
-def _axes(count: int, block: int) -> Array:
-    """Return the axes, and the negatives of some, more than there are dimensions, in whole blocks."""
-    spare = count + 1 + (-(count + 1)) % block
-    return np.concatenate([np.eye(count), -np.eye(count)[: spare - count]])
