@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from manyheads.recovery._types import Array, Ask, Generator, Indices
-from manyheads.recovery.queries.probes import Stacks
-from manyheads.recovery.queries.ranks import gap_rank
+from manyheads.recovery.queries.values.probes import Stacks
+from manyheads.recovery.queries.values.ranks import gap_rank
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 STEP = 2e-3  # angle between the points of a difference, in radians

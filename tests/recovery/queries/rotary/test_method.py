@@ -12,9 +12,9 @@ from manyheads.recovery import RecoveryRefused, evaluate_layer, gpt_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import ACCURATE, SPARING, Effort
+from manyheads.recovery.queries.gates.count_gates import CountGate, ask_counts, find_counted_heads
+from manyheads.recovery.queries.logits.ledger import Reader, alternate, plan
 from manyheads.recovery.queries.nets.sigmoid_network import fit_nets
-from manyheads.recovery.queries.rotary.count_gates import CountGate, ask_counts, find_counted_heads
-from manyheads.recovery.queries.rotary.logits import Reader, alternate, plan
 from manyheads.recovery.queries.rotary.method import extract_rotary
 from manyheads.recovery.refusals import FitError, NotALayer
 

@@ -10,11 +10,11 @@ from manyheads.recovery import RecoveryRefused, compare_layers, evaluate_layer, 
 from manyheads.recovery.oracle.normalization import Normalization, projected
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.queries.effort import BASED
-from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.ranks import gap_rank
+from manyheads.recovery.queries.gates.pairs import separate_heads
+from manyheads.recovery.queries.gates.sphere_pairs import SpherePairs, read_norm
 from manyheads.recovery.queries.sphere.method import extract_on_sphere
-from manyheads.recovery.queries.sphere.pairs import SpherePairs, read_norm
-from manyheads.recovery.queries.subspaces.pairs import separate_heads
+from manyheads.recovery.queries.values.projection_sum import Sums
+from manyheads.recovery.queries.values.ranks import gap_rank
 from manyheads.recovery.refusals import FitError, NotALayer
 
 DIM, HEADS, TRIES = 16, 2, 3

@@ -9,9 +9,9 @@ from scipy.special import expit
 
 from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.gates.pairs import Pairs
 from manyheads.recovery.queries.nets.sigmoid_network import read_gates
-from manyheads.recovery.queries.projection_sum import Projections, Sums
-from manyheads.recovery.queries.subspaces.pairs import Pairs
+from manyheads.recovery.queries.values.projection_sum import Projections, Sums
 
 # Where the 98% quantile of the pilot's logits has to lie: larger ones hide weights, smaller ones drown in noise
 LOGITS = (1.0, 3.2)

@@ -8,7 +8,7 @@ from manyheads.recovery._types import Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import Effort
 from manyheads.recovery.queries.logits.sketches import SPARE
-from manyheads.recovery.queries.projection_sum import Projections
+from manyheads.recovery.queries.values.projection_sum import Projections
 
 FEWEST = 4  # distinct tokens beside the zero, if the rank allows it: with two or three, calls are many
 PILOT = 4  # sequences that the choice of a scale takes, mostly

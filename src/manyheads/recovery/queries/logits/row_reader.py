@@ -21,7 +21,7 @@ from manyheads.recovery.queries.logits.attention_weights import log_ratios, solv
 from manyheads.recovery.queries.logits.pair_logits import LOGITS, SMALLEST
 from manyheads.recovery.queries.logits.row_plan import split_tokens
 from manyheads.recovery.queries.nets.sigmoid_network import EPS
-from manyheads.recovery.queries.projection_sum import Projections
+from manyheads.recovery.queries.values.projection_sum import Projections
 from manyheads.recovery.refusals import FitError
 
 FARTHEST = 6.0  # largest logit of the pilot: trained layers have directions of their own, far beyond the quantile

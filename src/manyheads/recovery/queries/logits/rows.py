@@ -34,7 +34,7 @@ from manyheads.recovery.queries.logits.row_plan import UnseenPlan, plan_groups, 
 from manyheads.recovery.queries.logits.row_reader import Attentions, RowReader, check_agreement
 from manyheads.recovery.queries.logits.sketches import SketchedForm, read_forms, sketched_form
 from manyheads.recovery.queries.logits.unseen_tokens import read_with_unseen_tokens
-from manyheads.recovery.queries.projection_sum import Projections
+from manyheads.recovery.queries.values.projection_sum import Projections
 from manyheads.recovery.refusals import FitError
 
 SHORTEST = {True: 5, False: 3}  # tokens of the shortest sequence whose rows show both sketches, by causality

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from manyheads.recovery._types import Array
-from manyheads.recovery.queries.ranks import rank_by_gap
+from manyheads.recovery.queries.values.ranks import rank_by_gap
 
 SPARE = 2  # sketch tokens beyond the rank that decide it
 

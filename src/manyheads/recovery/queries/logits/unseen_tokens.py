@@ -24,7 +24,7 @@ from manyheads.recovery.queries.logits.row_plan import UnseenPlan
 from manyheads.recovery.queries.logits.row_reader import Attentions, RowReader, Rows, check_agreement
 from manyheads.recovery.queries.logits.sketches import SPARE
 from manyheads.recovery.queries.nets.sigmoid_network import TINY
-from manyheads.recovery.queries.ranks import rank_by_gap
+from manyheads.recovery.queries.values.ranks import rank_by_gap
 from manyheads.recovery.refusals import FitError
 
 DRAWS = 12  # tokens are drawn so often, and those whose values are farthest from dependent ones are asked

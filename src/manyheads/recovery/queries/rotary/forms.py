@@ -16,8 +16,8 @@ import numpy as np
 
 from manyheads.recovery._types import Array
 from manyheads.recovery.layers.rotary import Turns
+from manyheads.recovery.queries.logits.ledger import Ledger
 from manyheads.recovery.queries.logits.sketches import sketched_form
-from manyheads.recovery.queries.rotary.logits import Ledger
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 CUT = 1e-6  # singular values of a sketch above this share of the largest are never cut

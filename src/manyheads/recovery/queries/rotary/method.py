@@ -23,15 +23,15 @@ from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import SPARING, Effort
+from manyheads.recovery.queries.gates.count_gates import ask_counts, find_counted_heads
+from manyheads.recovery.queries.logits.ledger import Ledger, Reader, alternate, plan
 from manyheads.recovery.queries.nets.sigmoid_network import EXACT
-from manyheads.recovery.queries.probes import Gates, Stacks, read_stacks
-from manyheads.recovery.queries.projection_sum import Projections, Sums, read_sums
 from manyheads.recovery.queries.refinement import refine_turned
 from manyheads.recovery.queries.rotary import forms
-from manyheads.recovery.queries.rotary.count_gates import ask_counts, find_counted_heads
 from manyheads.recovery.queries.rotary.forms import Frame
-from manyheads.recovery.queries.rotary.logits import Ledger, Reader, alternate, plan
-from manyheads.recovery.queries.subspaces.output_spaces import split_projections
+from manyheads.recovery.queries.values.output_spaces import split_projections
+from manyheads.recovery.queries.values.probes import Gates, Stacks, read_stacks
+from manyheads.recovery.queries.values.projection_sum import Projections, Sums, read_sums
 from manyheads.recovery.refusals import FitError, NotALayer
 from manyheads.recovery.result.results import Extracted, StageLog
 

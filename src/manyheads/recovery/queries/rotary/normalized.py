@@ -22,14 +22,14 @@ import numpy as np
 from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import SPARING, Effort
+from manyheads.recovery.queries.gates.sphere_pairs import read_normalized_sums
 from manyheads.recovery.queries.logits.attention_weights import LEAST, solve_weights
-from manyheads.recovery.queries.projection_sum import Projections, Sums
+from manyheads.recovery.queries.logits.ledger import Ledger
 from manyheads.recovery.queries.repeated_tokens import find_repeated_heads
-from manyheads.recovery.queries.rotary.logits import Ledger
 from manyheads.recovery.queries.rotary.method import LogitForms
 from manyheads.recovery.queries.scores.refined_heads import refine_spaces
-from manyheads.recovery.queries.sphere.pairs import read_normalized_sums
-from manyheads.recovery.queries.subspaces.output_spaces import split_projections
+from manyheads.recovery.queries.values.output_spaces import split_projections
+from manyheads.recovery.queries.values.projection_sum import Projections, Sums
 from manyheads.recovery.refusals import NotALayer
 from manyheads.recovery.result.results import Extracted, StageLog
 

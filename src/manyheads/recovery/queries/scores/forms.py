@@ -14,8 +14,8 @@ import numpy as np
 import scipy.linalg
 
 from manyheads.recovery._types import Array
-from manyheads.recovery.queries.ranks import gap_rank
 from manyheads.recovery.queries.rotary.forms import CUT, NOTHING, Frame, extend
+from manyheads.recovery.queries.values.ranks import gap_rank
 from manyheads.recovery.refusals import RankBudgetError
 
 

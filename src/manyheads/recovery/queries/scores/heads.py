@@ -22,10 +22,10 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.ranks import gap_rank
 from manyheads.recovery.queries.repeated_tokens import difference, find_repeated_heads
 from manyheads.recovery.queries.scores.refined_heads import refine_spaces
+from manyheads.recovery.queries.values.projection_sum import Sums
+from manyheads.recovery.queries.values.ranks import gap_rank
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 LENGTHS = (1.0, 2.0, 0.5, 1.0, 1.5)  # of the repeated tokens that are tried, relative to the first

@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from manyheads.recovery._types import Array
+from manyheads.recovery.queries.logits.ledger import Ledger
 from manyheads.recovery.queries.rotary.forms import extend, solve_scaled
-from manyheads.recovery.queries.rotary.logits import Ledger
 from manyheads.recovery.refusals import FitError
 
 READ = 9.0  # scores beyond leave weights too small to be read

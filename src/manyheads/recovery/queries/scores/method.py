@@ -25,15 +25,15 @@ from manyheads.recovery.layers.scores import ScoreLayer
 from manyheads.recovery.oracle.limits import MARGIN
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import SPARING, Effort
+from manyheads.recovery.queries.logits.ledger import Ledger
 from manyheads.recovery.queries.nets.sigmoid_network import EXACT
-from manyheads.recovery.queries.projection_sum import Sums, read_sums
 from manyheads.recovery.queries.refinement import refine_turned
 from manyheads.recovery.queries.rotary.forms import Frame, find_core, find_turns, turned_residual
-from manyheads.recovery.queries.rotary.logits import Ledger
 from manyheads.recovery.queries.scores import forms, links, positions, sink_logits, sinks
 from manyheads.recovery.queries.scores.bidirectional import Reading, as_extracted, extract_bidirectional
 from manyheads.recovery.queries.scores.heads import Heads, find_heads
 from manyheads.recovery.queries.scores.reading import ScoreReader
+from manyheads.recovery.queries.values.projection_sum import Sums, read_sums
 from manyheads.recovery.refusals import FitError, RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog
 

@@ -23,8 +23,8 @@ from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.oracle.oracle import Behind, Oracle, Read
 from manyheads.recovery.queries.effort import SPARING, Effort
+from manyheads.recovery.queries.gates.sphere_pairs import read_norm
 from manyheads.recovery.queries.scores.method import extract_scores
-from manyheads.recovery.queries.sphere.pairs import read_norm
 from manyheads.recovery.refusals import FitError, NotALayer
 from manyheads.recovery.result.results import Extracted, StageLog
 

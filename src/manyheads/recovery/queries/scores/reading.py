@@ -26,7 +26,7 @@ import numpy as np
 from manyheads.recovery._types import Array, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.logits.attention_weights import LEAST, log_ratios, solve_weights
-from manyheads.recovery.queries.rotary.logits import Ledger
+from manyheads.recovery.queries.logits.ledger import Ledger
 
 
 @dataclass(frozen=True)

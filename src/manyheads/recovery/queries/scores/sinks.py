@@ -26,8 +26,6 @@ import numpy as np
 from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.logits.attention_weights import solve_weights
-from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.ranks import gap_rank
 from manyheads.recovery.queries.scores.heads import (
     LENGTHS,
     Heads,
@@ -38,6 +36,8 @@ from manyheads.recovery.queries.scores.heads import (
     repeated_token,
     step_at,
 )
+from manyheads.recovery.queries.values.projection_sum import Sums
+from manyheads.recovery.queries.values.ranks import gap_rank
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 CURVED = 1e-8  # relative distance of answers to one token from affine ones, beyond which there are sinks

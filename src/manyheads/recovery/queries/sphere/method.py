@@ -10,10 +10,10 @@ to functions of the query alone, so what is found is the layer that acts on u,
 (`projected`), and epsilon. gamma and delta are not determined by themselves. Behind an RMSNorm, P is the identity.
 
 S0  Single tokens of the sphere, and short ones: W_S, c, epsilon, and which normalization it is. d + 8 calls.
-S1  Pairs with a fixed difference, copies of the query: the heads (`sphere.pairs`), as without a norm.
+S1  Pairs with a fixed difference, copies of the query: the heads (`gates.sphere_pairs`), as without a norm.
 S2  The same queries at other differences, until the output spaces are exhausted.
-S3  Projections from W_S and the output spaces (`subspaces`). No calls.
-S4  Sketches of the attention matrices from all rows of sequences (`sphere.rows`).
+S3  Projections from W_S and the output spaces (`values`). No calls.
+S4  Sketches of the attention matrices from all rows of sequences (`logits.base_token`).
 """
 
 import dataclasses
@@ -24,16 +24,16 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import BASED, Effort
-from manyheads.recovery.queries.nets.sigmoid_network import EXACT
-from manyheads.recovery.queries.projection_sum import Projections, Sums
-from manyheads.recovery.queries.sphere.pairs import SpherePairs, read_normalized_sums
-from manyheads.recovery.queries.sphere.rows import (
+from manyheads.recovery.queries.gates.sphere_pairs import SpherePairs, read_normalized_sums
+from manyheads.recovery.queries.logits.base_token import (
     based_reader,
     choose_base,
     near_tokens,
     read_based_forms,
 )
-from manyheads.recovery.queries.subspaces.head_values import find_projections
+from manyheads.recovery.queries.nets.sigmoid_network import EXACT
+from manyheads.recovery.queries.values.head_values import find_projections
+from manyheads.recovery.queries.values.projection_sum import Projections, Sums
 from manyheads.recovery.refusals import FitError
 from manyheads.recovery.result.results import Extracted, StageLog
 

@@ -23,11 +23,11 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import SPARING, Effort
+from manyheads.recovery.queries.gates.pairs import Pairs
 from manyheads.recovery.queries.logits.rows import read_rows
 from manyheads.recovery.queries.nets.sigmoid_network import EPS
-from manyheads.recovery.queries.projection_sum import read_sums
-from manyheads.recovery.queries.subspaces.head_values import find_projections
-from manyheads.recovery.queries.subspaces.pairs import Pairs
+from manyheads.recovery.queries.values.head_values import find_projections
+from manyheads.recovery.queries.values.projection_sum import read_sums
 from manyheads.recovery.result.results import Extracted, StageLog
 
 

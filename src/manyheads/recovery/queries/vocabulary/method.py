@@ -6,11 +6,11 @@ only if the differences of the tokens span the space: the matrix [E, 1] has rank
 is asked (`check_vocabulary`); how far the table is from failing multiplies all errors.
 
 S0  One token: W_S and c from d + 1 tokens that span best; further ones check that answers are affine. d + 9 calls.
-S1  A pair of tokens that shows its heads, by copies alone (`vocabulary.pairs`).
+S1  A pair of tokens that shows its heads, by copies alone (`gates.table_pairs`).
 S2  Triangles with that pair, until the output spaces are exhausted: 4 calls for each token that is tried where the
     layer is causal, 2 (m + 2) where it is not.
-S3  Projections from W_S and the output spaces (`subspaces`). No calls.
-S4  Sketches of the attention matrices from all rows, relative to a base token, as on the sphere (`sphere.rows`).
+S3  Projections from W_S and the output spaces (`values`). No calls.
+S4  Sketches of the attention matrices from all rows, relative to a base token, as on the sphere (`logits.base_token`).
 
 Derived here.
 """
@@ -22,15 +22,15 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery._types import Array, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import BASED, Effort
+from manyheads.recovery.queries.gates.table_pairs import Hubs, TablePairs, find_hubs, find_pair_heads, order_triangle
+from manyheads.recovery.queries.logits.base_token import based_reader, least_weight, read_based_forms
 from manyheads.recovery.queries.logits.row_reader import RowReader
 from manyheads.recovery.queries.nets.sigmoid_network import EPS
-from manyheads.recovery.queries.probes import Stacks
-from manyheads.recovery.queries.projection_sum import Projections, Sums
-from manyheads.recovery.queries.ranks import find_ranks
 from manyheads.recovery.queries.rotary.forms import extend
-from manyheads.recovery.queries.sphere.rows import based_reader, least_weight, read_based_forms
-from manyheads.recovery.queries.subspaces.output_spaces import read_projections
-from manyheads.recovery.queries.vocabulary.pairs import Hubs, TablePairs, find_hubs, find_pair_heads, order_triangle
+from manyheads.recovery.queries.values.output_spaces import read_projections
+from manyheads.recovery.queries.values.probes import Stacks
+from manyheads.recovery.queries.values.projection_sum import Projections, Sums
+from manyheads.recovery.queries.values.ranks import find_ranks
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 from manyheads.recovery.result.results import Extracted, StageLog
 

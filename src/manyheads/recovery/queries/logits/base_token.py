@@ -20,8 +20,8 @@ from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.logits.row_reader import RowReader, Rows
 from manyheads.recovery.queries.logits.sketches import SketchedForm, read_forms, sketched_form
 from manyheads.recovery.queries.nets.sigmoid_network import EXACT
-from manyheads.recovery.queries.projection_sum import Projections, Sums
 from manyheads.recovery.queries.rotary.forms import extend
+from manyheads.recovery.queries.values.projection_sum import Projections, Sums
 
 # Norm of the random part of a token beside a base of norm one, before both are put on the sphere
 SPREADS = (3.0, 1.5, 1.0, 0.6, 0.4, 0.25, 0.15, 0.1)

@@ -14,12 +14,12 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.queries.effort import Effort
+from manyheads.recovery.queries.gates.pairs import Pairs, Separation, separate_heads
 from manyheads.recovery.queries.nets.sigmoid_network import PairNets, fit_nets, net_amplification
-from manyheads.recovery.queries.probes import Gates, Stacks, read_stacks
-from manyheads.recovery.queries.projection_sum import Projections
-from manyheads.recovery.queries.ranks import CLEAR
-from manyheads.recovery.queries.subspaces.output_spaces import read_projections
-from manyheads.recovery.queries.subspaces.pairs import Pairs, Separation, separate_heads
+from manyheads.recovery.queries.values.output_spaces import read_projections
+from manyheads.recovery.queries.values.probes import Gates, Stacks, read_stacks
+from manyheads.recovery.queries.values.projection_sum import Projections
+from manyheads.recovery.queries.values.ranks import CLEAR
 from manyheads.recovery.refusals import FitError, RankBudgetError
 from manyheads.recovery.result.results import StageLog
 

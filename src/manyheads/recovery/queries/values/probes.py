@@ -14,7 +14,7 @@ import numpy as np
 from manyheads.recovery._types import Array, ArrayFunction, Figures, Indices
 from manyheads.recovery.queries.nets.sigmoid_network import NetDesign, PairNets, net_amplification
 from manyheads.recovery.queries.nets.warm_start import follow_nets
-from manyheads.recovery.queries.ranks import find_ranks
+from manyheads.recovery.queries.values.ranks import find_ranks
 from manyheads.recovery.refusals import FitError
 
 CLEAR = 0.05  # weight below which a probe is left out: its errors are twenty times those of the reference

@@ -6,7 +6,7 @@ difference v if and only if they are
 .. math:: w + v/2, \quad w - v/2, \qquad w \perp v,\ |w|^2 = d - |v|^2/4 .
 
 With v in one half of the space and w in the other, and all v of one norm, the same w serve every v. What pairs show of
-the heads is as without a norm (`subspaces.pairs`), but the size of w is given, and only Jacobians at one point share
+the heads is as without a norm (`gates.pairs`), but the size of w is given, and only Jacobians at one point share
 their factors. Derived here.
 """
 
@@ -17,9 +17,9 @@ import numpy as np
 from manyheads.recovery._types import Array, Ask, Generator
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries.gates.pairs import Pairs
 from manyheads.recovery.queries.nets.sigmoid_network import EPS, EXACT
-from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.subspaces.pairs import Pairs
+from manyheads.recovery.queries.values.projection_sum import Sums
 from manyheads.recovery.refusals import FitError, NotALayer
 
 QUERIES = 12  # dimensions in which the w of all pairs lie; the differences have the others

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import numpy as np
 
 from manyheads.recovery._types import Array
-from manyheads.recovery.queries.probes import Stacks
-from manyheads.recovery.queries.projection_sum import Projections, Sums
-from manyheads.recovery.queries.ranks import CLEAR, gap_rank, rank_by_gap
+from manyheads.recovery.queries.values.probes import Stacks
+from manyheads.recovery.queries.values.projection_sum import Projections, Sums
+from manyheads.recovery.queries.values.ranks import CLEAR, gap_rank, rank_by_gap
 from manyheads.recovery.refusals import FitError, RankBudgetError
 from manyheads.recovery.result.results import StageLog
 
