@@ -4,7 +4,7 @@ import numpy as np
 
 from manyheads.recovery import planted_layer
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.projection_sum import Sums, read_sums
+from manyheads.recovery.queries.values.projection_sum import Sums, read_sums
 
 
 def test_sum_of_projections_and_bias_of_a_planted_layer(rng):
@@ -29,4 +29,4 @@ def test_curvature_is_the_relative_distance_from_the_affine_map(rng):
 def test_projections_are_split_by_their_output_spaces(rng):
     parts = [rng.normal(size=(6, rank)) @ rng.normal(size=(rank, 6)) for rank in (2, 3)]
     spaces = [np.linalg.svd(part)[2][:rank] for part, rank in zip(parts, (2, 3), strict=True)]
-    np.testing.assert_allclose(Sums(sum(parts), np.zeros(6)).split(spaces), parts, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(Sums(sum(parts), np.zeros(6)).split(spaces).projection, parts, rtol=0, atol=1e-12)

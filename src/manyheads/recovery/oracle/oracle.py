@@ -376,6 +376,16 @@ class Behind(Oracle):
         super().__init__(behind.function, behind.dim, replace(behind.settings, **settings))
         self.behind, self.answer_dtype = behind, behind.answer_dtype
 
+    def __call__(self, x: Array, read: Read = "last") -> Array:
+        """Ask about sequences (n, k, d); return the last rows (n, d), all rows (n, k, d) or some of them."""
+        if read != "last" and self.limits.last_row:
+            return np.stack([self(part) for part in self._prefixes(x, read)], axis=1)
+        return self.answer(x, read)
+
+    def answer(self, x: Array, read: Read) -> Array:
+        """Answer sequences by what the oracle behind says of them."""
+        return self.behind(x, read)
+
     @property
     def counts(self) -> Mapping[str, Counts]:
         """Queries of every stage to the oracle behind."""

@@ -13,23 +13,21 @@ from manyheads.errors import ManyheadsError
 from manyheads.recovery._types import Generator
 from manyheads.recovery.oracle.noise_estimate import OracleNoise
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
-from manyheads.recovery.queries.bounded.method import BoundedSettings, extract_bounded
+from manyheads.recovery.queries.bounded.method import extract_bounded
+from manyheads.recovery.queries.effort import ACCURATE, BASED, BOUNDED, PROBES, SPARING, Effort
+from manyheads.recovery.queries.nets.sigmoid_network import EXACT
 from manyheads.recovery.queries.options import ExtractionOptions
-from manyheads.recovery.queries.rotary.forms import FormSettings
 from manyheads.recovery.queries.rotary.method import extract_rotary
 from manyheads.recovery.queries.rotary.normalized import extract_rotary_on_sphere
 from manyheads.recovery.queries.scores.method import extract_scores
 from manyheads.recovery.queries.scores.normalized import extract_scores_behind_norm
 from manyheads.recovery.queries.sphere.method import extract_on_sphere
-from manyheads.recovery.queries.sphere.rows import SketchSettings
 from manyheads.recovery.queries.subspaces.method import extract_by_subspaces
-from manyheads.recovery.queries.subspaces.settings import ProbeSettings, SubspaceSettings
 from manyheads.recovery.queries.vocabulary.method import extract_from_vocabulary
 from manyheads.recovery.queries.vocabulary.noise import check_vocabulary
 from manyheads.recovery.refusals import FitError, LimitError, NotALayer, RecoveryRefused
 from manyheads.recovery.result.results import Extracted
 
-EXACT = 1e-10  # noise up to which the design that divides by small differences is chosen
 # Tolerance from which, and noise up to which, single precision is met by `probes`. On a trained GPT-2 its
 # certificates state 4e-6 to 3e-3, for a sixth of the calls of the bounded method (row `trained-probes`).
 LOOSE, ROUNDED = 1e-2, 1e-6
@@ -159,23 +157,24 @@ def _choose(level: float, measured: OracleNoise, options: ExtractionOptions) -> 
 Runner = Callable[[Oracle, float, Generator, bool], Extracted]
 
 
-def _runner(extract: Callable[[Oracle, float, Generator, Any], Extracted], sparing: Any, accurate: Any) -> Runner:
-    """Return an extractor with its settings for few calls and for many digits."""
+def _runner(
+    extract: Callable[[Oracle, float, Generator, Effort], Extracted], sparing: Effort, accurate: Effort
+) -> Runner:
+    """Return an extractor with its effort for few calls and for many digits."""
     return lambda oracle, noise, rng, many: extract(oracle, noise, rng, accurate if many else sparing)
 
 
-FORMS, ACCURATE = FormSettings(), FormSettings.accurate()
 METHODS: Mapping[str, Runner] = MappingProxyType(
     {
-        "subspaces": _runner(extract_by_subspaces, SubspaceSettings(), SubspaceSettings.accurate()),
-        "probes": _runner(extract_by_subspaces, ProbeSettings(), ProbeSettings(sketch=12.0)),
-        "bounded": _runner(extract_bounded, BoundedSettings(), BoundedSettings(oversampling=3.0, tries=24)),
-        "sphere": _runner(extract_on_sphere, SketchSettings(), SketchSettings(extra=10, share=0.4)),
-        "rotary": _runner(extract_rotary, FORMS, ACCURATE),
-        "scores": _runner(extract_scores, FORMS, ACCURATE),
-        "scores-sphere": _runner(extract_scores_behind_norm, FORMS, ACCURATE),
-        "vocabulary": _runner(extract_from_vocabulary, SketchSettings(), SketchSettings(extra=12, share=0.4)),
-        "rotary-sphere": _runner(extract_rotary_on_sphere, FORMS, ACCURATE),
+        "subspaces": _runner(extract_by_subspaces, SPARING, ACCURATE),
+        "probes": _runner(extract_by_subspaces, PROBES, dataclasses.replace(PROBES, sketch=12.0)),
+        "bounded": _runner(extract_bounded, BOUNDED, dataclasses.replace(BOUNDED, queries=3.0, tries=24)),
+        "sphere": _runner(extract_on_sphere, BASED, dataclasses.replace(ACCURATE, extra=10)),
+        "rotary": _runner(extract_rotary, SPARING, ACCURATE),
+        "scores": _runner(extract_scores, SPARING, ACCURATE),
+        "scores-sphere": _runner(extract_scores_behind_norm, SPARING, ACCURATE),
+        "vocabulary": _runner(extract_from_vocabulary, BASED, dataclasses.replace(ACCURATE, extra=12)),
+        "rotary-sphere": _runner(extract_rotary_on_sphere, SPARING, ACCURATE),
     }
 )
 

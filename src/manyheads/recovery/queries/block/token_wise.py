@@ -24,7 +24,7 @@ import numpy as np
 from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.noise_estimate import root_mean_square
 from manyheads.recovery.oracle.oracle import Oracle, Read
-from manyheads.recovery.queries.sigmoid_network import EPS
+from manyheads.recovery.queries.nets.sigmoid_network import EPS
 from manyheads.recovery.refusals import LimitError, NotALayer
 
 STAGE = "one-token sequences"

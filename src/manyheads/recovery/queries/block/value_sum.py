@@ -23,7 +23,7 @@ import numpy as np
 from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.queries.block.token_wise import TokenWise
-from manyheads.recovery.queries.rotary.forms import gap_rank
+from manyheads.recovery.queries.values.ranks import gap_rank
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 
 EIGHTH = np.array([4 / 5, -1 / 5, 4 / 105, -1 / 280])  # central differences of order 8

@@ -12,14 +12,11 @@ and preconditions conjugate gradients inside Gauss-Newton, for all directions to
 few matrix products of (rows x features), and the answer is the same least-squares fit. This form is derived here.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
-from scipy.special import expit
 
 from manyheads.recovery._types import Array, ArrayFunction
-from manyheads.recovery.queries.sigmoid_network import TINY, NetDesign, PairNets, kaufman_normal, lift_pivots
+from manyheads.recovery.queries.nets.sigmoid_network import TINY, NetDesign, NetState, PairNets, kaufman_normal
 
 STEPS = 40  # Gauss-Newton steps of a refit, at most
 INNER = 40  # conjugate-gradient iterations of a step, at most: a step cut short is still one of descent
@@ -28,34 +25,14 @@ FORCING = 1e-2  # what the inner iterations leave of the gradient, in the norm o
 RIDGE = 1e-13  # of the preconditioner, against its own diagonal
 
 
-@dataclass(frozen=True)
-class _State:
-    """State of the fits of a batch."""
-
-    slopes: Array  # (b, m, p)
-    gates: Array  # (b, n, m)
-    basis: Array  # orthonormal basis of the units, (b, n, m)
-    values: Array  # (b, m, D)
-    rest: Array  # (b, n, D)
-    loss: Array  # (b,)
-
-    def take(self, chosen: np.ndarray) -> "_State":
-        return _State(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
-
-    def put(self, chosen: np.ndarray, other: "_State") -> None:
-        for name in self.__dataclass_fields__:
-            getattr(self, name)[chosen] = getattr(other, name)
-
-
 class Continuation:
     """A net known at one probe, ready to be followed to any number of neighbouring ones."""
 
     def __init__(self, design: NetDesign, reference: PairNets, *, tolerance: float = 1e-6):
         self.design, self.reference, self.tolerance = design, reference, tolerance
-        units = design.units(reference.slopes)
-        gates, basis = units + design.baselines[:, None], np.linalg.qr(units)[0]
-        derivative = gates * (1 - gates)
-        normal = kaufman_normal(design.features, derivative[None], basis[None], reference.values[None])[0]
+        gates = design.gates(reference.slopes)
+        basis = np.linalg.qr(design.units(reference.slopes))[0]
+        normal = kaufman_normal(design.features, (gates * (1 - gates))[None], basis[None], reference.values[None])[0]
         self._scale = np.sqrt(np.diag(normal) + RIDGE * np.trace(normal) / len(normal) + TINY)
         normal /= self._scale[:, None] * self._scale
         self._factor = _factorize(normal)
@@ -63,7 +40,7 @@ class Continuation:
     def refit(self, answers: Array) -> PairNets:
         """Fit a net to the answers (b, n, D) of every probe, starting from the net at v_0."""
         total = np.sum(answers**2, axis=(1, 2)) + TINY
-        state = self._evaluate(np.repeat(self.reference.slopes[None], len(answers), axis=0), answers)
+        state = NetState.at(self.design, np.repeat(self.reference.slopes[None], len(answers), axis=0), answers)
         going = np.arange(len(answers))
         for _ in range(STEPS):
             here = state.take(going)
@@ -81,21 +58,9 @@ class Continuation:
         solved: Array = cho_solve(self._factor, flat.T, check_finite=False).T / self._scale
         return solved.reshape(gradient.shape)
 
-    def _evaluate(self, slopes: Array, answers: Array) -> _State:
-        count, heads, width = slopes.shape
-        logits = self.design.features @ slopes.reshape(-1, width).T - self.design.shifts[:, None]
-        gates = expit(logits).reshape(-1, count, heads).swapaxes(0, 1)  # one product for all probes
-        basis, triangle = np.linalg.qr(gates - self.design.baselines[:, None])
-        inner = basis.swapaxes(1, 2) @ answers
-        rest = answers - basis @ inner
-        loss: Array = np.einsum("bnd,bnd->b", rest, rest)
-        loss[~np.isfinite(loss)] = np.inf
-        values = np.linalg.solve(lift_pivots(triangle), inner)
-        return _State(slopes, gates, basis, values, rest, loss)
-
-    def _step(self, state: _State) -> Array:
+    def _step(self, state: NetState) -> Array:
         """Solve the Gauss-Newton equations of every fit, up to a share of its gradient."""
-        derivative = state.gates * (1 - state.gates)
+        derivative = state.derivative
         gram = state.values @ state.values.swapaxes(1, 2)  # (b, m, m)
         features = self.design.features
 
@@ -111,12 +76,12 @@ class Continuation:
 
         return _conjugate_gradients(normal, self._precondition, vjp(state.rest @ state.values.swapaxes(1, 2)))
 
-    def _search(self, state: _State, step: Array, answers: Array) -> _State:
+    def _search(self, state: NetState, step: Array, answers: Array) -> NetState:
         """Halve the step of every fit until its loss falls; a fit that nothing improves stays."""
         result = state.take(np.arange(len(step)))
         waiting = np.arange(len(step))
         for halving in range(HALVINGS):
-            tried = self._evaluate(state.slopes[waiting] + 0.5**halving * step[waiting], answers[waiting])
+            tried = NetState.at(self.design, state.slopes[waiting] + 0.5**halving * step[waiting], answers[waiting])
             better = tried.loss < state.loss[waiting]
             result.put(waiting[better], tried.take(better))
             waiting = waiting[~better]

@@ -20,10 +20,11 @@ That is d / (T - 1) + nu sum_i r_i / T^2 sequences, where rows without unseen to
 import numpy as np
 
 from manyheads.recovery._types import Array, Generator, Indices
-from manyheads.recovery.queries.sigmoid_network import TINY
-from manyheads.recovery.queries.subspaces.head_values import rank_by_gap
-from manyheads.recovery.queries.subspaces.row_plan import SPARE, UnseenPlan
-from manyheads.recovery.queries.subspaces.row_reader import Attentions, RowReader, Rows, check_agreement
+from manyheads.recovery.queries.logits.row_plan import UnseenPlan
+from manyheads.recovery.queries.logits.row_reader import Attentions, RowReader, Rows, check_agreement
+from manyheads.recovery.queries.logits.sketches import SPARE
+from manyheads.recovery.queries.nets.sigmoid_network import TINY
+from manyheads.recovery.queries.values.ranks import rank_by_gap
 from manyheads.recovery.refusals import FitError
 
 DRAWS = 12  # tokens are drawn so often, and those whose values are farthest from dependent ones are asked
@@ -33,10 +34,8 @@ def read_with_unseen_tokens(
     reader: RowReader, plan: UnseenPlan, scale: float, rng: Generator, noise: float
 ) -> Attentions:
     """Read Theta and beta of the heads of a group; refuse what the unseen tokens do not show."""
-    heads, dim = reader.heads, len(reader.bias)
-    norm = np.sqrt(dim) * scale
-    assert heads.readers is not None
-    values = np.concatenate([part[:, :rank] for part, rank in zip(heads.readers, heads.ranks, strict=True)], axis=1)
+    heads, dim = reader.heads, len(reader.base)
+    norm, values = np.sqrt(dim) * scale, np.concatenate(heads.readers, axis=1)
     seen, unseen = np.split(np.linalg.qr(values, mode="complete")[0].T * norm, [plan.space])
     # Rotated: the first vectors of the decomposition alone have values for its first head
     seen, unseen = (np.linalg.qr(rng.standard_normal((len(part),) * 2))[0] @ part for part in (seen, unseen))
@@ -55,13 +54,13 @@ def _read_keys(reader: RowReader, plan: UnseenPlan, queries: Array, rng: Generat
     """Ask the first part: U Theta (m, nu, d), beta (m, d), and the errors of the entries of U Theta (m,)."""
     dim, tokens, norm = queries.shape[1], plan.seen, float(np.linalg.norm(queries[0]))
     frames = min((_frames(dim, plan, rng) for _ in range(DRAWS)), key=lambda one: _condition(reader, one)) * norm
-    parts = [np.zeros((1, dim)), None, queries] + ([np.zeros((1, dim))] if reader.causal else [])
+    parts = [np.zeros((1, dim)), None, queries] + ([np.zeros((1, dim))] if reader.oracle.causal else [])
     sequences = np.stack([np.concatenate([frame if part is None else part for part in parts]) for frame in frames])
-    rows = [*range(tokens + 1, tokens + 1 + len(queries)), tokens + 1 + len(queries) if reader.causal else 0]
+    rows = [*range(tokens + 1, tokens + 1 + len(queries)), tokens + 1 + len(queries) if reader.oracle.causal else 0]
     read = [Rows(row, tokens, np.ones(tokens), 1) for row in rows]
     logits = np.stack([reader.centred_logits(w, r) for w, r in zip(reader.weights(sequences, read), read, strict=True)])
     design = (frames - frames.mean(1, keepdims=True)).reshape(-1, dim)
-    right = np.moveaxis(logits, (2, 3), (0, 1)).reshape(len(design), -1)  # (parts T, rows m)
+    right = np.moveaxis(logits, 0, 2).reshape(len(design), -1)  # (parts T, rows m)
     solved = np.linalg.lstsq(design, right, rcond=None)[0]
     spare = len(frames) * (tokens - 1) - dim
     rest = (right - design @ solved).reshape(len(design), len(rows), -1)
@@ -72,11 +71,7 @@ def _read_keys(reader: RowReader, plan: UnseenPlan, queries: Array, rng: Generat
 
 def _condition(reader: RowReader, tokens: Array) -> float:
     """Return the largest condition number of the values of the tokens (n, T, d) of a sequence, over the heads."""
-    readers, ranks = reader.heads.readers, reader.heads.ranks
-    assert readers is not None
-    found = [
-        np.linalg.svd(tokens @ part[:, :rank], compute_uv=False) for part, rank in zip(readers, ranks, strict=True)
-    ]
+    found = [np.linalg.svd(tokens @ part, compute_uv=False) for part in reader.heads.readers]
     return max(float((singular[:, 0] / np.maximum(singular[:, -1], TINY)).max()) for singular in found)
 
 
@@ -125,14 +120,14 @@ def _read_queries(
     chunks = np.array_split(np.arange(len(unseen)), plan.parts)
     most = len(chunks[0])
     hidden = np.tile(unseen[np.stack([np.resize(chunk, most) for chunk in chunks])], (plan.rounds, 1, 1))
-    copies = [shown, shown] if reader.causal else [shown]
+    copies = [shown, shown] if reader.oracle.causal else [shown]
     sequences = np.concatenate([np.zeros((len(shown), 1, dim)), *copies, hidden], axis=1)
     start, ones = len(copies) * tokens + 1, np.ones(tokens)
-    last = np.tril(np.ones((tokens, tokens))) if reader.causal else np.zeros((tokens, tokens))
+    last = np.tril(np.ones((tokens, tokens))) if reader.oracle.causal else np.zeros((tokens, tokens))
     read = [Rows(start - tokens + row, tokens, ones + last[row], 1) for row in range(tokens)]
     read += [Rows(start + row, tokens, ones, 1) for row in range(most)]
     logits = np.stack([reader.centred_logits(w, r) for w, r in zip(reader.weights(sequences, read), read, strict=True)])
-    logits = np.moveaxis(logits, 1, 0).reshape(len(bases), len(read), plan.rounds, plan.parts, tokens)
+    logits = np.moveaxis(logits, 3, 0).reshape(len(bases), len(read), plan.rounds, plan.parts, tokens)
     centred = (shown - shown.mean(1, keepdims=True)).reshape(plan.rounds, plan.parts, tokens, dim)
     first = np.stack([np.unique(order, return_index=True)[1] for order in places], axis=1)  # (R, rounds)
     turns, count = np.arange(plan.rounds), plan.rounds * tokens

@@ -1,8 +1,6 @@
 r"""Logits of all pairs of tokens of a sequence, by offset, at known output-value circuits.
 
-Row r of an answer is c + sum_i sum_j a_ij W_i^T x_j. Once the projections are known, the weights a_ij of all heads on
-all distinct tokens solve one linear problem of the row, as long as heads times tokens stay below d. Zero tokens are not
-read, but weigh: the first token of every sequence is zero, and what the others leave is the weight of the zeros, so
+The first token of every sequence is zero, and what the others leave is the weight of the zeros (`attention_weights`):
 
 .. math:: \ell_i(x_r, x_j, r - j) = \ln a_{ij} - \ln\Big(1 - \sum_k a_{ik}\Big) + \ln n_r
 
@@ -12,14 +10,11 @@ logits, at the offsets 0 .. k - 1: all of them go into one ledger. Derived here.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from manyheads.recovery._types import Array, Ask, Indices
-from manyheads.recovery.refusals import FitError
-
-LEAST = 1e-12  # weights below are put here: their logits are lost, and the checks that follow see it
+from manyheads.recovery.queries.logits.attention_weights import log_ratios, solve_weights
 
 
 @dataclass(frozen=True)
@@ -35,30 +30,36 @@ class Ledger:
     key: Indices
     offset: Indices
     logits: Array
-    weight: Array | None = None
+    weight: Array
+
+    @classmethod
+    def of_row(
+        cls, tokens: Array, pieces: Indices, positions: Indices, row: int, logits: Array, weight: Array | None = None
+    ) -> "Ledger":
+        """Return the logits (n, seen, m) of a row of tokens[pieces] (n, k), which sees the first of them."""
+        seen, heads = logits.shape[1:]
+        query = np.repeat(pieces[:, row : row + 1], seen, axis=1)
+        offset = np.broadcast_to(positions[row] - positions[:seen], query.shape)
+        weight = np.ones_like(logits) if weight is None else weight
+        flat = (one.reshape(-1, heads) for one in (logits, weight))
+        return cls(tokens, query.ravel(), pieces[:, :seen].ravel(), offset.ravel(), *flat)
 
     @classmethod
     def join(cls, parts: Sequence["Ledger"]) -> "Ledger":
-        """Join several ledgers."""
-        starts = np.cumsum([0, *(len(part.tokens) for part in parts)])[:-1]
-        tokens, offset, logits = (
-            np.concatenate([getattr(part, n) for part in parts]) for n in ("tokens", "offset", "logits")
-        )
-        query, key = (
-            np.concatenate([getattr(part, name) + start for part, start in zip(parts, starts, strict=True)])
-            for name in ("query", "key")
-        )
-        return cls(tokens, query, key, offset, logits, np.concatenate([part.weights() for part in parts]))
+        """Join several ledgers; neighbours of the same tokens share them."""
+        tokens: list[Array] = []
+        starts = []
+        for part in parts:
+            tokens += [] if tokens and part.tokens is tokens[-1] else [part.tokens]
+            starts.append(sum(map(len, tokens[:-1])))
+        places = ([getattr(p, name) + s for p, s in zip(parts, starts, strict=True)] for name in ("query", "key"))
+        others = ([getattr(part, name) for part in parts] for name in ("offset", "logits", "weight"))
+        return cls(tokens[0] if len(tokens) == 1 else np.concatenate(tokens), *map(np.concatenate, (*places, *others)))
 
-    def at(self, offset: int) -> tuple[Array, Array, Array]:
-        """Return queries (N, d), keys (N, d) and logits (N, m) at one offset."""
+    def at(self, offset: int) -> tuple[Array, Array, Array, Array]:
+        """Return queries (N, d), keys (N, d), logits and weights (N, m) at one offset."""
         rows = self.offset == offset
-        return self.tokens[self.query[rows]], self.tokens[self.key[rows]], self.logits[rows]
-
-    def weights(self, offset: int | None = None) -> Array:
-        """Return the weights (N, m), of one offset or of all; ones where none were given."""
-        rows = slice(None) if offset is None else self.offset == offset
-        return np.ones_like(self.logits[rows]) if self.weight is None else self.weight[rows]
+        return self.tokens[self.query[rows]], self.tokens[self.key[rows]], self.logits[rows], self.weight[rows]
 
 
 @dataclass(frozen=True)
@@ -77,33 +78,10 @@ class Reader:
         y = self.ask(x, read="all")[:, positions] - self.bias  # (n, k, d)
         parts = []
         values = np.einsum("nkd,mde->nkme", tokens[pieces], self.projection, optimize=True)  # W_i^T x_j
-        for row in range(kept):
-            weights = solve_weights(values[:, : row + 1], y[:, row])  # (n, row + 1, m)
-            logits = np.log(np.maximum(weights, LEAST)) - np.log(np.maximum(1 - weights.sum(1, keepdims=True), LEAST))
-            logits += np.log(positions[row] - row)  # zeros in front
-            parts.append(entries(pieces, positions, row, row + 1, logits))
-        return Ledger(tokens, *(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-
-def entries(pieces: Indices, positions: Indices, row: int, seen: int, *values: Array) -> tuple[Any, ...]:
-    """Return query, key and offset of the first tokens that a row sees, and values (n, seen, m), of all pairs."""
-    query = np.repeat(pieces[:, row : row + 1], seen, axis=1)
-    offset = np.broadcast_to(positions[row] - positions[:seen], query.shape)
-    flat = (one.reshape(-1, one.shape[2]) for one in values)
-    return query.ravel(), pieces[:, :seen].ravel(), offset.ravel(), *flat
-
-
-def solve_weights(values: Array, answers: Array) -> Array:
-    """Solve answers (n, d) = sum weights values (n, k, m, d) for the weights (n, k, m), columns scaled to norm one."""
-    count, kept, heads, dim = values.shape
-    columns = values.reshape(count, kept * heads, dim)
-    size = np.linalg.norm(columns, axis=2, keepdims=True) + np.finfo(np.float64).tiny
-    basis, triangle = np.linalg.qr(np.swapaxes(columns / size, 1, 2))
-    try:
-        weights = np.linalg.solve(triangle, np.einsum("nda,nd->na", basis, answers)[..., None])[..., 0]
-    except np.linalg.LinAlgError as error:
-        raise FitError("the values of different heads are linearly dependent: weights cannot be read") from error
-    return (weights / size[..., 0]).reshape(count, kept, heads)
+        for row, weights in enumerate(solve_weights(values, y, range(1, kept + 1))):
+            logits = log_ratios(weights, others=positions[row] - row)  # zeros in front
+            parts.append(Ledger.of_row(tokens, pieces, positions, row, logits))
+        return Ledger.join(parts)
 
 
 def alternate(first: int, second: int, length: int) -> Indices:

@@ -67,9 +67,10 @@ class NetDesign:
 
     def units(self, slopes: Array) -> Array:
         """Units (..., n, m) of the heads with these slopes (..., m, p)."""
-        return self._gates(slopes) - self.baselines[:, None]
+        return self.gates(slopes) - self.baselines[:, None]
 
-    def _gates(self, slopes: Array) -> Array:
+    def gates(self, slopes: Array) -> Array:
+        """Gates (..., n, m) of the heads with these slopes (..., m, p)."""
         return expit(self.features @ np.swapaxes(slopes, -1, -2) - self.shifts[:, None])
 
 
@@ -147,11 +148,50 @@ def fit_nets(
     return nets.one(0) if single else nets
 
 
+@dataclass(frozen=True)
+class NetState:
+    """Nets of a batch of probes at some slopes, with the values of least squares; all of it to be overwritten."""
+
+    slopes: Array  # (b, m, p)
+    gates: Array  # (b, n, m)
+    basis: Array  # orthonormal basis of the units, (b, n, m)
+    values: Array  # (b, m, D); heads with the same units share theirs
+    rest: Array  # (b, n, D)
+    loss: Array  # (b,)
+
+    @classmethod
+    def at(cls, design: NetDesign, slopes: Array, answers: Array) -> "NetState":
+        """Evaluate nets at slopes (b, m, p) against answers (b, n, D)."""
+        count, heads, width = slopes.shape
+        logits = design.features @ slopes.reshape(-1, width).T - design.shifts[:, None]  # one product for all probes
+        gates = expit(logits).reshape(-1, count, heads).swapaxes(0, 1)
+        basis, triangle = np.linalg.qr(gates - design.baselines[:, None])
+        inner = basis.swapaxes(1, 2) @ answers
+        rest = answers - basis @ inner
+        loss: Array = np.einsum("bnd,bnd->b", rest, rest)
+        loss[~np.isfinite(loss)] = np.inf
+        return cls(slopes, gates, basis, np.linalg.solve(lift_pivots(triangle), inner), rest, loss)
+
+    def take(self, chosen: Any) -> "NetState":
+        """Return a copy of some of the nets."""
+        return NetState(*(part[chosen] for part in vars(self).values()))
+
+    def put(self, chosen: Any, other: "NetState") -> None:
+        """Overwrite some of the nets."""
+        for name, part in vars(other).items():
+            getattr(self, name)[chosen] = part
+
+    @property
+    def derivative(self) -> Array:
+        """Derivatives of the gates by their logits (b, n, m)."""
+        return self.gates * (1 - self.gates)
+
+
 class _Fit:
     """Levenberg and Marquardt over a block of probes, each with its own damping."""
 
     def __init__(self, design: NetDesign, answers: Array, slopes: Array):
-        self.design, self.slopes = design, slopes
+        self.design = design
         self.basis: Array | None = None
         if answers.shape[2] > answers.shape[1]:  # outputs beyond the rows only turn: Y = Y' Q^T, exactly
             self.basis, triangle = np.linalg.qr(np.swapaxes(answers, 1, 2))
@@ -160,51 +200,27 @@ class _Fit:
         self.reach = STEP / (np.abs(design.features).max(0) + TINY)  # (p,)
         self.total = (answers**2).sum((1, 2)) + TINY
         self.damping = np.full(len(answers), 1e-3)
-        self.loss = self._residual(slopes, np.arange(len(answers)))[1]
+        self.state = NetState.at(design, slopes, answers)
 
     def run(self, iterations: int, tolerance: float) -> tuple[Array, Array, Array]:
-        active = np.arange(len(self.answers))
+        active, loss = np.arange(len(self.answers)), self.state.loss
         for _ in range(iterations):
             if not len(active):
                 break
-            before = self.loss[active].copy()
+            before = loss[active].copy()
             moved = self._step(active)
-            fall = (before - self.loss[active]) / np.maximum(before, TINY)
-            floor = self.loss[active] / self.total[active] < (EPS / 8) ** 2
+            fall = (before - loss[active]) / np.maximum(before, TINY)
+            floor = loss[active] / self.total[active] < (EPS / 8) ** 2
             active = active[moved & (fall >= tolerance) & ~floor]
-        everything = np.arange(len(self.answers))
-        values = self._values(self.slopes, everything)
-        if self.basis is not None:
-            values = values @ np.swapaxes(self.basis, 1, 2)
-        return self.slopes, values, np.sqrt(self.loss / self.total)
-
-    def _residual(self, slopes: Array, which: Indices) -> tuple[Array, Array, Array]:
-        """Residual (b, n, D), its square, and the orthonormal basis of the units (b, n, m)."""
-        basis = np.linalg.qr(self.design.units(slopes))[0]
-        rest = self.answers[which] - basis @ (np.swapaxes(basis, 1, 2) @ self.answers[which])
-        return rest, (rest**2).sum((1, 2)), basis
-
-    def _values(self, slopes: Array, which: Indices) -> Array:
-        """Values (b, m, D): the linear least-squares solution; heads with the same units share theirs."""
-        basis, triangle = np.linalg.qr(self.design.units(slopes))
-        inner = np.swapaxes(basis, 1, 2) @ self.answers[which]
-        return np.linalg.solve(lift_pivots(triangle), inner)
-
-    def _normal(self, which: Indices) -> tuple[Array, Array]:
-        """Return the normal matrix (b, m p, m p) and right-hand side (b, m p) of Kaufman's linear problem."""
-        slopes, features = self.slopes[which], self.design.features
-        rest, _, basis = self._residual(slopes, which)
-        values = self._values(slopes, which)
-        gates = self.design._gates(slopes)
-        derivative = gates * (1 - gates)  # (b, n, m)
-        back = derivative * (rest @ np.swapaxes(values, 1, 2))  # the residual is orthogonal to the units already
-        right = (np.swapaxes(back, 1, 2) @ features).reshape(len(which), -1)
-        return kaufman_normal(features, derivative, basis, values), right
+        values = self.state.values if self.basis is None else self.state.values @ np.swapaxes(self.basis, 1, 2)
+        return self.state.slopes, values, np.sqrt(loss / self.total)
 
     def _step(self, active: Indices) -> NDArray[np.bool_]:
         """One accepted step per probe where one is found; which probes moved."""
-        matrix, right = self._normal(active)
-        size = matrix.shape[1]
+        here, features = self.state.take(active), self.design.features
+        back = here.derivative * (here.rest @ np.swapaxes(here.values, 1, 2))  # the rest is orthogonal to the units
+        right = (np.swapaxes(back, 1, 2) @ features).reshape(len(active), -1)
+        matrix = kaufman_normal(features, here.derivative, here.basis, here.values)
         diagonal = np.diagonal(matrix, axis1=1, axis2=2)
         scale = np.sqrt(diagonal + FLOOR * diagonal.mean(1, keepdims=True) + TINY)
         matrix = matrix / scale[:, :, None] / scale[:, None, :]
@@ -215,14 +231,13 @@ class _Fit:
             if not len(open_):
                 break
             which = active[open_]
-            damped = matrix[open_] + self.damping[which, None, None] * np.eye(size)
-            step = _solve_definite(damped, right[open_]) / scale[open_]
-            step = np.clip(step.reshape(len(which), *self.slopes.shape[1:]), -self.reach, self.reach)
-            trial = self.slopes[which] + step
-            loss = self._residual(trial, which)[1]
-            better = loss < self.loss[which]
+            damped = matrix[open_] + self.damping[which, None, None] * np.eye(matrix.shape[1])
+            step = (_solve_definite(damped, right[open_]) / scale[open_]).reshape(here.slopes[open_].shape)
+            slopes = here.slopes[open_] + np.clip(step, -self.reach, self.reach)
+            trial = NetState.at(self.design, slopes, self.answers[which])
+            better = trial.loss < here.loss[open_]
             kept = which[better]
-            self.slopes[kept], self.loss[kept] = trial[better], loss[better]
+            self.state.put(kept, trial.take(better))
             self.damping[kept] = np.maximum(self.damping[kept] / 10, 1e-15)
             self.damping[which[~better]] *= 8
             moved[open_[better]] = True
@@ -253,7 +268,7 @@ def net_amplification(design: NetDesign, net: PairNets) -> tuple[Array, Array]:
     heads, width = net.slopes.shape
     values = np.linalg.qr(net.values.T)[1].T  # (m, m') coordinates in the space of the values
     outputs, rows = values.shape[1], len(design.features)
-    gates = design._gates(net.slopes)
+    gates = design.gates(net.slopes)
     units = gates - design.baselines[:, None]
     derivative = gates * (1 - gates)
     by_slopes = np.einsum("ni,np,io->noip", derivative, design.features, values).reshape(rows * outputs, heads * width)

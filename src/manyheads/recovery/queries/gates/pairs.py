@@ -37,9 +37,9 @@ from scipy.special import expit
 
 from manyheads.recovery._types import Array, Ask, Figures, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.sigmoid_network import EPS, NetDesign, PairNets, fit_nets
-from manyheads.recovery.queries.subspaces.pencils import Pencils, start_net
+from manyheads.recovery.queries.gates.pencils import Pencils, start_net
+from manyheads.recovery.queries.nets.sigmoid_network import EPS, NetDesign, PairNets, fit_nets
+from manyheads.recovery.queries.values.projection_sum import Sums
 from manyheads.recovery.refusals import FitError
 
 # Scales of the queries, in units of the scale at which logits are about one: spread, so that uneven heads show
@@ -51,6 +51,11 @@ MOST = 3300  # unknown logits of one fit, heads times queries: a second or two f
 PROMISING = 0.03  # relative residual after fifteen steps below which a fit is finished; right starts are far below it
 SEEN = 8.0  # a singular value counts as a head from this multiple of the largest one that noise alone would have
 Sizes = tuple[float, ...]
+
+
+def repeat_pair(first: Array, second: Array, j: int, k: int) -> Array:
+    """Return sequences (n, j + k, d) of j copies of the one token (n, d) and k of the other."""
+    return np.repeat(np.stack([first, second], axis=1), (j, k), axis=1)
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,9 @@ class Pairs:
     reach: float = np.inf  # largest norm of a token
     # Whether the rows at q + v are read too, where every row sees all tokens: the same heads at other logits
     both: bool = False
+    # Whether queries of every size may be asked; else Jacobians at two of them do not share their factors
+    scaled: bool = True
+    room: float = np.inf  # dimensions in which probes may be moved, where these are not all
     middle: bool = False  # whether the shift zero is asked too, where only last rows of two sequences would be
 
     @classmethod
@@ -86,12 +94,29 @@ class Pairs:
         room = oracle.longest
         if before + after > room:
             before, after = 1, int(min(after, room - 1))
-        return cls(oracle, sums, before, after, oracle.causal, noise, scales, oracle.limits.reach, both, both)
+        reach = oracle.limits.reach
+        return cls(oracle, sums, before, after, oracle.causal, noise, scales, reach, both, middle=both)
 
     def probe(self, rng: Generator, dim: int) -> Array:
         """Draw a probe of norm sqrt(d), or of a third of the largest norm."""
         probe = rng.standard_normal(dim)
         return probe * (min(np.sqrt(dim), self.reach / 3) / np.linalg.norm(probe))
+
+    def at(self, probe: Array, moves: Array) -> Array:
+        """Return probes (b, d) at displacements from one."""
+        return probe + moves
+
+    def directions(self, rng: Generator, dim: int, bases: int) -> Array:
+        """Draw orthonormal bases of directions in which probes may be moved, one after the other."""
+        return np.concatenate([np.linalg.qr(rng.standard_normal((dim, dim)))[0] for _ in range(bases)])
+
+    def pair(self, queries: Array, probes: Array) -> tuple[Array, Array]:
+        """Return the tokens q + v and q (b, n, d) of queries (b, n, d) and probes (b, d)."""
+        return queries + probes[:, None], queries
+
+    def beside(self, point: Array, steps: Array, probe: Array) -> Array:
+        """Return the queries on both sides of one (d,), at steps (n, d)."""
+        return np.concatenate([point + steps, point - steps])
 
     def shortened(self, queries: Array) -> Array:
         """Return queries (n, d) that leave room for a probe below the largest norm."""
@@ -129,20 +154,19 @@ class Pairs:
         probes = np.atleast_2d(probes)
         queries = np.broadcast_to(queries, (len(probes), *queries.shape[-2:]))
         count, dim = queries.shape[0] * queries.shape[1], queries.shape[2]
-        near = (queries + probes[:, None]).reshape(count, 1, dim)
-        own = queries.reshape(count, 1, dim)
+        near, own = (part.reshape(count, dim) for part in self.pair(queries, probes))
         # The difference that the layer sees is the rounded one.
         moved = (near - own).reshape(*queries.shape)
         if self.causal:
-            tokens = np.concatenate([np.repeat(near, self.before, 1), np.repeat(own, self.after, 1)], axis=1)
+            tokens = repeat_pair(near, own, self.before, self.after)
             answers = self.oracle(tokens, read=tuple(range(self.before, self.before + self.after)))
         else:
-            parts = [np.concatenate([np.repeat(near, j, 1), np.repeat(own, k, 1)], axis=1) for j, k in self.copies]
+            parts = [repeat_pair(near, own, j, k) for j, k in self.copies]
             rows = (-1, 0)[: self.views]
             answers = self.oracle(np.concatenate(parts), read=rows).reshape(len(parts), count, len(rows), dim)
             answers = np.moveaxis(answers, 0, 2)
         answers = answers.reshape(*queries.shape[:2], self.views, len(self.copies), dim)
-        plain = self.sums.read(queries)[:, :, None]
+        plain = self.sums.read(own.reshape(*queries.shape))[:, :, None]
         plain = plain + expit(-self.shifts)[:, None] * (moved @ self.sums.projection)[:, :, None]
         rest: Array = answers - plain[:, :, None]
         return rest.reshape(len(probes), -1, len(self.copies), dim)
@@ -184,7 +208,7 @@ def separate_heads(pairs: Pairs, dim: int, rng: Generator, *, oversampling: floa
     refused = FitError("no probe was tried")
     for _ in range(PROBES):
         probe = pairs.probe(rng, dim)
-        scale = find_scale(pairs, probe, rng)
+        scale = find_scale(pairs, probe, rng) if pairs.scaled else 1.0
         try:
             return _separate_at(pairs, probe, scale, rng, oversampling, tries)
         except FitError as error:
@@ -233,7 +257,7 @@ def _separate_at(
         net = PairNets(np.zeros((0, len(answers))), np.zeros((0, dim)), np.zeros(()))
         return Separation(probe, queries, design, net, scale, level, _lack(net, probe, pairs), np.inf)
     allowed = 10 * level * np.sqrt(flat.size) / np.linalg.norm(flat)
-    pencils = Pencils()
+    pencils = Pencils(across=pairs.scaled)
     directions = np.linalg.qr(rng.standard_normal((dim, heads)))[0].T * np.sqrt(dim)
     step = max(1e-3, pairs.noise**0.25) * scale
     closest, separation, real = np.inf, 0.0, False
@@ -287,7 +311,7 @@ def _count_heads(
 def _jacobians(pairs: Pairs, probe: Array, point: Array, steps: Array, axes: Array) -> list[Array]:
     """Differentiate the answers along `steps` at `point`: one (m, m) matrix per shift and row of logits."""
     pairs = replace(pairs, middle=False)
-    moved = pairs.respond(np.concatenate([point + steps, point - steps]), probe)[0] @ axes.T
+    moved = pairs.respond(pairs.beside(point, steps, probe), probe)[0] @ axes.T
     moved = moved.reshape(2 * len(steps), -1, moved.shape[2])  # (2 m, views K, m)
     slopes = (moved[: len(steps)] - moved[len(steps) :]) / 2
     return [slopes[:, place].T for place in range(slopes.shape[1])]

@@ -22,7 +22,7 @@ import numpy as np
 from scipy.linalg import qr
 
 from manyheads.recovery._types import Array, Ask, Generator, Indices
-from manyheads.recovery.queries.sigmoid_network import NetDesign, PairNets, fit_nets, net_amplification
+from manyheads.recovery.queries.nets.sigmoid_network import NetDesign, PairNets, fit_nets, net_amplification
 from manyheads.recovery.refusals import FitError, NotALayer
 
 COUNTS = (1, 2, 4, 8, 16, 32)

@@ -9,10 +9,9 @@ from scipy.special import expit
 
 from manyheads.recovery._types import Array, Generator, Indices
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.sigmoid_network import read_gates
-from manyheads.recovery.queries.subspaces.output_spaces import Projections
-from manyheads.recovery.queries.subspaces.pairs import Pairs
+from manyheads.recovery.queries.gates.pairs import Pairs
+from manyheads.recovery.queries.nets.sigmoid_network import read_gates
+from manyheads.recovery.queries.values.projection_sum import Projections, Sums
 
 # Where the 98% quantile of the pilot's logits has to lie: larger ones hide weights, smaller ones drown in noise
 LOGITS = (1.0, 3.2)
@@ -31,13 +30,13 @@ class PairReader:
     sketched = 8
 
     def __init__(self, oracle: Oracle, bias: Array, heads: Projections, chosen: Indices):
-        self.heads, self.bias, self.smallest = heads.take(chosen), bias, 1.0
+        self.heads, self.base, self.smallest = heads.take(chosen), np.zeros(len(bias)), 1.0
         self.chosen, self.projection = chosen, heads.projection
         self.pairs = Pairs.within(oracle, Sums(heads.projection.sum(0), bias), 1, 4, 0.0)
 
     def find_scale(self, rng: Generator) -> float:
         """Return the scale of tokens at which the logits of random pairs are moderate."""
-        dim = len(self.bias)
+        dim = len(self.base)
         queries, probe = rng.standard_normal((16, dim)), rng.standard_normal((1, dim))
         # queries and probes stand together in one token
         norms = np.linalg.norm(np.concatenate([queries, probe]), axis=1)
@@ -52,8 +51,8 @@ class PairReader:
         return scale
 
     def ask(self, group: Array, basis: Array) -> tuple[Array, Array, Array]:
-        """Return what `_Reader.ask` does."""
-        zero = np.zeros((1, len(self.bias)))
+        """Return what `RowReader.ask` does."""
+        zero = self.base[None]
         biases = self.logits(zero, basis)[:, 0]  # (d, m): beta . v
         sketched = self.logits(zero, group)[:, 0]  # (g, m)
         columns = self.logits(basis, group) - sketched[:, None]  # (g, d, m)

@@ -26,8 +26,9 @@ import numpy as np
 
 from manyheads.recovery._types import Array, Generator
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.sigmoid_network import EPS, TINY, NetDesign, fit_nets, net_amplification
+from manyheads.recovery.queries.gates.pairs import repeat_pair
+from manyheads.recovery.queries.nets.sigmoid_network import EPS, TINY, NetDesign, fit_nets, net_amplification
+from manyheads.recovery.queries.values.projection_sum import Sums
 from manyheads.recovery.refusals import FitError
 
 COPIES = 24  # copies of either token, if the longest sequence has room: the more, the wider the range of shifts
@@ -77,7 +78,7 @@ class TablePairs:
         if self.oracle.causal:
             at_own, at_near = (self._last(*pair, copies) for pair in ((near, own), (own, near)))
         else:
-            parts = [self.oracle(_sequences(near, own, j, k), read=(-1, 0)) for j, k in copies]
+            parts = [self.oracle(repeat_pair(near, own, j, k), read=(-1, 0)) for j, k in copies]
             at_own, at_near = np.moveaxis(np.stack(parts, axis=1), 2, 0)
         rows = [at_own - self.sums.read(own)[:, None], self.sums.read(near)[:, None] - at_near]
         rows.append(((near - own) @ self.sums.projection)[:, None])
@@ -86,14 +87,9 @@ class TablePairs:
     def _last(self, first: Array, second: Array, copies: list[tuple[int, int]]) -> Array:
         """Return the rows (n, shifts, d) at the second token, of a causal layer."""
         if self.oracle.limits.last_row:
-            return np.stack([self.oracle(_sequences(first, second, j, k)) for j, k in copies], axis=1)
+            return np.stack([self.oracle(repeat_pair(first, second, j, k)) for j, k in copies], axis=1)
         j, k = copies[-1]
-        return self.oracle(_sequences(first, second, j, k), read=tuple(range(j, j + k)))
-
-
-def _sequences(first: Array, second: Array, j: int, k: int) -> Array:
-    """Return sequences of j copies of the one token and k of the other."""
-    return np.concatenate([np.repeat(first[:, None], j, axis=1), np.repeat(second[:, None], k, axis=1)], axis=1)
+        return self.oracle(repeat_pair(first, second, j, k), read=tuple(range(j, j + k)))
 
 
 class PairHeads(NamedTuple):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from manyheads.recovery._types import Array, ArrayFunction, Indices
-from manyheads.recovery.queries.sigmoid_network import NetDesign, PairNets, fit_nets
+from manyheads.recovery.queries.nets.sigmoid_network import NetDesign, PairNets, fit_nets
 
 # Largest matched cost over smallest unmatched cost at which a match of heads still counts as clear. Measured here on
 # trained layers: heads exchanged without any other sign had margins above one; right fits stay below a third.

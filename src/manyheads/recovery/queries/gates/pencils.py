@@ -14,13 +14,14 @@ import numpy as np
 from scipy.special import expit
 
 from manyheads.recovery._types import Array
-from manyheads.recovery.queries.sigmoid_network import EPS, read_gates
+from manyheads.recovery.queries.nets.sigmoid_network import EPS, read_gates
 
 
 class Pencils:
     """Eigenvectors of the pencils of all pairs of Jacobians whose eigenvalues are real and distinct."""
 
-    def __init__(self) -> None:
+    def __init__(self, across: bool = True) -> None:
+        self.across = across  # whether Jacobians at different points share their factors
         self.jacobians: list[Array] = []
         self.found: list[tuple[float, float, Array]] = []
         self._conditions: list[float] = []
@@ -31,7 +32,7 @@ class Pencils:
         self.jacobians += jacobians
         self._conditions += [float(np.linalg.cond(jacobian)) for jacobian in jacobians]
         for below, above in itertools.permutations(range(len(self.jacobians)), 2):
-            if max(below, above) >= start and self._conditions[below] < 0.1 / EPS:
+            if (max if self.across else min)(below, above) >= start and self._conditions[below] < 0.1 / EPS:
                 self._try(below, above)
         self.found.sort(key=lambda item: -item[0])
 

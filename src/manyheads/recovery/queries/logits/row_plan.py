@@ -6,12 +6,12 @@ import numpy as np
 
 from manyheads.recovery._types import Indices
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.subspaces.output_spaces import Projections
-from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
+from manyheads.recovery.queries.effort import Effort
+from manyheads.recovery.queries.logits.sketches import SPARE
+from manyheads.recovery.queries.values.projection_sum import Projections
 
 FEWEST = 4  # distinct tokens beside the zero, if the rank allows it: with two or three, calls are many
 PILOT = 4  # sequences that the choice of a scale takes, mostly
-SPARE = 2  # sketch tokens, equations and dimensions beyond the rank
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class UnseenPlan:
     parts: int  # sequences of a round
 
     @classmethod
-    def of(cls, ranks: Indices, dim: int, settings: SubspaceSettings) -> "UnseenPlan | None":
+    def of(cls, ranks: Indices, dim: int, effort: Effort) -> "UnseenPlan | None":
         """Return the plan for heads of these ranks; None where too few tokens are unseen, or a head sees one token."""
         space, widest, least = int(ranks.sum()), int(ranks.max()), int(ranks.min())
-        queries = sketch_tokens(widest, dim, settings)
+        queries = sketch_tokens(widest, dim, effort)
         if least < 2 or widest + SPARE > dim - space:
             return None
-        seen = tokens_of_row(least, settings)
+        seen = tokens_of_row(least, effort)
         # d - 1 directions, the one that the first parts leave out, and a spare one that shows errors
         keys = -(-(dim - 1) // (seen - 1)) + (1 if seen > 2 else 2)
         return cls(seen, space, queries, keys, -(-queries // (seen - 1)), -(-space // seen))
@@ -56,16 +56,16 @@ class UnseenPlan:
         return 1 + max(self.seen + self.queries + causal, (1 + causal) * self.seen + most)
 
 
-def plan_groups(oracle: Oracle, heads: Projections, dim: int, settings: SubspaceSettings) -> list[Group]:
+def plan_groups(oracle: Oracle, heads: Projections, dim: int, effort: Effort) -> list[Group]:
     """Divide heads by their ranks, and choose how each group is read, so that sequences are fewest."""
     order = np.argsort(heads.ranks, kind="stable")
-    if heads.readers is None:
+    if heads.splits is None:
         return [Group(order)]
 
     def cost(group: Indices) -> tuple[float, Group]:
         ranks = heads.ranks[group]
-        ways = [(_count_sequences(ranks, dim, settings), Group(group))]
-        plan = UnseenPlan.of(ranks, dim, settings)
+        ways = [(_count_sequences(ranks, dim, effort), Group(group))]
+        plan = UnseenPlan.of(ranks, dim, effort)
         if plan is not None and plan.longest(dim, oracle.causal) <= oracle.longest:
             ways.append((float(plan.sequences), Group(group, plan)))
         return min(ways, key=lambda way: way[0])
@@ -80,28 +80,28 @@ def plan_groups(oracle: Oracle, heads: Projections, dim: int, settings: Subspace
     return best[-1][1]
 
 
-def _count_sequences(ranks: Indices, dim: int, settings: SubspaceSettings) -> float:
+def _count_sequences(ranks: Indices, dim: int, effort: Effort) -> float:
     """Return how many sequences are asked where all tokens have values."""
     least, widest = int(ranks[ranks > 0].min(initial=dim)), int(ranks.max())
-    wanted = sketch_tokens(widest, dim, settings)
+    wanted = sketch_tokens(widest, dim, effort)
     if least < 2:
         return 2.0 * wanted * dim + dim
-    sketched, fresh = split_tokens(least, settings)
+    sketched, fresh = split_tokens(least, effort)
     return float(np.ceil(wanted / sketched) * np.ceil(dim / fresh))
 
 
-def sketch_tokens(widest: int, dim: int, settings: SubspaceSettings) -> int:
+def sketch_tokens(widest: int, dim: int, effort: Effort) -> int:
     """Return the number of sketch tokens for heads of this rank."""
-    return min(dim, int(np.ceil(settings.sketch * widest)) + SPARE)
+    return min(dim, int(np.ceil(effort.sketch * widest)) + SPARE)
 
 
-def tokens_of_row(most: int, settings: SubspaceSettings) -> int:
+def tokens_of_row(most: int, effort: Effort) -> int:
     """Return the distinct tokens of a sequence of which a row shows at most so many weights."""
-    return max(2, min(most, FEWEST), round(settings.share * most))
+    return max(2, min(most, FEWEST), round(effort.share * most))
 
 
-def split_tokens(most: int, settings: SubspaceSettings) -> tuple[int, int]:
+def split_tokens(most: int, effort: Effort) -> tuple[int, int]:
     """Return the sketch tokens and the fresh ones of a sequence of which a row shows at most so many weights."""
-    kept = tokens_of_row(most, settings)
+    kept = tokens_of_row(most, effort)
     sketched = max(1, round((np.sqrt(2) - 1) * kept))
     return sketched, max(1, kept - sketched)
