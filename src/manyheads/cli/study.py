@@ -120,8 +120,7 @@ class Options:
         False, "Refuse to go on with a run whose units were computed under other versions of what the numbers depend on"
     )
     work_only: Switch = flag(
-        False,
-        "Compute missing units that nobody has claimed, and compare nothing; SIGTERM leaves after those at hand",
+        False, "Compute missing units that nobody has claimed, and compare nothing; SIGTERM leaves after those at hand"
     )
     offset: int = flag(0, least=0, about="With --work-only: the number of this process among those that start together")
     expect: Annotated[Optional[str], ABSENT] = flag(

@@ -25,12 +25,7 @@ from manyheads.recovery._types import Array, Figures, Generator
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.effort import BASED, Effort
 from manyheads.recovery.queries.gates.sphere_pairs import SpherePairs, read_normalized_sums
-from manyheads.recovery.queries.logits.base_token import (
-    based_reader,
-    choose_base,
-    near_tokens,
-    read_based_forms,
-)
+from manyheads.recovery.queries.logits.base_token import based_reader, choose_base, near_tokens, read_based_forms
 from manyheads.recovery.queries.nets.sigmoid_network import EXACT
 from manyheads.recovery.queries.values.head_values import find_projections
 from manyheads.recovery.queries.values.projection_sum import Projections, Sums
