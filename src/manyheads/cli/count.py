@@ -282,7 +282,6 @@ def _made(function: Callable[[], Any]) -> Any:
     import inspect
 
     from manyheads.costs.counting import is_torch
-    from manyheads.errors import UsageError
 
     try:
         inspect.signature(function).bind()
@@ -290,12 +289,10 @@ def _made(function: Callable[[], Any]) -> Any:
         return None
     made = function if is_torch(function, ()) else function()
     module, *batch = made if isinstance(made, (tuple, list)) and made else (made,)
-    if not callable(module) or not is_torch(module, ()):
+    if not callable(module) or not is_torch(module, tuple(batch)):
         return None
     if not batch:
-        raise UsageError(
-            f"count: {type(module).__name__} without a batch; give a function that returns (module, batch)"
-        )
+        raise UsageError(f"count: {type(module).__name__} without a batch; give a function that returns both")
     return made
 
 

@@ -169,10 +169,12 @@ class Cost(Shown):
         """
         target = find_convention(convention)
         if not self.reads(convention):
-            program = self.traced or self.convention.executed
-            have = "a program as it runs" if program else "a formula"
+            name = convention if isinstance(convention, str) else target.name
+            if self.traced:
+                raise ConventionError(f"a traced module cannot be read as {name!r}: choose from {', '.join(TRACED)}")
+            have = "a program as it runs" if self.convention.executed else "a formula"
             raise ConventionError(
-                f"a count of {have} cannot be read as {target.name!r} ({target.describe()}): it does not say which "
+                f"a count of {have} cannot be read as {name!r} ({target.describe()}): it does not say which "
                 "products are masked, recomputed or idle. Use the closed forms for that, and 'executed' or "
                 "'executed-mac' for programs"
             )
@@ -182,7 +184,7 @@ class Cost(Shown):
         """Tell whether the parts answer the questions of a convention."""
         target = find_convention(convention)
         if self.traced:
-            return convention != "palm" and any(target == find_convention(name) for name in TRACED)
+            return any(target == find_convention(name) for name in TRACED)
         return target.executed == self.convention.executed
 
     def by_module(self, depth: int | None = None) -> "Cost":
@@ -282,7 +284,8 @@ class Cost(Shown):
         total = _figures(self.lower_bound())
         least = "at least " if self.unknown else ""
         rows = sorted(self._rows(), key=lambda row: -row[1])
-        title = f"Cost: {least}{total['flops']:,} {self._unit}, {total['bytes']:,} bytes ({self.convention.name})"
+        traffic = "" if self.traced else f", {total['bytes']:,} bytes"
+        title = f"Cost: {least}{total['flops']:,} {self._unit}{traffic} ({self.convention.name})"
         columns, convention = ("item", self._unit, f"% of {self._unit}", "bytes"), self.convention
         shown = [(name, count, _share(count, total["flops"]), moved) for name, count, *_, moved in rows]
         return Overview(title, columns, shown, (f"convention {convention.name}: {convention.describe()}", *self.notes))

@@ -7,6 +7,7 @@ import pytest
 
 import manyheads as mh
 from manyheads.costs.cost import UnknownCost
+from manyheads.costs.torch.fused_attention import MASKED
 from manyheads.errors import UsageError
 
 torch = pytest.importorskip("torch")
@@ -277,7 +278,7 @@ def test_masks_of_this_batch():
         assert cost.flops == 2 * H * (3 + 10) * 2 * N
         assert cost.to("halved").flops == 2 * H * (8 + 8) * 2 * N
         assert cost.to("dense").flops == 2 * H * (16 + 16) * 2 * N
-        assert cost.notes[:-1] == ("pairs of a mask are those that it leaves in this batch",)
+        assert cost.notes[:-1] == (MASKED,)
 
 
 def test_causal_queries_that_are_more_or_fewer_than_keys():

@@ -83,7 +83,7 @@ def _loss(torch: Any, out: Any, loss: Any) -> Any:
     """Return the number whose gradient is taken: the loss of the outputs, or else their sum."""
     value = loss(out) if loss else getattr(out, "loss", None)
     if value is None:
-        leaves = torch.utils._pytree.tree_leaves(out)
+        leaves = torch.utils._pytree.tree_leaves(dict(out) if isinstance(out, Mapping) else out)
         value = sum(each.sum() for each in leaves if isinstance(each, torch.Tensor) and each.requires_grad)
     if not isinstance(value, torch.Tensor) or not value.requires_grad or value.numel() != 1:
         raise UsageError("training: no result depends on a tensor that requires a gradient; give loss=, one number")

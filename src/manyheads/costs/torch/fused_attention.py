@@ -11,7 +11,7 @@ LARGEST = 1 << 24  # pairs of positions on which the mask of flex attention is e
 UNKNOWN_MASK = "a mask without numbers: all its pairs are counted"
 NESTED = "attention of nested tensors is not counted; pad the sequences and give a mask"
 TWICE = "gradients of gradients of fused attention are not counted; write out softmax(q @ k.mT) @ v"
-MASKED = "pairs of a mask are those that it leaves in this batch"
+MASKED = "pairs of a mask are those that it leaves in this batch; finite numbers above -1e8 mask nothing"
 
 
 def causal_pairs(queries: int, keys: int) -> Tally:

@@ -85,7 +85,7 @@ class OracleSettings:
             dtype: np.dtype | None = np.dtype(self.dtype)
         except TypeError:
             dtype = None
-        if dtype is None or dtype.kind != "f":
+        if dtype is None or dtype.name not in ("float16", "float32", "float64"):
             raise UsageError(f"dtype={self.dtype!r}: choose from float16, float32, float64")
         object.__setattr__(self, "dtype", dtype.name)
 
