@@ -204,7 +204,7 @@ def test_a_function_that_makes_a_module_and_a_batch(capsys, tmp_path, monkeypatc
     found = run_json(capsys, "mine_of_torch:make", "--training", "--meta", "--convention", "mac", "--compare")
     assert found["flops"] == 2 * 2 * 12
     assert found["conventions"] == {
-        "exact": 96, "halved": 96, "dense": 96, "mac": 48, "executed": 96, "executed-mac": 48,
+        "exact": 96, "halved": 96, "dense": 96, "mac": 48, "palm": 96, "executed": 96, "executed-mac": 48,
     }  # fmt: skip
     table = run(capsys, "mine_of_torch:make")
     assert "mm" in table
