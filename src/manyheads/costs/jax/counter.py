@@ -13,7 +13,6 @@ from manyheads._namespaces import Array
 from manyheads._trees import PyTree
 from manyheads.costs.conventions import find_convention
 from manyheads.costs.cost import LOOP, Cost, Item
-from manyheads.costs.counting import is_torch
 from manyheads.costs.jax import jaxpr, primitives
 from manyheads.costs.jax.jaxpr import Consts, Equation, Known, Liveness, Mask, Variable
 from manyheads.costs.tally import Tally
@@ -192,7 +191,8 @@ def count_program(fn: Callable[..., PyTree], args: tuple[PyTree, ...], trips: in
         filled = list(leaves)
         for index, value in zip(traced, values, strict=True):
             filled[index] = value
-        if is_torch(None, (out := fn(*jax.tree.unflatten(tree, filled)),)):
+        out = fn(*jax.tree.unflatten(tree, filled))
+        if type(out).__module__ == "torch":
             raise UsageError("count: the function returns a tensor of PyTorch; give its tensors as arguments")
         return out
 
