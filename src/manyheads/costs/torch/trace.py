@@ -10,7 +10,7 @@ from typing import Any
 
 from manyheads.costs.cost import UnknownCost
 from manyheads.costs.tally import NOTHING, Tally
-from manyheads.costs.torch import fused_attention as fused
+from manyheads.costs.torch import attention_pairs as fused
 from manyheads.costs.torch import products
 from manyheads.costs.torch.known_numbers import KnownNumbers
 
