@@ -64,7 +64,7 @@ class Pairs:
 
     oracle: Ask  # called as ``oracle(x, read=...)``
     sums: Sums  # W_S and c
-    # Copies of q + v, and of q. Not causal: only last rows are read, of two sequences with before + after tokens.
+    # Copies of q + v, and of q. Not causal: two or three sequences of before + after tokens take the place of prefixes.
     before: int = 1
     after: int = 4
     causal: bool = True  # whether every prefix of a sequence is a sequence
