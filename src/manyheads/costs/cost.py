@@ -208,8 +208,8 @@ class Cost(Shown):
             raise ConventionError(f"costs of different conventions do not add: {names}; convert one with .to")
         if self.items and other.items and self.traced != other.traced:
             raise ConventionError("a traced module and a formula do not add: neither knows what the other recomputes")
-        pairs = (self.notes, other.notes), (self.unknown, other.unknown)
-        texts = (tuple(dict.fromkeys((*mine, *others))) for mine, others in pairs)
+        notes, unknown = (*self.notes, *other.notes), (*self.unknown, *other.unknown)
+        texts = tuple(dict.fromkeys(notes)), tuple(dict.fromkeys(unknown))
         return Cost(merge((*self.items, *other.items)), self.convention, *texts, self.traced or other.traced)
 
     def __mul__(self, times: int) -> "Cost":
