@@ -140,6 +140,7 @@ REFUSED = [
     (Count(layers=2, width=8, heads=2, causal=False, decode=True), "causal"),
     (Count(layers=2, width=8, heads=2, length=0), "--length=0: expected an integer of at least 1"),
     (Count(layers=2, width=8, heads=2, shapes=("3",)), "--shapes"),
+    (Count(layers=2, width=8, heads=2, meta=True), "--meta are for a function"),
     (Count("jax.numpy:nonsense"), "cannot be imported"),
     (Count("no_such_module:f"), "cannot be imported"),
     (Count("jax.numpy:pi"), "cannot be called"),
@@ -208,7 +209,8 @@ def test_a_function_that_makes_a_module_and_a_batch(capsys, tmp_path, monkeypatc
     }  # fmt: skip
     table = run(capsys, "mine_of_torch:make")
     assert "mm" in table
-    assert "bytes: not counted" in table
+    assert "bytes are not counted" in table
+    assert not {"bytes", "elementwise", "transcendental", "bytes_convention"} & set(found)
     with pytest.raises(UsageError, match="--training: for a function that returns a PyTorch module"):
         Count("mine_of_torch:pair", training=True).run()
     with pytest.raises(UsageError, match="Linear without a batch; give a function"):
@@ -216,7 +218,7 @@ def test_a_function_that_makes_a_module_and_a_batch(capsys, tmp_path, monkeypatc
     with pytest.raises(UsageError, match="Linear without a batch; give a function"):
         Count("mine_of_torch:module").run()
     assert "_trilinear is opaque" in run(capsys, "mine_of_torch:two")
-    with pytest.raises(UsageError, match="--meta"):
+    with pytest.raises(UsageError, match="--meta: for a function that returns a PyTorch module and a batch, without"):
         Count("mine_of_torch:make", meta=True, shapes=("3",)).run()
 
 

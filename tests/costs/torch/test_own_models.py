@@ -5,6 +5,7 @@ import pytest
 import manyheads as mh
 from manyheads.costs import ModelShape, transformer_cost
 from manyheads.costs.conventions import ConventionError
+from manyheads.costs.cost import UnknownCost
 from manyheads.errors import UsageError
 
 torch = pytest.importorskip("torch")
@@ -212,10 +213,29 @@ def test_wrong_use_is_refused():
         mh.count(layer, x, trips=3)
     with pytest.raises(UsageError, match="requires a gradient"):
         mh.count(torch.relu, x, training=True)
-    with pytest.raises(UsageError, match="training for no PyTorch module"):
+    with pytest.raises(UsageError, match="training for PyTorch, but neither the function nor its 0 arguments"):
         mh.count(lambda: 0, training=True)
     with pytest.raises(UsageError, match="belongs to a module"):
         mh.count(torch.mm, x, x.T).by_module()
+    with pytest.raises(UsageError, match="give training=True"):
+        mh.count(layer, x, loss=torch.sum)
+
+
+def test_figures_that_are_not_counted_are_refused_or_absent():
+    """Of a traced module `flops` alone are known: other figures are no zeros."""
+    layer, x = nn.Linear(3, 4), torch.randn(2, 3)
+    cost = mh.count(layer, x)
+    for traced in (cost, 2 * cost, cost + cost, cost.by_module(), cost.to("executed"), cost.lower_bound()):
+        for name in ("bytes", "elementwise", "transcendental"):
+            with pytest.raises(UnknownCost, match=f"{name}: not counted for a PyTorch program"):
+                getattr(traced, name)
+        assert set(traced.breakdown().popitem()[1]) == {"flops"}
+        assert list(traced.to_dataframe().columns) == ["item", "flops"]
+        assert traced.table().split()[:5] == ["item", "FLOPs", "%", "of", "FLOPs"]
+        assert repr(traced).splitlines()[1].split()[:5] == ["item", "FLOPs", "%", "of", "FLOPs"]
+    assert (cost.as_dict()["flops"], cost.as_dict()["items"]) == (48, {"addmm (2,3) (3,4)": {"flops": 48}})
+    assert cost.by_module().breakdown() == {"Linear": {"flops": 48}}  # the module itself has the name of its class
+    assert not {"bytes", "elementwise", "transcendental", "bytes_convention"} & set(cost.as_dict())
 
 
 def test_a_function_that_holds_its_tensors_says_what_to_do():

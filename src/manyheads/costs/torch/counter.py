@@ -21,6 +21,8 @@ def count_run(function: Any, args: tuple[Any, ...], training: Any, loss: Any, de
     torch = require("torch")
     if device not in (None, "meta"):
         raise UsageError(f"device={device!r}: expected 'meta', or None for where the tensors are")
+    if loss and not training:
+        raise UsageError("loss= is for the backward pass, which is not counted: give training=True too")
     owners = (function, getattr(function, "__self__", None))
     module = next((each for each in owners if isinstance(each, torch.nn.Module)), torch.nn.Module())
     meta = device == "meta" or any(each.is_meta for each in (*module.parameters(), *module.buffers()))
