@@ -1,18 +1,14 @@
 """Random windows of a tokenized text."""
 
-from typing import TYPE_CHECKING
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Integer
 
 from manyheads._arrays import as_native, takes_arrays
 from manyheads.data.draws import draw_integers
 from manyheads.errors import ShapeError
-
-if TYPE_CHECKING:
-    from jaxtyping import Integer
 
 
 class TextWindows(eqx.Module):

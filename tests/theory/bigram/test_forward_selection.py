@@ -6,6 +6,7 @@ from scipy import stats
 
 from manyheads.theory.bigram import plant_lags
 from manyheads.theory.bigram.lags.alternating_least_squares import LagProblem
+from manyheads.theory.bigram.lags.fit import eliminate
 from manyheads.theory.bigram.lags.forward_selection import (
     Scores,
     _pillai_trace,
@@ -14,7 +15,6 @@ from manyheads.theory.bigram.lags.forward_selection import (
     wilson_hilferty,
 )
 from manyheads.theory.bigram.lags.held_out import RIDGE, Additive, measure_losses
-from manyheads.theory.bigram.lags.refit import eliminate
 from manyheads.theory.bigram.lags.shared_table import check_shared_table
 from manyheads.theory.bigram.lags.streams import lag_information, read_streams
 

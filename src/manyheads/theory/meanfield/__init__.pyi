@@ -2,7 +2,7 @@ from .contrastive.ode import overlap_trajectory as overlap_trajectory
 from .contrastive.sgd import train_overlaps as train_overlaps
 from .contrastive.stationary_states import stationary_states as stationary_states
 from .contrastive.task import ContrastiveTask as ContrastiveTask
-from .hopfield.bifurcation import bifurcation_scan as bifurcation_scan
+from .hopfield.lyapunov import bifurcation_scan as bifurcation_scan
 from .hopfield.lyapunov import lyapunov_spectrum as lyapunov_spectrum
 from .hopfield.mean_field import mean_field_trajectory as mean_field_trajectory
 from .hopfield.network import OneBitNetwork as OneBitNetwork

@@ -10,7 +10,7 @@ from tests.theory.meanfield.hopfield import oracle
 
 from manyheads.errors import ShapeError, UsageError
 from manyheads.theory.meanfield import OneBitNetwork, mean_field_trajectory, simulate_network
-from manyheads.theory.meanfield.hopfield.fluctuations import overlap_fluctuations
+from manyheads.theory.meanfield.hopfield.simulation import overlap_fluctuations
 
 PUBLISHED = OneBitNetwork.published()
 

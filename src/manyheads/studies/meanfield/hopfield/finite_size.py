@@ -10,10 +10,9 @@ import jax
 import numpy as np
 
 import manyheads.study as st
-from manyheads.theory.meanfield.hopfield.fluctuations import overlap_fluctuations
 from manyheads.theory.meanfield.hopfield.mean_field import mean_field_trajectory
 from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
-from manyheads.theory.meanfield.hopfield.simulation import simulate_network
+from manyheads.theory.meanfield.hopfield.simulation import overlap_fluctuations, simulate_network
 from manyheads.theory.papers import POC_LOPEZ
 
 SLOPE = 0.05  # tolerance of a fitted exponent

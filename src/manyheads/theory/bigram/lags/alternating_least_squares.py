@@ -207,11 +207,6 @@ def value_sums(problem: LagProblem, attention: np.ndarray) -> tuple[np.ndarray, 
     """Return S and C of the module's head, both (N, N): from the tables of all pairs, or by one pass."""
     if problem.all_pairs is not None:
         return problem.all_pairs.value_sums(attention, problem.mean)
-    return stream_value_sums(problem, attention)
-
-
-def stream_value_sums(problem: LagProblem, attention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return S and C of the module's head, both (N, N), by one pass."""
     size = problem.data.vocabulary
     second, cross, total = np.zeros((size, size)), np.zeros((size, size)), np.zeros(size)
     for block in problem.data.blocks():
@@ -226,11 +221,6 @@ def attention_sums(problem: LagProblem, value: np.ndarray) -> tuple[np.ndarray, 
     """Return G (N, L, L) and h (N, L) of the module's head: from the tables of all pairs, or by one pass."""
     if problem.all_pairs is not None:
         return problem.all_pairs.attention_sums(value, problem.mean)
-    return stream_attention_sums(problem, value)
-
-
-def stream_attention_sums(problem: LagProblem, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return G (N, L, L) and h (N, L) of the module's head by one pass."""
     size, lags = problem.data.vocabulary, problem.data.lags
     kernel = value.T @ value  # K
     response = value - problem.mean @ value  # R[y, x]
@@ -256,9 +246,9 @@ def stream_attention_sums(problem: LagProblem, value: np.ndarray) -> tuple[np.nd
 
 
 def one_hot(symbols: np.ndarray, size: int) -> sparse.csr_array:
-    """Return symbols as rows with a single one, (m, N)."""
-    count = len(symbols)
-    return sparse.csr_array((np.ones(count), symbols, np.arange(count + 1)), (count, size))
+    """Return symbols (m,), or several columns (m, C), as rows with ones, (m, size)."""
+    starts = np.arange(len(symbols) + 1) * (symbols.size // max(len(symbols), 1))
+    return sparse.csr_array((np.ones(symbols.size), symbols.ravel(), starts), (len(symbols), size))
 
 
 def solve_value(second: np.ndarray, cross: np.ndarray, problem: LagProblem, load: float) -> np.ndarray:

@@ -29,25 +29,29 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from manyheads._arrays import takes_labels
 from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads.errors import CertificateError, UsageError
-from manyheads.theory.bigram.lags.alternating_least_squares import LagProblem, alternate, certified
+from manyheads.theory.bigram.lags.alternating_least_squares import (
+    RIDGE_OF_LAGS,
+    ROUNDS,
+    LagProblem,
+    alternate,
+    certified,
+    settle,
+    tables_of,
+)
 from manyheads.theory.bigram.lags.forward_selection import Selection, present_pvalue, rotated_pvalue, select_lags
 from manyheads.theory.bigram.lags.held_out import Additive, measure_losses
 from manyheads.theory.bigram.lags.independence import Forecast, independence_test
 from manyheads.theory.bigram.lags.initial_tables import minimize
-from manyheads.theory.bigram.lags.refit import refit
 from manyheads.theory.bigram.lags.result import LagFit
 from manyheads.theory.bigram.lags.shared_table import check_shared_table
 from manyheads.theory.bigram.lags.streams import Lagged, information_of, read_streams
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
 
 
 @dataclass(frozen=True)
@@ -240,3 +244,36 @@ def _select_own(data: Lagged, together: Selection, level: float) -> tuple[np.nda
             together.information[0, lags] * (np.bincount(data.queries, minlength=data.vocabulary) > 0)[:, None]
         )
     return own, found if found.order else together
+
+
+def refit(problem: LagProblem, selection: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Fit W and the chosen weights once more, without penalty: (W, A), A with mean row sum one.
+
+    All of them by turns, and again those that `eliminate` keeps.
+    """
+    none = np.zeros(len(selection))
+    attention, value, _ = settle(problem, selection, none, ROUNDS // 2)
+    kept = eliminate(problem, value, attention)
+    if kept.any() and (kept != (attention > 0)).any():
+        attention, value, _ = settle(problem, np.where(kept, attention, 0.0), none, ROUNDS // 2)
+    return value, attention
+
+
+def eliminate(problem: LagProblem, value: np.ndarray, attention: np.ndarray) -> np.ndarray:
+    """Drop the weight with the least standard score, query by query, until all reach the strength: (N, L) of bools.
+
+    The lasso also chooses lags whose symbols depend on those at the right lags.
+    """
+    tables = tables_of(problem, attention)
+    weights = np.take_along_axis(attention, tables.chosen, 1)
+    gram, correlation = tables.attention_sums(value, problem.mean)
+    noise = problem.norm(value) ** 2 / max(float(problem.frequencies @ (value**2).sum(0)), 1e-300)  # of one sample
+    for query in range(len(weights)):
+        while len(rows := np.flatnonzero(weights[query])):
+            part = gram[query][np.ix_(rows, rows)]
+            inverse = np.linalg.inv(part + RIDGE_OF_LAGS * np.diag(part).max() * np.eye(len(rows)))
+            scores = inverse @ correlation[query, rows] / np.sqrt(noise * np.diag(inverse))
+            if scores.min() >= problem.strength:
+                break
+            weights[query, rows[scores.argmin()]] = 0.0
+    return tables.spread(weights, attention.shape[1]) > 0

@@ -114,7 +114,4 @@ def measure_losses(
 def _one_hot(block: Lagged, lags: Sequence[int]) -> sparse.csr_array:
     """Return the symbols at some lags as ones, (m, lags N)."""
     columns = block.symbols[block.places[:, None] - np.asarray(lags)] + np.arange(len(lags)) * block.vocabulary
-    starts = np.arange(0, columns.size + 1, len(lags))
-    return sparse.csr_array(
-        (np.ones(columns.size), columns.ravel(), starts), (len(block), len(lags) * block.vocabulary)
-    )
+    return one_hot(columns, len(lags) * block.vocabulary)

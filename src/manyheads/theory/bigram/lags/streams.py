@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from manyheads._arrays import as_integers, takes_arrays, takes_labels
 from manyheads.errors import ShapeError, UsageError, check_integer
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
 
 SYMBOLS = 4096  # integers below are symbols as they stand; larger ones are labels, such as identifiers
 BLOCK = 1 << 15  # places that are read at a time: bounds the memory of a pass, whatever the length of the stream

@@ -15,16 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from manyheads._arrays import as_integers
 from manyheads.errors import CertificateError, ShapeError, UsageError
 from manyheads.theory.bigram.task import Batch, BigramTask
-
-if TYPE_CHECKING:
-    from manyheads.theory.bigram.training.proximal_sgd import State
+from manyheads.theory.bigram.training.proximal_sgd import State
 
 SHARE = 0.1  # weights below this share of their row's largest are dropped
 

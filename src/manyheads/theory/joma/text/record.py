@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import xarray as xr
 from jaxtyping import Array, Int
 
@@ -19,9 +18,6 @@ from manyheads.study.tables import record
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.training import Snapshot, Trained, train
 from manyheads.transformer.transformer import Transformer
-
-if TYPE_CHECKING:
-    import optax
 
 HELD_OUT = 64  # windows of the validation text on which everything is measured
 

@@ -19,16 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import ArrayLike, Float, Int
 
 from manyheads._arrays import check_arrays, takes_arrays
 from manyheads.errors import ShapeError, UsageError
 from manyheads.theory.joma.systems.latent_tree_task import LatentTree, check_stochastic
-
-if TYPE_CHECKING:
-    from jaxtyping import ArrayLike, Float, Int
 
 Array = np.ndarray
 

@@ -29,20 +29,18 @@ Derived here; the paper assumes orthonormal embeddings and reports measured cosi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from jaxtyping import ArrayLike, Float
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 from manyheads.theory.joma.task import UpdateRule
 
-if TYPE_CHECKING:
-    from jaxtyping import ArrayLike, Float
-
-    Couplings = Float[ArrayLike, "... tokens tokens"]
-    Drift = Float[np.ndarray, "... tokens"]
-    Gram = Float[ArrayLike, "tokens tokens"]
+Couplings = Float[ArrayLike, "... tokens tokens"]
+Drift = Float[np.ndarray, "... tokens"]
+Gram = Float[ArrayLike, "tokens tokens"]
 
 
 @takes_arrays

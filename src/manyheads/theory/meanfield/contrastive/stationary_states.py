@@ -10,9 +10,9 @@ with the noise alone in the expectations. Of the distribution of a feature only 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import Float
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
@@ -29,9 +29,6 @@ from manyheads.theory.meanfield.contrastive.ode import (
 )
 from manyheads.theory.meanfield.contrastive.quadrature import Nodes
 from manyheads.theory.meanfield.contrastive.task import ContrastiveTask
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 RESIDUAL = 1e-10  # largest derivative at a stationary state
 STEP = 0.25  # longest Newton step

@@ -11,7 +11,9 @@ independent systems.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,6 +24,9 @@ from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
     from manyheads.theory.meanfield.hopfield.network import OneBitNetwork
+
+
+Result = TypeVar("Result")
 
 
 class Weights(NamedTuple):
@@ -123,3 +128,11 @@ def fill_window(weights: Weights, state: State, sweep: Sweep) -> tuple[State, li
         state, overlap = step(weights, position, state, sweep.beta, sweep.gain)
         overlaps.append(overlap)
     return state, overlaps
+
+
+@functools.cache
+def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Return a function, compiled for each value of its first argument; JAX is imported when it is first called."""
+    import jax
+
+    return jax.jit(function, static_argnums=0)

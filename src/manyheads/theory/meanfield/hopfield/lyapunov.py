@@ -1,4 +1,4 @@
-"""Lyapunov spectrum of the mean-field map of 1-bit self-attention, by QR of the step Jacobian along an orbit.
+"""Lyapunov spectrum and bifurcation scan of the mean-field map of 1-bit self-attention, by QR of its Jacobian.
 
 The tangent space holds attended values, keys and values of the window. The positional bits are a drive of period L, not
 a direction of that space, so no exponent of -infinity arises from them. Of the M (2 L - 1) directions at most L M are
@@ -6,26 +6,28 @@ free, since key and value of a token are both functions of what was attended bef
 
 Each step maps the tangent vectors by the exact Jacobian and orthonormalizes them (Gram-Schmidt); the exponents are the
 mean logarithms of the lengths, in nats per step.
+
+In a scan by continuation each temperature starts from the end of the orbit at the one before it, so the scan follows
+one attractor as long as it exists. Where scans up and down differ, several attractors coexist.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from manyheads._arrays import takes_arrays
+from manyheads._arrays import as_floats, takes_arrays
 from manyheads._namespaces import Array
 from manyheads._settings import double_precision
 from manyheads._trees import PyTree
-from manyheads.errors import UsageError, check_integer
+from manyheads.errors import ShapeError, UsageError, check_integer
 from manyheads.theory.meanfield.hopfield.dynamics import (
     State,
     Sweep,
     Weights,
+    compiled,
     fill_window,
     first_state,
     read_initial,
@@ -133,12 +135,68 @@ def lyapunov_spectrum(
         part = Sweep(sweep.beta[places], sweep.gain[places], (size,))
         state, _ = fill_window(weights, first_state(weights, spins[:, places], part), part)
         with double_precision():
-            _, logs, overlaps = _compiled_orbits()(
+            _, logs, overlaps = compiled(run_orbits)(
                 lengths.recorded, weights, state, tangents, part.beta, part.gain, *lengths[:2]
             )
             found.append((np.asarray(logs), np.asarray(overlaps)))
     logs, overlaps = (np.concatenate(parts, axis=-1)[..., : sweep.beta.size] for parts in zip(*found, strict=True))
     return summarize(network, lengths, sweep.shape, logs, overlaps)
+
+
+@takes_arrays
+def bifurcation_scan(
+    network: OneBitNetwork,
+    betas: Float[ArrayLike, " betas"],
+    direction: Literal["up", "down"] = "up",
+    exponents: int = 2,
+    transient: int = 2000,
+    steps: int = 4000,
+    record: int = 400,
+    initial: Float[ArrayLike, " type"] | None = None,
+) -> LyapunovSpectrum:
+    """Follow attractors along increasing ("up") or decreasing ("down") output inverse temperature.
+
+    Parameters
+    ----------
+    betas
+        Output inverse temperatures, increasing.
+    direction
+        Order in which they are visited. The result has the order of `betas` either way.
+    exponents, transient, steps, record, initial
+        As in `lyapunov_spectrum`; the transient is that of each temperature, and `initial` starts the first one.
+
+    Raises
+    ------
+    UsageError
+        Temperatures that do not increase, or a direction of another name.
+    """
+    values = as_floats(betas, "betas")
+    if values.ndim != 1 or not values.size:
+        raise ShapeError(f"betas {values.shape}: expected one axis of temperatures")
+    if (np.diff(values) <= 0).any() or direction not in ("up", "down"):
+        raise UsageError(f'direction={direction!r}: expected "up" or "down", along betas that increase')
+    order = slice(None) if direction == "up" else slice(None, None, -1)
+    visited = read_sweep(network, values[order], None)
+    lengths, weights = Lengths.of(network, transient, steps, record), read_weights(network)
+    first = Sweep(visited.beta[:1], visited.gain[:1], (1,))
+    state, _ = fill_window(weights, first_state(weights, read_initial(network, initial), first), first)
+    tangents = draw_tangents(network, exponents)
+    with double_precision():
+        given = (lengths.recorded, weights, state, tangents, visited.beta, first.gain, lengths[:2])
+        logs, overlaps = (np.asarray(part) for part in compiled(_scan)(*given))
+    logs, overlaps = (np.moveaxis(part[order, ..., 0], 0, -1) for part in (logs, overlaps))  # betas last
+    return summarize(network, lengths, values.shape, logs, overlaps)
+
+
+def _scan(recorded: int, weights: Weights, state: State, tangents: Any, betas: Any, gain: Any, lengths: Any) -> Any:
+    """Visit temperatures one after the other; return logarithms and overlaps at each. Traced by JAX."""
+    import jax
+
+    def visit(state: State, beta: Array) -> tuple[State, tuple[Array, Array]]:
+        state, logs, overlaps = run_orbits(recorded, weights, state, tangents, beta[None], gain, *lengths)
+        return state, (logs, overlaps)
+
+    return jax.lax.scan(visit, state, betas)[1]
 
 
 def summarize(
@@ -196,14 +254,6 @@ def run_orbits(
         lambda state, _: run_period(weights, state, beta, gain), state, None, length=recorded
     )
     return state, logs[1:], overlaps.reshape(-1, *overlaps.shape[2:])  # the first block aligns the vectors
-
-
-@functools.cache
-def _compiled_orbits() -> Callable[..., tuple[State, Array, Array]]:
-    """Return `run_orbits`, compiled; JAX is imported when it is first called."""
-    import jax
-
-    return jax.jit(run_orbits, static_argnums=0)
 
 
 def flatten(tangent: State) -> Array:

@@ -15,8 +15,6 @@ pair correlations for M <= 2, and products of three output weights from M = 3 on
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +26,7 @@ from manyheads.errors import check_integer
 from manyheads.theory.meanfield.hopfield.dynamics import (
     State,
     Weights,
+    compiled,
     fill_window,
     first_state,
     read_initial,
@@ -80,7 +79,7 @@ def mean_field_trajectory(
     state, begun = fill_window(weights, first_state(weights, read_initial(network, initial, sweep.shape), sweep), sweep)
     periods = -(-steps // network.context)
     with double_precision():
-        rest = np.asarray(_compiled_record()(periods, weights, state, sweep.beta, sweep.gain))
+        rest = np.asarray(compiled(_record)(periods, weights, state, sweep.beta, sweep.gain))
     overlaps = np.concatenate([np.reshape(begun, (-1, *rest.shape[1:])), rest])[:steps]  # (step, M, B)
     return np.moveaxis(overlaps, 2, 0).reshape(*sweep.shape, steps, network.features)
 
@@ -92,14 +91,9 @@ def run_period(weights: Weights, state: State, beta: Array, gain: Array) -> tupl
     return jax.lax.scan(lambda state, place: step(weights, place, state, beta, gain), state, weights.positions)
 
 
-@functools.cache
-def _compiled_record() -> Callable[..., Array]:
-    """Return the compiled loop over periods; JAX is imported when it is first called."""
+def _record(periods: int, weights: Weights, state: State, beta: Array, gain: Array) -> Array:
+    """Return the overlaps of so many periods. Traced by JAX."""
     import jax
 
-    def record(periods: int, weights: Weights, state: State, beta: Array, gain: Array) -> Array:
-        period = lambda state, _: run_period(weights, state, beta, gain)  # noqa: E731
-        _, overlaps = jax.lax.scan(period, state, None, length=periods)
-        return overlaps.reshape(-1, *overlaps.shape[2:])
-
-    return jax.jit(record, static_argnums=0)
+    _, overlaps = jax.lax.scan(lambda state, _: run_period(weights, state, beta, gain), state, None, length=periods)
+    return overlaps.reshape(-1, *overlaps.shape[2:])

@@ -26,17 +26,15 @@ Source: Kim and Suzuki, ICML 2024 (arXiv 2402.01258), from its abstract and stat
 from __future__ import annotations
 
 from itertools import combinations
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import ArrayLike, Float
 from scipy.linalg import cho_factor, cho_solve
 
 from manyheads.errors import CertificateError, ShapeError, UsageError
 from manyheads.theory.meanfield.incontext.prompt_length import check_condition
 from manyheads.theory.meanfield.incontext.task import FeatureTask, as_matrix
-
-if TYPE_CHECKING:
-    from jaxtyping import ArrayLike, Float
 
 CRITICAL = 1e-6  # largest |B^T z| |h| / |f|^2 (root mean squares) at which a point counts as critical
 

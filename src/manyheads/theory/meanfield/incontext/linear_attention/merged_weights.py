@@ -22,18 +22,16 @@ and the reduced equation for any spectrum are derived here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 from scipy.integrate import solve_ivp
 
 from manyheads.errors import CertificateError, UsageError
 from manyheads.theory.meanfield.incontext.linear_attention.heads import MergedHeads, check_heads
 from manyheads.theory.meanfield.incontext.linear_attention.regression import InContextRegression
 from manyheads.theory.meanfield.initial_value import solve_initial_value
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 PRECISION: dict[str, Any] = {"method": "DOP853", "rtol": 1e-9, "atol": 1e-14}
 

@@ -33,18 +33,16 @@ prediction from random initial weights, the matching and the closed form are der
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 from scipy.integrate import solve_ivp
 
 from manyheads.errors import CertificateError, UsageError
 from manyheads.theory.meanfield.incontext.linear_attention.heads import Heads, MergedHeads, SeparateHeads, check_heads
 from manyheads.theory.meanfield.incontext.linear_attention.merged_weights import SingleDrop, predict_single_drop
 from manyheads.theory.meanfield.incontext.linear_attention.regression import InContextRegression
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 LARGEST_VALUE = 1e3  # value weight at which a diverging head is aligned: the rest is 1/(g v) in closed form
 LONGEST = 1e9  # time without divergence: all weights of one sign zero, for instance
