@@ -14,8 +14,7 @@ from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.theory import bigram, dmft, meanfield
 from manyheads.theory.bigram.theorems.gradient_noise import RowCoefficients, ValueNoise
 from manyheads.theory.bigram.theorems.signal import SignalSystem
-from manyheads.theory.joma.systems.activations import NONLINEARITIES
-from manyheads.theory.joma.systems.gaussian_mixture import Mixture
+from manyheads.theory.joma.systems.gaussian_mixture import NONLINEARITIES, Mixture
 from manyheads.theory.joma.task import Sizes, UpdateRule, draw_joma_task
 from manyheads.theory.meanfield import ContrastiveTask
 

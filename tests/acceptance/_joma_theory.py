@@ -11,9 +11,8 @@ from tests.theory.joma.monte_carlo import sampled_gradient
 
 from manyheads.curves.drop_and_rise import drop_and_rise
 from manyheads.spectra.traced_ranks import traced_stable_rank
-from manyheads.theory.joma.systems.activations import NONLINEARITIES
 from manyheads.theory.joma.systems.components import relax, relax_layer
-from manyheads.theory.joma.systems.gaussian_mixture import Mixture
+from manyheads.theory.joma.systems.gaussian_mixture import NONLINEARITIES, Mixture
 from manyheads.theory.joma.systems.latent_tree_task import binary_tree
 from manyheads.theory.joma.theorems.gaussian_mixture import expected_gradient
 from manyheads.theory.joma.theorems.latent_tree import heights, marginals, predict_cooccurrence, unroll

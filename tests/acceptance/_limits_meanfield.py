@@ -16,10 +16,9 @@ from tests.theory.dmft.tangents import TangentHeads
 from manyheads.statistics import mean_interval
 from manyheads.theory.dmft import Problem
 from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
-from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention, UniformAttention
 from manyheads.theory.dmft.branches.branch import Branch
 from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
-from manyheads.theory.dmft.branches.uniform_attention import UniformAttention
 from manyheads.theory.dmft.finite.problems import digits_problem
 from manyheads.theory.dmft.grids.depth import continuum_step, extrapolate, finite_depth_step
 from manyheads.theory.dmft.ntk import ntk_outputs

@@ -11,8 +11,7 @@ from manyheads.studies.meanfield.incontext.prompt_length import representation
 from manyheads.theory.meanfield import prompt_loss
 from manyheads.theory.meanfield.incontext.circle import circle_flow, conserved_quantity, escape_rate
 from manyheads.theory.meanfield.incontext.crossings import first_crossing
-from manyheads.theory.meanfield.incontext.prompt_length import length_coefficient, solve_attention
-from manyheads.theory.meanfield.incontext.prompts import draw_prompt_losses
+from manyheads.theory.meanfield.incontext.prompt_length import draw_prompt_losses, length_coefficient, solve_attention
 
 SIGNAL, FOREIGN = np.diag([0.3, 0.03]), 0.6 * np.eye(2)
 

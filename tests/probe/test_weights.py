@@ -18,7 +18,7 @@ from manyheads.probe import head_spectra, weight_spectra
 from manyheads.probe.checkpoints import weights
 from manyheads.probe.heads.circuits import CIRCUITS
 from manyheads.spectra import coherence, ranks
-from manyheads.spectra.outliers import count_beyond_edge
+from manyheads.spectra.levels import count_beyond_edge
 
 # Of which `head_spectra` says that it does not know the projections of the module.
 UNTOLD = ("codegen", "distilbert", "falcon", "gpt_bigcode", "openai-gpt", "phi3")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import linalg, stats
 
-from manyheads.spectra.outliers import TRACY_WIDOM_QUANTILE, count_beyond_edge
+from manyheads.spectra.levels import TRACY_WIDOM_QUANTILE, count_beyond_edge
 
 
 def gaussian_squares(rows, columns, rng):

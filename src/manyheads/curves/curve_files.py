@@ -98,12 +98,8 @@ def read_runs(path: Path | str) -> list[RunCurves]:
     JoMA's authors publish such lists of dictionaries (repository luckmatters), of which "keys" (steps),
     "this_entropies" (steps, layers), "this_val_loss" (steps) and "lr" are read, by PyTorch and without running code.
 
-    Raises
-    ------
-    ExtraMissing
-        PyTorch is not installed.
-    FileRefused, UsageError
-        As of `read_curves`; a .pt file that holds anything else.
+    Raises `ExtraMissing`: PyTorch is not installed. `FileRefused` or `UsageError`: as of `read_curves`; a .pt file that
+    holds anything else.
     """
     path = Path(path)
     if path.suffix.lower() not in (".pt", ".pth"):

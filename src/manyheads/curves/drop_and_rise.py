@@ -39,10 +39,7 @@ def drop_and_rise(curves: Float[ArrayLike, "... time"]) -> DropAndRise:
     Both are nonnegative and on noise alone about its range: test with `replicated_drop_and_rise`. A curve that holds
     NaN only gives NaN.
 
-    Raises
-    ------
-    ShapeError, UsageError
-        The time axis is empty; or a curve is NaN in parts: see `forward_fill`.
+    Raises `ShapeError` or `UsageError`: the time axis is empty; or a curve is NaN in parts: see `forward_fill`.
 
     Examples
     --------
@@ -62,10 +59,7 @@ def cross_fitted_drop_and_rise(curves: Float[ArrayLike, "replicates ... time"]) 
     zero, for any autocorrelation, and their standard deviation over replicates gives a valid interval. Where there is a
     minimum, the noise of the others displaces it, so that both are slightly too small on average. They may be negative.
 
-    Raises
-    ------
-    UsageError
-        A single replicate, or a curve that is NaN in parts.
+    Raises `UsageError`: a single replicate, or a curve that is NaN in parts.
 
     Examples
     --------
@@ -97,10 +91,7 @@ def cross_fitted_rise(curves: Float[ArrayLike, "replicates ... time"]) -> Float[
     second drop does not hide it, as it does in `cross_fitted_drop_and_rise`. The times are independent of the
     replicate, so the mean is zero on noise alone. Where the others never rise it is zero.
 
-    Raises
-    ------
-    UsageError
-        A single replicate, or a curve that is NaN in parts.
+    Raises `UsageError`: a single replicate, or a curve that is NaN in parts.
 
     Examples
     --------

@@ -115,10 +115,7 @@ def within_group_spearman(
     Differences between groups do not contribute. With one group it is the usual coefficient; without ties and with
     groups of one size it is the mean of the coefficients of the groups. Zero where x or y is constant in every group.
 
-    Raises
-    ------
-    ShapeError, UsageError
-        Different lengths; NaN or infinite values.
+    Raises `ShapeError` or `UsageError`: different lengths; NaN or infinite values.
 
     Examples
     --------

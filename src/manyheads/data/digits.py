@@ -73,10 +73,7 @@ def cut_patches(
 ) -> "Num[np.ndarray, 'samples patches pixels']":
     """Cut images (samples, side, side) into patches (samples, (side/size)^2, size^2), row by row: one token a patch.
 
-    Raises
-    ------
-    ShapeError
-        The images are not square, or `size` does not divide their side.
+    Raises `ShapeError`: the images are not square, or `size` does not divide their side.
 
     Examples
     --------

@@ -27,10 +27,8 @@ def draw_integers(key: "Array", shape: tuple[int, ...], bound: int, bits: int = 
     as int32. The total variation from the uniform distribution is below :math:`\text{bound}\,2^{-b-1}`, and it is zero
     when `bound` is a power of two. 16 bits cost half as much as 32.
 
-    Raises
-    ------
-    UsageError
-        `bits` is neither 16 nor 32, or `bound` is not in 1 to :math:`2^{31}-1`, or :math:`2^{16}` for 16 bits.
+    Raises `UsageError`: `bits` is neither 16 nor 32, or `bound` is not in 1 to :math:`2^{31}-1`, or :math:`2^{16}` for
+    16 bits.
 
     Examples
     --------

@@ -29,10 +29,8 @@ def ngram_losses(
     The prediction sees `context` tokens: 0 gives frequencies only. The losses are those of every token of `validation`
     (m,) that has a whole context before it, (m - context,).
 
-    Raises
-    ------
-    UsageError
-        A text too short for the context, a token outside the vocabulary, or contexts that are too many to number.
+    Raises `UsageError`: a text too short for the context, a token outside the vocabulary, or contexts that are too many
+    to number.
 
     Examples
     --------

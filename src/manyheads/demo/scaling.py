@@ -20,7 +20,7 @@ from manyheads.scaling.parametrization.parametrization import Parametrization
 from manyheads.scaling.task import Task
 from manyheads.scaling.trained.transformers import Recipe, measure_updates
 from manyheads.study.panels import Multiples, spread_curve
-from manyheads.theory.joma.text.transformers import character_config
+from manyheads.theory.joma.text.record import character_config
 from manyheads.theory.papers import BORDELON
 from manyheads.transformer.scaling import ROLES
 from manyheads.transformer.shape import Shape

@@ -18,8 +18,14 @@ from manyheads.demo.sampling import continue_text, find_prose, join_lines, mark_
 from manyheads.demo.text_pictures import text_panels
 from manyheads.spectra.levels import causal_entropy_level
 from manyheads.study.tables import record
-from manyheads.theory.joma.text.record import held_out_starts, recorded_dataset, train_and_record
-from manyheads.theory.joma.text.transformers import character_config, digest_text, step_flops
+from manyheads.theory.joma.text.record import (
+    character_config,
+    digest_text,
+    held_out_starts,
+    recorded_dataset,
+    step_flops,
+    train_and_record,
+)
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.shape import Shape
 from manyheads.transformer.training import count_weights, with_weights

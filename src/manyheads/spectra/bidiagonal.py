@@ -71,15 +71,12 @@ def row_blocks(array: Matrix) -> Iterator[tuple[slice, Floats]]:
 class Bidiagonal:
     """The result of k steps, W V = U B with B upper bidiagonal.
 
-    Attributes
-    ----------
-    residuals
-        ‖Wᵀ u - ritz · v‖ of each Ritz triple, shape (k,): *some* singular value of W lies within it of the Ritz value.
-        That is no bound on how far the largest Ritz value is from the largest singular value.
+    *Some* singular value of W lies within the residual of a Ritz triple, ‖Wᵀ u - ritz · v‖, of the Ritz value. That is
+    no bound on how far the largest Ritz value is from the largest singular value.
     """
 
     ritz: Floats  # (k,) singular values of B, descending; the largest never exceeds that of W, up to rounding
-    residuals: Floats
+    residuals: Floats  # (k,)
     vector: Floats  # right Ritz vector of the largest Ritz value, unit length
     captured: float  # ‖W V‖_F²: the part of ‖W‖_F² that the Krylov space holds
     coupling: float  # ‖(1 - V Vᵀ) Wᵀ W V‖: how far the Krylov space is from being invariant

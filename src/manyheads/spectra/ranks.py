@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
-from scipy import linalg
+from scipy import linalg, special
 
 from manyheads._arrays import takes_arrays
 from manyheads._namespaces import Floats
@@ -20,11 +20,12 @@ from manyheads.spectra.bidiagonal import (
     golub_kahan,
     row_blocks,
 )
-from manyheads.spectra.effective_rank import EPS, rank_measures
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
     from jaxtyping import Float
+
+EPS = float(np.finfo(np.float64).eps)
 
 Method: TypeAlias = Literal["auto", "gram", "lanczos"]
 Certificate: TypeAlias = Literal["cholesky", "probability"]
@@ -253,10 +254,15 @@ def _by_lanczos(
         # The Gram matrix will outweigh this copy, and converting blocks at every step costs more than the products.
         tall = np.asarray(tall[:], dtype=np.float64)
     side = min(tall.shape)
-    steps = 60 if certificate == "cholesky" else _steps_for(side, tolerance)
+    steps = 60
+    if certificate == "probability":  # as many as certify upper / lower = 1 + tolerance, a little less for rounding
+        error = 0.999 * tolerance / (1 + tolerance)
+        steps = math.ceil((math.log(1.648 * math.sqrt(side) / FAILURE) / math.sqrt(error) + 1) / 2)
     while True:
         found = golub_kahan(tall, steps, **start)
-        theta = _rayleigh(tall, found)
+        # The Rayleigh quotient of the Ritz vector: a lower bound on σ₁² whatever rounding did to the Lanczos basis.
+        image, rounding = as_operator(tall).matvec(found.vector), 4 * EPS * max(tall.shape)
+        theta = float(image @ image / (found.vector @ found.vector)) * (1 - rounding)
         goal = theta * (1 + tolerance) / _rounding(tall) ** 2
         proof, bound = "frobenius", _frobenius_bound(found, theta, frobenius**2, max(tall.shape))
         if bound > goal and certificate == "probability":
@@ -272,12 +278,6 @@ def _by_lanczos(
             raise CertificateError(f"{failure}: {remedy}", measured=bound / theta - 1, threshold=tolerance)
         # The Ritz value itself is still short of the top.
         steps = min(2 * steps, side)
-
-
-def _steps_for(side: int, tolerance: float) -> int:
-    """Lanczos steps after which the probabilistic bound certifies upper / lower = 1 + tolerance."""
-    error = 0.999 * tolerance / (1 + tolerance)  # a little less, for rounding
-    return math.ceil((math.log(1.648 * math.sqrt(side) / FAILURE) / math.sqrt(error) + 1) / 2)
 
 
 def _frobenius_bound(found: Bidiagonal, theta: float, total: float, length: int) -> float:
@@ -320,13 +320,6 @@ def _tall(array: Matrix) -> Matrix:
     return array.T
 
 
-def _rayleigh(matrix: Matrix, found: Bidiagonal) -> float:
-    """Rayleigh quotient of the Ritz vector: a lower bound on σ₁² whatever rounding did to the Lanczos basis."""
-    image = as_operator(matrix).matvec(found.vector)
-    rounding = 4 * EPS * max(matrix.shape)
-    return float(image @ image / (found.vector @ found.vector)) * (1 - rounding)
-
-
 def _rounding(array: Matrix) -> float:
     """Factor by which the rounded sum of all squares may be off."""
     return 1 + 4 * EPS * math.sqrt(array.shape[0] * array.shape[1])
@@ -347,3 +340,26 @@ def _result(array: Matrix, scale: float, frobenius: float, tops: tuple[float, fl
         sigma_high=scale * math.sqrt(high),
         **how,
     )
+
+
+def rank_measures(squares: Floats) -> tuple[Floats, Floats]:
+    r"""Return effective rank and participation ratio from squared singular values (..., n) of Gram matrices.
+
+    .. math:: e^{-\sum_i p_i \ln p_i}, \quad p_i = \frac{\sigma_i}{\sum_j \sigma_j}, \qquad
+        \frac{(\sum_i \sigma_i^2)^2}{\sum_i \sigma_i^4};
+
+    0 where all are zero. What the Gram matrix rounds, below 16 n eps of the largest square, counts as zero.
+
+    Examples
+    --------
+    >>> [round(float(each), 12) for each in rank_measures(np.array([0.0, 1.0, 1.0]))]
+    [2.0, 2.0]
+    """
+    top = squares.max(axis=-1, keepdims=True, initial=0.0)
+    squares = np.where(squares > 16 * squares.shape[-1] * EPS * top, squares, 0.0) / np.where(top == 0, 1, top)
+    values = np.sqrt(squares)
+    nonzero = top[..., 0] != 0
+    total = np.where(nonzero, values.sum(axis=-1), 1)
+    effective = np.exp(special.entr(values / total[..., None]).sum(axis=-1))
+    participation = squares.sum(axis=-1) ** 2 / np.where(nonzero, (squares**2).sum(axis=-1), 1)
+    return np.where(nonzero, effective, 0.0), participation

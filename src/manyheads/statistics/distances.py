@@ -56,14 +56,8 @@ class SquaredDistance:
 def squared_distance(first: np.ndarray, second: np.ndarray) -> SquaredDistance:
     """Estimate the squared distance between the means of two samples, such as networks and draws of their limit.
 
-    A square is skewed: where samples vary in few directions the 99% interval covers 97% (200 to 400 samples).
-
-    Parameters
-    ----------
-    first
-        (n, ...), at least three.
-    second
-        (K, ...), at least three, or one that is exact.
+    Samples are (n, ...), at least three, and (K, ...), at least three, or one that is exact. A square is skewed: where
+    samples vary in few directions the 99% interval covers 97% (200 to 400 samples).
 
     Examples
     --------

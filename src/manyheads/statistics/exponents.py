@@ -111,7 +111,13 @@ def fit_exponent(
     logs = _logs(values, "values")
     basis = _Basis.of(sizes, logs.shape[-1], None)
     if logs.ndim == 1:
-        return _fit_scatter(basis, logs, level)
+        if logs.size < 3:
+            raise UsageError("two values without replicates have no error: give replicates, or errors, or a third size")
+        dof = logs.size - 2
+        spread = math.sqrt(float(np.sum((logs @ basis.rest) ** 2)) / dof)  # of a value of weight one
+        error = spread * float(np.linalg.norm(basis.slope / np.sqrt(basis.weight)))
+        exponent = float(logs @ basis.slope)
+        return basis.fit(logs, exponent, around(exponent, float(half_widths(error, dof, level)), level), "scatter")
     means = mean_of(logs, axis=0)  # (k,)
     slopes = logs @ basis.slope  # (n,)
     curvature = None if basis.bend is None else student_interval(logs @ basis.bend, level=level)
@@ -302,17 +308,6 @@ def _logs(values: Floats, name: str) -> Floats:
         remedy = "average a difference that may vanish or change sign over more replicates first"
         raise UsageError(f"{name} contains {worst}: a power law is fitted to positive finite numbers; {remedy}")
     return np.log(values)
-
-
-def _fit_scatter(basis: _Basis, logs: Floats, level: float) -> ExponentFit:
-    if logs.size < 3:
-        raise UsageError("two values without replicates have no error: give replicates, or errors, or a third size")
-    dof = logs.size - 2
-    spread = math.sqrt(float(np.sum((logs @ basis.rest) ** 2)) / dof)  # of a value of weight one
-    error = spread * float(np.linalg.norm(basis.slope / np.sqrt(basis.weight)))
-    exponent = float(logs @ basis.slope)
-    interval = around(exponent, float(half_widths(error, dof, level)), level)
-    return basis.fit(logs, exponent, interval, "scatter")
 
 
 def _hotelling(rest: Floats) -> float | None:

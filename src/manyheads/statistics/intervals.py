@@ -255,10 +255,7 @@ def tail_factors(array: Floats, count: int | None = None) -> tuple[float, float]
 def proportion_interval(successes: int, trials: int, level: float = 0.99) -> Interval:
     """Clopper and Pearson's interval of a probability: it covers at least at `level` for every number of trials.
 
-    Raises
-    ------
-    UsageError
-        Not 0 <= successes <= trials with at least one trial.
+    Raises `UsageError`: not 0 <= successes <= trials with at least one trial.
 
     Examples
     --------

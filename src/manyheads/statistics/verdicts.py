@@ -36,10 +36,8 @@ def acceptance_region(target: float, tolerance: float | tuple[float, float]) -> 
     A tolerance is a distance on both sides, or a pair (below, above), of which one may be infinite: `(inf, 0.2)` claims
     "at most target + 0.2".
 
-    Raises
-    ------
-    UsageError
-        The target is not finite, a tolerance is negative or NaN, or both are infinite: such a claim cannot fail.
+    Raises `UsageError`: the target is not finite, a tolerance is negative or NaN, or both are infinite: such a claim
+    cannot fail.
 
     Examples
     --------
@@ -197,10 +195,7 @@ def sequence_factor(level: float, first: int, now: int) -> float:
 
     with f the density of Student's T.
 
-    Raises
-    ------
-    UsageError
-        Not 2 <= first <= now.
+    Raises `UsageError`: not 2 <= first <= now.
 
     References
     ----------

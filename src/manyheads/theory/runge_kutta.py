@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+
+if TYPE_CHECKING:
+    import jax
 
 State = TypeVar("State")
 
@@ -16,6 +17,8 @@ TABLEAU = ((0.0, 0.5, 0.5, 1.0), (1 / 6, 1 / 3, 1 / 3, 1 / 6))  # nodes and weig
 
 def runge_kutta_step(derivative: Callable[[State], State], state: State, step: jax.Array) -> State:
     """Return the state after one step; traceable."""
+    import jax
+    import jax.numpy as jnp
 
     def stage(carry: tuple[State, State], shares: tuple[jax.Array, jax.Array]) -> tuple[tuple[State, State], None]:
         slope, end = carry

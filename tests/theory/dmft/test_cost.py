@@ -8,14 +8,14 @@ import pytest
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.theory.dmft import Problem, Sampling, cost, infinite_depth, infinite_heads, infinite_key_dim, solver
+from manyheads.theory.dmft import Problem, Sampling, infinite_depth, infinite_heads, infinite_key_dim, solver
 from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
 from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
 from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
-from manyheads.theory.dmft.cost import CostEstimate
 from manyheads.theory.dmft.grids.depth import continuum_step, finite_depth_step
 from manyheads.theory.dmft.options import Request
 from manyheads.theory.dmft.recursion import solve_recursion
+from manyheads.theory.dmft.solver import CostEstimate
 
 
 def task(rng, **fields):
@@ -60,7 +60,7 @@ def test_every_march_is_in_the_time_that_is_planned(every, rng, monkeypatch):
 
     monkeypatch.setattr(solver, "solve_recursion", counted)
     solved = infinite_heads(problem, 4, every=every, sampling=Sampling(samples=1024))
-    assert solved.attrs["planned_seconds"] * cost.SPEED == pytest.approx(sum(done))
+    assert solved.attrs["planned_seconds"] * solver.SPEED == pytest.approx(sum(done))
 
 
 def test_two_halves_take_no_more_memory_than_one(rng):

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
-from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention, UniformAttention
 from manyheads.theory.dmft.branches.mlp import InfiniteWidthMLP
-from manyheads.theory.dmft.branches.uniform_attention import UniformAttention
 from manyheads.theory.dmft.finite.ensembles import Network, train_networks
 from manyheads.theory.dmft.grids.depth import continuum_step, extrapolate, finite_depth_step
 from manyheads.theory.dmft.ntk import neural_tangent_kernel, ntk_outputs

@@ -23,8 +23,7 @@ from manyheads.probe.checkpoints.series import Source, as_checkpoint, list_sourc
 from manyheads.probe.heads.circuits import BOUND, head_dataset, head_norms, largest_norm
 from manyheads.spectra import coherence, stable_rank
 from manyheads.spectra.bidiagonal import Matrix, row_blocks
-from manyheads.spectra.levels import expected_stable_rank, marchenko_pastur_edges
-from manyheads.spectra.outliers import count_beyond_edge
+from manyheads.spectra.levels import count_beyond_edge, expected_stable_rank, marchenko_pastur_edges
 from manyheads.spectra.ranks import CHOLESKY_SIDE, StableRank
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads._namespaces import Floats
-from manyheads.spectra.effective_rank import rank_measures
+from manyheads.spectra.ranks import rank_measures
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -34,7 +34,7 @@ DRAWS = 64  # pairs of Gaussian matrices of which the null levels are the means
 def head_norms(weights: Mapping[str, NDArray[Any]]) -> Floats:
     """Return figures of the matrices of every head, (4, 6, H), from small Gram matrices.
 
-    Frobenius and spectral norm, effective rank, and participation ratio (`manyheads.spectra.effective_rank`) of "query"
+    Frobenius and spectral norm, effective rank, and participation ratio (`manyheads.spectra.ranks`) of "query"
     and "output" (H, N, d), "key" and "value" (G, N, d), with head h reading group h // (H / G), and of the circuits.
     Those that are absent, and the circuits that they would form, are NaN, as are heads beyond G.
 

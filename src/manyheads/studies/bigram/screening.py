@@ -10,8 +10,7 @@ from manyheads.theory.bigram.screening import chi_square, predict_screening
 from manyheads.theory.bigram.searches import GRAIN, geometric_mean, search, search_by_training
 from manyheads.theory.bigram.setups import redraw_positions, replicate_seed, signal_system
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
-from manyheads.theory.bigram.theorems.position_ranking import predict_position_ranking
-from manyheads.theory.bigram.theorems.sample_complexity import STAGE_ONE_OFFSET
+from manyheads.theory.bigram.theorems.sample_complexity import STAGE_ONE_OFFSET, predict_position_ranking
 from manyheads.theory.bigram.theorems.signal import predict_escape
 from manyheads.theory.bigram.training.plateau_escape import sgd_escape
 from manyheads.theory.bigram.training.settings import FirstStage

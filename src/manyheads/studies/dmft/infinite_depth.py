@@ -10,8 +10,7 @@ import xarray as xr
 import manyheads.study as st
 from manyheads.statistics.distances import noise_of_mean
 from manyheads.studies.dmft.shared.mean_field import NEARER, problem_of, projection, solve_blocks, train_seeds
-from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
-from manyheads.theory.dmft.branches.uniform_attention import UniformAttention
+from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention, UniformAttention
 from manyheads.theory.dmft.finite.ensembles import Network
 from manyheads.theory.dmft.grids.depth import continuum_step
 from manyheads.theory.dmft.problem import Problem

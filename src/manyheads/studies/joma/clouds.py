@@ -8,8 +8,7 @@ import numpy as np
 import xarray as xr
 
 import manyheads.study as st
-from manyheads.theory.joma.systems.activations import find_nonlinearity
-from manyheads.theory.joma.systems.gaussian_mixture import Mixture, train_neuron
+from manyheads.theory.joma.systems.gaussian_mixture import Mixture, find_nonlinearity, train_neuron
 from manyheads.theory.joma.systems.recording import SGDOptions
 from manyheads.theory.joma.theorems.gaussian_mixture import linear_noise_approximation
 from manyheads.theory.papers import TIAN

@@ -13,11 +13,18 @@ import xarray as xr
 
 import manyheads.study as st
 from manyheads.spectra.levels import random_coherence
-from manyheads.theory.joma.systems.couplings import integrate_couplings, random_gram, with_gram
 from manyheads.theory.joma.systems.gradient_flow import FixedSteps, gradient_flow
 from manyheads.theory.joma.systems.layer import draw_parameters, draw_upper
 from manyheads.theory.joma.task import Attention, Sizes, UpdateRule, draw_joma_task
-from manyheads.theory.joma.theorems.nearly_orthogonal import drift_bound, drift_from_couplings, random_drift, token_sum
+from manyheads.theory.joma.theorems.nearly_orthogonal import (
+    drift_bound,
+    drift_from_couplings,
+    integrate_couplings,
+    random_drift,
+    random_gram,
+    token_sum,
+    with_gram,
+)
 from manyheads.theory.papers import TIAN
 
 ATTENTIONS: tuple[Attention, ...] = ("linear", "exp")

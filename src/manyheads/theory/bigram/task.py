@@ -229,6 +229,12 @@ def stationary_distribution(transition: ArrayLike) -> Float[np.ndarray, " token"
     return mu
 
 
+def sum_by_token(tokens: np.ndarray, weights: np.ndarray, vocabulary: int) -> np.ndarray:
+    """Return the weight that every token gets in each row of tokens and weights (B, C): (B, N)."""
+    cells = tokens.astype(np.int64) + vocabulary * np.arange(len(tokens))[:, None]
+    return np.bincount(cells.ravel(), weights.ravel(), len(tokens) * vocabulary).reshape(len(tokens), vocabulary)
+
+
 def typical_squared_norm(vocabulary: int) -> float:
     r"""Return the default :math:`K_P` of a drawn task, :math:`2.4\,(1 - 1/N)/(N + 5)`.
 

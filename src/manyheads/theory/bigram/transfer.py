@@ -339,19 +339,10 @@ def predict_transfer(task: BigramTask, value: Float[ArrayLike, "token token"], p
     .. math:: C = \frac{(\sqrt{2\ln NT} + \sqrt{2\ln NQ})^2}{K_P\,\min w^2} ,
 
     logarithmic in T; typical extremes overstate the median, which makes this 1.7 times too large at 500 positions and
-    1.4 times at five million. Derived here.
+    1.4 times at five million. Derived here. The value matrix W, (N, N), is centred in both directions; its scale and
+    its sign do not matter. `probability` is that all positions come first.
 
-    Parameters
-    ----------
-    value
-        W, (N, N), centred in both directions; its scale and its sign do not matter.
-    probability
-        That all positions come first.
-
-    Raises
-    ------
-    ShapeError, UsageError
-        A matrix that is not (N, N) or not correlated with the task.
+    Raises `ShapeError` or `UsageError`: a matrix that is not (N, N) or not correlated with the task.
 
     Examples
     --------

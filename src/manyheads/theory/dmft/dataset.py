@@ -50,10 +50,8 @@ def label(
 ) -> xr.Dataset:
     """Return the mean of two halves, or the one trajectory, at the steps that a grid shows.
 
-    Returns
-    -------
-    Dataset over `step`, with an error `<name>_error` beside every variable that has one: half the difference of the
-    halves, half the difference of the grids (between moments interpolated), or the root of the sum of their squares.
+    The dataset is over `step`, with an error `<name>_error` beside every variable that has one: half the difference of
+    the halves, half that of the grids (between moments interpolated), or the root of the sum of their squares.
     They are estimates and no bounds: of an error in the root mean square over many entries, not of every entry.
     """
     steps, found = _at_shown_steps(halves, grid)
@@ -169,14 +167,12 @@ class Solution(xr.Dataset):
         steps = self["step"].values
         chosen = np.unique(np.linspace(0, len(steps) - 1, min(SHOWN, len(steps))).astype(int))
         rows = [(int(steps[place]), float(loss[place]), float(error[place])) for place in chosen]
-        names = [f"{name} {tuple(each.dims)}" for name, each in self.data_vars.items() if not _is_error(str(name))]
+        names = [
+            f"{name} {tuple(each.dims)}" for name, each in self.data_vars.items() if not str(name).endswith("_error")
+        ]
         sizes = ", ".join(f"{name} {size}" for name, size in self.sizes.items())
         title = f"Solution of a limit at {len(steps)} steps: {sizes}"
         return Overview(title, ("step", "loss", "error"), rows, (f"variables: {', '.join(names)}",)).text()
-
-
-def _is_error(name: str) -> bool:
-    return name.endswith("_error")
 
 
 def _losses(solved: xr.Dataset) -> tuple[Any, Any]:

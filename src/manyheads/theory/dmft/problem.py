@@ -14,17 +14,19 @@ Gradient descent with momentum, a schedule of rates, or mini-batches is linear i
 with a memory m that is one for plain descent; mini-batches are weights c_o(t) that change with time.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from scipy.special import logsumexp, softmax
 
 from manyheads._arrays import check_arrays, takes_arrays
 from manyheads._constraints import CHECKED, Constraint, check_fields, constrained
 from manyheads._overview import ArraysAsShapes
 from manyheads.errors import ShapeError, UsageError
-from manyheads.theory.dmft.losses import LOSSES, Loss
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -32,6 +34,36 @@ if TYPE_CHECKING:
 MOST = 10**12
 """Steps, layers or cells, beyond which nothing is even foreseen."""
 COUNT, POSITIVE = Constraint(least=1, most=MOST), Constraint(above=0)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """l(y, f) summed over classes, and Delta = -dl/df, for outputs and targets (O, C)."""
+
+    value: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    error: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    check: Callable[[np.ndarray], None]
+
+
+def _check_probabilities(targets: np.ndarray) -> None:
+    if targets.shape[-1] < 2 or np.any(targets < 0) or not np.allclose(targets.sum(-1), 1):
+        raise UsageError("cross-entropy takes probabilities over two classes or more, such as one-hot rows")
+
+
+LOSSES = MappingProxyType(
+    {
+        "squared": Loss(
+            value=lambda target, output: ((target - output) ** 2).sum(-1) / 2,
+            error=lambda target, output: target - output,
+            check=lambda targets: None,
+        ),
+        "cross-entropy": Loss(
+            value=lambda target, output: logsumexp(output, axis=-1) - (target * output).sum(-1),
+            error=lambda target, output: target - softmax(output, axis=-1),
+            check=_check_probabilities,
+        ),
+    }
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,6 +1,6 @@
 """Causal DMFT solver: one forward and one backward pass per training step.
 
-The residual stream, per neuron, is linear in independent Gaussian sources (`sources`): chi (covariance X), the initial
+The residual stream, per neuron, is linear in independent Gaussian sources (`fields`): chi (covariance X), the initial
 read-out w0, and for every layer sO^l ~ GP(0, U^l) forward and s^l ~ GP(0, B^l) backward. With the dressed backward
 variable g^l_a(t) = -gamma0 d dloss/dh^l_a(t), the learned factor kappa = eta gamma0 beta0 L^(alpha_L - 1),
 b = beta0 L^-alpha_L and the memory m of `Problem`,
@@ -38,7 +38,7 @@ from manyheads.theory.dmft.fields import Fields, Moment, System
 from manyheads.theory.dmft.grids.coarse_grid import TimeGrid, mean_errors
 from manyheads.theory.dmft.grids.depth import DepthStep
 from manyheads.theory.dmft.problem import Problem
-from manyheads.theory.dmft.trajectory import Snapshot, Trajectory
+from manyheads.theory.dmft.trajectory import Trajectory
 
 DIVERGED = 1e6  # outputs beyond so many times the targets are no training
 
@@ -63,17 +63,16 @@ def solve_recursion(
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # what diverges is refused by name
         for index in range(problem.steps):
             try:
-                fields, snapshot = recursion_step(system, fields, system.moment(index))
+                fields = recursion_step(system, fields, trajectory, system.moment(index))
             except CertificateError as error:
                 error.partial = trajectory.until(index) if index else None
                 raise
-            trajectory.record(index, snapshot, system.loss(index, snapshot.output))
     trajectory.two_time = fields.two_time()
     return trajectory
 
 
-def recursion_step(system: System, fields: Fields, t: Moment) -> tuple[Fields, Snapshot]:
-    """Solve one moment: forward through the layers, read out, backward through the layers."""
+def recursion_step(system: System, fields: Fields, trajectory: Trajectory, t: Moment) -> Fields:
+    """Solve one moment and record it: forward through the layers, read out, backward through the layers."""
     problem, layers = system.problem, range(len(system.layers))
     h, stream, scales = _embed(system, fields, t), [], []
     for layer in layers:
@@ -99,7 +98,9 @@ def recursion_step(system: System, fields: Fields, t: Moment) -> tuple[Fields, S
         backward.append(kernel)
     fields.g0[t.time] = g
     backward.append(fields.sources.covary(g, t.hi) @ g.T)
-    return replace(fields, interval=interval), Snapshot(output, stream, backward[::-1], pooled, observables)
+    kernels = stream, backward[::-1], pooled
+    trajectory.record(t.time, output, system.loss(t.time, output), kernels, observables)
+    return replace(fields, interval=interval)
 
 
 def _embed(system: System, fields: Fields, t: Moment) -> np.ndarray:

@@ -9,9 +9,8 @@ import xarray as xr
 
 from manyheads.errors import UsageError, check_integer
 from manyheads.theory.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
-from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.theory.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention, UniformAttention
 from manyheads.theory.dmft.branches.branch import Branch
-from manyheads.theory.dmft.branches.uniform_attention import UniformAttention
 from manyheads.theory.dmft.dataset import Solution
 from manyheads.theory.dmft.ntk import PAIRS, neural_tangent_kernel
 from manyheads.theory.dmft.options import Keep, Request, Sampling

@@ -6,7 +6,7 @@ grid is solved on a grid of three times as long intervals as well, and their dif
 (`dataset`). Half of the tolerance is then left to samples, whose noise is in the difference of the grids as well.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -16,17 +16,76 @@ import xarray as xr
 from manyheads.errors import CertificateError, UsageError
 from manyheads.study.execution.progress import announce
 from manyheads.theory.dmft.branches.branch import Branch
-from manyheads.theory.dmft.cost import CostEstimate
 from manyheads.theory.dmft.dataset import label
 from manyheads.theory.dmft.grids.coarse_grid import TimeGrid, check_every
 from manyheads.theory.dmft.grids.depth import DepthStep, continuum_step, extrapolate, finite_depth_step
 from manyheads.theory.dmft.options import Request, Sampling
+from manyheads.theory.dmft.problem import Problem
 from manyheads.theory.dmft.recursion import solve_recursion
 from manyheads.theory.dmft.trajectory import Trajectory
 
 WORTH_SAYING = 5.0  # seconds from which a solution is announced
 CONTINUUM = ", or solve the continuum in depth (`infinite_depth`), which keeps no sources of layers"
+MORE_SAMPLES = (
+    "outputs are not known to the error that was asked for, and {samples} samples are more than `most`, `memory` or "
+    "`seconds` allow: raise them, or take a smaller richness or fewer steps; `partial` is what was solved"
+)
+FINER_GRID = (
+    "outputs on intervals of up to {every} steps are not known to the error that was asked for, or to any where longer "
+    "ones diverge: take a smaller `every`, or ask for an error with `Sampling.tolerance` and allow the `memory` and "
+    "`seconds` of more short intervals; `partial` is what was solved"
+)
 EVERY = tuple(3**power for power in range(1, 8))  # intervals that a refusal offers
+
+
+# Multiplications, each with an addition, that one core does in a second: fitted to solutions over 512 rows on one core
+# of a shared AMD EPYC server. Another machine has another figure, by a factor of a few; times below a second are
+# governed by other things.
+SPEED = 1.6e10
+
+
+@dataclass(frozen=True)
+class CostEstimate:
+    """Memory in bytes and multiplications of one trajectory.
+
+    With n = S P T rows and B layers the stream keeps its coefficients on all sources, the last two levels of all
+    moments among them, (4 B^2 + 4 B) n^2 numbers with the sources of the layers and (2 B + 1) n (PT + C) without,
+    besides two or four n x n kernels a layer and what branches keep.
+    """
+
+    memory: float
+    multiplications: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of one core, to a factor of two or so on the machine where `SPEED` was fitted."""
+        return self.multiplications / SPEED
+
+    @staticmethod
+    def of(
+        problem: Problem,
+        block: Sequence[Sequence[Branch]],
+        blocks: int,
+        depth_step: DepthStep,
+        *,
+        two_time: bool = False,
+    ) -> "CostEstimate":
+        """Estimate the cost of one trajectory through so many blocks; of a long training, through its grid."""
+        n, count = float(problem.steps * problem.rows), float(len(block) * blocks)
+        sourced = depth_step.sources
+        width = problem.rows + problem.classes + (2 * count * n if sourced else 0)
+        read = float(problem.steps * problem.outputs)
+        numbers = ((2 * count + 1) * n + read) * width  # z and g of all layers, g at the bottom, what is read out
+        numbers += 6 * problem.rows * width  # rows in hand
+        numbers += (4 if sourced else 2) * count * n**2 + 2 * (count + 1) * n * problem.rows
+        numbers += 6 * count * n**2 if two_time else 0  # responses, and the functions of another half
+        # Every row is multiplied with the covariances of the sources, and with the rows of all earlier moments.
+        work = 2 * count * n**2 * (width + (count * n if sourced else 0))
+        for layer in block:
+            for branch in layer:
+                kept, done = branch.cost(problem)
+                numbers, work = numbers + blocks * kept, work + blocks * done
+        return CostEstimate(8 * numbers, depth_step.sweeps * work)
 
 
 @final
@@ -70,38 +129,16 @@ class _Task:
         return halves
 
 
-@final
-@dataclass(frozen=True)
-class Accuracy:
-    """A way to a smaller error of the outputs: more samples, or a finer grid."""
-
-    refine: Callable[[Request], Request]
-    refusal: str
-
-    def next(self, request: Request, error: float) -> Request | CertificateError:
-        """Return the request that comes nearer, or the refusal where the options do not allow it."""
-        finer, sampling = self.refine(request), request.sampling
-        tasks = _tasks(finer, _grids(finer))
-        samples = max(getattr(branch, "samples", 0) for layer in tasks[0].block for branch in layer)
-        enough = finer.factor > 1 and samples > sampling.most
-        if sampling.tolerance is not None and not enough and _fits(_total_cost(tasks), sampling):
-            return finer
-        message = self.refusal.format(every=request.every, samples=samples)
-        threshold = np.inf if sampling.tolerance is None else sampling.tolerance
-        return CertificateError(message, measured=error, threshold=threshold)
-
-
-MORE_SAMPLES = Accuracy(
-    lambda request: replace(request, factor=2 * request.factor),
-    "outputs are not known to the error that was asked for, and {samples} samples are more than `most`, `memory` or "
-    "`seconds` allow: raise them, or take a smaller richness or fewer steps; `partial` is what was solved",
-)
-FINER_GRID = Accuracy(
-    lambda request: replace(request, each=2 * request.each, factor=1),
-    "outputs on intervals of up to {every} steps are not known to the error that was asked for, or to any where longer "
-    "ones diverge: take a smaller `every`, or ask for an error with `Sampling.tolerance` and allow the `memory` and "
-    "`seconds` of more short intervals; `partial` is what was solved",
-)
+def _refine(request: Request, finer: Request, error: float, refusal: str) -> Request | CertificateError:
+    """Return the request that comes nearer, or the refusal where the options do not allow it."""
+    tasks, sampling = _tasks(finer, _grids(finer)), request.sampling
+    samples = max(getattr(branch, "samples", 0) for layer in tasks[0].block for branch in layer)
+    enough = finer.factor > 1 and samples > sampling.most
+    if sampling.tolerance is not None and not enough and _fits(_total_cost(tasks), sampling):
+        return finer
+    message = refusal.format(every=request.every, samples=samples)
+    threshold = np.inf if sampling.tolerance is None else sampling.tolerance
+    return CertificateError(message, measured=error, threshold=threshold)
 
 
 def solve(request: Request) -> xr.Dataset:
@@ -112,10 +149,12 @@ def solve(request: Request) -> xr.Dataset:
         _check(estimate_cost(request), request)
         tasks = _tasks(request, request.grids())
         halves = _trajectories(tasks, [task.grid for task in tasks])
-        error = _sampling_error(halves)
+        error = 0.0  # root mean square error of the mean of two halves; zero where nothing is sampled
+        if len(halves) == 2:
+            error = float(np.sqrt(np.mean((halves[0].outputs - halves[1].outputs) ** 2)) / 2)
         nearer: Request | CertificateError
         if error > (tolerance if request.every == 1 else tolerance / 2):  # the share of the samples
-            nearer = MORE_SAMPLES.next(request, error)
+            nearer = _refine(request, replace(request, factor=2 * request.factor), error, MORE_SAMPLES)
             if isinstance(nearer, Request):
                 request = nearer
                 continue
@@ -128,7 +167,7 @@ def solve(request: Request) -> xr.Dataset:
         error = float(np.sqrt(np.mean(solved["output_error"].values ** 2)))
         if np.isfinite(error) and error <= tolerance:
             return solved
-        nearer = FINER_GRID.next(request, error)
+        nearer = _refine(request, replace(request, each=2 * request.each, factor=1), error, FINER_GRID)
         if isinstance(nearer, CertificateError):
             nearer.partial = solved
             raise nearer
@@ -221,10 +260,3 @@ def _coarser_grid_hint(request: Request) -> str:
                 moments = TimeGrid.of(problem, every).moments.steps
                 return f"`every={every}` solves {moments} moments for {problem.steps} steps, and fits; or "
     return ""
-
-
-def _sampling_error(halves: list[Trajectory]) -> float:
-    """Root mean square error of the mean of two halves, from their difference; zero where nothing is sampled."""
-    if len(halves) == 1:
-        return 0.0
-    return float(np.sqrt(np.mean((halves[0].outputs - halves[1].outputs) ** 2)) / 2)

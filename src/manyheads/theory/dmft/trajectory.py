@@ -1,21 +1,10 @@
 """Solution of the recursion in time: outputs, losses and kernels of every moment, two-time functions if asked for."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
 from manyheads.theory.dmft.problem import Problem
-
-
-class Snapshot(NamedTuple):
-    """The solution at one moment; kernels of the levels 0 to B, the last above the last layer."""
-
-    output: np.ndarray  # f (O, C)
-    stream: list[np.ndarray]  # <h^l h^l>/d, (PT, PT) each
-    backward: list[np.ndarray]  # <g^l g^l>/d
-    pooled: np.ndarray  # kernel of the read-outs (O, O)
-    observables: list[dict[str, np.ndarray]]  # of every layer: what its branches show (logits, attention)
 
 
 @dataclass
@@ -42,11 +31,18 @@ class Trajectory:
             pooled=np.zeros((steps, outputs, outputs)),
         )
 
-    def record(self, moment: int, snapshot: Snapshot, loss: float) -> None:
-        """Write the solution at one moment."""
-        self.outputs[moment], self.losses[moment], self.pooled[moment] = snapshot.output, loss, snapshot.pooled
-        self.stream[moment], self.backward[moment] = snapshot.stream, snapshot.backward
-        self.observables.append(snapshot.observables)
+    def record(
+        self,
+        moment: int,
+        output: np.ndarray,
+        loss: float,
+        kernels: tuple[list[np.ndarray], list[np.ndarray], np.ndarray],
+        observables: list[dict[str, np.ndarray]],
+    ) -> None:
+        """Write the solution at one moment, of the kernels those of stream, backward variable and read-outs."""
+        self.outputs[moment], self.losses[moment] = output, loss
+        self.stream[moment], self.backward[moment], self.pooled[moment] = kernels
+        self.observables.append(observables)
 
     def until(self, moments: int) -> "Trajectory":
         """Return the first moments, without functions of two times."""

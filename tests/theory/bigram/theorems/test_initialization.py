@@ -14,7 +14,7 @@ from manyheads.theory.bigram.theorems.initialization import (
     value_spread,
 )
 from manyheads.theory.bigram.theorems.population import measure_overlaps
-from manyheads.theory.bigram.training.initial_states import perturbed_runs, perturbed_state
+from manyheads.theory.bigram.training.plateau_escape import perturbed_runs, perturbed_state
 from manyheads.theory.bigram.training.proximal_sgd import StepSettings
 from manyheads.theory.bigram.training.reduced_model import find_escape, measure_reduced
 

@@ -7,7 +7,7 @@ from manyheads.errors import UsageError
 from manyheads.studies.bigram.screening import NOISE_RATIO, ScreeningCost
 from manyheads.theory.bigram.searches import geometric_mean
 from manyheads.theory.bigram.task import draw_bigram_task
-from manyheads.theory.bigram.theorems.position_ranking import predict_position_ranking, ranking_probability
+from manyheads.theory.bigram.theorems.sample_complexity import predict_position_ranking, ranking_probability
 
 
 def test_the_probability_is_that_of_simulated_ranks(rng):

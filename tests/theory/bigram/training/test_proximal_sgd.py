@@ -164,7 +164,7 @@ def test_settings_that_can_only_fail_are_refused(rng, change, says):
 
 def test_states_and_steps_that_do_not_fit_are_refused(rng):
     task, state = problem(rng)
-    with pytest.raises(ShapeError, match=r"this task needs \(4, 4\), \(4, 30\)"):
+    with pytest.raises(ShapeError, match=r"this task needs \(4, 4\) and \(4, 30\)"):
         descend(task, State(state.value, state.attention[:, :-1]), PLAIN, 1, seed=0)
     with pytest.raises(UsageError, match="not finite"):
         batch_gradients(task, State(state.value * np.nan, state.attention), 4, seed=0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from manyheads.data import TextWindows
-from manyheads.data.words import cut_words, read_words
+from manyheads.data.characters import cut_words, read_words
 from manyheads.errors import ShapeError, UsageError
 from manyheads.theory.joma.systems.networks.label_order import class_mean_margins, labelled_digits
 from manyheads.theory.joma.systems.networks.shared_patterns import bayes_accuracy, reached_leaves

@@ -8,8 +8,13 @@ from scipy import stats
 from tests.theory.joma.monte_carlo import sampled_gradient
 
 from manyheads.errors import CertificateError, ShapeError, UsageError
-from manyheads.theory.joma.systems.activations import NONLINEARITIES, Nonlinearity, find_nonlinearity
-from manyheads.theory.joma.systems.gaussian_mixture import Mixture, train_neuron
+from manyheads.theory.joma.systems.gaussian_mixture import (
+    NONLINEARITIES,
+    Mixture,
+    Nonlinearity,
+    find_nonlinearity,
+    train_neuron,
+)
 from manyheads.theory.joma.systems.recording import SGDOptions
 from manyheads.theory.joma.theorems.gaussian_mixture import (
     expected_gradient,

@@ -5,11 +5,18 @@ import pytest
 from tests.theory.joma.problems import SIZES, STEPS
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.theory.joma.systems.couplings import integrate_couplings, random_gram, with_gram
 from manyheads.theory.joma.systems.gradient_flow import gradient_flow
 from manyheads.theory.joma.systems.layer import LayerParameters, draw_upper
 from manyheads.theory.joma.task import UpdateRule, draw_joma_task
-from manyheads.theory.joma.theorems.nearly_orthogonal import drift_bound, drift_from_couplings, random_drift, token_sum
+from manyheads.theory.joma.theorems.nearly_orthogonal import (
+    drift_bound,
+    drift_from_couplings,
+    integrate_couplings,
+    random_drift,
+    random_gram,
+    token_sum,
+    with_gram,
+)
 
 
 def test_a_trajectory_in_fewer_dimensions_than_tokens_keeps_the_sum_and_drifts_by_its_couplings(rng):

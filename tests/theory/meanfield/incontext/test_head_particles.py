@@ -7,7 +7,6 @@ import pytest
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, UsageError
 from manyheads.studies.meanfield.incontext.head_particles import HeadParticlesStudy
-from manyheads.theory.meanfield.incontext.gaussian_points import gaussian_points
 from manyheads.theory.meanfield.incontext.head_particles import (
     PARAMETERS,
     HeadParticles,
@@ -17,6 +16,7 @@ from manyheads.theory.meanfield.incontext.head_particles import (
     initial_variance,
     train_head_particles,
 )
+from manyheads.theory.meanfield.incontext.task import gaussian_points
 
 
 def test_variance_by_quadrature_is_that_of_drawn_heads(rng):

@@ -15,8 +15,7 @@ from manyheads.theory.meanfield.incontext.linear_attention.heads import (
     draw_heads,
     sampled_loss,
 )
-from manyheads.theory.meanfield.incontext.linear_attention.merged_weights import SingleDrop
-from manyheads.theory.meanfield.incontext.linear_attention.plateau_escape import Drop, predict_staircase
+from manyheads.theory.meanfield.incontext.linear_attention.plateau_escape import Drop, SingleDrop, predict_staircase
 
 TASK = InContextRegression((1.0, 0.5), prompt_length=8)
 

@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, ShapeError, UsageError
-from manyheads.theory.meanfield.incontext.prompt_length import length_coefficient, prompt_loss, solve_attention
-from manyheads.theory.meanfield.incontext.prompts import draw_prompt_losses
+from manyheads.theory.meanfield.incontext.prompt_length import (
+    draw_prompt_losses,
+    length_coefficient,
+    prompt_loss,
+    solve_attention,
+)
 from manyheads.theory.meanfield.incontext.task import FeatureTask, circle_task
 
 

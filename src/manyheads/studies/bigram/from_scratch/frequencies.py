@@ -16,8 +16,7 @@ from manyheads.theory.bigram.setups import balanced_steps, replicate_seed, share
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task, draw_correlated
 from manyheads.theory.bigram.theorems import frequencies as theorem
 from manyheads.theory.bigram.theorems.signal import predict_escape
-from manyheads.theory.bigram.training.initial_states import uniform_values
-from manyheads.theory.bigram.training.plateau_escape import median_escape, sgd_escape
+from manyheads.theory.bigram.training.plateau_escape import median_escape, sgd_escape, uniform_values
 from manyheads.theory.bigram.training.proximal_sgd import State, descend, initial_state
 from manyheads.theory.bigram.transfer import predict_transfer
 from manyheads.theory.papers import REN

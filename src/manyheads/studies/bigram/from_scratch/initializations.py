@@ -16,7 +16,7 @@ from manyheads.theory.bigram import setups
 from manyheads.theory.bigram.task import BigramTask, draw_bigram_task
 from manyheads.theory.bigram.theorems import initialization
 from manyheads.theory.bigram.theorems.signal import SignalSystem, predict_escape
-from manyheads.theory.bigram.training import initial_states
+from manyheads.theory.bigram.training import plateau_escape
 from manyheads.theory.bigram.training.plateau_escape import SgdEscape, median_escape, sgd_escape
 from manyheads.theory.bigram.training.proximal_sgd import StepSettings
 from manyheads.theory.bigram.training.reduced_model import find_escape
@@ -91,10 +91,10 @@ class Initializations(st.Study):
         steps, flipped = np.full(1, np.nan), np.zeros(1, bool)
         if engine == "exact":
             starts = [-c * self._system(task).drift * task.centred for c in self.wrong]
-            escapes = [initial_states.exact_softmax_escape(task, value, settings, self._most) for value in starts]
+            escapes = [plateau_escape.exact_softmax_escape(task, value, settings, self._most) for value in starts]
             exact = np.array(escapes) * np.log1p(GROWTH)
         elif engine == "reduced":
-            runs = initial_states.perturbed_runs(rng, task, *self._stds(task, init), self.runs)
+            runs = plateau_escape.perturbed_runs(rng, task, *self._stds(task, init), self.runs)
             escape = find_escape(task, settings, self.runs, rng, most_steps=self._most, init=runs)
             steps, flipped = np.where(escape.outcome == "escaped", escape.steps, np.inf), escape.flipped
         else:
@@ -234,12 +234,12 @@ class Initializations(st.Study):
     def _sgd(self, rng: np.random.Generator, task: BigramTask, engine: str, init: str, seed: list[int]) -> SgdEscape:
         """Train one run of linear or softmax attention, and return linear weights."""
         settings = self._settings(task)
-        state = initial_states.perturbed_state(rng, task, *self._stds(task, init))
+        state = plateau_escape.perturbed_state(rng, task, *self._stds(task, init))
         if init == "wrong-sign":
             state = state._replace(value=-self._middle * self._system(task).drift * task.centred)
         if engine == "sgd":
             return sgd_escape(task, settings, SPACING, self._most, seed=seed, init=state)
-        return initial_states.softmax_escape(task, state.value, settings, SPACING_SOFTMAX, self._most, seed=seed)
+        return plateau_escape.softmax_escape(task, state.value, settings, SPACING_SOFTMAX, self._most, seed=seed)
 
     def _softmax_time(self, task: BigramTask, wrong: float) -> float:
         """Return the e-foldings of a softmax head without noise, from values of the wrong sign."""

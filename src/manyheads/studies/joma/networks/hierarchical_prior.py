@@ -14,9 +14,9 @@ import xarray as xr
 import manyheads.study as st
 from manyheads.theory.joma.systems.hidden_neurons import LatentTask, masked_cross_entropy
 from manyheads.theory.joma.systems.networks import shared_patterns as patterns
-from manyheads.theory.joma.systems.networks.adam_training import train_by_adam
 from manyheads.theory.joma.systems.networks.wide_layer import WideTraining
 from manyheads.theory.joma.systems.token_hierarchy import HierarchyBatch, HierarchyShape
+from manyheads.theory.joma.text.record import train_by_adam
 from manyheads.theory.joma.theorems.winner_take_all import reaching_time
 from manyheads.theory.papers import TIAN
 from manyheads.transformer.transformer import Transformer

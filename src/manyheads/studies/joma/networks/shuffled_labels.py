@@ -17,7 +17,7 @@ from manyheads.curves.drop_and_rise import replicated_drop_and_rise
 from manyheads.spectra.levels import expected_stable_rank
 from manyheads.statistics.rank_correlation import spearman
 from manyheads.theory.joma.systems.networks import label_order as images
-from manyheads.theory.joma.systems.networks.adam_training import train_by_adam
+from manyheads.theory.joma.text.record import train_by_adam
 from manyheads.theory.papers import TIAN
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.transformer import Transformer

@@ -20,8 +20,14 @@ from manyheads.curves.summaries import EARLY, RunSummary
 from manyheads.data.characters import read_characters
 from manyheads.statistics import mean_interval
 from manyheads.studies.joma.text.text_pictures import pictures
-from manyheads.theory.joma.text.record import recorded_dataset, reference_levels, train_and_record
-from manyheads.theory.joma.text.transformers import character_config, digest_text, step_flops
+from manyheads.theory.joma.text.record import (
+    character_config,
+    digest_text,
+    recorded_dataset,
+    reference_levels,
+    step_flops,
+    train_and_record,
+)
 from manyheads.theory.joma.theorems.rebound import REBOUND
 from manyheads.theory.papers import TIAN
 from manyheads.transformer.scaling import standard_scaling

@@ -16,8 +16,8 @@ import manyheads.study as st
 from manyheads.curves.drop_and_rise import DropAndRise, replicated_drop_and_rise
 from manyheads.data import TextWindows, load_text
 from manyheads.spectra.levels import causal_entropy_level, expected_stable_rank
-from manyheads.theory.joma.systems.networks.adam_training import train_by_adam
 from manyheads.theory.joma.text import variants
+from manyheads.theory.joma.text.record import train_by_adam
 from manyheads.theory.papers import TIAN
 from manyheads.transformer.transformer import Transformer
 

@@ -9,7 +9,7 @@ import numpy as np
 import manyheads.study as st
 from manyheads.errors import CertificateError
 from manyheads.theory.meanfield.incontext import head_particles as system
-from manyheads.theory.meanfield.incontext.gaussian_points import gaussian_points
+from manyheads.theory.meanfield.incontext.task import gaussian_points
 
 OUTPUTS = ("averaged", "summed")
 

@@ -6,8 +6,12 @@ import jax
 import numpy as np
 
 import manyheads.study as st
-from manyheads.theory.meanfield.incontext.prompt_length import length_coefficient, prompt_loss, solve_attention
-from manyheads.theory.meanfield.incontext.prompts import draw_prompt_losses
+from manyheads.theory.meanfield.incontext.prompt_length import (
+    draw_prompt_losses,
+    length_coefficient,
+    prompt_loss,
+    solve_attention,
+)
 from manyheads.theory.meanfield.incontext.task import FeatureTask, circle_task, harmonics
 from manyheads.theory.papers import KIM
 

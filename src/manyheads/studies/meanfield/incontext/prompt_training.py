@@ -9,10 +9,9 @@ import manyheads.study as st
 from manyheads.errors import CertificateError
 from manyheads.theory.meanfield.incontext import prompt_training as system
 from manyheads.theory.meanfield.incontext.crossings import first_crossing, half_times, plateau_level
-from manyheads.theory.meanfield.incontext.gaussian_points import gaussian_points
 from manyheads.theory.meanfield.incontext.particles import particle_flow
 from manyheads.theory.meanfield.incontext.prompt_length import length_coefficient
-from manyheads.theory.meanfield.incontext.task import FeatureTask, ridge_task
+from manyheads.theory.meanfield.incontext.task import FeatureTask, gaussian_points, ridge_task
 from manyheads.theory.papers import KIM
 
 FOREIGN, SIGNAL = 0.5, 0.2  # g, and the overlap of every target with its slot at the start, relative to g

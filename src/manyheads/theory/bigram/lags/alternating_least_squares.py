@@ -27,6 +27,7 @@ from scipy import optimize, sparse
 from manyheads.errors import CertificateError
 from manyheads.theory.bigram.lags.pair_counts import PairCounts
 from manyheads.theory.bigram.lags.streams import Lagged
+from manyheads.theory.bigram.task import sum_by_token
 
 RIDGE = 1e-6  # of the mean eigenvalue: what never occurs would have undefined columns
 RIDGE_OF_LAGS = 1e-9  # of the largest sum of squares of a query: lags that say the same would have undefined weights
@@ -198,9 +199,7 @@ def attended(block: Lagged, attention: np.ndarray) -> np.ndarray:
     queries = block.queries
     weights = np.take_along_axis(attention, chosen, 1)[queries]  # (m, M)
     seen = block.symbols[block.places[:, None] - chosen[queries]]
-    codes = seen + np.arange(len(block))[:, None] * block.vocabulary
-    flat = np.bincount(codes.ravel(), weights.ravel(), minlength=len(block) * block.vocabulary)
-    return flat.reshape(len(block), block.vocabulary)
+    return sum_by_token(seen, weights, block.vocabulary)
 
 
 def value_sums(problem: LagProblem, attention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -48,14 +48,8 @@ class Selection:
 class Scores:
     """Scatter matrices of targets, and of symbols at all lags, in groups of samples, and the tests of lags from them.
 
-    Attributes
-    ----------
-    cross, within
-        n B and n G of every group and lag, (groups, L, K, K).
-    targets
-        n V, (groups, K, K).
-    samples
-        Of every group, (groups,).
+    `cross` and `within` are n B and n G of every group and lag, (groups, L, K, K), `targets` n V, (groups, K, K),
+    `samples` those of every group, (groups,).
     """
 
     def __init__(self, data: Lagged, groups: np.ndarray, levels: np.ndarray, errors: np.ndarray | None = None) -> None:

@@ -25,11 +25,8 @@ RIDGE = 5.0  # of the additive baseline, in samples
 class HeldOutLoss:
     r"""Mean squared error :math:`\tfrac12|f - e_y|^2` on the samples that were held out, for four predictions.
 
-    Attributes
-    ----------
-    short
-        Fewest lags of the additive model whose loss exceeds the least of all by one standard error of the difference,
-        or 5% of what that explains, at most; empty if there are none.
+    The short explanation is the fewest lags of the additive model whose loss exceeds the least of all by one standard
+    error of the difference, or 5% of what that explains, at most.
     """
 
     unigram: float  # the frequencies of the targets
@@ -37,7 +34,7 @@ class HeldOutLoss:
     additive: float  # the best of linear models with a matrix for each of the first lags of forward selection
     fitted: float  # the fit
     samples: int  # how many there were
-    short: tuple[int, ...] = ()
+    short: tuple[int, ...] = ()  # lags of the short explanation; empty if there are none
     short_loss: float = float("nan")  # its loss
 
 

@@ -212,12 +212,8 @@ def lag_information(
 
     with :math:`r` the numbers of pairs and of symbols that occur: Miller's correction for the upward bias of counting
     :math:`m` samples. What it says of a lag includes all that the symbols between carry on: symbols of a text depend on
-    each other, so almost every lag has some. `fit_lags` tells the two apart.
-
-    Returns
-    -------
-    numpy.ndarray
-        (L,): zero up to the error of the correction where a lag says nothing; it may be a little below zero.
+    each other, so almost every lag has some. `fit_lags` tells the two apart. Returned are (L,) bits, zero up to the
+    error of the correction where a lag says nothing; they may be a little below zero.
 
     Examples
     --------

@@ -56,7 +56,7 @@ def attention_noise(task: BigramTask, value: np.ndarray, rows: RowCoefficients, 
     mu = task.stationary
     square = (value * mu) @ np.swapaxes(value, -1, -2)  # C_W
     cross = (task.centred * mu) @ np.swapaxes(value, -1, -2)  # C_PW
-    first = _trace_with_spread(mu, square)
+    first = np.einsum("...ii,i->...", square, mu) - np.einsum("i,...ij,j->...", mu, square, mu)  # tr C_W S
     second = 2 * (square * cross).sum((-2, -1))  # tr C_W (C_PW + C_PW^T): C_W is symmetric
     third = (square**2).sum((-2, -1))
     traces = first[..., None] - rows.overlaps * second[..., None] + rows.squared_norms * third[..., None]
@@ -111,8 +111,3 @@ def check_batch_size(batch: int) -> None:
     """Refuse a batch without samples."""
     if batch < 1:
         raise UsageError(f"batch={batch}: at least one sample")
-
-
-def _trace_with_spread(mu: np.ndarray, square: np.ndarray) -> np.ndarray:
-    """Return tr(C S) for symmetric C, (...,)."""
-    return np.einsum("...ii,i->...", square, mu) - np.einsum("i,...ij,j->...", mu, square, mu)

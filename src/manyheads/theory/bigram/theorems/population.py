@@ -15,15 +15,14 @@ symbol                            name in code
 :math:`W = V - \mu 1^\top`        `value`, (N, N): the trained matrix; :math:`f = \mu + W X a`
 :math:`A`, row :math:`a^{(k)}`    `attention`, (N, T)
 :math:`|A|_\mu^2`                 `Overlaps.attention_squared_norm`, :math:`\sum_k\mu_k|a^{(k)}|^2`
-:math:`\langle Q,A\rangle_\mu`    `Overlaps.attention_overlap`
-:math:`K_V, K_{VP}`               `Overlaps.value_squared_norm`, `Overlaps.value_overlap`
+:math:`K_V`                       `Overlaps.value_squared_norm`, :math:`\operatorname{tr} WSW^\top`
 ================================  ==================================================================
 
 :math:`\mu + WXa = VXa` while :math:`1^\top a = 1`; the centred form keeps its mean when a proximal step changes that
 sum. Derived here; the model is that of Ren, Wang and Lee (arXiv 2410.23438).
 """
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,16 +30,16 @@ from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError
 from manyheads.theory.bigram.task import BigramTask
 
+F = TypeVar("F", float, np.ndarray)
 
-class Overlaps(NamedTuple):
-    """Scalars that determine loss and gradients."""
 
-    value_squared_norm: float  # K_V = tr W S W^T
-    value_overlap: float  # K_VP = tr W S Pt^T
-    attention_squared_norm: float
-    attention_overlap: float
-    value_signal: float  # K_VP / K_P: 1 at the solution
-    attention_signal: float  # <Q - 1/T, A> / K_Q: 1 at the solution, NaN if K_Q = 0
+class Overlaps(NamedTuple, Generic[F]):
+    """What determines the loss, numbers of one state or (R,) of several runs."""
+
+    value_squared_norm: F  # K_V = tr W S W^T
+    attention_squared_norm: F
+    value_signal: F  # K_VP / K_P with K_VP = tr W S Pt^T: 1 at the solution
+    attention_signal: F  # <Q - 1/T, A> / K_Q: 1 at the solution, NaN if K_Q = 0
 
 
 class PopulationGradients(NamedTuple):
@@ -80,7 +79,7 @@ def check_weights(task: BigramTask, value: np.ndarray, attention: np.ndarray) ->
 
 
 @takes_arrays
-def measure_overlaps(task: BigramTask, value: np.ndarray, attention: np.ndarray) -> Overlaps:
+def measure_overlaps(task: BigramTask, value: np.ndarray, attention: np.ndarray) -> Overlaps[float]:
     """Measure the overlap of a value matrix (N, N) and an attention (N, T) with the task, in float64."""
     check_weights(task, value, attention)
     mu, rows = task.stationary, _rows(task, attention)
@@ -89,9 +88,8 @@ def measure_overlaps(task: BigramTask, value: np.ndarray, attention: np.ndarray)
     mean = value @ mu
     signal = float(mu @ (rows.overlaps - rows.sums / task.length))
     squared_norm = float(mu @ (value**2).sum(0)) - float(mean @ mean)
-    attention_norm, overlap = float(mu @ rows.squared_norms), float(mu @ rows.overlaps)
     share = signal / task.attention_squared_norm if task.attention_squared_norm > 1e-12 else float("nan")
-    return Overlaps(squared_norm, inner, attention_norm, overlap, inner / task.transition_squared_norm, share)
+    return Overlaps(squared_norm, float(mu @ rows.squared_norms), inner / task.transition_squared_norm, share)
 
 
 @takes_arrays

@@ -28,11 +28,12 @@ from manyheads._constraints import Constraint, check_fields, constrained
 from manyheads._extras import require
 from manyheads._overview import distinct_texts
 from manyheads._settings import double_precision
-from manyheads.errors import CertificateError, ShapeError, UsageError
+from manyheads.errors import CertificateError, UsageError
 from manyheads.theory.bigram.engines.generator import LAST_STEP, LONGEST, Seed, scramble, thresholds
 from manyheads.theory.bigram.engines.kernels import descend_in_numba, gradients_in_numba
 from manyheads.theory.bigram.engines.reference import Rates, Tables, as_jax, descend_in_jax, mean_gradients
 from manyheads.theory.bigram.task import BigramTask
+from manyheads.theory.bigram.theorems.population import check_weights
 
 LIMIT = 1e6  # of an entry of the value; useful ones stay below the square root of the length
 ENGINES = ("jax", "numba")
@@ -179,12 +180,8 @@ def make_tables(task: BigramTask) -> Tables:
 
 def check_state(task: BigramTask, state: State) -> State:
     """Return a copy of a state in the precision of this module, or refuse one that does not fit the task."""
-    tokens, length = task.vocabulary, task.length
     value, attention = np.array(state.value, float), np.array(state.attention, np.float32)
-    if value.shape != (tokens, tokens) or attention.shape != (tokens, length):
-        raise ShapeError(
-            f"value {value.shape}, attention {attention.shape}: this task needs {(tokens, tokens)}, {(tokens, length)}"
-        )
+    check_weights(task, value, attention)
     if not (np.isfinite(value).all() and np.isfinite(attention).all()):
         raise UsageError("the state has entries that are not finite: give finite values and attention")
     return State(value, attention)

@@ -47,11 +47,11 @@ class TaskDistances(NamedTuple):
     excess: float  # loss over that of the initial state
 
 
-def trajectory(train: Callable[[S, int], S], state: S, every: int) -> Iterator[tuple[int, S]]:
-    """Yield steps done and state, from the initial one on; `train(state, first_step)` makes the next `every` steps."""
+def trajectory(train: Callable[..., S], state: S, every: int) -> Iterator[tuple[int, S]]:
+    """Yield steps done and state, initial one first; `train(state, first_step=n)` makes the next `every` steps."""
     for done in count(0, every):
         yield done, state
-        state = train(state, done)
+        state = train(state, first_step=done)
 
 
 def record(
@@ -64,7 +64,7 @@ def record(
     zero = excess(task, *initial_state(task))
 
     train = partial(descend, task, settings=settings, steps=every, seed=seed)
-    for done, state in islice(trajectory(lambda state, at: train(state, first_step=at), init, every), records + 1):
+    for done, state in islice(trajectory(train, init, every), records + 1):
         found, nonzero = measure_overlaps(task, *state), np.count_nonzero(state.attention) / state.attention.size
         rows.append((done, excess(task, *state) / zero, found.value_signal, found.attention_signal, nonzero))
     steps_done, losses, values, weights, shares = np.array(rows).T

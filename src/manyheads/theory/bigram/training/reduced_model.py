@@ -25,7 +25,7 @@ from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError
 from manyheads.theory.bigram.task import BigramTask
 from manyheads.theory.bigram.theorems.gradient_noise import RowCoefficients, ValueNoise, attention_noise
-from manyheads.theory.bigram.theorems.population import excess_of_signals
+from manyheads.theory.bigram.theorems.population import Overlaps, excess_of_signals
 from manyheads.theory.bigram.training.proximal_sgd import LIMIT, StepSettings
 
 ESCAPED = 0.3  # product of both signals at the plateau escape; its time is insensitive to the exact value
@@ -37,15 +37,6 @@ class ReducedState(NamedTuple):
     value: np.ndarray  # (R, N, N), centred
     on_support: np.ndarray  # (R, N, Q): attention at the true positions, in the order of the task's
     residual: np.ndarray  # (R, N): squared norm of the other weights of a row after their mean is removed
-
-
-class ReducedOverlaps(NamedTuple):
-    """Signals, squared norm of the values and of the attention of every run, (R,) each."""
-
-    value_squared_norm: np.ndarray
-    attention_squared_norm: np.ndarray
-    value_signal: np.ndarray
-    attention_signal: np.ndarray
 
 
 class Escape(NamedTuple):
@@ -115,11 +106,11 @@ def record_reduced(
 
 
 @takes_arrays
-def measure_reduced(task: BigramTask, state: ReducedState) -> ReducedOverlaps:
+def measure_reduced(task: BigramTask, state: ReducedState) -> Overlaps[np.ndarray]:
     """Measure signals and squared norms of every run."""
     mu, rows = task.stationary, _rows(task, state)
     inner = (state.value * task.centred).sum(-2) @ mu
-    return ReducedOverlaps(
+    return Overlaps(
         (state.value**2).sum(-2) @ mu,
         rows.squared_norms @ mu,
         inner / task.transition_squared_norm,

@@ -21,7 +21,7 @@ import numpy as np
 
 from manyheads._arrays import as_integers
 from manyheads.errors import CertificateError, ShapeError, UsageError
-from manyheads.theory.bigram.task import Batch, BigramTask
+from manyheads.theory.bigram.task import Batch, BigramTask, sum_by_token
 from manyheads.theory.bigram.training.proximal_sgd import State
 
 SHARE = 0.1  # weights below this share of their row's largest are dropped
@@ -75,10 +75,8 @@ def attend(attention: np.ndarray, batch: Batch, vocabulary: int) -> np.ndarray:
         if used.size == 0:
             continue
         tokens = batch.tokens[rows] if used.size == batch.tokens.shape[1] else batch.tokens[np.ix_(rows, used)]
-        cells = tokens.astype(np.int64) + vocabulary * np.arange(len(rows))[:, None]
-        weights = np.broadcast_to(np.asarray(attention[query, used], np.float64), cells.shape)
-        counted = np.bincount(cells.ravel(), weights.ravel(), minlength=vocabulary * len(rows))
-        seen[rows] = counted.reshape(len(rows), vocabulary)
+        weights = np.broadcast_to(np.asarray(attention[query, used], np.float64), tokens.shape)
+        seen[rows] = sum_by_token(tokens, weights, vocabulary)
     return seen
 
 
@@ -126,7 +124,8 @@ def refit_scale(state: State, stationary: np.ndarray, seen: SupportSamples) -> S
 
     Here :math:`f = W X a` and :math:`r = e_y - \mu`.
     """
-    effect = _features(at_places(state.attention, seen), seen, len(stationary)) @ np.asarray(state.value).T  # (n, N)
+    weights = at_places(state.attention, seen)[seen.queries]
+    effect = sum_by_token(seen.tokens, weights, len(stationary)) @ np.asarray(state.value).T  # (n, N)
     size = float((effect**2).sum())
     if size == 0:
         raise CertificateError(
@@ -214,18 +213,10 @@ def at_places(attention: np.ndarray, seen: SupportSamples) -> np.ndarray:
     return np.where(seen.places >= 0, chosen, 0.0)
 
 
-def _features(weights: np.ndarray, seen: SupportSamples, vocabulary: int) -> np.ndarray:
-    """Return the attention that each token gets, (n, N)."""
-    size = len(seen.queries)
-    cells = seen.tokens.astype(np.int64) + vocabulary * np.arange(size)[:, None]
-    counted = np.bincount(cells.ravel(), weights[seen.queries].ravel(), minlength=vocabulary * size)
-    return counted.reshape(size, vocabulary)
-
-
 def _solve_values(weights: np.ndarray, stationary: np.ndarray, seen: SupportSamples) -> np.ndarray:
     """Return the least-squares values given the weights, (N, N)."""
     vocabulary = len(stationary)
-    features = _features(weights, seen, vocabulary)
+    features = sum_by_token(seen.tokens, weights[seen.queries], vocabulary)
     features -= weights.sum(1)[seen.queries][:, None] * stationary
     sums = np.zeros((vocabulary, vocabulary))
     np.add.at(sums, seen.targets, features)

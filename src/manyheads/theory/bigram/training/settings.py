@@ -84,16 +84,11 @@ class FirstStage:
 class SecondStage:
     r"""Stage two: kind of step, batch, growth per step, penalty, budget and early stopping.
 
-    Attributes
-    ----------
-    kind
-        "proximal": l1 penalty; "plain": no penalty; "none": no stage two.
-    ratio
-        The penalty in standard deviations of one coordinate of the attention's gradient: :math:`\lambda = r\sigma`.
-        Above :math:`\sqrt{2\ln T}` no noise is left; 2 to 3 is better with few samples.
+    The ratio r is the penalty in standard deviations of one coordinate of the attention's gradient:
+    :math:`\lambda = r\sigma`. Above :math:`\sqrt{2\ln T}` no noise is left; 2 to 3 is better with few samples.
     """
 
-    kind: Literal["proximal", "plain", "none"] = constrained("proximal")
+    kind: Literal["proximal", "plain", "none"] = constrained("proximal")  # l1 penalty; none; no stage two
     batch: int = constrained(1024, Constraint(least=1))  # samples of a step
     growth: float = constrained(0.1, Constraint(above=0, most=0.5))  # growth per step, as in `FirstStage`
     ratio: float = constrained(2.5, Constraint(above=0))

@@ -75,20 +75,13 @@ class SoftmaxState(NamedTuple):
 class SoftmaxSettings:
     r"""Settings of a step.
 
-    Attributes
-    ----------
-    value_learning_rate
-        :math:`\eta_W`.
-    attention_learning_rate
-        :math:`\eta_A` of the linear model for "scaled"; the learning rate of the logits for "constant" and "adam".
-    rule
-        "scaled": gradient steps of :math:`\eta_A/\max_t a_t^2`, the maximum of each row's softmax over positions, and
-        of :math:`\eta_A/\max_j \pi_j^2` for the logits of tokens; "constant": gradient steps; "adam": Adam.
+    The rule is "scaled": gradient steps of :math:`\eta_A/\max_t a_t^2`, the maximum of a row's softmax over positions,
+    and of :math:`\eta_A/\max_j \pi_j^2` for the logits of tokens; "constant": gradient steps; "adam": Adam.
     """
 
     batch: int  # samples of a step
-    value_learning_rate: float
-    attention_learning_rate: float
+    value_learning_rate: float  # eta_W
+    attention_learning_rate: float  # eta_A of the linear model for "scaled"; that of the logits for the other rules
     rule: Literal["scaled", "constant", "adam"] = constrained("scaled")
     token_logits: bool = False  # whether m is trained as well
 
@@ -122,7 +115,7 @@ def record_softmax(
     train = partial(descend_softmax, task, settings=settings, steps=every, seed=seed)
     init, losses = initial_softmax_state(task), []
     probe = draw_step_batch(task, PROBE, seed=[*seed, 1])  # independent of the samples of the steps
-    for _, state in islice(trajectory(lambda state, at: train(state, first_step=at), init, every), records + 1):
+    for _, state in islice(trajectory(train, init, every), records + 1):
         losses.append(estimate_excess(task, state, probe))
     return np.array(losses) / losses[0], state
 

@@ -169,8 +169,8 @@ def run_stage_two(
     held_out = task.draw(rng, settings.held_out)
     rates = (second.growth / first.squared_norm(task.length), second.growth / first.transition_squared_norm)
 
-    def train(state: State, done: int) -> State:
-        number, penalty = stage_one.steps + done, 0.0
+    def train(state: State, first_step: int) -> State:
+        number, penalty = stage_one.steps + first_step, 0.0
         if second.penalized:  # estimated on the samples of the next step: no extra ones are drawn
             seen = batch_gradients(task, state, second.batch, seed=seed, step=number, engine=engine)
             penalty = second.ratio * estimate_noise(seen.attention, task.stationary)

@@ -36,11 +36,8 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the logits over heads, which are
 class InfiniteHeadsAttention(Branch):
     """Attention for infinitely many heads of key dimension N, sampled.
 
-    Parameters
-    ----------
-    samples
-        Heads that are sampled, a multiple of four; `samples * key_dim` at least 32 S P T. Time and memory grow like
-        samples N (S P T)^2 and 12 samples N S P T numbers.
+    `samples * key_dim` is at least 32 S P T. Time and memory grow like samples N (S P T)^2 and 12 samples N S P T
+    numbers.
 
     References
     ----------
@@ -50,7 +47,7 @@ class InfiniteHeadsAttention(Branch):
     sampled: ClassVar[bool] = True
 
     key_dim: int = constrained(rule=Constraint(least=1))  # N
-    samples: int = constrained(1024, Constraint(least=4, multiple=4))
+    samples: int = constrained(1024, Constraint(least=4, multiple=4))  # heads
     logit_exponent: float = constrained(1.0, LOGIT_EXPONENT)  # alpha_A
 
     def __post_init__(self) -> None:

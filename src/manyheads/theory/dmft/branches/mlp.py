@@ -19,10 +19,6 @@ from manyheads.theory.dmft.branches.gaussian_fields import factor, fewest_neuron
 from manyheads.theory.dmft.problem import Problem
 
 
-def _gauss(z: np.ndarray) -> np.ndarray:
-    return np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
-
-
 def _cdf(z: np.ndarray) -> np.ndarray:
     return (1 + erf(z / np.sqrt(2))) / 2
 
@@ -32,7 +28,7 @@ Function = Callable[[np.ndarray], np.ndarray]
 # phi and its derivative, by the names that `TransformerConfig` uses.
 ACTIVATIONS: MappingProxyType[str, tuple[Function, Function]] = MappingProxyType(
     {
-        "gelu": (lambda z: z * _cdf(z), lambda z: _cdf(z) + z * _gauss(z)),
+        "gelu": (lambda z: z * _cdf(z), lambda z: _cdf(z) + z * (np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi))),
         "relu": (lambda z: np.maximum(z, 0), lambda z: (z > 0).astype(z.dtype)),
         "erf": (erf, lambda z: 2 / np.sqrt(np.pi) * np.exp(-(z**2))),
         "tanh": (np.tanh, lambda z: 1 - np.tanh(z) ** 2),

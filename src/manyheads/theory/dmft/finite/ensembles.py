@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -97,7 +97,8 @@ def train_networks(
     seeds, chunk = [check_integer("seed", seed, 0) for seed in seeds], check_integer("chunk", chunk)
     with double_precision():
         keys = jnp.stack([jax.random.key(seed) for seed in seeds])
-        run = _trainer(_Frame.of(problem), network, every_head, movement)
+        frame = _Frame(*(getattr(problem, name) for name in _Frame._fields))
+        run = _trainer(frame, network, every_head, movement)
         data = tuple(jnp.asarray(part) for part in (problem.inputs, problem.flat_targets, problem.loss_weights))
         numbers = {name: jnp.asarray(value) for name, value in _numbers(problem, network).items()}
         pieces = [run(keys[start : start + chunk], *data, numbers) for start in range(0, len(seeds), chunk)]
@@ -114,8 +115,7 @@ def train_networks(
     return xr.Dataset(variables, coords=coords | ({"matrix": list(MATRICES)} if movement else {}))
 
 
-@dataclass(frozen=True)
-class _Frame:
+class _Frame(NamedTuple):
     """Static part of a problem, compiled in; its arrays and `_numbers` are not."""
 
     steps: int
@@ -124,10 +124,6 @@ class _Frame:
     read_out: str
     causal: bool
     norm: bool
-
-    @staticmethod
-    def of(problem: Problem) -> "_Frame":
-        return _Frame(**{name: getattr(problem, name) for name in _Frame.__dataclass_fields__})
 
 
 def _numbers(problem: Problem, network: Network) -> dict[str, float]:

@@ -149,38 +149,9 @@ class TimeGrid:
         return np.where((ages > 0) & ~(self.opening & (ages > 1)), np.diff(self.spans)[:, 0], 0.0)
 
 
-def interval_step(
-    problem: Problem, kernel: np.ndarray, output: np.ndarray, steps: range, carried: np.ndarray, drift: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Descend through the steps of an interval with a fixed tangent kernel: f(t+1) = f(t) + eta K c Delta(t) + drift.
-
-    All are vectors (O C,): outputs at the first step, `carried` added to its dressed errors, the drift a step. Returned
-    are the sum of the dressed errors c Delta over the interval and the outputs at its end.
-    """
-    total = np.zeros_like(output)
-    for step in steps:
-        error = dressed_errors(problem, step, output.reshape(problem.flat_targets.shape)).ravel()
-        if step == steps.start:
-            error = error + carried
-        total = total + error
-        output = output + problem.learning_rate * kernel @ error + drift
-    return total, output
-
-
 def dressed_errors(problem: Problem, step: int, output: np.ndarray) -> np.ndarray:
     """Return c(t) Delta of outputs (O, C)."""
     return problem.loss_weights[step][:, None] * problem.loss_function.error(problem.flat_targets, output)
-
-
-def bfgs_update(kernel: np.ndarray, errors: np.ndarray, displacement: np.ndarray) -> np.ndarray:
-    """Return the BFGS update with K errors = displacement; unchanged where the kernel would not stay positive."""
-    before = kernel @ errors
-    if not (errors @ displacement > 0 and errors @ before > 0):
-        return kernel
-    change = np.outer(displacement, displacement) / (errors @ displacement) - np.outer(before, before) / (
-        errors @ before
-    )
-    return kernel + change
 
 
 class IntervalState(NamedTuple):
@@ -231,8 +202,19 @@ def mean_errors(
 
 
 def _descend(grid: TimeGrid, state: IntervalState, steps: range, drift: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Descend from the start of the interval."""
-    return interval_step(grid.problem, state.kernel, state.start, steps, state.carried, drift)
+    """Descend from the start of the interval with a fixed tangent kernel: f(t+1) = f(t) + eta K c Delta(t) + drift.
+
+    Returned are vectors (O C,): the sum of the dressed errors c Delta over the steps and the outputs at their end.
+    """
+    problem, output = grid.problem, state.start
+    total = np.zeros_like(output)
+    for step in steps:
+        error = dressed_errors(problem, step, output.reshape(problem.flat_targets.shape)).ravel()
+        if step == steps.start:
+            error = error + state.carried
+        total = total + error
+        output = output + problem.learning_rate * state.kernel @ error + drift
+    return total, output
 
 
 def _correct(grid: TimeGrid, state: IntervalState, moment: int, found: np.ndarray, past: np.ndarray) -> IntervalState:
@@ -247,9 +229,17 @@ def _update_kernel(
 ) -> IntervalState:
     """Bring the tangent kernel in line with the change of the outputs since the moment before (BFGS).
 
-    Outputs that have arrived move by what is left of their noise, and a kernel learned from that lets them diverge.
+    Outputs that have arrived move by what is left of their noise, and a kernel learned from that lets them diverge. It
+    stays as it is where it would not stay positive.
     """
     if np.abs(found - state.found).max() <= QUIET * np.abs(found).max():
         return state
     errors = (grid.memory[moment, :moment] - grid.memory[moment - 1, :moment]) @ past
-    return state._replace(kernel=bfgs_update(state.kernel, errors, (found - state.found) / grid.problem.learning_rate))
+    displacement = (found - state.found) / grid.problem.learning_rate  # K errors
+    before = state.kernel @ errors
+    if not (errors @ displacement > 0 and errors @ before > 0):
+        return state
+    change = np.outer(displacement, displacement) / (errors @ displacement) - np.outer(before, before) / (
+        errors @ before
+    )
+    return state._replace(kernel=state.kernel + change)

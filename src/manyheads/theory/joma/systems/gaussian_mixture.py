@@ -1,5 +1,7 @@
-"""Isotropic mixtures of inputs, and one neuron trained on their samples by SGD."""
+"""Isotropic mixtures of inputs, activations with their kinks, and one neuron trained on samples by SGD."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -11,29 +13,49 @@ from jaxtyping import Array, Float
 
 from manyheads._arrays import check_arrays, takes_arrays
 from manyheads.errors import ShapeError, UsageError
-from manyheads.theory.joma.systems.activations import Nonlinearity
 from manyheads.theory.joma.systems.recording import SGDOptions, record_states
+from manyheads.theory.joma.task import ACTIVATIONS
 
 Distribution = Literal["gaussian", "sphere"]
+
+
+@dataclass(frozen=True)
+class Nonlinearity:
+    """Elementwise activation, with the arguments at which its derivative jumps, in rising order.
+
+    Examples
+    --------
+    >>> NONLINEARITIES["relu"].derivative(jnp.array([-1.0, 2.0])).tolist(), NONLINEARITIES["relu"].kinks
+    ([0.0, 1.0], (0.0,))
+    """
+
+    name: str  # identity: activations of equal names and kinks are equal
+    value: Callable[[Float[Array, "..."]], Float[Array, "..."]] = field(compare=False, repr=False)
+    kinks: tuple[float, ...] = ()
+
+    def derivative(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Differentiate the activation elementwise."""
+        x = jnp.asarray(x)
+        return jax.jvp(self.value, (x,), (jnp.ones_like(x),))[1]
+
+
+NONLINEARITIES = {
+    name: Nonlinearity(name, value, (0.0,) if name == "relu" else ()) for name, value in ACTIVATIONS.items()
+}
+"""The activations of `manyheads.theory.joma.task`, by name; square is x²/2."""
+
+
+def find_nonlinearity(name: str) -> Nonlinearity:
+    """Look up one of `NONLINEARITIES` by name; UsageError if there is none."""
+    if name not in NONLINEARITIES:
+        raise UsageError(f"activation {name!r}: expected one of {', '.join(NONLINEARITIES)}")
+    return NONLINEARITIES[name]
 
 
 class Mixture(eqx.Module):
     r"""Mixture of isotropic inputs :math:`x = \bar x_j + s\,\xi`, with a gradient :math:`a_j` per component.
 
-    Attributes
-    ----------
-    means
-        :math:`\bar x_j`, shape (C, d), d >= 2.
-    probabilities
-        :math:`p_j`, shape (C,): positive, adding up to one.
-    gradients
-        :math:`a_j`, shape (C,): minus the derivative of the loss with respect to the output of the neuron.
-    std
-        s > 0: standard deviation of every coordinate about the mean.
-    offset
-        c: contribution of the query token to the pre-activation.
-    distribution
-        "gaussian", or "sphere": the noise lies on the sphere of radius :math:`s \sqrt d`, with the same covariance.
+    The noise is Gaussian or, for "sphere", lies on the sphere of radius :math:`s \sqrt d`, with the same covariance.
 
     Examples
     --------
@@ -42,11 +64,11 @@ class Mixture(eqx.Module):
     (3, 2)
     """
 
-    means: Float[Any, "components d"] = eqx.field(converter=check_arrays)
-    probabilities: Float[Any, " components"] = eqx.field(converter=check_arrays)
-    gradients: Float[Any, " components"] = eqx.field(converter=check_arrays)
-    std: Float[Any, ""] = eqx.field(converter=check_arrays)
-    offset: Float[Any, ""] = eqx.field(default=0.0, converter=check_arrays)
+    means: Float[Any, "components d"] = eqx.field(converter=check_arrays)  # d >= 2
+    probabilities: Float[Any, " components"] = eqx.field(converter=check_arrays)  # p_j: positive, adding up to one
+    gradients: Float[Any, " components"] = eqx.field(converter=check_arrays)  # a_j = -dloss/d(output of the neuron)
+    std: Float[Any, ""] = eqx.field(converter=check_arrays)  # s > 0, of every coordinate about the mean
+    offset: Float[Any, ""] = eqx.field(default=0.0, converter=check_arrays)  # c, what the query adds before activation
     distribution: Distribution = eqx.field(default="gaussian", static=True)
 
     def __check_init__(self) -> None:

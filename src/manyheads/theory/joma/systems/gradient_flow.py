@@ -60,12 +60,9 @@ class FixedSteps:
 class AdaptiveSteps:
     """Tolerances of the adaptive integrator, and its events.
 
-    Attributes
-    ----------
-    margin
-        A ReLU gate is held until its pre-activation has passed zero by this much. The trajectory is accurate to about
-        the margin, the conserved relations, which do not depend on the gates, to the tolerance of a step. Gradient flow
-        often slides along a kink and crosses it repeatedly: a margin ten times smaller then costs ten times as much.
+    A ReLU gate is held until its pre-activation has passed zero by the margin. The trajectory is accurate to about the
+    margin, the conserved relations, which do not depend on the gates, to the tolerance of a step. Gradient flow often
+    slides along a kink and crosses it repeatedly: a margin ten times smaller then costs ten times as much.
     """
 
     horizon: float  # end time

@@ -1,6 +1,10 @@
-"""Statistics of a transformer recorded while it trains on text: loss, attention entropy, stable ranks."""
+"""Transformers of characters, and their statistics while they train on text: loss, attention entropy, stable ranks."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -10,17 +14,25 @@ import optax
 import xarray as xr
 from jaxtyping import Array, Int
 
+from manyheads._trees import PyTree
 from manyheads.attention import attention_entropy, causal
-from manyheads.data import TextWindows
+from manyheads.costs import ModelShape, transformer_cost
+from manyheads.data import TextWindows, load_text
+from manyheads.data.characters import read_characters
+from manyheads.errors import UsageError
 from manyheads.spectra.levels import causal_entropy_level, expected_stable_rank
 from manyheads.spectra.traced_ranks import traced_stable_rank
 from manyheads.study.tables import record
+from manyheads.transformer.config import TransformerConfig
+from manyheads.transformer.inputs import TokenInput
 from manyheads.transformer.losses import cross_entropy
+from manyheads.transformer.scaling import standard_scaling
+from manyheads.transformer.shape import Shape
 from manyheads.transformer.training import Snapshot, Trained, train
-from manyheads.transformer.transformer import Transformer
+from manyheads.transformer.transformer import Transformer, initialize
 
+_adam = lru_cache(maxsize=4)(optax.adam)  # one object a learning rate, so that training compiles once
 HELD_OUT = 64  # windows of the validation text on which everything is measured
-
 STATISTICS = {
     "validation_loss": (("step",), "loss on held-out text", "nat"),
     "entropy": (("step", "layer", "head"), "attention entropy", "nat"),
@@ -104,3 +116,61 @@ def reference_levels(length: int, width: int) -> xr.Dataset:
             "random_rank": ((), expected_stable_rank(4 * width, width), "stable rank of a random matrix"),
         }
     )
+
+
+def character_config(shape: Shape, vocabulary: int, length: int) -> TransformerConfig:
+    """Configure a causal pre-norm transformer with ReLU that predicts the next of `vocabulary` characters."""
+    return TransformerConfig(
+        shape,
+        TokenInput(vocabulary),
+        length=length,
+        outputs=vocabulary,
+        causal=True,
+        read_out="token",
+        activation="relu",
+    )
+
+
+def step_flops(shape: Shape, vocabulary: int, length: int, batch: int) -> int:
+    """Count the matrix-multiply FLOPs of a training step, masked pairs included, as they are computed."""
+    model = ModelShape(shape.depth, shape.key_dim * shape.heads, shape.heads, vocabulary=vocabulary, causal=True)
+    return transformer_cost(model, length, batch, training=True, convention="dense").flops
+
+
+def digest_text(path: Path | None, length: int, before: int = 0) -> dict[str, str]:
+    """Hash the text of a study, the default one included, which differs between releases of Python.
+
+    The held-out tenth must hold a window of `length` characters, the next one, and `before` characters in front.
+    """
+    text, reach = load_text(path), length + before
+    held_out = len(read_characters(path)[1].validation)
+    if held_out <= reach:
+        raise UsageError(
+            f"{text.name} leaves {held_out} held-out characters, too few for a window: give a text of more than "
+            f"{10 * (reach + 1)} characters, or a shorter --length"
+        )
+    return {"text": text.sha256}
+
+
+def train_by_adam(
+    config: TransformerConfig,
+    loss: Callable[..., jax.Array],
+    batches: Callable[[jax.Array], PyTree],
+    measure: Callable[[Transformer], dict[str, jax.Array]],
+    learning_rate: float,
+    steps: int,
+    snapshots: int,
+    keys: tuple[jax.Array, jax.Array],
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Train from the standard initialization; return the steps of the snapshots, and what `measure` gives there.
+
+    The keys are those of the initialization and of the batches.
+    """
+    start = initialize(config, standard_scaling(config.shape, config.inputs), keys[0])
+
+    def record(snapshot: Snapshot) -> dict[str, np.ndarray]:
+        return jax.tree.map(np.asarray, measure(snapshot.model))
+
+    done = train(start, loss, batches, _adam(learning_rate), steps, keys[1], every=steps // snapshots, measure=record)
+    moments, found = zip(*done.measured, strict=True)
+    return np.asarray(moments), {name: np.stack([each[name] for each in found]) for name in found[0]}

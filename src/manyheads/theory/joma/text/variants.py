@@ -15,11 +15,9 @@ from jaxtyping import Array, Bool, Int
 
 from manyheads.attention import attention_entropy, causal
 from manyheads.data import TextWindows
-from manyheads.data.characters import read_characters
-from manyheads.data.words import read_words
+from manyheads.data.characters import read_characters, read_words
 from manyheads.spectra.traced_ranks import traced_stable_rank
-from manyheads.theory.joma.text.record import held_out_starts
-from manyheads.theory.joma.text.transformers import character_config
+from manyheads.theory.joma.text.record import character_config, held_out_starts
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.shape import Shape

@@ -50,10 +50,7 @@ def count_invariants(rule: UpdateRule, tokens: int, contexts: int, neurons: int,
     algebra that they generate, at a random point and with random contexts, is the number of directions in which the
     flow can be steered; the others are conserved. Brackets are taken until the rank stays.
 
-    Raises
-    ------
-    UsageError
-        Weight decay, one weight matrix per query, or more than 24 logits and weights.
+    Raises `UsageError`: weight decay, one weight matrix per query, or more than 24 logits and weights.
     """
     size = tokens * (1 + neurons)
     if rule.weight_decay or rule.per_query_weights or size > LARGEST:
@@ -64,7 +61,12 @@ def count_invariants(rule: UpdateRule, tokens: int, contexts: int, neurons: int,
     with jax.enable_x64(True):
         frequencies = jnp.asarray(rng.dirichlet(np.ones(tokens), contexts))
         point = np.concatenate([1 + 0.2 * rng.normal(size=tokens), rng.normal(size=tokens * neurons)])
-        return size - _generated_rank(rule.traced(), frequencies, jnp.asarray(point))
+        # The rank of the Lie algebra at the point; of each order only brackets that raise the rank are kept.
+        frame: list[np.ndarray] = []
+        kept: tuple[jax.Array, ...] = ()
+        while rows := _independent_rows(_fields(rule.traced(), frequencies, kept, jnp.asarray(point)), frame):
+            kept = (*kept, jnp.asarray(rows))
+        return size - len(frame)
 
 
 def _velocities(rule: UpdateRule, contexts: jax.Array, state: jax.Array) -> jax.Array:
@@ -81,15 +83,6 @@ def _velocities(rule: UpdateRule, contexts: jax.Array, state: jax.Array) -> jax.
     return jax.vmap(lambda x: jax.vmap(lambda unit: velocity(x, unit))(units))(contexts).reshape(-1, state.size)
 
 
-def _generated_rank(rule: UpdateRule, contexts: jax.Array, point: jax.Array) -> int:
-    """Return the rank of the Lie algebra at a point; of each order only brackets that raise the rank are kept."""
-    frame: list[np.ndarray] = []
-    kept: tuple[jax.Array, ...] = ()
-    while rows := _independent_rows(_fields(rule, contexts, kept, point), frame):
-        kept = (*kept, jnp.asarray(rows))
-    return len(frame)
-
-
 @eqx.filter_jit
 def _fields(rule: UpdateRule, contexts: jax.Array, kept: tuple[jax.Array, ...], point: jax.Array) -> jax.Array:
     """Evaluate the brackets of the order after those kept; all are arguments, so that draws share one program."""
@@ -99,16 +92,15 @@ def _fields(rule: UpdateRule, contexts: jax.Array, kept: tuple[jax.Array, ...], 
 
     level: Fields = first
     for rows in kept:
-        level = _brackets(first, _select(level, rows))
+        level = _brackets(first, level, rows)
     return level(point)
 
 
-def _select(level: Fields, rows: jax.Array) -> Fields:
-    return lambda state: level(state)[rows]
+def _brackets(first: Fields, level: Fields, rows: jax.Array) -> Fields:
+    """Return the Lie brackets of every field of the first with chosen ones of a level."""
 
-
-def _brackets(first: Fields, second: Fields) -> Fields:
-    """Return the Lie brackets of every field of the first with every one of the second."""
+    def second(state: jax.Array) -> jax.Array:
+        return level(state)[rows]
 
     def commutators(state: jax.Array) -> jax.Array:
         along = jnp.einsum("jde,ie->ijd", jax.jacfwd(second)(state), first(state))

@@ -33,8 +33,7 @@ from manyheads._arrays import check_times, follows_caller, on_host, takes_arrays
 from manyheads._settings import double_precision
 from manyheads._trees import PyTree
 from manyheads.errors import CertificateError, UsageError
-from manyheads.theory.joma.systems.activations import Nonlinearity
-from manyheads.theory.joma.systems.gaussian_mixture import Mixture
+from manyheads.theory.joma.systems.gaussian_mixture import Mixture, Nonlinearity
 from manyheads.theory.joma.systems.recording import integrate
 
 CUTOFF = 9.0  # standard deviations; the Gaussian mass beyond is 2e-19
@@ -58,12 +57,8 @@ def mixture_coefficients(mixture: Mixture, weights: Float[ArrayLike, " d"], acti
 
     Float64 NumPy for NumPy arguments, which are checked; others are traced.
 
-    Raises
-    ------
-    UsageError
-        Zero weights, which have no direction.
-    CertificateError
-        The quadrature did not converge to 1e-10 relative: the curvature is too large at weights of this size.
+    Raises `UsageError`: zero weights, which have no direction. `CertificateError`: the quadrature did not converge to
+    1e-10 relative: the curvature is too large at weights of this size.
     """
     if on_host(mixture, weights):
         _check(mixture, weights)
@@ -87,7 +82,7 @@ def expected_gradient(mixture: Mixture, weights: Float[Any, " d"], activation: N
 
     Examples
     --------
-    >>> from manyheads.theory.joma.systems.activations import NONLINEARITIES
+    >>> from manyheads.theory.joma.systems.gaussian_mixture import NONLINEARITIES
     >>> mixture = Mixture(np.eye(2), np.array([0.5, 0.5]), np.array([1.0, -1.0]), std=0.5)
     >>> expected_gradient(mixture, np.array([3.0, 4.0]), NONLINEARITIES["identity"]).round(12)  # the mean of a x
     array([ 0.5, -0.5])
@@ -157,12 +152,8 @@ def linear_noise_approximation(
     :math:`(h/B)\,\Sigma(t)`: their distance from the flow falls as the inverse square root of the number of samples.
     Derived here (linear-noise approximation).
 
-    Raises
-    ------
-    UsageError
-        Initial weights of zero, or times that do not rise from zero or later.
-    CertificateError
-        The quadrature does not converge at the end of the flow.
+    Raises `UsageError`: initial weights of zero, or times that do not rise from zero or later. `CertificateError`: the
+    quadrature does not converge at the end of the flow.
     """
     grid = check_times(times)
     _check(mixture, init)
@@ -227,13 +218,9 @@ def _component_moments(
     half = jnp.diff(edges)[:, None] / 2
     at = edges[:-1, None] + half * (1 + nodes)  # (panels, ORDER)
     coordinate = at if gaussian else mixture.dim**0.5 * jnp.cos(at)
-    weight = half * quadrature * (norm.pdf(at) if gaussian else _angle_density(at, mixture.dim))
+    # of the density of the angle between a fixed direction and a uniform one in d dimensions
+    scale = np.exp(gammaln(mixture.dim / 2) - gammaln((mixture.dim - 1) / 2)) / np.sqrt(np.pi)
+    weight = half * quadrature * (norm.pdf(at) if gaussian else scale * jnp.sin(at) ** (mixture.dim - 2))
     u = mixture.std * coordinate
     values = weight * function(r + size * u)
     return jnp.stack([values.sum(), (values * u).sum(), (values * u**2).sum()])
-
-
-def _angle_density(angle: Any, dim: int) -> Array:
-    """Density of the angle between a fixed direction and a uniform one in `dim` dimensions."""
-    scale = np.exp(gammaln(dim / 2) - gammaln((dim - 1) / 2)) / np.sqrt(np.pi)
-    return scale * jnp.sin(angle) ** (dim - 2)

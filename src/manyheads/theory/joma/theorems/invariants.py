@@ -95,7 +95,10 @@ def conserved_quantity(
 
 def _relation(rule: UpdateRule, logits: Array, token_weights: Array) -> Array:
     z, v = _arrays(logits, token_weights)
-    _check_shapes(rule, z, v)
+    expected = (*z.shape, v.shape[-1]) if rule.per_query_weights else (*z.shape[:-2], z.shape[-1], v.shape[-1])
+    if z.ndim < 2 or v.shape != expected:
+        kind = "(..., Q, M, K)" if rule.per_query_weights else "(..., M, K)"
+        raise ShapeError(f"logits {z.shape}, token weights {v.shape}: expected (..., Q, M) and {kind}")
     sides = logit_side(rule, z)
     if rule.attention in NORMALIZED:
         return sides.sum(-1)
@@ -125,13 +128,6 @@ def _arrays(*given: ArrayLike) -> tuple[Array, ...]:
     return tuple(map(jnp.asarray if any(isinstance(one, jax.Array) for one in given) else np.asarray, given))
 
 
-def _check_shapes(rule: UpdateRule, z: Array, v: Array) -> None:
-    expected = (*z.shape, v.shape[-1]) if rule.per_query_weights else (*z.shape[:-2], z.shape[-1], v.shape[-1])
-    if z.ndim < 2 or v.shape != expected:
-        kind = "(..., Q, M, K)" if rule.per_query_weights else "(..., M, K)"
-        raise ShapeError(f"logits {z.shape}, token weights {v.shape}: expected (..., Q, M) and {kind}")
-
-
 @takes_arrays
 def per_query_quantity(
     rule: UpdateRule,
@@ -140,10 +136,7 @@ def per_query_quantity(
 ) -> Array:
     """Compute the quantity of each query alone, (..., Q, M), which shared weights do not conserve: a negative control.
 
-    Raises
-    ------
-    UsageError
-        Weight decay, as for `conserved_quantity`.
+    Raises `UsageError`: weight decay, as for `conserved_quantity`.
     """
     z, v = _arrays(logits, token_weights)
     if not rule.per_query_weights:
@@ -157,11 +150,8 @@ def decayed_quantity(rule: UpdateRule, initial: Float[ArrayLike, "*shape"], time
 
     Both sides are quadratic, so decay shrinks them at the same rate. Returns (S, ...). Derived here.
 
-    Raises
-    ------
-    UsageError
-        Exp or softmax attention, where one side is linear in the logits and the other quadratic in the weights; or
-        unequal learning rates, under which decay shrinks the two sides differently.
+    Raises `UsageError`: exp or softmax attention, where one side is linear in the logits and the other quadratic in the
+    weights; or unequal learning rates, under which decay shrinks the two sides differently.
     """
     if rule.attention != "linear":
         raise UsageError(f"attention={rule.attention!r}: only linear attention has a closed form under weight decay")
@@ -183,11 +173,8 @@ def drift(
 ) -> Array:
     """Compute the drift of the conserved quantity along a trajectory, (S, ...): zero in theory, at every time.
 
-    Raises
-    ------
-    UsageError
-        The rule conserves nothing; the message names the assumption that it breaks. Weight decay needs linear attention
-        and equal learning rates.
+    Raises `UsageError`: the rule conserves nothing; the message names the assumption that it breaks. Weight decay needs
+    linear attention and equal learning rates.
     """
     if not rule.weight_decay:
         relation = conserved_quantity(rule, logits, token_weights)
@@ -234,12 +221,8 @@ def softmax_relation(
     The integral is taken over cubic splines through the states, so keep enough of them. The mean attention is that over
     the contexts at each state.
 
-    Raises
-    ------
-    UsageError
-        Another attention, weight decay, or fewer than four states.
-    ShapeError
-        Several queries: the theorem is for one.
+    Raises `UsageError`: another attention, weight decay, or fewer than four states. `ShapeError`: several queries: the
+    theorem is for one.
     """
     from scipy.interpolate import CubicSpline
 

@@ -87,10 +87,8 @@ def predict_cooccurrence(
 class Tree:
     """Latent variables on an arbitrary rooted tree.
 
-    Raises
-    ------
-    ShapeError, UsageError
-        Arrays that do not fit together; probabilities outside [0, 1] or rows that do not add up to one.
+    Raises `ShapeError` or `UsageError`: arrays that do not fit together; probabilities outside [0, 1] or rows that do
+    not add up to one.
 
     Examples
     --------
@@ -133,10 +131,7 @@ def marginals(tree: Tree, evidence: Mapping[int, int]) -> tuple[float, tuple[Arr
 
     The evidence maps observed nodes to their states. Exact up to rounding, in time proportional to the number of nodes.
 
-    Raises
-    ------
-    UsageError
-        A node or state that does not exist, or evidence of probability zero.
+    Raises `UsageError`: a node or state that does not exist, or evidence of probability zero.
     """
     count = len(tree.parents)
     sizes = [len(tree.root), *(matrix.shape[1] for matrix in tree.transitions if matrix is not None)]

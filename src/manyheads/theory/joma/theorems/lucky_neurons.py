@@ -43,10 +43,7 @@ def winning_time(
 ) -> Float[np.ndarray, "*shape"]:
     """Compute when a weight that begins at `init` reaches the level; zero if it begins above.
 
-    Raises
-    ------
-    UsageError
-        A gain that is not positive, or another attention than "aligned" and "uniform".
+    Raises `UsageError`: a gain that is not positive, or another attention than "aligned" and "uniform".
     """
     if attention not in ATTENTIONS or not gain > 0:
         raise UsageError(f"attention={attention!r}, gain={gain}: expected one of {ATTENTIONS} and a positive gain")

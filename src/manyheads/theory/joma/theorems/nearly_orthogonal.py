@@ -31,12 +31,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Float
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
-from manyheads.theory.joma.task import UpdateRule
+from manyheads.theory.joma.systems.gradient_flow import FlowTrajectory
+from manyheads.theory.joma.systems.layer import LayerParameters, Loss, forward
+from manyheads.theory.joma.task import JomaTask, UpdateRule
 
 Couplings = Float[ArrayLike, "... tokens tokens"]
 Drift = Float[np.ndarray, "... tokens"]
@@ -58,10 +63,7 @@ def token_sum(
     summed over queries, with the part :math:`W_\perp` of W orthogonal to the query embedding. Softmax attention has no
     such quantity.
 
-    Raises
-    ------
-    UsageError
-        Softmax attention, weight decay, or one matrix per query.
+    Raises `UsageError`: softmax attention, weight decay, or one matrix per query.
     """
     _check_rule(rule)
     z, w, u = np.asarray(logits), np.asarray(weights), np.asarray(query_embedding)
@@ -113,3 +115,46 @@ def _off_diagonal(rule: UpdateRule, gram: Any, couplings: Any) -> tuple[np.ndarr
         raise ShapeError(f"Gram matrix {cosines.shape}, couplings {coupled.shape}: expected (M, M) and (..., M, M)")
     off = ~np.eye(len(cosines), dtype=bool)
     return cosines * off, coupled * off
+
+
+def with_gram(task: JomaTask, gram: Float[np.ndarray, "tokens tokens"]) -> JomaTask:
+    """Replace the token embeddings by the symmetric root of a Gram matrix, orthogonal to one query embedding.
+
+    Only products of embeddings enter the flow, so d = M + 1 dimensions hold embeddings of any other dimension. The task
+    is not `checked`, because its embeddings are not orthonormal.
+    """
+    tokens = len(gram)
+    values, vectors = np.linalg.eigh(gram)
+    root = (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
+    frame = np.concatenate([root, np.zeros((1, tokens))])  # (M + 1, M)
+    query = np.eye(tokens + 1)[:, tokens:]
+    return eqx.tree_at(lambda t: (t.token_embeddings, t.query_embeddings), task, (frame, query))
+
+
+def random_gram(tokens: int, dimension: int, rng: np.random.Generator) -> Float[np.ndarray, "tokens tokens"]:
+    """Draw the cosines of random directions, the identity in expectation."""
+    directions = rng.normal(size=(dimension, tokens))
+    directions /= np.linalg.norm(directions, axis=0)
+    return directions.T @ directions
+
+
+def integrate_couplings(
+    path: FlowTrajectory, task: JomaTask, loss: Loss, rule: UpdateRule
+) -> tuple[Float[np.ndarray, "states tokens tokens"], Float[np.ndarray, "tokens tokens"]]:
+    """Integrate sum_k v_mk a_jk along a trajectory of one query by Simpson's rule, its absolute value to the end."""
+    from scipy.integrate import cumulative_simpson, trapezoid
+
+    rates, times = np.asarray(_coupling_rates(path.network, task, loss, rule)), np.asarray(path.times)
+    return cumulative_simpson(rates, x=times, axis=0, initial=0), trapezoid(np.abs(rates), times, axis=0)
+
+
+@eqx.filter_jit
+def _coupling_rates(network: LayerParameters, task: JomaTask, loss: Loss, rule: UpdateRule) -> jax.Array:
+    task = jax.tree.map(jnp.asarray, task)
+
+    def rates(state: LayerParameters) -> jax.Array:
+        b, preactivations = forward(state, task, rule)  # (N, M), (N, K)
+        gradient = -jax.grad(lambda a: loss(rule.function(a), task))(preactivations)  # of the mean over samples
+        return (task.token_embeddings.T @ state.weights) @ (b.T @ gradient).T  # (M, M)
+
+    return jax.vmap(rates)(jax.tree.map(jnp.asarray, network))

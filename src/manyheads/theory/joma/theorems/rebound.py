@@ -94,10 +94,7 @@ def predict_approach(targets: Float[ArrayLike, " tokens"], law: RateLaw = EXP) -
 
     The slowest components decide, those of the smallest final rate, ties taken together.
 
-    Raises
-    ------
-    UsageError
-        Targets that are not positive, or a rate law for which leading order does not decide.
+    Raises `UsageError`: targets that are not positive, or a rate law for which leading order does not decide.
     """
     mu = np.asarray(targets, np.float64)
     if mu.ndim != 1 or not np.all(mu > 0):

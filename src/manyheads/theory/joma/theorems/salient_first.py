@@ -48,10 +48,7 @@ NEWTON_STEPS = 60
 class RateLaw:
     """Rate law of a component, by the logarithm of r(v; mu).
 
-    Attributes
-    ----------
-    log_rate
-        ln r, elementwise, a function of v, mu and their array module (`numpy` or `jax.numpy`), nondecreasing in v.
+    ln r is elementwise, a function of v, mu and their array module (`numpy` or `jax.numpy`), nondecreasing in v.
 
     Examples
     --------
@@ -99,12 +96,8 @@ def exact_time(target: Given, log_deficit: Given, law: RateLaw = EXP) -> Values:
 
     Targets mu are positive and at most 25, log deficits L = ln(1/delta) of any size >= 0; they broadcast.
 
-    Raises
-    ------
-    UsageError
-        Targets or deficits outside their ranges.
-    CertificateError
-        Two quadratures, one of twice as many points, differ by more than 1e-12 relative.
+    Raises `UsageError`: targets or deficits outside their ranges. `CertificateError`: two quadratures, one of twice as
+    many points, differ by more than 1e-12 relative.
 
     Examples
     --------
@@ -139,12 +132,8 @@ def find_log_deficit(target: Given, time: Given, law: RateLaw = EXP) -> Values:
     Newton's iteration from the larger of two lower bounds, t r(0) and r(mu) t - B. The time is a concave function of
     the log deficit where r is nondecreasing, so the iteration converges monotonically.
 
-    Raises
-    ------
-    UsageError
-        Negative times, or targets outside their range.
-    CertificateError
-        The iteration did not converge.
+    Raises `UsageError`: negative times, or targets outside their range. `CertificateError`: the iteration did not
+    converge.
     """
     mu, t = np.broadcast_arrays(_targets(target), np.asarray(time, np.float64))
     if not np.all((t >= 0) & np.isfinite(t)):

@@ -78,13 +78,8 @@ def reduced_trajectory(
 
     `aligned` assumes a decoder in the direction of f, as the gain law of the paper does, instead of its memory.
 
-    Raises
-    ------
-    ShapeError, UsageError
-        Arrays that are not vectors, co-occurrence that is not positive, fewer than two next tokens, progress that does
-        not rise.
-    CertificateError
-        The integrator does not reach the last progress.
+    Raises `ShapeError` or `UsageError`: arrays that are not vectors, co-occurrence that is not positive, fewer than two
+    next tokens, progress that does not rise. `CertificateError`: the integrator does not reach the last progress.
     """
     own, shared, moments = _check(distinct, common, classes, progress)
     with double_precision():
@@ -106,11 +101,8 @@ def training_time(
 ) -> Float[np.ndarray, " progress"]:
     r"""Compute the times :math:`t(\tau)` at which training reaches some progress.
 
-    Raises
-    ------
-    ShapeError, UsageError
-        As for `reduced_trajectory`; learning rates that are not positive; a time beyond the largest double, because
-        the ratio of the learning rates is too small for this progress.
+    Raises `ShapeError` or `UsageError`: as for `reduced_trajectory`; learning rates that are not positive; a time
+    beyond the largest double, because the ratio of the learning rates is too small for this progress.
     """
     own, shared, moments = _check(distinct, common, classes, progress)
     check_learning_rates(decoder_learning_rate, attention_learning_rate)

@@ -43,10 +43,7 @@ if TYPE_CHECKING:
 def blowup_time(gains: Float[ArrayLike, " tokens"], s: float = 1.0) -> float:
     r"""Compute :math:`t^* = \sqrt{\pi/(2s)} / \max|\Delta|`, at which the weight of the largest gain diverges.
 
-    Raises
-    ------
-    UsageError
-        No gain, or only zeros.
+    Raises `UsageError`: no gain, or only zeros.
 
     Examples
     --------
@@ -77,10 +74,7 @@ def weights_at(
 ) -> Float[np.ndarray, "times tokens"]:
     r"""Compute :math:`v_l(t) = \sqrt{2/s}\, \operatorname{erf}^{-1}(\sqrt{2s/\pi}\, \Delta_l t)`; v(0) = 0.
 
-    Raises
-    ------
-    UsageError
-        A time at or after the blow-up.
+    Raises `UsageError`: a time at or after the blow-up.
     """
     delta, t = _check(gains, s), np.asarray(times, np.float64)
     end = blowup_time(delta, s)

@@ -182,21 +182,11 @@ def find_basins(
 ) -> np.ndarray:
     """Return, for every initial state, the feature that is learned: the index of the largest |Q_k|, -1 for none.
 
-    Parameters
-    ----------
-    states
-        Initial states (..., p + 1).
-    horizon
-        Time after which it is read off; -1 also where the largest overlap is below a tenth of the norm.
-    nodes
-        Nodes of the quadrature, checked at the end by a second node count of the vector field.
+    Of states (..., p + 1) it is read off after the time `horizon`; -1 also where the largest overlap is below a tenth
+    of the norm. The quadrature is checked at the end by a second node count of the vector field.
 
-    Raises
-    ------
-    UsageError
-        States that are impossible, or a horizon that is negative or not finite.
-    QuadratureError
-        Two node counts disagree about the derivatives of the final states.
+    Raises `UsageError`: states that are impossible, or a horizon that is negative or not finite. `QuadratureError`: two
+    node counts disagree about the derivatives of the final states.
     """
     nodes = nodes or Nodes()
     start = check_state(task, states)

@@ -15,6 +15,7 @@ from manyheads.theory.meanfield.hopfield.lyapunov import LyapunovSpectrum
 if TYPE_CHECKING:
     from jaxtyping import Int, Shaped
 
+TOLERANCE = 1e-8  # largest difference of overlaps that recur
 KINDS = ("fixed point", "locked", "quasi-periodic", "chaotic", "unresolved")
 
 
@@ -25,8 +26,8 @@ class Attractors(NamedTuple):
     period: Int[np.ndarray, "*systems"]
 
 
-def classify_attractors(spectrum: LyapunovSpectrum, tolerance: float = 1e-8) -> Attractors:
-    """Classify attractors by the largest exponent and by the recurrence of the recorded overlaps.
+def classify_attractors(spectrum: LyapunovSpectrum) -> Attractors:
+    """Classify attractors of a spectrum or scan by the largest exponent and the recurrence of the recorded overlaps.
 
     ==============  ===================================================================================
     fixed point     the overlaps stay the same at every step, and the largest exponent is not positive
@@ -35,13 +36,6 @@ def classify_attractors(spectrum: LyapunovSpectrum, tolerance: float = 1e-8) -> 
     quasi-periodic  it is zero within that, and the overlaps do not recur
     unresolved      negative without recurrence (a longer period or transient), or a recurring unstable orbit
     ==============  ===================================================================================
-
-    Parameters
-    ----------
-    spectrum
-        Result of `lyapunov_spectrum` or `bifurcation_scan`.
-    tolerance
-        Largest difference of overlaps that recur.
 
     Examples
     --------
@@ -55,8 +49,8 @@ def classify_attractors(spectrum: LyapunovSpectrum, tolerance: float = 1e-8) -> 
     half = overlaps.shape[1] // 2
     period = np.zeros(len(overlaps), int)
     for lag in range(half // drive * drive, 0, -drive):  # the shortest period is found last, and stays
-        period[_recur(overlaps, lag, half, tolerance)] = lag
-    period[_recur(overlaps, 1, half, tolerance)] = 1
+        period[_recur(overlaps, lag, half)] = lag
+    period[_recur(overlaps, 1, half)] = 1
     largest = spectrum.exponents[..., 0].ravel()
     margin = np.maximum(10 / spectrum.steps, 3 * spectrum.errors.ravel())
     stable, recurs = largest <= margin, period > 0
@@ -66,7 +60,7 @@ def classify_attractors(spectrum: LyapunovSpectrum, tolerance: float = 1e-8) -> 
     return Attractors(kind.reshape(shape), period.reshape(shape))
 
 
-def _recur(overlaps: np.ndarray, lag: int, last: int, tolerance: float) -> np.ndarray:
+def _recur(overlaps: np.ndarray, lag: int, last: int) -> np.ndarray:
     """Return which systems have the same overlaps `lag` steps earlier, throughout the last steps, (B,)."""
     before = overlaps[:, overlaps.shape[1] - last - lag : overlaps.shape[1] - lag]
-    return np.abs(overlaps[:, -last:] - before).max((1, 2)) < tolerance
+    return np.abs(overlaps[:, -last:] - before).max((1, 2)) < TOLERANCE

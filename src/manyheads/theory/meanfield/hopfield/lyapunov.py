@@ -50,26 +50,15 @@ TINY = 1e-300  # length of a direction that is contracted to nothing
 class LyapunovSpectrum:
     """Lyapunov exponents of systems, and the end of their orbits.
 
-    Parameters
-    ----------
-    exponents
-        Largest exponents in falling order, nats per step, shape (*systems, exponents); -690.8, the logarithm of the
-        smallest length that is counted, stands for minus infinity (a map that contracts to a point, as at beta = 0).
-    errors
-        Standard error of the largest one over blocks of the orbit, shape (*systems,).
-    overlaps
-        Overlaps <W^o_c s> of the last tokens, shape (*systems, recorded, features).
-    steps
-        Steps behind each exponent.
-    drive
-        Period of the positional drive: L, or 1 at eps = 0, where nothing drives the map.
+    An exponent of -690.8, the logarithm of the smallest length that is counted, stands for minus infinity (a map that
+    contracts to a point, as at beta = 0).
     """
 
-    exponents: Float[np.ndarray, "*systems exponent"]
-    errors: Float[np.ndarray, "*systems"]
-    overlaps: Float[np.ndarray, "*systems recorded feature"]
-    steps: int
-    drive: int
+    exponents: Float[np.ndarray, "*systems exponent"]  # the largest ones in falling order, nats per step
+    errors: Float[np.ndarray, "*systems"]  # standard error of the largest one over blocks of the orbit
+    overlaps: Float[np.ndarray, "*systems recorded feature"]  # overlaps <W^o_c s> of the last tokens
+    steps: int  # behind each exponent
+    drive: int  # period of the positional drive: L, or 1 at eps = 0, where nothing drives the map
 
 
 class Lengths(NamedTuple):
@@ -226,9 +215,7 @@ def run_orbits(
 ) -> tuple[State, Array, Array]:
     """Run the transient, measure mean logarithms by block of some periods, and record overlaps. Traced by JAX.
 
-    Returns
-    -------
-    The state, logarithms (BLOCKS, exponents, B) in nats per step, and overlaps (recorded L, M, B).
+    Returned are the state, logarithms (BLOCKS, exponents, B) in nats per step, and overlaps (recorded L, M, B).
     """
     import jax
     import jax.numpy as jnp

@@ -120,16 +120,11 @@ class OneBitNetwork(ArraysAsShapes):
 
     @classmethod
     def random(cls, rng: np.random.Generator, features: int, types: int, positional_bits: int = 2) -> OneBitNetwork:
-        """Draw weights of equally frequent types, each sign with probability 1/2.
+        """Draw M features of C equally frequent types and P positional bits, each sign with probability 1/2.
 
         With `types` equal to the number of neurons every neuron has weights of its own: correlations of order
         1/sqrt(N) between features are then those of this draw (quenched). Few types give correlations of order one.
         Other settings are changed by `dataclasses.replace`.
-
-        Parameters
-        ----------
-        features, types, positional_bits
-            M, C and P.
         """
         features, types = check_integer("features", features), check_integer("types", types)
         bits, rng = check_integer("positional_bits", positional_bits, 0, 8), check_generator(rng)
@@ -171,10 +166,7 @@ class OneBitNetwork(ArraysAsShapes):
     def counts(self, neurons: int) -> np.ndarray:
         """Return the number of neurons of each type, shape (C,).
 
-        Raises
-        ------
-        UsageError
-            Shares that are no whole numbers of neurons.
+        Raises `UsageError`: shares that are no whole numbers of neurons.
         """
         exact = self.fractions * neurons
         counts = np.rint(exact).astype(np.int64)

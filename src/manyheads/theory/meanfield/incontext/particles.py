@@ -151,17 +151,16 @@ def particle_flow(
     start = represent(Particles(outer, inner), task.inputs, activation)
     check_condition(start.T @ start / len(start), "the representation at time 0")
     with double_precision():
-        problem = _Problem(jnp.asarray(task.inputs), jnp.asarray(task.targets), task.label_noise, pairs, activation)
+        given = jnp.asarray(task.inputs), jnp.asarray(task.targets), task.label_noise, pairs, activation
         if layers == "outer":
             kernel = jnp.asarray(_kernel(inner, task.inputs, activation))
-            frozen = _Frozen(kernel, jnp.asarray(start), problem)
-            (loss, condition), q = integrate(
-                _frozen_derivative, _frozen_observe, jnp.zeros(start.shape), frozen, times, tolerance
-            )
+            frozen = _Frozen(*given, kernel, jnp.asarray(start))
+            zero = jnp.zeros(start.shape)
+            (loss, condition), q = integrate(_frozen_derivative, _observe, zero, frozen, times, tolerance)
             moved = [_activate(task.inputs, block, activation).T @ q for block in _blocks(inner)]
             outer = outer + np.concatenate(moved)
         else:
-            state = (jnp.asarray(outer), jnp.asarray(inner))
+            problem, state = FlowProblem(*given), (jnp.asarray(outer), jnp.asarray(inner))
             (loss, condition), (outer, inner) = (
                 integrate(_derivative, _observe, state, problem, times, tolerance)
                 if step is None
@@ -189,13 +188,13 @@ def check_particles(task: FeatureTask, particles: Any) -> Particles:
     return Particles(outer, inner)
 
 
-class _Problem(eqx.Module):
+class FlowProblem(eqx.Module):
     """Constants of the flow of both layers."""
 
     inputs: jax.Array
     targets: jax.Array
-    label_noise: float
-    length: float | None
+    label_noise: Float[ArrayLike, ""]
+    length: Float[ArrayLike, ""] | None
     activation: str = eqx.field(static=True)
 
     def loss(self, h: jax.Array) -> jax.Array:
@@ -207,39 +206,34 @@ class _Problem(eqx.Module):
         levels = jnp.linalg.eigvalsh(h.T @ h / len(h))
         return self.loss(h), levels[-1] / jnp.maximum(levels[0], jnp.finfo(levels.dtype).tiny)
 
-    def represent(self, state: tuple[jax.Array, jax.Array]) -> jax.Array:
-        """Return h of the particles."""
+    def represent(self, state: Any) -> jax.Array:
+        """Return h of second- and first-layer weights."""
         outer, inner = state
         return activation_of(self.activation)(self.inputs @ inner.T) @ outer / len(outer)
 
 
-def _derivative(state: tuple[jax.Array, jax.Array], problem: _Problem) -> Any:
+def _derivative(state: tuple[jax.Array, jax.Array], problem: FlowProblem) -> Any:
     slopes = jax.grad(lambda particles: problem.loss(problem.represent(particles)))(state)
     return jax.tree.map(lambda slope: -len(state[0]) * slope, slopes)
 
 
-def _observe(state: tuple[jax.Array, jax.Array], problem: _Problem) -> tuple[jax.Array, jax.Array]:
+def _observe(state: Any, problem: FlowProblem) -> tuple[jax.Array, jax.Array]:
     return problem.measure(problem.represent(state))
 
 
-class _Frozen(eqx.Module):
+class _Frozen(FlowProblem):
     """Constants of the flow of the second layer alone; its state q on nodes is a sum of gradients."""
 
     kernel: jax.Array
     start: jax.Array
-    problem: _Problem
 
-    def represent(self, q: jax.Array) -> jax.Array:
-        """Return h."""
-        return self.start + self.kernel @ q
+    def represent(self, state: jax.Array) -> jax.Array:
+        """Return h of q."""
+        return self.start + self.kernel @ state
 
 
 def _frozen_derivative(q: jax.Array, frozen: _Frozen) -> jax.Array:
-    return -jax.grad(frozen.problem.loss)(frozen.represent(q))
-
-
-def _frozen_observe(q: jax.Array, frozen: _Frozen) -> tuple[jax.Array, jax.Array]:
-    return frozen.problem.measure(frozen.represent(q))
+    return -jax.grad(frozen.loss)(frozen.represent(q))
 
 
 def _blocks(inner: np.ndarray) -> list[np.ndarray]:

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,7 +38,7 @@ from manyheads._trees import PyTree
 from manyheads.errors import ShapeError, UsageError, check_integer
 from manyheads.theory.meanfield.incontext.circle import activation_of
 from manyheads.theory.meanfield.incontext.gradient_flow import integrate_in_steps
-from manyheads.theory.meanfield.incontext.particles import Particles, check_particles
+from manyheads.theory.meanfield.incontext.particles import FlowProblem, Particles, check_particles
 from manyheads.theory.meanfield.incontext.prompt_length import Moments, joint_loss
 from manyheads.theory.meanfield.incontext.task import FeatureTask, as_matrix
 from manyheads.theory.meanfield.initial_value import refuse_divergence
@@ -215,15 +214,10 @@ def train_on_prompts(
     return TrainingTrajectory._make((learning_rate * record_every * np.arange(records + 1), *found, end))
 
 
-class _Problem(eqx.Module):
+class _Problem(FlowProblem):
     """What stays constant in training."""
 
-    inputs: Array
-    targets: Array
-    label_noise: Array
-    length: Array
     speed: Array
-    activation: str = eqx.field(static=True)
 
     @classmethod
     def of(
@@ -234,15 +228,11 @@ class _Problem(eqx.Module):
         pairs = float(check_integer("length", length))
         inputs, targets = jnp.asarray(task.inputs, dtype), jnp.asarray(task.targets, dtype)
         noise, n, r = (jnp.asarray(each, dtype) for each in (task.label_noise, pairs, speed))
-        return cls(inputs, targets, noise, n, r, activation)
-
-    def represent(self, weights: TransformerWeights) -> Array:
-        """Return h at the nodes."""
-        return activation_of(self.activation)(self.inputs @ weights.inner.T) @ weights.outer / len(weights.outer)
+        return cls(inputs, targets, noise, n, activation, r)
 
     def moments(self, weights: TransformerWeights) -> Moments:
         """Return the second moments of h, with the noise of the labels."""
-        return Moments.of(self.represent(weights), self.targets, self.label_noise)
+        return Moments.of(self.represent(weights[:2]), self.targets, self.label_noise)
 
     def descend(self, weights: TransformerWeights, slopes: TransformerWeights) -> TransformerWeights:
         """Return the velocity of the weights for the slopes of a loss."""
@@ -278,7 +268,7 @@ def _train(
     """Return the observations before training and after every row of the plan, and the weights at the end."""
 
     def loss(weights: TransformerWeights, chosen: NodePrompts) -> Array:
-        return prompt_losses(problem.represent(weights), weights.attention, chosen)
+        return prompt_losses(problem.represent(weights[:2]), weights.attention, chosen)
 
     def step(weights: TransformerWeights, batch: Array) -> tuple[TransformerWeights, None]:
         slopes = jax.grad(loss)(weights, NodePrompts(*(each[batch] for each in prompts)))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.stats import norm, qmc
 
 from manyheads._arrays import as_floats, check_generator
 from manyheads._constraints import Constraint, check_fields, constrained
@@ -40,24 +41,15 @@ def as_matrix(
 class FeatureTask(ArraysAsShapes):
     """Inputs with the same probability each, and the target features on them.
 
-    Parameters
-    ----------
-    inputs
-        Nodes x, shape (nodes, input_dim).
-    targets
-        Target features f°(x), shape (nodes, features).
-    label_noise
-        Variance of the noise of the labels in a prompt; the label of the query has none.
-
     Examples
     --------
     >>> FeatureTask(np.eye(2), np.array([[1.0], [-1.0]])).features
     1
     """
 
-    inputs: Float[np.ndarray, "nodes input_dim"]
-    targets: Float[np.ndarray, "nodes features"]
-    label_noise: float = constrained(0.0, Constraint(least=0))
+    inputs: Float[np.ndarray, "nodes input_dim"]  # nodes x
+    targets: Float[np.ndarray, "nodes features"]  # f°(x)
+    label_noise: float = constrained(0.0, Constraint(least=0))  # variance in a prompt; that of the query has none
 
     def __post_init__(self) -> None:
         for name in ("inputs", "targets"):
@@ -148,3 +140,14 @@ def harmonics(degree: int, angles: Float[ArrayLike, " nodes"]) -> Float[np.ndarr
     """Return cosine and sine of a degree, of unit mean square."""
     angles = np.asarray(angles)
     return np.sqrt(2) * np.stack([np.cos(degree * angles), np.sin(degree * angles)], -1)
+
+
+def gaussian_points(dim: int, count: int, rng: np.random.Generator) -> Float[np.ndarray, "count dim"]:
+    """Return scrambled Sobol points with a standard normal distribution; `count` is a power of two.
+
+    Particles at such points stand for infinitely many with an error below N^(-1/2).
+    """
+    if count < 2 or count & (count - 1):
+        raise UsageError(f"{count} points: expected a power of two, which makes Sobol points balanced")
+    uniform = qmc.Sobol(dim, seed=rng).random(count)
+    return norm.ppf(np.clip(uniform, 1e-12, 1 - 1e-12))

@@ -17,8 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool
 
 from manyheads._arrays import takes_arrays
-from manyheads._trees import PyTree
-from manyheads.theory.joma.systems.networks.wide_layer import WideTraining
+from manyheads.theory.joma.systems.networks.wide_layer import WideTraining, race
 from manyheads.theory.joma.systems.token_hierarchy import HierarchyBatch, HierarchyShape, TokenHierarchy, draw_hierarchy
 
 
@@ -30,19 +29,14 @@ def winning_times(labels: int, shared: int, training: WideTraining, key: jax.Arr
     """
     groups = -(-labels // shared)
 
-    def step(state: PyTree, number: jax.Array) -> tuple[PyTree, None]:
-        v, z, times = state
+    def speed(number: jax.Array) -> jax.Array:
         for_label, for_kind = jax.random.split(jax.random.fold_in(key, number))
         label = jax.random.randint(for_label, (training.batch,), 0, labels)
         token = jnp.where(jax.random.bernoulli(for_kind, 0.5, label.shape), label, labels + label // shared)
-        seen = (token[:, None] == jnp.arange(labels + groups)).mean(0)
-        running = v < training.level
-        push = jnp.where(running, training.learning_rate * seen * jnp.exp(z), 0.0)
-        return (v + push, z + push * v, jnp.where(running, number + 1.0, times)), None
+        return training.learning_rate * (token[:, None] == jnp.arange(labels + groups)).mean(0)
 
     start = jnp.zeros(labels + groups)
-    (_, _, times), _ = jax.lax.scan(step, (start, start, start), jnp.arange(training.steps))
-    times = times * training.learning_rate
+    _, times = race(start, start, training, speed)
     return times[:labels].mean(), times[labels:].mean()
 
 

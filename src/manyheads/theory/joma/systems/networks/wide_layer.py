@@ -7,6 +7,7 @@ neuron is :math:`h_{kl} = v_{kl} e^{z_{kl}}`. With a constant gain the loss is :
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -37,17 +38,28 @@ def train_alone(
     """Train with constant gains and return the time at which each weight reaches the level, inf if it does not."""
     tokens = weights.shape[-1]
 
-    def step(state: PyTree, number: jax.Array) -> tuple[PyTree, None]:
-        v, z, times = state
+    def speed(number: jax.Array) -> jax.Array:
         seen = jax.random.randint(jax.random.fold_in(key, number), (training.batch,), 0, tokens)
         counts = (seen[:, None] == jnp.arange(tokens)).mean(0) * tokens  # (M,), of mean one
+        return training.learning_rate * gains * counts
+
+    v, times = race(weights, logits, training, speed)
+    return jnp.where(v < training.level, jnp.inf, times)
+
+
+def race(
+    weights: jax.Array, logits: jax.Array, training: WideTraining, speed: Callable[[jax.Array], jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """Move weights at speeds of each step until they reach the level; return them and their times; traceable."""
+
+    def step(state: PyTree, number: jax.Array) -> tuple[PyTree, None]:
+        v, z, times = state
         running = v < training.level
-        push = jnp.where(running, training.learning_rate * gains * counts * jnp.exp(z), 0.0)
+        push = jnp.where(running, speed(number) * jnp.exp(z), 0.0)
         return (v + push, z + push * v, jnp.where(running, number + 1.0, times)), None
 
-    state = (weights, logits, jnp.zeros_like(weights))
-    (v, _, times), _ = jax.lax.scan(step, state, jnp.arange(training.steps))
-    return jnp.where(v < training.level, jnp.inf, times * training.learning_rate)
+    (v, _, times), _ = jax.lax.scan(step, (weights, logits, jnp.zeros_like(weights)), jnp.arange(training.steps))
+    return v, times * training.learning_rate
 
 
 @takes_arrays
