@@ -5,11 +5,9 @@ scaling law T (ln T + 1.3) / (kappa2 K_P K_Q) and with the signal system, which 
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -74,7 +72,7 @@ class SampleComplexity(st.Study):
         rows += [("reduced", *row) for row in sorted(simulated)]
         return tuple(st.Cell(engine=e, vocabulary=v, length=t, noise=float(r)) for e, v, t, r in rows)
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         cells = self.cells()
         systems = [self._system(**dict(cell)) for cell in cells]  # type: ignore[arg-type]
         escapes = [min(predict_escape(system, ESCAPED), self._most_steps(system)) for system in systems]  # as of a run
@@ -87,7 +85,7 @@ class SampleComplexity(st.Study):
             "scaling_law": ("setting", scaling, TIME),
         }
 
-    def train(self, key: jax.Array, engine: str, vocabulary: int, length: int, noise: float) -> st.Record:
+    def train(self, key: st.Key, engine: str, vocabulary: int, length: int, noise: float) -> st.Record:
         seed = setups.replicate_seed(key)
         task = self._task(np.random.default_rng(seed), vocabulary, length)
         system = self._system(engine, vocabulary, length, noise)
@@ -111,7 +109,7 @@ class SampleComplexity(st.Study):
             "escaped": ((), float(escaped.mean()), "share of escaped runs"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         sgd, reduced = (self._along("length", trained, engine) for engine in ("sgd", "reduced"))
         divided = "exponent of T after division by ln T + 1.3"
         yield st.Claim(
@@ -203,7 +201,7 @@ class SampleComplexity(st.Study):
             resolution=1 / (self.runs * len(self.lengths)),
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         longer, sgd = self._along("length", trained), self._along("length", trained, "sgd")
         transition, attention = self._squared_norms(self.vocabularies[0], longer["length"])
         law = self._along("length", theory)["scaling_law"] / (self.noise * transition * attention)

@@ -4,8 +4,6 @@ The joint flow of logits and weights is integrated and compared with the erf law
 theorem and for the gradient of a logistic loss, which fades while the layer learns.
 """
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,11 +43,11 @@ class Winners(st.Study):
     def cells(self) -> tuple[st.Cell, ...]:
         return st.grid(attention=KINDS, gradient=("constant",)) + st.grid(attention=("exp",), gradient=("fading",))
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         left = float(erfc(self.level * 0.5**0.5))
         return {"left": ((), left, "fraction of the blow-up time that is left at the level")}
 
-    def train(self, key: jax.Array, attention: Attention, gradient: str) -> st.Record:
+    def train(self, key: st.Key, attention: Attention, gradient: str) -> st.Record:
         rule, fading = UpdateRule(attention, "identity"), gradient == "fading"
         count, rng = 1 if attention == "softmax" else self.contexts, st.generator(key)
         sizes = Sizes(self.tokens, contexts=count, neurons=1, width=self.tokens + 1)
@@ -86,7 +84,7 @@ class Winners(st.Study):
             "shares": ("token", shares / shares.sum(), "final attention, normalized"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         exp, linear, softmax = (trained.sel(attention=kind, gradient="constant") for kind in KINDS)
         fading, last = trained.sel(attention="exp", gradient="fading"), exp["weights"].isel(time=-1)
         equality = st.near(0, EXACT), "an equality: the error of the integrator, 1e-12 per step, summed over the flow"
@@ -159,7 +157,7 @@ class Winners(st.Study):
         quantity = "weight of the winner over the level, smallest"
         yield st.Claim(text, (abs(_winner(softmax, "end")) / self.level).min(), st.near(1, EXACT), basis, quantity)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         shows = {"exp": "all weights follow erf", "linear": "Under linear attention", "softmax": "has the largest"}
         for kind, words in shows.items():
             part = trained.sel(attention=kind, gradient="constant").isel(replicate=[0])

@@ -1,9 +1,7 @@
 """`limits/approach`: convergence of transformers trained with Adam to the largest one along N, H and L."""
 
 import math
-from collections.abc import Iterator
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -64,7 +62,7 @@ class Approach(st.Study):
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         r"""Return the powers of the size: -1 for means, -1/2 for single networks, and what a drift without end shows.
 
         A network of size n computes averages over n independent parts (entries of a head, heads, blocks). They
@@ -86,7 +84,7 @@ class Approach(st.Study):
             "quantity": ("quantity", list(QUANTITIES), "quantity", None),
         }
 
-    def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
+    def train(self, key: st.Key, parametrization: str, **sizes: int) -> st.Record:
         task, records = task_of(self.task, BATCHES[self.task]), tuple(sorted({0, self.steps // 4, self.steps}))
         network, recipe = self.plan().train_with(parametrization, **sizes), Recipe(self.steps)
         loss, kernel, pattern, logits = follow_networks(
@@ -101,7 +99,7 @@ class Approach(st.Study):
             "record": ("record", np.asarray(records), "updates"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         for name, axis in self.plan().pairs():
             if name in CONSISTENT:
                 yield from self._means(trained, name, axis)
@@ -116,7 +114,7 @@ class Approach(st.Study):
         values = self.plan().along(trained, quantity, name, axis)  # (replicates, sizes, networks, ...)
         return convergence.distances_to_largest((values if quantity == "loss" else values.isel(record=place)).values)
 
-    def _means(self, trained: st.Data, name: str, axis: Axis) -> Iterator[st.Claim]:
+    def _means(self, trained: st.Data, name: str, axis: Axis) -> st.Claims:
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
         drift, who = convergence.power_of_drift(sizes), f"{LABELS[name]} parametrization"
         measured = convergence.fall_of_mean(sizes, self.distances(trained, name, axis, "loss").mean).measured
@@ -131,7 +129,7 @@ class Approach(st.Study):
         basis = f"half way from {letter}^-1 to a drift like log {letter}, which has no limit"
         yield st.Claim(text, measured, st.near(-1, (1 + drift) / 2), basis, "exponent of the size")
 
-    def _scatters(self, trained: st.Data, name: str, axis: Axis) -> Iterator[st.Claim]:
+    def _scatters(self, trained: st.Data, name: str, axis: Axis) -> st.Claims:
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
         flat = FLAT.get((name, axis))
         law = f"is independent of {letter}" if flat else f"scales as {letter}^-1/2"
@@ -147,7 +145,7 @@ class Approach(st.Study):
                     "exponent of the size",
                 )
 
-    def _divergence(self, trained: st.Data, axis: Axis) -> Iterator[st.Claim]:
+    def _divergence(self, trained: st.Data, axis: Axis) -> st.Claims:
         """Test that the standard parametrization has no limit."""
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
         # L blocks add a variance of order one each to the stream, before any training; N and H matter through Adam.
@@ -172,7 +170,7 @@ class Approach(st.Study):
                 "difference of squared distances",
             )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         plan = self.plan()
 
         def plot(name: str, axis: Axis) -> tuple[st.Curve, ...]:

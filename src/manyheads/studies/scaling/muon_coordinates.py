@@ -1,9 +1,7 @@
 """`limits/muon-coordinates`: RMS update of every module under Muon against N, H, L and D, beside common recipes."""
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -83,7 +81,7 @@ class MuonCoordinates(st.Study):
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         stated = [[_prescribed(name, axis) for axis in self.axes] for name in self.parametrizations]
         exponents = [[[powers[q] for q in BY_WEIGHTS] for powers in row] for row in stated]
         return {
@@ -93,7 +91,7 @@ class MuonCoordinates(st.Study):
             "quantity": ("quantity", list(BY_WEIGHTS), "quantity", None),
         }
 
-    def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
+    def train(self, key: st.Key, parametrization: str, **sizes: int) -> st.Record:
         recipe = Recipe(epsilon=scalings.MUON_EPSILON, adam_learning_rate=self.adam_learning_rate)
         found = measure_updates(
             scalings.task_of(self.task, self.batch),
@@ -109,7 +107,7 @@ class MuonCoordinates(st.Study):
             "step": ("step", np.asarray(self.checkpoints), "updates"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         for name, axis in self.plan().pairs():
             if (name, axis) in BREAKS:
                 yield self._breaks(trained, name, axis)
@@ -117,7 +115,7 @@ class MuonCoordinates(st.Study):
                 yield self._by_weights(trained, name, axis)
                 yield self._modules(trained, name, axis)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         columns = {name: name.replace("_by_weights", " by W").replace("_", " ") for name in FOLLOWED}
         note = "A recipe is shown only along axes where its networks differ from those of others."
         yield updates_picture(self.plan(), trained, columns, note, ("updates by the matrices", "updates of outputs"))

@@ -23,12 +23,13 @@ from manyheads.study.claims import Figure, Region, SampledFigure, Series
 from manyheads.study.verdicts import LEVEL
 
 if TYPE_CHECKING:
-    import jax
-
+    from jax import Array as Key  # of the random numbers of a replicate
+else:
+    Key = Any
 Data = xr.Dataset
 
 
-def generator(key: jax.Array) -> np.random.Generator:
+def generator(key: Key) -> np.random.Generator:
     """Return NumPy's generator for the key of a replicate."""
     import jax
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -135,7 +134,7 @@ def summarize(solved: Trajectory) -> dict[str, np.ndarray]:
 
 
 def train_ensemble(
-    problem: Problem, network: Network, key: jax.Array, count: int, *, every_head: bool = False
+    problem: Problem, network: Network, key: st.Key, count: int, *, every_head: bool = False
 ) -> dict[str, tuple[Any, ...]]:
     """Train some networks from seeds that follow from a key, all at once.
 
@@ -188,7 +187,7 @@ def first_output(limit: xr.DataArray, networks: Mapping[str, xr.DataArray], note
     )
 
 
-def train_seeds(problem: Problem, network: Network, key: jax.Array, count: int, **records: bool) -> xr.Dataset:
+def train_seeds(problem: Problem, network: Network, key: st.Key, count: int, **records: bool) -> xr.Dataset:
     """Train networks as `train_networks` does, from seeds that follow from a key, as many at once as memory holds.
 
     `records` are its options `every_head` and `movement`.

@@ -4,8 +4,6 @@ A pattern a that three labels contain is learned from three times the examples. 
 in transformers the whole training, with latents that labels share, is compared with the same leaves without latents.
 """
 
-from collections.abc import Iterator
-
 import equinox as eqx
 import jax
 import numpy as np
@@ -56,7 +54,7 @@ class HierarchicalPrior(st.Study):
         """Return the numbers of labels that share a pattern, and both priors of the transformer."""
         return (*st.grid(system=("layer",), shared=SHARED), *(st.Cell(system=prior, shared=0) for prior in PRIORS))
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         shared = [reaching_time(np.array([count / (2 * LABELS)]), LEVEL) for count in SHARED]
         return {
             "shared": ("shared", list(SHARED), "labels that share a pattern"),
@@ -64,7 +62,7 @@ class HierarchicalPrior(st.Study):
             "own_time": ((), reaching_time(np.array([1 / (2 * LABELS)]), LEVEL), TIMES["own_time"]),
         }
 
-    def train(self, key: jax.Array, system: str, shared: int) -> st.Record:
+    def train(self, key: st.Key, system: str, shared: int) -> st.Record:
         accuracy, own, common, bayes = np.full(self.snapshots + 1, np.nan), np.nan, np.nan, np.nan
         if system == "layer":
             steps = round(1.5 * reaching_time(np.array([1 / (2 * LABELS)]), LEVEL) / self.learning_rate)
@@ -83,7 +81,7 @@ class HierarchicalPrior(st.Study):
     def _shape(self) -> HierarchyShape:
         return HierarchyShape(self.latents, 2, self.leaves)
 
-    def _transformer(self, key: jax.Array, flat: bool) -> tuple[np.ndarray, float]:
+    def _transformer(self, key: st.Key, flat: bool) -> tuple[np.ndarray, float]:
         """Train on labels with latents or without and return the accuracies, and that of Bayes' rule."""
         for_leaves, for_model, for_batches, for_test = jax.random.split(key, 4)
         shape = self._shape()
@@ -100,7 +98,7 @@ class HierarchicalPrior(st.Study):
         bayes = patterns.bayes_accuracy(np.asarray(leaves), self.keep, 4 * self.tested, st.generator(key))
         return values["accuracy"].astype(float), bayes
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         layer, time = trained.sel(system="layer", shared=list(SHARED), drop=True), "time until a pattern is won"
         hierarchical, flat = (trained.sel(system=prior, shared=0) for prior in PRIORS)
         own = theory["own_time"] + 0 * theory["shared_time"]
@@ -146,7 +144,7 @@ class HierarchicalPrior(st.Study):
             resolution=1e-3,
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         transformers = trained.sel(shared=0)
         title = "Accuracy of a transformer over that of Bayes' rule"
         note = "New sequences. Bands range over replicates."

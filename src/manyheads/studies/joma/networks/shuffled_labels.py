@@ -4,7 +4,6 @@ Vision transformers learn handwritten digits with their labels, and with the sam
 only be learned by heart. The images and both kinds of labels are the same for all networks.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -35,6 +34,7 @@ class ShuffledLabels(st.Study):
     name = "joma/shuffled-labels"
     claim = "Images that class means decide are learned first, with shuffled labels too"
     source = TIAN.at("the authors' reply to reviewers; the statistics are this study's")
+    grid = {"labels": LABELS}
 
     samples: int = st.setting(256, "images", least=4 * images.CLASSES, most=1797, small=40, full=1024)
     width: int = st.setting(32, "width of the transformer", multiple="heads", small=8, full=64)
@@ -45,10 +45,7 @@ class ShuffledLabels(st.Study):
     snapshots: int = st.setting(180, "how often the statistics are recorded", least=2, small=6, full=200)
     learning_rate: float = st.setting(3e-3, "learning rate of Adam", above=0, small=0.01, full=1e-3)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(labels=LABELS)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         data = (images.labelled_digits(self.samples, kind == "shuffled") for kind in LABELS)
         margins = [images.class_mean_margins(*each) for each in data]
         uniform = float(np.log(images.digit_config(self.width, self.heads, 1).length))
@@ -60,7 +57,7 @@ class ShuffledLabels(st.Study):
             "random_rank": ((), expected_stable_rank(4 * self.width, self.width), "stable rank of a random matrix"),
         }
 
-    def train(self, key: jax.Array, labels: str) -> st.Record:
+    def train(self, key: st.Key, labels: str) -> st.Record:
         data = tuple(map(jnp.asarray, images.labelled_digits(self.samples, labels == "shuffled")))
         config = images.digit_config(self.width, self.heads, self.depth)
         source = images.LabelledImages(data[0], data[1], self.batch)
@@ -81,7 +78,7 @@ class ShuffledLabels(st.Study):
             **{name: (("step", "layer"), values[name], words) for name, words in RANKS.items()},
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         real, shuffled = (trained.sel(labels=kind) for kind in LABELS)
         for kind, part in zip(LABELS, (real, shuffled), strict=True):
             yield st.Claim(
@@ -151,7 +148,7 @@ class ShuffledLabels(st.Study):
                     resolution=1e-5,
                 )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         note = "Bands range over replicates."
         accuracy = {f"{kind} labels": trained["accuracy"].sel(labels=kind) for kind in LABELS}
         yield st.lines("Accuracy on the images", "step", "accuracy", accuracy, note=note, shows=("Real labels are",))

@@ -4,7 +4,6 @@ Each variant changes one thing about a decoder of two layers that reads words. W
 Recorded are the attention entropy and the stable ranks of both MLP matrices, layer by layer, and their order in time.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import equinox as eqx
@@ -39,6 +38,7 @@ class RealTextVariants(st.Study):
     name = "joma/real-text-variants"
     claim = "On words the bottom layer's entropy drops first; it rebounds in post-norm blocks"
     source = TIAN.at("figures 6 to 8 and B.2; the control and statistics are added here")
+    grid = {"variant": variants.VARIANTS}
 
     text: Path | None = st.setting(None, "a UTF-8 file; by default Python's own documentation")
     width: int = st.setting(64, "width, which one variant doubles", least=4, multiple=4, small=16, full=192)
@@ -50,10 +50,7 @@ class RealTextVariants(st.Study):
     snapshots: int = st.setting(24, "how often the statistics are recorded", least=2, small=3, full=48)
     learning_rate: float = st.setting(3e-3, "learning rate of Adam", above=0, small=0.02, full=1e-3)
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(variant=tuple(variants.VARIANTS))
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the levels of uniform attention and of a random matrix of the MLP's shape."""
         uniform = [
             float(np.log(self.length)) if variant.masked else causal_entropy_level(self.length)
@@ -67,7 +64,7 @@ class RealTextVariants(st.Study):
             "random_rank": ("variant", random, "stable rank of a random matrix"),
         }
 
-    def train(self, key: jax.Array, variant: str) -> st.Record:
+    def train(self, key: st.Key, variant: str) -> st.Record:
         kind = variants.VARIANTS[variant]
         vocabulary, texts = variants.read_tokens(kind.tokens, self.text, self.vocabulary)
         mask = vocabulary if kind.masked else None
@@ -88,7 +85,7 @@ class RealTextVariants(st.Study):
             **{name: (("step", "layer"), values[name], *words) for name, words in RECORDED.items()},
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         # Outcomes are known for the default text and size alone.
         holds, refuted = ("holds", "refuted") if self == type(self)() else (None, None)
         for words, layer in PLACES.items():
@@ -158,7 +155,7 @@ class RealTextVariants(st.Study):
         ]
         return np.mean(changes, axis=0)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         others = [name for name in variants.VARIANTS if name not in REBOUNDING]
         shown = [(name, words, list(REBOUNDING)) for name in RECORDED for words in PLACES]
         for name, words, drawn in (*shown, ("entropy", "bottom layer", others)):

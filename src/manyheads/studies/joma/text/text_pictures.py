@@ -1,6 +1,5 @@
 """Figures and tables of `joma/real-text`: small multiples by depth and learning rate."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from manyheads.study.panels import Multiples, Picture, spread_curve
 BANDS = "Lines are means over seeds, bands range from the smallest to the largest."
 
 
-def pictures(theory: st.Data, trained: st.Data, runs: RunSummary) -> Iterator[st.Panel]:
+def pictures(theory: st.Data, trained: st.Data, runs: RunSummary) -> st.Panels:
     """Draw entropy and rank by depth and learning rate, losses, rebounds against losses, and the tables."""
     uniform, random = float(theory["uniform"]), float(theory["random_rank"])
     best, rates = runs.best, runs.best["learning_rate"].values.tolist()

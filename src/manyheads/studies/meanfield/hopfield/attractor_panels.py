@@ -1,7 +1,5 @@
 """Pictures of `meanfield/attractors`: bifurcation diagrams, attractors, exponents and the phase diagram."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import xarray as xr
 
@@ -18,7 +16,7 @@ DRAWN = (1.2, 1.255, 1.26451, 1.266, 1.27, 1.4, 3.0)  # temperatures whose attra
 PLACES = 4  # digits of a coordinate
 
 
-def attractor_panels(theory: st.Data, coexisting: xr.DataArray, starts: int) -> Iterator[st.Panel]:
+def attractor_panels(theory: st.Data, coexisting: xr.DataArray, starts: int) -> st.Panels:
     """Draw the mean field; `coexisting` is the share of random starts with another period, by temperature."""
     scan = theory.sel(scan="fixed start")
     spectrum = scan["scanned"].assign_coords(place=scan["beta"].values)

@@ -1,7 +1,5 @@
 """`meanfield/attention-speed`: finite learning rate of the attention matrix against the two-timescale limit."""
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +19,7 @@ class AttentionSpeed(st.Study):
     claim = "The two-timescale limit errs as 1/r at attention speed r, but only from r = 1000"
     source = KIM.at("two-timescale limit; the error at finite speed is derived here")
     revision = 2
+    grid = {"speed": "speeds"}
 
     speeds: tuple[float, ...] = st.sweep(
         (1.0, 10.0, 100.0, 1e3, 1e4, 1e5),
@@ -36,16 +35,13 @@ class AttentionSpeed(st.Study):
         if min(len(self._fast), len(self._slow)) < 2:
             raise st.UsageError(f"speeds={self.speeds}: expected two up to {SLOW:g} and two from {FAST:g} on")
 
-    def cells(self) -> tuple[st.Cell, ...]:
-        return st.grid(speed=self.speeds)
-
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         return {
             "order": ((), -1.0, "exponent of r of the error"),
             "speed": ("speed", list(self.speeds), "attention speed r"),
         }
 
-    def train(self, key: jax.Array, speed: float) -> st.Record:
+    def train(self, key: st.Key, speed: float) -> st.Record:
         times = np.linspace(0.0, self.duration, self.records + 1)[1:]
         drawn = SCATTER * np.asarray(jax.random.normal(key, (2, 2, 2), jnp.float64))
         start = SIGNAL + drawn[0], FOREIGN + drawn[1]
@@ -59,7 +55,7 @@ class AttentionSpeed(st.Study):
             "moment": ("moment", times, "time"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         yield st.Claim(
             f"The error of the two-timescale limit decreases as 1/r for attention speeds r from {FAST:g} on",
             st.exponent(trained["error"].sel(speed=self._fast), "speed", "r"),
@@ -74,7 +70,7 @@ class AttentionSpeed(st.Study):
             expected="refuted",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         first = trained.isel(replicate=0)
         curves = {f"r = {speed:g}": first["loss"].sel(speed=speed) for speed in self.speeds}
         limit, title = {"limit": first["limit"].isel(speed=0)}, "Loss at finite attention speed r"

@@ -1,8 +1,5 @@
 """`meanfield/benign-landscape`: saddle levels, fixed points, negative curvature, and training from random starts."""
 
-from collections.abc import Iterator
-
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -40,10 +37,10 @@ class BenignLandscape(st.Study):
     duration: float = st.setting(600.0, "last time of the training of both layers", above=0, small=0.2)
     records: int = st.setting(120, "recorded times", least=1, small=3)
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         return {"level": ("saddle", saddle_levels(self._task().covariance), "loss of the saddles")}
 
-    def train(self, key: jax.Array) -> st.Record:
+    def train(self, key: st.Key) -> st.Record:
         rng, task = st.generator(key), self._task()
         found = np.array([_measure_saddle(task, rng) for _ in range(self.saddles)])
         times = np.linspace(0.0, self.duration, self.records + 1)[1:]
@@ -59,7 +56,7 @@ class BenignLandscape(st.Study):
             "moment": ("moment", times, "time"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         yield st.Claim(
             "Fixed points of the attention satisfy C W = C S^-1, also where C is singular "
             "(relative error of C W S = C)",
@@ -101,7 +98,7 @@ class BenignLandscape(st.Study):
             "largest final loss",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         ends, count = trained["loss"].isel(moment=-1), trained.sizes["replicate"]
         yield st.lines(
             f"Training of both layers: {int((ends < GLOBAL).sum())} of {count} starts reach a loss of {GLOBAL:g}",

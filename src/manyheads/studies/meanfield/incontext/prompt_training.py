@@ -1,8 +1,5 @@
 """`meanfield/prompt-training`: an MLP and attention trained by SGD on drawn prompts, beside the mean-field flow."""
 
-from collections.abc import Iterator
-
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -53,7 +50,7 @@ class PromptTraining(st.Study):
         if len(set(values)) != 2 or list(values) != sorted(values, reverse=True):
             raise st.UsageError(f"eigenvalues={values}: expected two different numbers, the larger ones first")
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return growth rates, and flows at finite and at infinite attention speed: means of two sets of neurons.
 
         Raises
@@ -101,7 +98,7 @@ class PromptTraining(st.Study):
             "feature": ("feature", list(range(1, task.features + 1)), "feature"),
         }
 
-    def train(self, key: jax.Array) -> st.Record:
+    def train(self, key: st.Key) -> st.Record:
         rng, task = st.generator(key), self._task()
         inner = rng.standard_normal((self.width, self.dim)) / self.dim**0.5
         start = system.saddle_start(task, inner, FOREIGN, SIGNAL)
@@ -118,7 +115,7 @@ class PromptTraining(st.Study):
             "feature": ("feature", list(range(1, task.features + 1)), "feature"),
         }
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         times, leading, (initial, level) = self._times(), self._leading(), self._levels()
         losses = trained["loss"].transpose("replicate", "time").values
         shares, overlap = (
@@ -178,7 +175,7 @@ class PromptTraining(st.Study):
             "time, measured over predicted",
         )
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         losses = {
             f"{self.length} pairs": trained["loss"],
             f"the {self.prompts} prompts trained on": trained["sample_loss"],

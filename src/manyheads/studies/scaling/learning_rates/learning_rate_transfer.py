@@ -1,8 +1,5 @@
 """`limits/learning-rate-transfer`: optimal learning rate against N, H and L (muTransfer)."""
 
-from collections.abc import Iterator
-
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -50,7 +47,7 @@ class LearningRateTransfer(st.Study):
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the exponent of the size in the optimal learning rate: zero where a parametrization is consistent."""
         pairs = list(self.plan().pairs())
         powers = np.asarray([_power(*pair) for pair in pairs])
@@ -60,14 +57,14 @@ class LearningRateTransfer(st.Study):
             "parametrization": ("parametrization", names, "parametrization and axis", None),
         }
 
-    def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
+    def train(self, key: st.Key, parametrization: str, **sizes: int) -> st.Record:
         task, recipe = task_of(self.task, optima.BATCHES[self.task]), Recipe(self.steps, optima.EPSILON)
         network = self.plan().train_with(parametrization, **sizes)
         return optima.search_rates(
             self.learning_rates(), self.points, lambda rates: final_losses(task, *network, recipe, rates, key)
         )
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         plan = self.plan()
         basis = f"half way from {ALLOWED_DECADES:g} to a learning rate proportional to 1/size, 0.90 decades"
         for name, axis in plan.pairs():
@@ -78,7 +75,7 @@ class LearningRateTransfer(st.Study):
             elif self.task != "text" or axis != "depth":  # no law is known for short runs of a shallow task
                 yield optima.falls(who, axis, figure, optima.DRIFTS, basis)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         yield optima.losses_picture(self.plan(), trained)
 
     def plan(self) -> Plan:

@@ -1,8 +1,5 @@
 """`limits/muon-transfer`: optimal learning rate of Muon against N, H and L, beside common recipes."""
 
-from collections.abc import Iterator
-
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -65,7 +62,7 @@ class MuonTransfer(st.Study):
     def cells(self) -> tuple[st.Cell, ...]:
         return self.plan().cells()
 
-    def predict(self, key: jax.Array) -> st.Record:
+    def predict(self, key: st.Key) -> st.Record:
         """Return the exponent of the size in the optimal learning rate: zero where the table is followed."""
         pairs = list(self.plan().pairs())
         powers = np.asarray([DRIFTS.get(pair, 0.0) for pair in pairs])
@@ -75,14 +72,14 @@ class MuonTransfer(st.Study):
             "parametrization": ("parametrization", names, "recipe and axis", None),
         }
 
-    def train(self, key: jax.Array, parametrization: str, **sizes: int) -> st.Record:
+    def train(self, key: st.Key, parametrization: str, **sizes: int) -> st.Record:
         task = task_of(self.task, optima.BATCHES[self.task])
         recipe = Recipe(self.steps, MUON_EPSILON, self.adam_learning_rate)
         network = self.plan().train_with(parametrization, **sizes)
         rates = optima.all_rates(self.lowest, self.ratio, self.points)
         return optima.search_rates(rates, self.points, lambda rates: final_losses(task, *network, recipe, rates, key))
 
-    def claims(self, theory: st.Data, trained: st.Data) -> Iterator[st.Claim]:
+    def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         plan = self.plan()
         for name, axis in plan.pairs():
             power, who = DRIFTS.get((name, axis), 0.0), f"{optima.NAMES[name]} parametrization"
@@ -93,7 +90,7 @@ class MuonTransfer(st.Study):
             else:
                 yield optima.transfers(who, axis, figure)
 
-    def pictures(self, theory: st.Data, trained: st.Data) -> Iterator[st.Panel]:
+    def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         yield optima.losses_picture(self.plan(), trained)
 
     def plan(self) -> Plan:
