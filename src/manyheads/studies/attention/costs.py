@@ -80,7 +80,6 @@ class Costs(st.Study):
             "training_flops": (GRID, table(self._closed_form, True), FLOPS["training_flops"], "FLOP"),
             "chain": (GRID, table(self._chain), CHAIN),
             "crossover": ((), edge, "length at which the attention core costs as much as the rest", "tokens"),
-            "model": ("model", list(MODELS), "model"),
             "length": ("length", list(self.lengths), "sequence length", "tokens"),
         }
 

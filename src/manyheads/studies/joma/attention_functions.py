@@ -48,7 +48,6 @@ class AttentionFunctions(st.Study):
     def predict(self, key: st.Key) -> st.Record:
         counts = [1.0 if name in NORMALIZED else float(self.counted) for name in ATTENTIONS]
         return {
-            "attention": ("attention", list(ATTENTIONS), "attention", None),
             "drift": ((), 0.0, "drift of the conserved quantity"),
             "order": ((), 1.0, "order of the drift in the learning rate"),
             "count": ("attention", counts, "number of conserved quantities"),

@@ -55,7 +55,6 @@ class Rebound(st.Study):
         curves = [theorem.entropy_curve(targets, record_times(RANDOM_HORIZONS["exp"]), law) for law in (EXP, UNIFORM)]
         path, label = np.stack([*curves, linear]), "attention entropy of one vector of targets"
         return {
-            "system": ("system", list(SYSTEMS), "system", None),
             "dynamics": ("dynamics", ["exp", "uniform", "linear"], "dynamics", None),
             "record": ("record", np.arange(RECORDS + 1), "record"),
             "side": ("system", sides, "side from which entropy approaches its limit"),

@@ -53,7 +53,6 @@ class SalientFirst(st.Study):
         rates, offsets = (np.stack([of(mu[loss], LAWS[loss]) for loss in LOSSES]) for of in laws)
         limit = float(theorem.final_rate(largest) / theorem.final_rate(middle))
         return {
-            "loss": ("loss", list(LOSSES), "loss", None),
             "level": ("level", LEVELS, "log deficit ln(1/δ)"),
             "time": (("loss", "component", "level"), np.stack(times), "time"),
             "rate": (("loss", "component"), rates, "slope of the affine law"),

@@ -10,10 +10,9 @@ from manyheads.scaling.trained.trajectories import follow_networks
 from manyheads.scaling.trained.transformers import Recipe
 from manyheads.statistics import Interval
 from manyheads.studies.scaling.shared import convergence
-from manyheads.studies.scaling.shared.parametrizations import CONSISTENT, LABELS, Plan, choose_sizes, task_of
+from manyheads.studies.scaling.shared.parametrizations import CONSISTENT, LABELS, Plan, plan_of, task_of
 from manyheads.study.panels import spread_curve
 from manyheads.theory.papers import BORDELON
-from manyheads.transformer.shape import Shape
 
 BATCHES = {"digits": 16, "text": 8}
 QUANTITIES = {"loss": "loss curve", "kernel": "kernel of the stream", "pattern": "attention pattern"}
@@ -187,8 +186,7 @@ class Approach(st.Study):
             yield self._scatters_picture(trained, axis)
 
     def plan(self) -> Plan:
-        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
-        return Plan(Shape(*self.base), sizes, self.parametrizations, "adam")
+        return plan_of(self, "adam")
 
     def _means_picture(self, trained: st.Data, axis: Axis) -> st.Panel:
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]

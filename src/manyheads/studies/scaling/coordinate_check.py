@@ -131,8 +131,7 @@ class CoordinateCheckStudy(st.Study):
         yield exponents_table(self.plan(), trained, ROWS)
 
     def plan(self) -> scalings.Plan:
-        sizes = scalings.choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
-        return scalings.Plan(Shape(*self.base), sizes, self.parametrizations, self.optimizer)
+        return scalings.plan_of(self, self.optimizer)
 
     def growths(self, trained: st.Data, name: str, axis: Axis) -> tuple[Growth, ...]:
         """Return the judged growths of one parametrization along one axis."""

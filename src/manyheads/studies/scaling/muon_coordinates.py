@@ -1,7 +1,5 @@
 """`limits/muon-coordinates`: RMS update of every module under Muon against N, H, L and D, beside common recipes."""
 
-from typing import NamedTuple
-
 import numpy as np
 
 import manyheads.study as st
@@ -24,23 +22,15 @@ FINITE_SIZE = 0.15
 """Allowed deviation of an update by weights: what a correction 1 + n^(-1/2) makes over the default sizes."""
 
 
-class Break(NamedTuple):
-    """A recipe that goes wrong along an axis: what grows, after the first or the last checkpoint, and how fast."""
-
-    quantity: str
-    place: int
-    predicted: float
-    because: str
-
-
-BREAKS: dict[tuple[str, Axis], Break] = {
-    ("moonlight", "key_dim"): Break("query_by_weights", -1, 0.5, "the factor grows as D^(1/2)"),
-    ("moonlight", "heads"): Break("query_by_weights", -1, 0.5, "the factor grows as D^(1/2)"),
-    ("keller", "depth"): Break("residual", -1, 1.0, "L blocks move the stream, each as much as one"),
-    ("none", "stream"): Break("query_by_weights", -1, 0.5, "a matrix of N H rows has singular values one whatever D"),
-    ("heads-none", "heads"): Break("query_by_weights", 0, 0.5, "a head's block takes up inputs of RMS one, H^(1/2)"),
-    ("heads-keller", "heads"): Break("output_by_weights", 0, 1.0, "a factor (D/N)^(1/2) on blocks that are summed"),
-    ("heads-spectral", "heads"): Break("output_by_weights", 0, 1.0, "the sum over heads is forgotten"),
+# Recipes that go wrong along an axis: what grows, after the first or the last checkpoint, by which power, and why.
+BREAKS: dict[tuple[str, Axis], tuple[str, int, float, str]] = {
+    ("moonlight", "key_dim"): ("query_by_weights", -1, 0.5, "the factor grows as D^(1/2)"),
+    ("moonlight", "heads"): ("query_by_weights", -1, 0.5, "the factor grows as D^(1/2)"),
+    ("keller", "depth"): ("residual", -1, 1.0, "L blocks move the stream, each as much as one"),
+    ("none", "stream"): ("query_by_weights", -1, 0.5, "a matrix of N H rows has singular values one whatever D"),
+    ("heads-none", "heads"): ("query_by_weights", 0, 0.5, "a head's block takes up inputs of RMS one, H^(1/2)"),
+    ("heads-keller", "heads"): ("output_by_weights", 0, 1.0, "a factor (D/N)^(1/2) on blocks that are summed"),
+    ("heads-spectral", "heads"): ("output_by_weights", 0, 1.0, "the sum over heads is forgotten"),
 }
 
 
@@ -122,9 +112,7 @@ class MuonCoordinates(st.Study):
         yield exponents_table(self.plan(), trained, columns)
 
     def plan(self) -> scalings.Plan:
-        sizes = scalings.choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths, self.streams)
-        base, axes = Shape.of(self.base, "base"), scalings.axes_of(BREAKS)
-        return scalings.Plan(base, sizes, self.parametrizations, "muon", epsilon=False, axes_of=axes)
+        return scalings.plan_of(self, "muon", epsilon=False, axes_of=scalings.axes_of(BREAKS))
 
     def exponent(self, trained: st.Data, name: str, axis: Axis, quantity: str, place: int = -1) -> ExponentFit:
         return update_exponent(self.plan(), trained, quantity, name, axis, place)

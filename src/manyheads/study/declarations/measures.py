@@ -29,11 +29,11 @@ else:
 Data = xr.Dataset
 
 
-def generator(key: Key) -> np.random.Generator:
-    """Return NumPy's generator for the key of a replicate."""
+def generator(key: Key, *numbers: int) -> np.random.Generator:
+    """Return NumPy's generator for the key of a replicate, another one for further numbers, such as those of a cell."""
     import jax
 
-    return np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    return np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel().tolist(), *numbers])
 
 
 def log(values: xr.DataArray | float) -> xr.DataArray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -113,18 +113,10 @@ def solve_heads(
 
     They are (layer, head, sample, token, token_too), of layers whose heads are sampled.
     """
-    layers = _start(problem, branches, rng)
+    layers: Any = _start(problem, branches, rng)
     solved = solve_recursion(problem, layers, finite_depth_step(problem))
-    shown = [process.heads() for layer in layers for process in layer if isinstance(process, SampledHeads)]
+    shown = [process.heads() for layer in layers for process in layer if hasattr(process, "heads")]
     return solved, np.stack(shown).swapaxes(1, 2)
-
-
-@runtime_checkable
-class SampledHeads(Protocol):
-    """A process that samples single heads."""
-
-    def heads(self) -> np.ndarray:
-        """Logits of the heads at the last moment, (P, heads, T, T)."""
 
 
 def summarize(solved: Trajectory) -> dict[str, np.ndarray]:

@@ -50,7 +50,6 @@ class ShuffledLabels(st.Study):
         margins = [images.class_mean_margins(*each) for each in data]
         uniform = float(np.log(images.digit_config(self.width, self.heads, 1).length))
         return {
-            "labels": ("labels", list(LABELS), "labels", None),
             "image": ("image", np.arange(self.samples), "image"),
             "margin": (("labels", "image"), margins, "margin under the means of the classes"),
             "uniform": ((), uniform, "uniform entropy", "nat"),

@@ -59,7 +59,6 @@ class RealTextVariants(st.Study):
         widths = [self.width * variant.widen for variant in variants.VARIANTS.values()]
         random = [expected_stable_rank(4 * width, width) for width in widths]
         return {
-            "variant": ("variant", list(variants.VARIANTS), "variant", None),
             "uniform": ("variant", uniform, "entropy of uniform attention", "nat"),
             "random_rank": ("variant", random, "stable rank of a random matrix"),
         }

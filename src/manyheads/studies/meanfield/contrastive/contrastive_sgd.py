@@ -1,6 +1,5 @@
 """`meanfield/contrastive-sgd`: SGD in n dimensions against the overlap ODE, from exact and from random overlaps."""
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -59,7 +58,7 @@ class ContrastiveSgd(st.Study):
 
     def train(self, key: st.Key, dimension: int) -> st.Record:
         task = ContrastiveTask()
-        rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel().tolist(), dimension])
+        rng = st.generator(key, dimension)
         path = train_overlaps(task, np.tile(START, (self.runs, 1)), dimension, self._times(), rng)
         norm = norms_without_features(task)[-1]
         start = np.full((self.runs, 3), norm)

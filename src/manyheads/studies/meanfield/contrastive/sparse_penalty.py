@@ -55,7 +55,7 @@ class SparsePenalty(st.Study):
         }
 
     def train(self, key: st.Key, dimension: int) -> st.Record:
-        rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel().tolist(), dimension])
+        rng = st.generator(key, dimension)
         times = np.linspace(0, self.horizon, self.records + 1)[1:]
         runs = self.runs * self.dimensions[-1] // dimension
         features, weights = draw_coordinates(dimension, runs, rng)

@@ -8,7 +8,6 @@ largest Lyapunov exponent of the mean field says how the distance of two runs de
 from dataclasses import replace
 from typing import Any
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -104,7 +103,7 @@ class AttractorStudy(st.Study):
 
     def train(self, key: st.Key) -> st.Record:
         network, sizes = OneBitNetwork.published(), np.asarray(self.neurons)
-        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+        rng = st.generator(key)
         apart = []
         for beta in self.betas:
             neurons = np.broadcast_to(sizes, (2, self.pairs, sizes.size))

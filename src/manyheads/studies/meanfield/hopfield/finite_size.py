@@ -4,7 +4,6 @@ Where the map contracts, overlaps deviate from it by N^(-1/2), with a constant t
 multiplies noise by gamma / sqrt(M), so the law needs N well above gamma^2 / M; below that the deviation falls slower.
 """
 
-import jax
 import numpy as np
 
 import manyheads.study as st
@@ -54,7 +53,7 @@ class FiniteSize(st.Study):
 
     def train(self, key: st.Key, beta: float, neurons: int) -> st.Record:
         network = OneBitNetwork.published()
-        rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel(), neurons])
+        rng = st.generator(key, neurons)
         exact = mean_field_trajectory(network, beta, self.steps)
         found = simulate_network(network, beta, self.steps, np.full(self.runs, neurons), rng)
         return {"error": ((), ((found - exact) ** 2).mean() ** 0.5, "rms deviation of overlaps")}

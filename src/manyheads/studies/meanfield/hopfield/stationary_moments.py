@@ -8,7 +8,6 @@ N^(-1/2). At eps = 0 the map is odd, so attractors come in mirrored pairs and av
 
 from dataclasses import replace
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -71,7 +70,7 @@ class StationaryMoments(st.Study):
         }
 
     def train(self, key: st.Key) -> st.Record:
-        network, rng = self.network(), np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+        network, rng = self.network(), st.generator(key)
         sizes = np.repeat(np.asarray(self.neurons)[:, None], self.runs, 1)
         moments, early = [], []
         for beta in self.betas:

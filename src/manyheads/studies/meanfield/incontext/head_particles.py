@@ -1,6 +1,5 @@
 """`meanfield/head-particles`: error of H averaged attention heads against the limit of many heads."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -66,8 +65,7 @@ class HeadParticlesStudy(st.Study):
         }
 
     def train(self, key: st.Key, output: str, heads: int) -> st.Record:
-        prompts, seeds = self._prompts(), np.asarray(jax.random.key_data(key)).ravel().tolist()
-        rng = np.random.default_rng([*seeds, heads, int(output == "summed")])
+        prompts, rng = self._prompts(), st.generator(key, heads, int(output == "summed"))
         points = rng.standard_normal((self.drawn // heads, heads, system.PARAMETERS))
         logits = self._train(points, prompts, output == "summed")
         loss = np.asarray(system.cross_entropy(jnp.asarray(logits[:, -1]), prompts.answer))

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -89,7 +88,7 @@ class MLPWidth(st.Study):
         }
 
     def train(self, key: st.Key, layers: str, width: int) -> st.Record:
-        rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).tolist(), width])
+        rng = st.generator(key, width)
         losses = np.full((self.networks, RECORDS), np.nan)
         for place in range(self.networks if layers == "outer" else 1):
             losses[place] = self._flow(layers, width, rng)

@@ -3,13 +3,12 @@
 import numpy as np
 
 import manyheads.study as st
-from manyheads.scaling.axes import LETTERS, Axis
+from manyheads.scaling.axes import Axis
 from manyheads.scaling.checks.transfer_check import ALLOWED_DECADES, final_losses
 from manyheads.scaling.trained.transformers import Recipe
 from manyheads.studies.scaling.shared import optimal_rates as optima
-from manyheads.studies.scaling.shared.parametrizations import CONSISTENT, Plan, choose_sizes, task_of
+from manyheads.studies.scaling.shared.parametrizations import CONSISTENT, Plan, plan_of, task_of
 from manyheads.theory.papers import BORDELON
-from manyheads.transformer.shape import Shape
 
 
 class LearningRateTransfer(st.Study):
@@ -49,13 +48,7 @@ class LearningRateTransfer(st.Study):
 
     def predict(self, key: st.Key) -> st.Record:
         """Return the exponent of the size in the optimal learning rate: zero where a parametrization is consistent."""
-        pairs = list(self.plan().pairs())
-        powers = np.asarray([_power(*pair) for pair in pairs])
-        names = [f"{parametrization} along {LETTERS[axis]}" for parametrization, axis in pairs]
-        return {
-            "power": ("parametrization", powers, "exponent of the size in the optimal learning rate"),
-            "parametrization": ("parametrization", names, "parametrization and axis", None),
-        }
+        return optima.predicted_powers(self.plan(), _power, "parametrization and axis")
 
     def train(self, key: st.Key, parametrization: str, **sizes: int) -> st.Record:
         task, recipe = task_of(self.task, optima.BATCHES[self.task]), Recipe(self.steps, optima.EPSILON)
@@ -79,8 +72,7 @@ class LearningRateTransfer(st.Study):
         yield optima.losses_picture(self.plan(), trained)
 
     def plan(self) -> Plan:
-        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
-        return Plan(Shape(*self.base), sizes, self.parametrizations, "adam", epsilon=False)
+        return plan_of(self, "adam", epsilon=False)
 
     def learning_rates(self) -> np.ndarray:
         return optima.all_rates(self.lowest, self.ratio, self.points)

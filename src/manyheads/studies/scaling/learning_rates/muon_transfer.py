@@ -3,13 +3,12 @@
 import numpy as np
 
 import manyheads.study as st
-from manyheads.scaling.axes import LETTERS, Axis
+from manyheads.scaling.axes import Axis
 from manyheads.scaling.checks.transfer_check import ALLOWED_DECADES, final_losses
 from manyheads.scaling.trained.transformers import Recipe
 from manyheads.studies.scaling.shared import optimal_rates as optima
-from manyheads.studies.scaling.shared.parametrizations import MUON_EPSILON, Plan, axes_of, choose_sizes, task_of
+from manyheads.studies.scaling.shared.parametrizations import MUON_EPSILON, Plan, axes_of, plan_of, task_of
 from manyheads.theory.papers import JORDAN
-from manyheads.transformer.shape import Shape
 
 TABLES = ("muon", "muon-half-logit", "muon-half-depth", "muon-heads")
 RECIPES_SWEPT = ("moonlight", "keller", "heads-none", "heads-keller")
@@ -64,13 +63,7 @@ class MuonTransfer(st.Study):
 
     def predict(self, key: st.Key) -> st.Record:
         """Return the exponent of the size in the optimal learning rate: zero where the table is followed."""
-        pairs = list(self.plan().pairs())
-        powers = np.asarray([DRIFTS.get(pair, 0.0) for pair in pairs])
-        names = [f"{recipe} along {LETTERS[axis]}" for recipe, axis in pairs]
-        return {
-            "power": ("parametrization", powers, "exponent of the size in the optimal learning rate"),
-            "parametrization": ("parametrization", names, "recipe and axis", None),
-        }
+        return optima.predicted_powers(self.plan(), lambda *pair: DRIFTS.get(pair, 0.0), "recipe and axis")
 
     def train(self, key: st.Key, parametrization: str, **sizes: int) -> st.Record:
         task = task_of(self.task, optima.BATCHES[self.task])
@@ -94,5 +87,4 @@ class MuonTransfer(st.Study):
         yield optima.losses_picture(self.plan(), trained)
 
     def plan(self) -> Plan:
-        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
-        return Plan(Shape(*self.base), sizes, self.parametrizations, "muon", epsilon=False, axes_of=axes_of(DRIFTS))
+        return plan_of(self, "muon", epsilon=False, axes_of=axes_of(DRIFTS))

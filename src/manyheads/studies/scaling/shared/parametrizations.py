@@ -43,6 +43,8 @@ MUON_LABELS: dict[str, str] = {
 }
 """Labels of scalings under Muon: its table, and recipes that keep the rate of a group and rely on a shape factor."""
 
+NAMES = LABELS | MUON_LABELS
+
 PLOT_GROUPS: dict[str, int] = {name: place for place, name in enumerate(LABELS)} | {
     "muon": 0,
     "muon-half-logit": 1,
@@ -114,21 +116,6 @@ def task_of(task: str, batch: int) -> Task:
     if task not in TASKS:
         raise UsageError(f"task={task!r}: choose one of {', '.join(TASKS)}")
     return digits_task(batch) if task == "digits" else text_task(batch=batch)
-
-
-def choose_sizes(
-    axes: Sequence[str],
-    key_dims: tuple[int, ...],
-    heads_counts: tuple[int, ...],
-    depths: tuple[int, ...],
-    streams: tuple[int, ...] | None = None,
-) -> tuple[tuple[Axis, tuple[int, ...]], ...]:
-    """Return the sizes along the chosen axes, each with its axis."""
-    sizes = {"key_dim": key_dims, "heads": heads_counts, "depth": depths}
-    sizes |= {} if streams is None else {"stream": streams}
-    if unknown := set(axes) - set(sizes):
-        raise UsageError(f"axis={unknown.pop()!r}: choose from {', '.join(sizes)}")
-    return tuple((axis, sizes[axis]) for axis in axes)  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
@@ -230,11 +217,21 @@ class Plan:
             x_label,
             y_label,
             tuple(tuple(tuple(plot(s, a)) if (s, a) in pairs else () for a, _ in self.sizes) for s in shown),
-            row_labels=tuple((LABELS | MUON_LABELS)[name] for name in shown),
+            row_labels=tuple(NAMES[name] for name in shown),
             column_labels=tuple(f"along {LETTERS[axis]}" for axis, _ in self.sizes),
             log_y=log_y,
             note=f"Sizes: {sizes}. {note} A parametrization stands only along axes where its networks are its own.",
         )
+
+
+def plan_of(study: Any, optimizer: Optimizer, **options: Any) -> Plan:
+    """Return the plan of a study: its base and parametrizations, and the sizes along its `axes`."""
+    fields = {"key_dim": "key_dims", "heads": "heads_counts", "depth": "depths", "stream": "streams"}
+    sizes = {axis: getattr(study, name) for axis, name in fields.items() if hasattr(study, name)}
+    if unknown := set(study.axes) - set(sizes):
+        raise UsageError(f"axis={unknown.pop()!r}: choose from {', '.join(sizes)}")
+    along: Any = tuple((axis, sizes[axis]) for axis in study.axes)
+    return Plan(Shape.of(study.base, "base"), along, study.parametrizations, optimizer, **options)
 
 
 @lru_cache(maxsize=4096)
