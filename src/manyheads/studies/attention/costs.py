@@ -210,9 +210,7 @@ class Costs(st.Study):
         return seconds_of(_core, *core), seconds_of(_rest, x, square, block.mlp_in, block.mlp_out)
 
 
-@eqx.filter_jit
-def _forward(model: Any, x: jax.Array) -> jax.Array:
-    return model(x)
+_forward = eqx.filter_jit(lambda model, x: model(x))
 
 
 @jax.jit

@@ -216,6 +216,4 @@ def _optimizer(learning_rate: float, steps: int) -> optax.GradientTransformation
     return optax.adam(schedule, b2=0.99)
 
 
-@eqx.filter_jit
-def _guess(model: Any, tokens: jax.Array) -> jax.Array:
-    return model(tokens).argmax(-1)
+_guess = eqx.filter_jit(lambda model, tokens: model(tokens).argmax(-1))

@@ -118,13 +118,10 @@ class Softmax(st.Study):
             "weight grows at a rate of its square",
             "second weight, measured over predicted (log2)",
         )
-        yield st.Claim(
-            f"For {unequal} the softmax head keeps the excess loss q2^2/(q1^2 + q2^2) of its first position alone",
-            final.sel(head="softmax"),
-            st.near(alone, 0.1),
-            "closed form; noise of values and attention adds a few hundredths",
-            "relative excess loss",
-        )
+        text = f"For {unequal} the softmax head keeps the excess loss q2^2/(q1^2 + q2^2) of its first position alone"
+        basis = "closed form; noise of values and attention adds a few hundredths"
+        quantity = "relative excess loss"
+        yield st.Claim(text, final.sel(head="softmax"), st.near(alone, 0.1), basis, quantity)
         for words, head, share, basis in (
             ("equal weights the softmax head", "softmax", 0.5, ""),
             (f"{unequal} the linear head", "linear", last, ", whose weights grow in proportion"),

@@ -144,14 +144,10 @@ class Forecast(st.Study):
             (1, "is off the limit by the forecast bias c/H", "holds"),
             (0, "is that of the limit without a bias", "refuted"),
         ):
-            yield st.Claim(
-                f"At H={self.checked_heads} the mean loss curve {words} (ratio)",
-                bias / norm.mean() / theory["slope"],
-                st.near(target, 0.5),
-                "half of the bias: the limit with it and the limit without are equally far from there",
-                "log distance from the limit along the forecast bias",
-                expected,
-            )
+            text = f"At H={self.checked_heads} the mean loss curve {words} (ratio)"
+            basis = "half of the bias: the limit with it and the limit without are equally far from there"
+            quantity = "log distance from the limit along the forecast bias"
+            yield st.Claim(text, bias / norm.mean() / theory["slope"], st.near(target, 0.5), basis, quantity, expected)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         shown = range(min(4, trained.sizes["replicate"]))

@@ -134,11 +134,8 @@ class InfiniteDepth(st.Study):
         basis, quantity = "half way to networks that do not depend on depth", "share of the predicted change"
         yield st.Claim(text, projection(theirs, change, OUTPUT), st.near(1, 0.5), basis, quantity)
         away = st.distance(mean, law["continuum"], OUTPUT)
-        yield st.Claim(
-            f"{who}: the mean network is nearer to the continuum at L={last} than at L={first} (log ratio)",
-            st.log(away.sel(depth=last) / away.sel(depth=first)),
-            *NEARER,
-        )
+        text = f"{who}: the mean network is nearer to the continuum at L={last} than at L={first} (log ratio)"
+        yield st.Claim(text, st.log(away.sel(depth=last) / away.sel(depth=first)), *NEARER)
         shares = _learned_shares(found)
         depths = np.log(self.depths)
         yield st.Claim(

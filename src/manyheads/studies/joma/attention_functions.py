@@ -83,7 +83,7 @@ class AttentionFunctions(st.Study):
                 for rate, count in zip(self.learning_rates, steps, strict=True)
             ]
             adam = train_layer(problem, rule, "adam", self.adam, max(steps), self.batch, seed)
-            pairs = [_pair(problem[0], end) for end, _ in (*trained, adam)]
+            pairs = [jax.tree.map(lambda a, b: np.stack([a, b]), problem[0], end) for end, _ in (*trained, adam)]
             drifts = [_drift(rule, problem[1], pair) for pair in pairs[:-1]]
             relatives = [_relative(rule, problem[1], pair) for pair in pairs[-2:]]
             decrease = float(trained[-1][1])
@@ -117,18 +117,12 @@ class AttentionFunctions(st.Study):
         text = "Attention normalized by its sum conserves the sum of F over the tokens"
         basis = "an equality: attention is invariant when all f(z) grow by one factor"
         yield st.Claim(text, normalized["drift"].max(), st.near(none, EXACT), basis, "largest drift")
-        yield st.Claim(
-            "Attention by a function of each logit conserves one quantity per token and no other",
-            miscounted.sel(attention=list(ELEMENTWISE)).max(),
-            *counts,
-            "largest difference of numbers",
-        )
-        yield st.Claim(
-            "Normalized attention conserves one quantity per query, without the weights, and no other",
-            miscounted.sel(attention=list(NORMALIZED)).max(),
-            *counts,
-            "largest difference of numbers",
-        )
+        text = "Attention by a function of each logit conserves one quantity per token and no other"
+        quantity = "largest difference of numbers"
+        yield st.Claim(text, miscounted.sel(attention=list(ELEMENTWISE)).max(), *counts, quantity)
+        text = "Normalized attention conserves one quantity per query, without the weights, and no other"
+        quantity = "largest difference of numbers"
+        yield st.Claim(text, miscounted.sel(attention=list(NORMALIZED)).max(), *counts, quantity)
         yield st.Claim(
             "In networks trained by SGD, upper matrix included, the drift of sigmoid and square attention is "
             "proportional to the learning rate",
@@ -149,10 +143,6 @@ class AttentionFunctions(st.Study):
         what, note = f"drift at time {self.horizon:g}", "Largest over tokens; bands range over replicates."
         shows = ("proportional to the learning rate",)
         yield st.lines(title, "learning_rate", what, drifts, log="xy", note=note, shows=shows)
-
-
-def _pair(start: LayerParameters, end: LayerParameters) -> LayerParameters:
-    return jax.tree.map(lambda a, b: np.stack([a, b]), start, end)
 
 
 def _drift(rule: UpdateRule, task: JomaTask, states: LayerParameters) -> float:

@@ -191,7 +191,5 @@ class Rebound(st.Study):
         yield st.lines("Predicted attention entropy", "record", "entropy [nat]", {}, law, note=note)
 
 
-@jax.jit
-def _curves(logits: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return entropy and stable rank in time, of logits (T, M) and weights (T, K, M)."""
-    return theorem.entropy_of(logits), traced_stable_rank(weights)
+# Entropy and stable rank in time, of logits (T, M) and weights (T, K, M).
+_curves = jax.jit(lambda logits, weights: (theorem.entropy_of(logits), traced_stable_rank(weights)))

@@ -89,24 +89,18 @@ class Winners(st.Study):
         fading, last = trained.sel(attention="exp", gradient="fading"), exp["weights"].isel(time=-1)
         equality = st.near(0, EXACT), "an equality: the error of the integrator, 1e-12 per step, summed over the flow"
         no_constant, spread = (st.near(0, 0.1), "a tenth of the ratio itself"), "relative spread over tokens"
-        yield st.Claim(
-            "Under exp attention all weights follow erf(v/sqrt 2) = sqrt(2/pi) Delta t to 98% of the blow-up time",
-            abs(exp["weights"] - self._law(exp, "exp")).max(),
-            *equality,
-            "largest distance of weights",
-        )
+        text = "Under exp attention all weights follow erf(v/sqrt 2) = sqrt(2/pi) Delta t to 98% of the blow-up time"
+        quantity = "largest distance of weights"
+        yield st.Claim(text, abs(exp["weights"] - self._law(exp, "exp")).max(), *equality, quantity)
         same = "Under exp attention {} is the same for all tokens"
         text, found = same.format("erf(v/sqrt 2)/Delta"), _spread(exp["gain"], last)
         yield st.Claim(text, found.max(), *equality, spread)
         text, found = same.format("erf(v/2)/Delta"), _spread(exp["gain"], last, 0.5)
         yield st.Claim(text, found, *no_constant, spread, "refuted", resolution=EXACT)
         reaching = np.array([theorem.reaching_time(gain, self.level) for gain in exp["gain"].values])
-        yield st.Claim(
-            f"The weight of the largest gain reaches {self.level:g} at the time of the erf law",
-            abs(exp["end_time"] / reaching - 1).max(),
-            *equality,
-            "relative error of the time",
-        )
+        text = f"The weight of the largest gain reaches {self.level:g} at the time of the erf law"
+        quantity = "relative error of the time"
+        yield st.Claim(text, abs(exp["end_time"] / reaching - 1).max(), *equality, quantity)
         relative = exp["gain"] / abs(exp["gain"]).max("token")
         yield st.Claim(
             "The other weights converge to erf(v/sqrt 2) = Delta/max|Delta|",
@@ -118,12 +112,9 @@ class Winners(st.Study):
         text = "Exp attention becomes one-hot on the token of the largest gain"
         basis = "the other weights stay finite: their share is exp(-level^2/2) times that of gains equal to 1e-6"
         yield st.Claim(text, _winner(exp, "shares").min(), st.near(1, 0.01), basis, "smallest share of the winner")
-        yield st.Claim(
-            "Under linear attention the weights are sinh(Delta t), without blow-up or convergence",
-            abs(linear["weights"] - self._law(linear, "linear")).max(),
-            *equality,
-            "largest relative error",
-        )
+        text = "Under linear attention the weights are sinh(Delta t), without blow-up or convergence"
+        quantity = "largest relative error"
+        yield st.Claim(text, abs(linear["weights"] - self._law(linear, "linear")).max(), *equality, quantity)
         yield st.Claim(
             "When the gradient fades, erf(v/sqrt 2) is sqrt(2/pi) times the gain accumulated over time",
             abs(erf(fading["end"].values * 0.5**0.5) - (2 / np.pi) ** 0.5 * fading["total"]).max(),
@@ -131,14 +122,10 @@ class Winners(st.Study):
             "an equality: Simpson's rule between the states kept, every step of the flow",
             "largest distance",
         )
-        yield st.Claim(
-            "When the gradient fades, erf(v/sqrt 2)/Delta of the initial gain is the same for all tokens",
-            _spread(fading["gain"], fading["end"]),
-            *no_constant,
-            "spread over tokens (relative)",
-            "refuted",
-            resolution=EXACT,
-        )
+        text = "When the gradient fades, erf(v/sqrt 2)/Delta of the initial gain is the same for all tokens"
+        quantity = "spread over tokens (relative)"
+        found = _spread(fading["gain"], fading["end"])
+        yield st.Claim(text, found, *no_constant, quantity, "refuted", resolution=EXACT)
         yield st.Claim(
             "When the gradient fades, exp attention becomes one-hot on the token of the largest initial gain",
             _winner(fading, "shares"),

@@ -97,20 +97,14 @@ class HardInstances(st.Study):
                 "share of the signal, unexplained",
                 bounds=(0.0, np.inf),
             )
-        yield st.Claim(
-            "With the same budget the student learns every ordinary layer of the same sizes",
-            st.log(unexplained.sel(layer=ORDINARY).max()) / np.log(10),
-            st.below(-6),
-            "log10 of the worst over replicates; a start that is stuck leaves about one in a hundred",
-            "share of the signal, unexplained (log10), worst layer",
-        )
-        yield st.Claim(
-            f"All Fourier weight of the parity layer lies at degree {2 * self.parity[1] - 1} or above",
-            trained["low_share"].sel(layer="parity").max(),
-            st.near(0, (0, 1e-20)),
-            "the square of rounding error in the labels, with three orders to spare",
-            "Fourier weight at lower degrees",
-        )
+        text = "With the same budget the student learns every ordinary layer of the same sizes"
+        basis = "log10 of the worst over replicates; a start that is stuck leaves about one in a hundred"
+        quantity = "share of the signal, unexplained (log10), worst layer"
+        yield st.Claim(text, st.log(unexplained.sel(layer=ORDINARY).max()) / np.log(10), st.below(-6), basis, quantity)
+        text = f"All Fourier weight of the parity layer lies at degree {2 * self.parity[1] - 1} or above"
+        basis = "the square of rounding error in the labels, with three orders to spare"
+        quantity = "Fourier weight at lower degrees"
+        yield st.Claim(text, trained["low_share"].sel(layer="parity").max(), st.near(0, (0, 1e-20)), basis, quantity)
         quantity, one = "share of replicates that find the set", st.near(1, 0)
         text = "Squares of the labels reveal the hidden set of a parity layer in every replicate"
         basis = "scores 4/m² apart with standard error 8/(m sqrt(samples))"

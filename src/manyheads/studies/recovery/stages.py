@@ -79,7 +79,9 @@ class Stages(st.Study):
         return {name: ((), float(value), FIGURES[name]) for name, value in values.items()}
 
     def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
-        published, practical = ({name: _log(trained[name].sel(form=form)) for name in FIGURES} for form in FORMS)
+        published, practical = (
+            {name: st.log(trained[name].sel(form=form).clip(1e-40)) for name in FIGURES} for form in FORMS
+        )
         inequality = "an inequality: the logarithm of the ratio of errors, mean over numbers of heads"
         yield st.Claim(
             "The error of the crude sum is a bias: four times the examples do not lower it",
@@ -118,7 +120,3 @@ class Stages(st.Study):
             shows=("smaller error than",),
             x_ticks=tuple(FIGURES[name] for name in PATH),
         )
-
-
-def _log(errors: xr.DataArray) -> xr.DataArray:
-    return st.log(errors.clip(1e-40))

@@ -117,13 +117,9 @@ class Approach(st.Study):
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
         drift, who = convergence.power_of_drift(sizes), f"{LABELS[name]} parametrization"
         measured = convergence.fall_of_mean(sizes, self.distances(trained, name, axis, "loss").mean).measured
-        yield st.Claim(
-            f"{who}: the mean loss curve converges as {letter} grows (exponent of its distance)",
-            measured,
-            st.below(drift),
-            DRIFT.format(letter),
-            "exponent of the size",
-        )
+        text = f"{who}: the mean loss curve converges as {letter} grows (exponent of its distance)"
+        quantity = "exponent of the size"
+        yield st.Claim(text, measured, st.below(drift), DRIFT.format(letter), quantity)
         text = f"{who}: the distance of the mean loss curve to its limit scales as {letter}^-1"
         basis = f"half way from {letter}^-1 to a drift like log {letter}, which has no limit"
         yield st.Claim(text, measured, st.near(-1, (1 + drift) / 2), basis, "exponent of the size")

@@ -48,7 +48,8 @@ class HierarchicalPrior(st.Study):
     tested: int = st.setting(800, "sequences of a test", small=60, full=4000)
 
     def check(self) -> None:
-        LatentTask(self._shape(), self.width, 3, self.steps, self.batch, tested=self.tested)  # checks the sizes
+        shape = HierarchyShape(self.latents, 2, self.leaves)
+        LatentTask(shape, self.width, 3, self.steps, self.batch, tested=self.tested)  # checks the sizes
 
     def cells(self) -> tuple[st.Cell, ...]:
         """Return the numbers of labels that share a pattern, and both priors of the transformer."""
@@ -78,13 +79,10 @@ class HierarchicalPrior(st.Study):
             "bayes": ((), bayes, "accuracy of Bayes' rule"),
         }
 
-    def _shape(self) -> HierarchyShape:
-        return HierarchyShape(self.latents, 2, self.leaves)
-
     def _transformer(self, key: st.Key, flat: bool) -> tuple[np.ndarray, float]:
         """Train on labels with latents or without and return the accuracies, and that of Bayes' rule."""
         for_leaves, for_model, for_batches, for_test = jax.random.split(key, 4)
-        shape = self._shape()
+        shape = HierarchyShape(self.latents, 2, self.leaves)
         leaves = patterns.reached_leaves(shape, for_leaves, flat)
         source = patterns.LeafSource.of(leaves, self.keep, shape.places)
         test = source.hierarchy.draw(for_test, self.tested)

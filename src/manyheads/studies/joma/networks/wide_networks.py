@@ -156,22 +156,14 @@ class WideNetworks(st.Study):
             "ratio of times",
             resolution=1e-9,
         )
-        yield st.Claim(
-            "Under a shared loss the luckiest neuron adds to the output what one accumulated gain for all predicts",
-            (luckiest / theory["luckiest"]).mean("width"),
-            st.near(1, 0.05),
-            "an equality of the flow; two percent of the sampling of layers",
-            "measured over predicted share",
-        )
-        yield st.Claim(
-            f"Under a shared loss the luckiest of {widest} neurons adds half of the output",
-            luckiest.isel(width=-1),
-            st.above(0.5),
-            "an inequality: half is what the luckiest of four adds",
-            "share of the output",
-            "refuted",
-            resolution=1e-9,
-        )
+        text = "Under a shared loss the luckiest neuron adds to the output what one accumulated gain for all predicts"
+        basis = "an equality of the flow; two percent of the sampling of layers"
+        quantity = "measured over predicted share"
+        yield st.Claim(text, (luckiest / theory["luckiest"]).mean("width"), st.near(1, 0.05), basis, quantity)
+        text = f"Under a shared loss the luckiest of {widest} neurons adds half of the output"
+        basis = "an inequality: half is what the luckiest of four adds"
+        quantity = "share of the output"
+        yield st.Claim(text, luckiest.isel(width=-1), st.above(0.5), basis, quantity, "refuted", resolution=1e-9)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         for name, title, label, claim in (

@@ -32,7 +32,7 @@ class AttentionSpeed(st.Study):
     records: int = st.setting(300, "recorded times", small=4)
 
     def check(self) -> None:
-        if min(len(self._fast), len(self._slow)) < 2:
+        if min(map(len, self._sides())) < 2:
             raise st.UsageError(f"speeds={self.speeds}: expected two up to {SLOW:g} and two from {FAST:g} on")
 
     def predict(self, key: st.Key) -> st.Record:
@@ -56,19 +56,13 @@ class AttentionSpeed(st.Study):
         }
 
     def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
-        yield st.Claim(
-            f"The error of the two-timescale limit decreases as 1/r for attention speeds r from {FAST:g} on",
-            st.exponent(trained["error"].sel(speed=self._fast), "speed", "r"),
-            st.near(theory["order"], 0.1),
-            "the next order: at r = 1000 it is a tenth of the first",
-        )
-        yield st.Claim(
-            f"The error of the two-timescale limit decreases as 1/r for speeds up to {SLOW:g} already",
-            st.exponent(trained["error"].sel(speed=self._slow), "speed", "r"),
-            st.near(-1, 0.1),
-            "the same tolerance; near a saddle the curvature of the loss in W is small, and W lags",
-            expected="refuted",
-        )
+        fast, slow = (st.exponent(trained["error"].sel(speed=side), "speed", "r") for side in self._sides())
+        text = f"The error of the two-timescale limit decreases as 1/r for attention speeds r from {FAST:g} on"
+        basis = "the next order: at r = 1000 it is a tenth of the first"
+        yield st.Claim(text, fast, st.near(theory["order"], 0.1), basis)
+        text = f"The error of the two-timescale limit decreases as 1/r for speeds up to {SLOW:g} already"
+        basis = "the same tolerance; near a saddle the curvature of the loss in W is small, and W lags"
+        yield st.Claim(text, slow, st.near(-1, 0.1), basis, expected="refuted")
 
     def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         first = trained.isel(replicate=0)
@@ -76,10 +70,6 @@ class AttentionSpeed(st.Study):
         limit, title = {"limit": first["limit"].isel(speed=0)}, "Loss at finite attention speed r"
         yield st.lines(title, "moment", "loss", curves, reference=limit, note="One start.")
 
-    @property
-    def _fast(self) -> list[float]:
-        return [speed for speed in self.speeds if speed >= FAST]
-
-    @property
-    def _slow(self) -> list[float]:
-        return [speed for speed in self.speeds if speed <= SLOW]
+    def _sides(self) -> tuple[list[float], list[float]]:
+        """Return the speeds from FAST on, and those up to SLOW."""
+        return [speed for speed in self.speeds if speed >= FAST], [speed for speed in self.speeds if speed <= SLOW]

@@ -92,13 +92,9 @@ class CrudeHull(st.Study):
             last = most.isel(rank=-1)
             return st.log_ratio(last["span_crude"], last[f"span_{name}"], quantity="fall of the error (ln)")
 
-        yield st.Claim(
-            "At full stable rank the error of the crude hull's span does not fall with the number of examples",
-            with_examples("crude"),
-            st.near(power.sel(sum="crude"), (0.25, math.inf)),
-            apart,
-            "power of the number of examples",
-        )
+        text = "At full stable rank the error of the crude hull's span does not fall with the number of examples"
+        quantity = "power of the number of examples"
+        yield st.Claim(text, with_examples("crude"), st.near(power.sel(sum="crude"), (0.25, math.inf)), apart, quantity)
         yield st.Claim(
             "With the most examples the error of the crude hull's span does not fall with the stable rank",
             st.exponent(most["span_crude"], "rank").value,

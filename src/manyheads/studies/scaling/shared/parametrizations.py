@@ -152,19 +152,14 @@ class Plan:
     def networks(self) -> dict[tuple[str, Shape], Cell]:
         """Return the cell in which the network of every parametrization and shape is trained."""
         first: dict[Any, Cell] = {}
-        found = {}
+        found, streams = {}, self.base.stream is not None or any(axis == "stream" for axis, _ in self.sizes)
         for name, axis in self._asked():
             for shape in self.shapes(axis):
                 sizes = {"key_dim": shape.key_dim, "heads": shape.heads, "depth": shape.depth}
-                own = Cell(parametrization=name, **sizes | ({"stream": shape.width} if self._streams else {}))
+                own = Cell(parametrization=name, **sizes | ({"stream": shape.width} if streams else {}))
                 marks = _numbers(parametrization_of(name, self.base, self.optimizer), shape, self.epsilon)
                 found[name, shape] = first.setdefault((*sizes.values(), shape.width, marks), own)
         return found
-
-    @property
-    def _streams(self) -> bool:
-        """Whether the stream's width is a size of its own."""
-        return self.base.stream is not None or any(axis == "stream" for axis, _ in self.sizes)
 
     def _asked(self) -> list[tuple[str, Axis]]:
         """Return every parametrization with every axis along which it is to be trained."""
@@ -173,8 +168,8 @@ class Plan:
 
     def cells(self) -> tuple[Cell, ...]:
         """Return every network once, small ones first."""
-        cells = set(self.networks().values())
-        return tuple(sorted(cells, key=lambda cell: (*_shape(cell), str(cell["parametrization"]))))
+        cells = {tuple(cell.values()): cell for cell in self.networks().values()}  # the parametrization, then sizes
+        return tuple(cells[values] for values in sorted(cells, key=lambda values: (*values[1:], values[0])))
 
     def train_with(self, parametrization: str, **sizes: int) -> tuple[Parametrization, Shape]:
         return parametrization_of(parametrization, self.base, self.optimizer), Shape(**sizes)
@@ -247,7 +242,3 @@ def _numbers(parametrization: Parametrization, shape: Shape, epsilon: bool) -> t
     return split + tuple(
         float(f"{value:.10g}") for value in (*(v for column in columns for v in column), logit, table.branch)
     )
-
-
-def _shape(cell: Cell) -> tuple[int, ...]:
-    return tuple(int(cell[name]) for name in ("key_dim", "heads", "depth", "stream") if name in cell)
