@@ -126,14 +126,10 @@ class L1AgainstSGD(st.Study):
             "that of gradient flow",
             "excess loss, measured over predicted (log2), worst batch size",
         )
-        yield st.Claim(
-            f"With early stopping the l1 penalty reduces the raw excess loss at a batch of {largest} (in doublings)",
-            np.log2(gain.sel(moment="best", stage="raw", batch=largest)),
-            st.near(1, (1, math.inf)),
-            "an inequality between paired runs: the log2 ratio of the losses is above zero",
-            GAIN,
-            resolution=setups.ROUNDING,
-        )
+        text = f"With early stopping the l1 penalty reduces the raw excess loss at a batch of {largest} (in doublings)"
+        figure = np.log2(gain.sel(moment="best", stage="raw", batch=largest))
+        basis = "an inequality between paired runs: the log2 ratio of the losses is above zero"
+        yield st.Claim(text, figure, st.near(1, (1, math.inf)), basis, GAIN, resolution=setups.ROUNDING)
         yield st.Claim(
             "Without early stopping the strong l1 penalty reduces the raw excess loss at every batch size",
             np.log2(last.sel(stage="raw").min("batch")),

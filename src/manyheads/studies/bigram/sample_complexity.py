@@ -112,14 +112,10 @@ class SampleComplexity(st.Study):
     def claims(self, theory: st.Data, trained: st.Data) -> st.Claims:
         sgd, reduced = (self._along("length", trained, engine) for engine in ("sgd", "reduced"))
         divided = "exponent of T after division by ln T + 1.3"
-        yield st.Claim(
-            "Under SGD the samples of the plateau escape grow as T (ln T + 1.3) (exponent after division)",
-            _slope(sgd["time"] / (st.log(sgd["length"]) + STAGE_ONE_OFFSET)),
-            st.near(1, 0.05),
-            "an offset wrong by 1.5 changes the slope by .03 over these lengths, finite steps by .01; rounded up",
-            divided,
-            resolution=_grain(self.lengths, SPACING),
-        )
+        text = "Under SGD the samples of the plateau escape grow as T (ln T + 1.3) (exponent after division)"
+        figure = _slope(sgd["time"] / (st.log(sgd["length"]) + STAGE_ONE_OFFSET))
+        basis = "an offset wrong by 1.5 changes the slope by .03 over these lengths, finite steps by .01; rounded up"
+        yield st.Claim(text, figure, st.near(1, 0.05), basis, divided, resolution=_grain(self.lengths, SPACING))
         yield st.Claim(
             "Under SGD the samples of the plateau escape grow as T, without the logarithm (exponent)",
             _slope(sgd["time"]),
@@ -129,14 +125,10 @@ class SampleComplexity(st.Study):
             "refuted",
             resolution=_grain(self.lengths, SPACING),
         )
-        yield st.Claim(
-            f"In the reduced model, up to T = {self.longest[-1]:,}, the samples grow as T (ln T + 1.3) (exponent)",
-            _slope(reduced["time"] / (st.log(reduced["length"]) + STAGE_ONE_OFFSET)),
-            st.near(1, 0.03),
-            "an offset wrong by 1.5 changes the slope by .01 over these lengths; tripled",
-            divided,
-            resolution=_grain(self.longest, self.growth),
-        )
+        text = f"In the reduced model, up to T = {self.longest[-1]:,}, the samples grow as T (ln T + 1.3) (exponent)"
+        figure = _slope(reduced["time"] / (st.log(reduced["length"]) + STAGE_ONE_OFFSET))
+        basis = "an offset wrong by 1.5 changes the slope by .01 over these lengths; tripled"
+        yield st.Claim(text, figure, st.near(1, 0.03), basis, divided, resolution=_grain(self.longest, self.growth))
 
         lengths, vocabularies, noises = (self._along(axis, trained)["time"] for axis in AXES)
         ratio, first, last = "samples, measured over predicted", self.vocabularies[0], self.vocabularies[-1]
@@ -181,16 +173,12 @@ class SampleComplexity(st.Study):
             bounds=(-1, 1),
             resolution=1 / (self.simulated * len(self.noises)),
         )
-        yield st.Claim(
-            "Training from scratch reaches the solution with the right signs at every noise ratio (share of flips)",
-            flipped.isel(noise=-1),
-            st.near(0, 0.05),
-            "the claim as a bound, at the largest ratio",
-            "share of sign flips",
-            "refuted",
-            bounds=(0, 1),
-            resolution=1 / self.simulated,
-        )
+        text = "Training from scratch reaches the solution with the right signs at every noise ratio (share of flips)"
+        figure = flipped.isel(noise=-1)
+        region = st.near(0, 0.05)
+        basis = "the claim as a bound, at the largest ratio"
+        quantity = "share of sign flips"
+        yield st.Claim(text, figure, region, basis, quantity, "refuted", bounds=(0, 1), resolution=1 / self.simulated)
         yield st.Claim(
             "Under SGD the probability of flipped signs is Phi(-1/rho)",
             self._along("length", trained, "sgd")["flipped"].mean("length"),

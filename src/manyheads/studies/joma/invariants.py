@@ -144,15 +144,10 @@ class Invariants(st.Study):
             relative,
         )
         several = diagonal.sel(queries=self.queries)
-        yield st.Claim(
-            "Each of several queries with shared weights conserves its own quantity",
-            (several["per_query_drift"] / several["square_change"]).min(("attention", "activation")),
-            st.near(none, 0.1),
-            "a tenth of the change of the squared weights, in the cell of the smallest drift",
-            relative,
-            "refuted",
-            resolution=SMOOTH_LIMIT,
-        )
+        text = "Each of several queries with shared weights conserves its own quantity"
+        figure = (several["per_query_drift"] / several["square_change"]).min(("attention", "activation"))
+        basis = "a tenth of the change of the squared weights, in the cell of the smallest drift"
+        yield st.Claim(text, figure, st.near(none, 0.1), basis, relative, "refuted", resolution=SMOOTH_LIMIT)
         if "relu" in self.activations:
             yield st.Claim(
                 "With ReLU the quantity is conserved up to the error of fixed steps at the kinks",
@@ -191,15 +186,11 @@ class Invariants(st.Study):
             "an equality up to the splines of the integral, whose error is of order two at a kink",
             "relative error",
         )
-        yield st.Claim(
-            "With many contexts theorem 1 gives the change of the logits of softmax attention",
-            forms.sel(many).mean("activation"),
-            st.near(none, 0.1),
-            "a tenth of the change",
-            "relative error",
-            "refuted",
-            resolution=INTEGRAL_LIMIT,
-        )
+        text = "With many contexts theorem 1 gives the change of the logits of softmax attention"
+        figure = forms.sel(many).mean("activation")
+        basis = "a tenth of the change"
+        quantity = "relative error"
+        yield st.Claim(text, figure, st.near(none, 0.1), basis, quantity, "refuted", resolution=INTEGRAL_LIMIT)
         yield st.Claim(
             "With many contexts theorem 1 gives the direction of the change of the logits of softmax attention",
             forms.sel(many | {"figure": "its correlation"}).mean("activation"),

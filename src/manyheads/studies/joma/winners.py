@@ -126,16 +126,11 @@ class Winners(st.Study):
         quantity = "spread over tokens (relative)"
         found = _spread(fading["gain"], fading["end"])
         yield st.Claim(text, found, *no_constant, quantity, "refuted", resolution=EXACT)
-        yield st.Claim(
-            "When the gradient fades, exp attention becomes one-hot on the token of the largest initial gain",
-            _winner(fading, "shares"),
-            st.near(1, 0.01),
-            "as for a constant gradient",
-            "share of the winner",
-            "refuted",
-            resolution=EXACT,
-            bounds=(0.0, 1.0),
-        )
+        text = "When the gradient fades, exp attention becomes one-hot on the token of the largest initial gain"
+        figure = _winner(fading, "shares")
+        basis = "as for a constant gradient"
+        quantity = "share of the winner"
+        yield st.Claim(text, figure, st.near(1, 0.01), basis, quantity, "refuted", resolution=EXACT, bounds=(0.0, 1.0))
         text = "Under softmax attention with one context erf(v/sqrt 2)/Delta is the same for all tokens"
         found = _spread(softmax["gain"], softmax["end"])
         yield st.Claim(text, found, *no_constant, spread, "refuted", resolution=EXACT)

@@ -137,10 +137,10 @@ class Leakage(st.Study):
             layer = servers.build_layer(family, for_layer, self.dim, self.heads)
             bits = {"noise": 0.0, "bits": size}.get(limit, float(self.bits[-1]))
             server = servers.Server(layer, self.dim, for_server, size if limit == "noise" else 0.0, bits)
-            honest = server.honest()
+            honest = server.error(server)
             if limit in ("same", "nearby"):
                 dither = servers.DITHER if limit == "nearby" else 0.0
-                _, cost = servers.extract_from(family, server, for_queries, int(size), dither)
+                cost = servers.extract_from(family, server, for_queries, int(size), dither)
             else:
                 cost = servers.attack(family, server, for_queries, self.target, self.heads)
             calls, tokens, error = cost.calls, cost.tokens, cost.error

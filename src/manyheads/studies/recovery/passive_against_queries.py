@@ -89,15 +89,11 @@ class PassiveAgainstQueries(st.Study):
             basis = "log10 of the worst relative error of Theta and W over all layers; the function's is smaller"
             quantity = "relative error (log10), worst layer"
             yield st.Claim(text, trained[f"{learner}_error"].max(), st.below(EXACT), basis, quantity)
-        yield st.Claim(
-            f"At d = {largest} queries need fewer sequences than random examples",
-            _log10(last["query_sequences"] / last["student_sequences"]),
-            st.below(0),
-            "log10 of the ratio, verification left out; all rows of a random sequence inform",
-            "sequences of queries over those of examples (log10)",
-            "refuted",
-            resolution=1e-3,
-        )
+        text = f"At d = {largest} queries need fewer sequences than random examples"
+        figure = _log10(last["query_sequences"] / last["student_sequences"])
+        basis = "log10 of the ratio, verification left out; all rows of a random sequence inform"
+        quantity = "sequences of queries over those of examples (log10)"
+        yield st.Claim(text, figure, st.below(0), basis, quantity, "refuted", resolution=1e-3)
         text = f"At d = {largest} queries need less CPU time than random examples"
         basis = "log10 of the ratio of CPU seconds, verification included for the queries"
         quantity = "CPU time of examples over that of queries (log10)"

@@ -10,7 +10,7 @@ from manyheads.scaling.trained.trajectories import follow_networks
 from manyheads.scaling.trained.transformers import Recipe
 from manyheads.statistics import Interval
 from manyheads.studies.scaling.shared import convergence
-from manyheads.studies.scaling.shared.parametrizations import CONSISTENT, LABELS, Plan, plan_of, task_of
+from manyheads.studies.scaling.shared.parametrizations import CONSISTENT, LABELS, TASKS, Plan, plan_of, task_of
 from manyheads.study.panels import spread_curve
 from manyheads.theory.papers import BORDELON
 
@@ -33,7 +33,7 @@ class Approach(st.Study):
     source = BORDELON.at("figures 6 to 12: training converges as N, H, L grow; powers are derived here")
     unread_prediction = "the limit has no closed form: distances are to the largest network"
 
-    task: str = st.setting("digits", "digits or text")
+    task: str = st.setting("digits", "digits or text", choices=TASKS)
     axes: tuple[str, ...] = st.setting(("key_dim", "heads", "depth"), "which axes", small=("key_dim",))
     parametrizations: tuple[str, ...] = st.setting(
         ("limits", "half-logit", "half-depth", "standard"),
@@ -54,7 +54,6 @@ class Approach(st.Study):
     networks: int = st.setting(8, "networks of a replicate, on the same batches", least=2, small=2, full=32)
 
     def check(self) -> None:
-        task_of(self.task, 1)
         if any(len(sizes) < 3 for _, sizes in self.plan().sizes):
             raise st.UsageError("a power of the distance to the largest size needs two below it: give three or more")
 

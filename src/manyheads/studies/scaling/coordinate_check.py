@@ -46,7 +46,7 @@ class CoordinateCheckStudy(st.Study):
     source = BORDELON.at("table 1 and figure 5; the exponents of single modules are derived here")
     unread_prediction = "targets follow from parametrization and axis of each claim; the prediction tabulates them"
 
-    task: str = st.setting("digits", "digits or text")
+    task: str = st.setting("digits", "digits or text", choices=scalings.TASKS)
     optimizer: Optimizer = st.setting("adam", "adam or sgd", choices=OWN)
     axes: tuple[str, ...] = st.setting(("key_dim", "heads", "depth"), "which axes", small=("key_dim",))
     parametrizations: tuple[str, ...] = st.setting(
@@ -62,7 +62,6 @@ class CoordinateCheckStudy(st.Study):
     networks: int = st.setting(2, "networks of a replicate, whose geometric mean is taken", least=1, small=1)
 
     def check(self) -> None:
-        scalings.task_of(self.task, 1)
         self.plan()
 
     def cells(self) -> tuple[st.Cell, ...]:

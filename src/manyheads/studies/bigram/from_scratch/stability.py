@@ -142,14 +142,10 @@ class Stability(st.Study):
             "squared norm of the noise with the penalty over that without",
             resolution=setups.ROUNDING,
         )
-        yield st.Claim(
-            f"A penalty of {self.ratio:g} standard deviations halves the smallest excess loss (in doublings)",
-            np.log2(excess.sel(penalty="noise")),
-            st.below(-1),
-            "an inequality",
-            doublings,
-            resolution=setups.ROUNDING,
-        )
+        text = f"A penalty of {self.ratio:g} standard deviations halves the smallest excess loss (in doublings)"
+        figure = np.log2(excess.sel(penalty="noise"))
+        basis = "an inequality"
+        yield st.Claim(text, figure, st.below(-1), basis, doublings, resolution=setups.ROUNDING)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         task = self._task(np.random.default_rng(0), self.penalty_length)

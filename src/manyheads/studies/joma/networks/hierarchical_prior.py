@@ -131,16 +131,11 @@ class HierarchicalPrior(st.Study):
             "refuted",
             resolution=0.05,
         )
-        yield st.Claim(
-            "Labels whose latents are shared are as easy for Bayes' rule as labels of as many random leaves",
-            hierarchical["bayes"] - flat["bayes"],
-            st.near(0, 0.02),
-            "fifty sequences; labels that share latents have leaves in common",
-            "difference of accuracies",
-            "refuted",
-            bounds=(-1.0, 1.0),
-            resolution=1e-3,
-        )
+        text = "Labels whose latents are shared are as easy for Bayes' rule as labels of as many random leaves"
+        figure = hierarchical["bayes"] - flat["bayes"]
+        basis = "fifty sequences; labels that share latents have leaves in common"
+        quantity = "difference of accuracies"
+        yield st.Claim(text, figure, st.near(0, 0.02), basis, quantity, "refuted", bounds=(-1.0, 1.0), resolution=1e-3)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         transformers = trained.sel(shared=0)

@@ -98,14 +98,10 @@ class ShuffledLabels(st.Study):
         text = "With real labels images of a large margin under the class means are learned first"
         basis = f"an inequality: from {CLEAR} on the order is clearly there. Sign: early with a large margin"
         yield st.Claim(text, -_correlations(real, margins.sel(labels="real")), clear, basis, **rank)
-        yield st.Claim(
-            "With shuffled labels the margin does not tell when an image is learned",
-            -_correlations(shuffled, margins.sel(labels="shuffled")),
-            negligible,
-            f"the control: {up_to}",
-            expected="refuted",
-            **rank,
-        )
+        text = "With shuffled labels the margin does not tell when an image is learned"
+        correlations = -_correlations(shuffled, margins.sel(labels="shuffled"))
+        basis = f"the control: {up_to}"
+        yield st.Claim(text, correlations, negligible, basis, expected="refuted", **rank)
         text = "With real labels independent networks learn the images in one order"
         basis = "an inequality; each network beside the mean of the others"
         yield st.Claim(text, _correlations(real), clear, basis, **rank)
@@ -113,26 +109,18 @@ class ShuffledLabels(st.Study):
         yield st.Claim(text, _correlations(shuffled), negligible, f"the same; {up_to}", expected="refuted", **rank)
         ranks, level = trained[list(RANKS)].mean("layer"), float(theory["random_rank"])
         ends = ranks["lower_rank"].isel(step=-1)
-        yield st.Claim(
-            "Shuffled labels end at a higher stable rank of the lower MLP matrix than real ones",
-            (ends.sel(labels="shuffled") - ends.sel(labels="real")) / level,
-            st.above(0),
-            "an inequality, paired by seed",
-            "difference of stable ranks (of the random level)",
-            "refuted",
-            resolution=1e-5,
-        )
+        text = "Shuffled labels end at a higher stable rank of the lower MLP matrix than real ones"
+        figure = (ends.sel(labels="shuffled") - ends.sel(labels="real")) / level
+        basis = "an inequality, paired by seed"
+        quantity = "difference of stable ranks (of the random level)"
+        yield st.Claim(text, figure, st.above(0), basis, quantity, "refuted", resolution=1e-5)
         for name, words in RANKS.items():
             curves = ranks[name].sel(labels="real")
-            yield st.Claim(
-                f"From a start of high rank training on real labels ends at half the {words}",
-                (curves.isel(step=0) - curves.isel(step=-1)) / level,
-                st.above(0.5),
-                "an inequality; a random matrix has the level one. Mean over layers",
-                "fall of the stable rank (of the random level)",
-                "refuted",
-                resolution=1e-5,
-            )
+            text = f"From a start of high rank training on real labels ends at half the {words}"
+            figure = (curves.isel(step=0) - curves.isel(step=-1)) / level
+            basis = "an inequality; a random matrix has the level one. Mean over layers"
+            quantity = "fall of the stable rank (of the random level)"
+            yield st.Claim(text, figure, st.above(0.5), basis, quantity, "refuted", resolution=1e-5)
         for layer, words in ((0, "bottom layer"), (-1, "top layer")):
             found = replicated_drop_and_rise(real["entropy"].isel(layer=layer).values)
             for verb, change, expected in (("drops", found.drop, "holds"), ("rebounds", found.rise, "refuted")):

@@ -127,14 +127,10 @@ class WideNetworks(st.Study):
             share,
             bounds=(0.0, 1.0),
         )
-        yield st.Claim(
-            "With uniform attention at the start it wins the share beyond the separatrix of random starts",
-            weaker.sel(setting="uniform"),
-            st.near(theory["weaker"].sel(setting="uniform"), 0.01),
-            "quadrature over random starts",
-            share,
-            bounds=(0.0, 1.0),
-        )
+        text = "With uniform attention at the start it wins the share beyond the separatrix of random starts"
+        region = st.near(theory["weaker"].sel(setting="uniform"), 0.01)
+        basis = "quadrature over random starts"
+        yield st.Claim(text, weaker.sel(setting="uniform"), region, basis, share, bounds=(0.0, 1.0))
         some, predicted = (data["some"].sel(setting="aligned", width=middle) for data in (trained, theory))
         yield st.Claim(
             f"In layers of {middle} neurons it wins some neuron with 1 - (1 - p)^n",

@@ -133,16 +133,12 @@ class RealText(st.Study):
         text = "Between seeds of one depth and learning rate the rebound is uncorrelated with the validation loss"
         basis = f"correlations up to {NEGLIGIBLE} are called negligible; mean over cells"
         yield st.Claim(text, (between.mean(), widened), st.near(0, NEGLIGIBLE), basis, expected=holds, **correlation)
-        yield st.Claim(
-            f"After {middle:.0%} of a run the validation loss ranks the final losses better than the rebound does",
-            np.abs(runs.early_loss(middle)) - np.abs(runs.early_rise(middle)),
-            st.near(1, (1.0, np.inf)),
-            "an inequality between two rank correlations of the same runs, paired by seed",
-            "difference of rank correlations",
-            holds,
-            bounds=(-2.0, 2.0),
-            resolution=2 * grain,
-        )
+        text = f"After {middle:.0%} of a run the validation loss ranks the final losses better than the rebound does"
+        figure = np.abs(runs.early_loss(middle)) - np.abs(runs.early_rise(middle))
+        region = st.near(1, (1.0, np.inf))
+        basis = "an inequality between two rank correlations of the same runs, paired by seed"
+        quantity = "difference of rank correlations"
+        yield st.Claim(text, figure, region, basis, quantity, holds, bounds=(-2.0, 2.0), resolution=2 * grain)
 
     def pictures(self, theory: st.Data, trained: st.Data) -> st.Panels:
         yield from pictures(theory, trained, RunSummary(trained, float(theory["random_rank"])))

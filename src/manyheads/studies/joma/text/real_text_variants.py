@@ -102,15 +102,11 @@ class RealTextVariants(st.Study):
                 )
         plain = _change(trained, "words", "entropy", 0).rise
         for words, variant in (("twice the width", "double-width"), ("one head in place of four", "one-head")):
-            yield st.Claim(
-                f"The rebound of the bottom layer is the same with {words}",
-                _change(trained, variant, "entropy", 0).rise - plain,
-                st.near(0, SAME),
-                f"{SAME:g} nat is a third of the rebound in the published runs; paired by seed",
-                "difference of rises (nat)",
-                holds,
-                resolution=ROUNDING,
-            )
+            text = f"The rebound of the bottom layer is the same with {words}"
+            figure = _change(trained, variant, "entropy", 0).rise - plain
+            basis = f"{SAME:g} nat is a third of the rebound in the published runs; paired by seed"
+            quantity = "difference of rises (nat)"
+            yield st.Claim(text, figure, st.near(0, SAME), basis, quantity, holds, resolution=ROUNDING)
         for change, part in (("drops", "drop"), ("rebounds", "rise")):
             for matrix in ("lower", "upper"):
                 yield st.Claim(
@@ -135,15 +131,11 @@ class RealTextVariants(st.Study):
                 holds,
                 resolution=self.steps / self.snapshots / 2,
             )
-        yield st.Claim(
-            "On words in random order the attention entropy of the top layer does not drop",
-            _change(trained, "shuffled-words", "entropy", -1).drop,
-            st.near(0, SAME),
-            "the control: attention has nothing to learn from words in random order",
-            "drop (nat)",
-            holds,
-            resolution=ROUNDING,
-        )
+        text = "On words in random order the attention entropy of the top layer does not drop"
+        figure = _change(trained, "shuffled-words", "entropy", -1).drop
+        basis = "the control: attention has nothing to learn from words in random order"
+        quantity = "drop (nat)"
+        yield st.Claim(text, figure, st.near(0, SAME), basis, quantity, holds, resolution=ROUNDING)
 
     def _mean_rank_change(self, theory: st.Data, trained: st.Data, name: str, part: str) -> np.ndarray:
         """Return the mean over layers and variants of a drop or rise, over the level of a random matrix."""

@@ -34,15 +34,9 @@ def pictures(theory: st.Data, trained: st.Data, runs: RunSummary) -> st.Panels:
         ("random matrix", random),
         f"As above. Dotted: a random matrix of the same shape, {random:.1f}.",
     )
-    yield st.lines(
-        "Lowest validation loss",
-        "learning_rate",
-        "cross-entropy [nat/character]",
-        {_layers(depth): best.sel(depth=depth) for depth in runs.best_rates},
-        log="x",
-        x_label="learning rate",
-        note=BANDS,
-    )
+    labels = "Lowest validation loss", "learning_rate", "cross-entropy [nat/character]"
+    losses = {_layers(depth): best.sel(depth=depth) for depth in runs.best_rates}
+    yield st.lines(*labels, losses, log="x", x_label="learning rate", note=BANDS)
     points = [data.mean("replicate").values.T.tolist() for data in (runs.rise.mean("layer"), best)]  # (rate, depth)
     yield st.Lines(
         "Rebound and loss",

@@ -25,15 +25,10 @@ def attractor_panels(theory: st.Data, coexisting: xr.DataArray, starts: int) -> 
     yield _onset(theory.sel(scan=["up", "down"]))
     yield _attractors(theory)
     yield _table(theory, coexisting, starts)
-    yield st.lines(
-        f"Lyapunov spectrum, the {spectrum.sizes['order']} largest exponents",
-        "place",
-        "exponent (nat/step)",
-        {f"λ{at + 1}": spectrum.isel(order=at, drop=True) for at in range(spectrum.sizes["order"])},
-        reference={"": 0 * spectrum.isel(order=0, drop=True)},
-        x_label=BETA,
-        note=f"The largest exponent is above {CHAOTIC:g} at {chaotic} of the temperatures.",
-    )
+    labels = f"Lyapunov spectrum, the {spectrum.sizes['order']} largest exponents", "place", "exponent (nat/step)"
+    note = f"The largest exponent is above {CHAOTIC:g} at {chaotic} of the temperatures."
+    curves = {f"λ{at + 1}": spectrum.isel(order=at, drop=True) for at in range(spectrum.sizes["order"])}
+    yield st.lines(*labels, curves, reference={"": 0 * spectrum.isel(order=0, drop=True)}, x_label=BETA, note=note)
     yield _phases(theory)
 
 

@@ -129,14 +129,9 @@ class StationaryMoments(st.Study):
             "error of a time average in chaos, from orbits of the mean field itself, averaged as long.",
             shows=("time averages",),
         )
-        yield st.lines(
-            "Deviation token by token, from the same first token",
-            "neurons",
-            RMS_TOKENS,
-            {f"β = {beta:g}": tokens.sel(beta=beta) for beta in self.chaotic + self.regular},
-            log="xy",
-            shows=(f"the first {EARLY} tokens",),
-        )
+        labels = "Deviation token by token, from the same first token", "neurons", RMS_TOKENS
+        curves = {f"β = {beta:g}": tokens.sel(beta=beta) for beta in self.chaotic + self.regular}
+        yield st.lines(*labels, curves, log="xy", shows=(f"the first {EARLY} tokens",))
         largest = trained["moments"].isel(neurons=-1).mean(("replicate", "run"))
         yield st.table(
             "Stationary moments",

@@ -138,15 +138,11 @@ class PromptTraining(st.Study):
         basis = "a hundredth of the learned features is not linear and learned late; the others grow meanwhile"
         quantity = "relative distance from the level"
         yield st.Claim(text, np.array(plateaus, losses.dtype) / level - 1, st.near(0, 0.1), basis, quantity)
-        yield st.Claim(
-            "Features are learned in the order of the eigenvalues (share of trainings)",
-            (half[:, leading].max(1) < half[:, ~leading].min(1)).astype(float),
-            st.near(1, 0.1),
-            "rates in the ratio of the eigenvalues, from the same relative overlap",
-            "share of trainings in that order",
-            bounds=(0.0, 1.0),
-            resolution=0.1,
-        )
+        text = "Features are learned in the order of the eigenvalues (share of trainings)"
+        figure = (half[:, leading].max(1) < half[:, ~leading].min(1)).astype(float)
+        basis = "rates in the ratio of the eigenvalues, from the same relative overlap"
+        quantity = "share of trainings in that order"
+        yield st.Claim(text, figure, st.near(1, 0.1), basis, quantity, bounds=(0.0, 1.0), resolution=0.1)
         text = "Missed features grow at first as in the mean-field flow (ratio of logarithms, leading features)"
         basis = f"steps of finite size lower a rate by half of its product with the step, 0.02; {width}"
         quantity = "growth (ln), measured over predicted"

@@ -74,13 +74,9 @@ class BooleanTokens(st.Study):
             "distance over the closed form, largest dimension",
         )
         for kind, start in ((scaled, "Off the lattice, all else equal,"), (dense, "For a dense matrix")):
-            yield st.Claim(
-                f"{start} the distance falls as 1/d",
-                st.exponent(kind["distance"], "dim"),
-                st.near(theory["power"].sel(kind=kind["kind"]), 0.25),
-                half,
-                power,
-            )
+            text = f"{start} the distance falls as 1/d"
+            figure = st.exponent(kind["distance"], "dim")
+            yield st.Claim(text, figure, st.near(theory["power"].sel(kind=kind["kind"]), 0.25), half, power)
         text = "For a dense matrix the distance is the fourth-cumulant term of Edgeworth's expansion"
         basis = "the terms of sixth order are at most 9/d of it for normal weights"
         quantity = "distance over the closed form, largest dimension"

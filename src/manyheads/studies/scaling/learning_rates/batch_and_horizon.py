@@ -35,7 +35,7 @@ class BatchAndHorizon(st.Study):
         "Scaling Optimal LR Across Token Horizons",
         "Johan Bjorck and Alon Benhaim and Vishrav Chaudhary and Furu Wei and Xia Song",
         2025,
-        "2409.19913",
+        identifier="2409.19913",
         locus="the power of the token horizon; the batch size by the square-root rule of arXiv:2205.10287",
     )
     unread_prediction = "both powers are constants of the rules that are tested; the prediction holds them"

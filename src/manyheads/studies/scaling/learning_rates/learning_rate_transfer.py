@@ -7,7 +7,7 @@ from manyheads.scaling.axes import Axis
 from manyheads.scaling.checks.transfer_check import ALLOWED_DECADES, final_losses
 from manyheads.scaling.trained.transformers import Recipe
 from manyheads.studies.scaling.shared import optimal_rates as optima
-from manyheads.studies.scaling.shared.parametrizations import CONSISTENT, Plan, plan_of, task_of
+from manyheads.studies.scaling.shared.parametrizations import CONSISTENT, TASKS, Plan, plan_of, task_of
 from manyheads.theory.papers import BORDELON
 
 
@@ -20,7 +20,7 @@ class LearningRateTransfer(st.Study):
     unread_prediction = "drifts are tested against half of the predicted power, by parametrization and axis"
     revision = 2
 
-    task: str = st.setting("digits", "digits or text")
+    task: str = st.setting("digits", "digits or text", choices=TASKS)
     axes: tuple[str, ...] = st.setting(("key_dim",), "which axes", full=("key_dim", "heads", "depth"))
     parametrizations: tuple[str, ...] = st.setting(
         ("limits", "half-logit", "mup", "standard"),
@@ -40,7 +40,6 @@ class LearningRateTransfer(st.Study):
         if "mup-half-logit" in self.parametrizations:
             raise st.UsageError("parametrization 'mup-half-logit': no law of its best rate is known; choose others")
         Recipe(self.steps)
-        task_of(self.task, 1)
         self.plan()
 
     def cells(self) -> tuple[st.Cell, ...]:

@@ -7,7 +7,7 @@ from manyheads.scaling.axes import Axis
 from manyheads.scaling.checks.transfer_check import ALLOWED_DECADES, final_losses
 from manyheads.scaling.trained.transformers import Recipe
 from manyheads.studies.scaling.shared import optimal_rates as optima
-from manyheads.studies.scaling.shared.parametrizations import MUON_EPSILON, Plan, axes_of, plan_of, task_of
+from manyheads.studies.scaling.shared.parametrizations import MUON_EPSILON, TASKS, Plan, axes_of, plan_of, task_of
 from manyheads.theory.papers import JORDAN
 
 TABLES = ("muon", "muon-half-logit", "muon-half-depth", "muon-heads")
@@ -38,7 +38,7 @@ class MuonTransfer(st.Study):
     source = JORDAN
     unread_prediction = "drifts are tested against what still counts as transfer, by recipe and axis"
 
-    task: str = st.setting("digits", "digits or text")
+    task: str = st.setting("digits", "digits or text", choices=TASKS)
     axes: tuple[str, ...] = st.setting(("key_dim", "heads", "depth"), "which axes", small=("heads",))
     parametrizations: tuple[str, ...] = st.setting(
         (*TABLES, *RECIPES_SWEPT), "which scalings of Muon, mup or standard", small=("muon", "moonlight")
@@ -55,7 +55,6 @@ class MuonTransfer(st.Study):
 
     def check(self) -> None:
         Recipe(self.steps, adam_learning_rate=self.adam_learning_rate)
-        task_of(self.task, 1)
         self.plan()
 
     def cells(self) -> tuple[st.Cell, ...]:

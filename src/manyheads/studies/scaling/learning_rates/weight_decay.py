@@ -42,7 +42,7 @@ class WeightDecay(st.Study):
         "Weight Decay may matter more than muP for Learning Rate Transfer in Practice",
         "Atli Kosson and Jeremy Welborn and Yang Liu and Martin Jaggi and Xi Chen",
         2025,
-        "2510.19093",
+        identifier="2510.19093",
         locus="independent weight decay; relative updates",
     )
     unread_prediction = "targets follow from the setting of each claim; the prediction tabulates them"
