@@ -210,9 +210,7 @@ def all_of(found: object, kind: Any, method: str) -> tuple[Any, ...]:
     return values
 
 
-def decide(
-    study: Study, predicted: xr.Dataset, trained: xr.Dataset, claims: Iterable[Claim] | None = None
-) -> tuple[Verdict, ...]:
+def decide(study: Study, predicted: xr.Dataset, trained: xr.Dataset, claims: Evaluated = None) -> tuple[Verdict, ...]:
     """Return the verdicts of a study; outside its default configurations only derived expectations are kept."""
     from manyheads.study.verdicts import Verdict
 
